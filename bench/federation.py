@@ -24,7 +24,7 @@ class Federation(Members):
 
     def write_files(self, folder: Path) -> None:
         """What a federation's programs read: authority, roster, each member's `<name>.crt` and `.key`."""
-        (folder / AUTHORITY_FILE).write_bytes(certificates.certificate_to_pem(self.authority))
+        (folder / AUTHORITY_FILE).write_bytes(self.authority.pem)
         (folder / ROSTER_FILE).write_bytes(roster_to_file_bytes(self.roster.signed))
         for one in (self.coordinator, *self.silos.values()):
             (folder / f"{one.member.name}.crt").write_bytes(certificates.certificate_to_pem(one.certificate))
@@ -37,7 +37,7 @@ def make_federation(silos: int, *, now: datetime) -> Federation:
     names = [f"silo-{index:03}" for index in range(silos)]
     identities = {name: authority.enroll(Role.SILO, name) for name in names}
     return Federation(
-        authority=authority.certificate,
+        authority=authority.anchors,
         coordinator=authority.enroll(Role.COORDINATOR, HUB, addresses=[LOOPBACK]),
         silos=identities,
         roster=authority.roster(identities),

@@ -196,7 +196,9 @@ async def _client(folder: Path, payload: _Payload) -> AsyncIterator[_Client]:
     from silo_agent.metrics import SiloMetrics
 
     files = IdentityFiles(certificate=folder / f"{SILO}.crt", key=folder / f"{SILO}.key")
-    credentials = tls.channel_credentials(files, (folder / AUTHORITY_FILE).read_bytes())
+    credentials = tls.channel_credentials(
+        tls.load_identity(files), tls.load_authority(folder / AUTHORITY_FILE)
+    )
     route = Route(
         coordinator=_address(folder, COORDINATOR), identity=files, authority=folder / AUTHORITY_FILE
     )

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
 
-from cryptography import x509
-
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec, ScheduleSpec, TrainingSpec
@@ -29,6 +27,7 @@ from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtoc
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.plausible import ImplausibleSum
 from crypto.identity.certificates import (
+    Anchors,
     Identity,
     Role,
     SignedBody,
@@ -135,7 +134,7 @@ def sign_job(spec_bytes: bytes, operator: Identity) -> SignedJob:
     )
 
 
-def open_job(signed: SignedJob, *, roster: Roster, authority: x509.Certificate, now: datetime) -> Job:
+def open_job(signed: SignedJob, *, roster: Roster, authority: Anchors, now: datetime) -> Job:
     """The job, if an operator on the current roster signed it and it is well-formed and still valid.
 
     Called again for every session, because rosters change. Raises RemoteProtocolError.

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+from chorale.credentials import CredentialFiles
 from chorale.job import SignedJob
 from chorale.runtime.files import Part
 from chorale.spec.job_spec import JobSpec
@@ -26,7 +28,7 @@ from chorale.v1.records_pb2 import JobSummary
 from cli.errors import UNREACHABLE_HINT, UNTRUSTED_HINT, with_hint
 from cli.operator import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
-from crypto.identity.certificates import Identity, Role, certificate_to_pem
+from crypto.identity.certificates import Identity, Role
 
 if TYPE_CHECKING:
     import grpc
@@ -111,17 +113,15 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
     tls.restrict_to_tls13()
     import grpc
 
-    identity, authority = tls.load_identity(settings.identity), tls.load_authority(settings.authority)
-    tls.check_own_certificate(
-        identity,
-        authority=authority,
+    identity, authority = CredentialFiles(
+        settings.identity,
+        settings.authority,
         role=Role.OPERATOR,
         federation=settings.federation,
-        now=datetime.now(UTC),
-        path=settings.identity.certificate,
-    )
+        clock=partial(datetime.now, UTC),
+    ).read()
     route = settings.route()
-    credentials = tls.channel_credentials(settings.identity, certificate_to_pem(authority))
+    credentials = tls.channel_credentials(identity, authority)
     options = client_options(route, keepalive_seconds=KEEPALIVE_SECONDS)
     with grpc.secure_channel(settings.coordinator, credentials, options=options) as channel:
         try:

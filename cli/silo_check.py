@@ -11,23 +11,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
 
+from chorale.credentials import CredentialFiles
 from chorale.job import SignedJob
 from chorale.runtime.files import read_limited
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
-from chorale.transport import tls
 from cli.errors import CommandFailed, require_extra
 from cli.job import initial_bytes, read_spec, solved, with_code
 from crypto.errors import ChoraleError, ConfigError
-from crypto.identity.certificates import Role
+from crypto.identity.certificates import Role, fingerprint
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
@@ -106,23 +107,18 @@ def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
     """Certificate, folder, and of each data set policy and path; what the settings name of this machine's own
     code. Returns the policies that can be read, by data set."""
     with findings.step("certificate"):
-        authority = tls.load_authority(settings.authority)
-        identity = tls.load_identity(settings.identity)
-        tls.check_own_certificate(
-            identity,
-            authority=authority,
+        identity, authority = CredentialFiles(
+            settings.identity,
+            settings.authority,
             role=Role.SILO,
             federation=settings.federation,
-            now=datetime.now(UTC),
-            path=settings.identity.certificate,
-        )
-        if identity.member.name != settings.name:
-            raise ConfigError(
-                f"{settings.identity.certificate}: expected a certificate of silo {settings.name}, "
-                f"got {identity.member.name}"
-            )
+            name=settings.name,
+            clock=partial(datetime.now, UTC),
+        ).read()
         until = identity.certificate.not_valid_after_utc
         findings.fine("certificate", f"{settings.identity.certificate}, valid until {until:%Y-%m-%d}")
+        anchors = ", ".join(fingerprint(each).hex()[:12] for each in authority.certificates)
+        findings.fine("authority", f"{settings.authority}, {anchors}")
     with findings.step("directory"), _ledger(settings):
         findings.fine("directory", str(settings.directory))
     policies: dict[str, Policy] = {}

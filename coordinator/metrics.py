@@ -128,6 +128,11 @@ class CoordinatorMetrics:
         self.certificate_expiry = self._new(
             Gauge, "certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
         )
+        self.credentials_refused = self._new(
+            Gauge,
+            "credentials_refused",
+            "1 while files of certificate, key or authority hold what was refused; the former are in use.",
+        )
         self.roster_expiry = self._new(
             Gauge, "roster_expiry_timestamp_seconds", "When the roster in use expires."
         )

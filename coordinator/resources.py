@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from cryptography import x509
-
+from chorale.credentials import CredentialFiles, Credentials
 from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.software import Software, own_software
-from chorale.transport import tls
 from coordinator.members.attendance import Attendance
 from coordinator.members.line_rates import LineRates
 from coordinator.members.roster_book import RosterBook
@@ -22,7 +20,7 @@ from coordinator.storage.checkpoints import Checkpoints
 from coordinator.storage.spool import SpoolMemory, clear_spools
 from coordinator.storage.store import Store
 from crypto.errors import ConfigError
-from crypto.identity.certificates import Role
+from crypto.identity.certificates import Anchors, Role
 from crypto.identity.roster import Roster
 
 log = get_logger("coordinator.resources")
@@ -32,14 +30,16 @@ log = get_logger("coordinator.resources")
 class Resources:
     """The coordinator's files, members and counts: one of each, shared by its services and all its jobs.
 
-    software: what runs here. Files: store, checkpoints, audit; spool_memory: the room for uploads that need
-    none. Members: the roster_book that says who may take part, the attendance that says who is connected
-    and carries every message to them, and the line_rates at which bytes moved.
+    software: what runs here. Who the coordinator is and whom it trusts: files, credentials. Storage: store,
+    checkpoints, audit; spool_memory: the room for uploads that need none. Members: the roster_book that says
+    who may take part, the attendance that says who is connected and carries every message to them, and the
+    line_rates at which bytes moved.
     """
 
     settings: CoordinatorSettings
     software: Software
-    authority: x509.Certificate
+    files: CredentialFiles
+    credentials: Credentials
     store: Store
     checkpoints: Checkpoints
     spool_memory: SpoolMemory
@@ -49,6 +49,16 @@ class Resources:
     metrics: CoordinatorMetrics
     audit: AuditLog
     clock: Clock
+
+    @property
+    def authority(self) -> Anchors:
+        """As its file holds it now."""
+        return self.credentials.authority
+
+    def refresh(self) -> None:
+        """Look at the files that may change while the coordinator runs."""
+        self.files.refresh(self.credentials, self.metrics.credentials_refused)
+        self.roster_book.refresh()
 
     def note_roster(self, roster: Roster) -> None:
         """A roster that came into use: in the metrics and in the audit log."""
@@ -65,19 +75,17 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     software = own_software()
     log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    authority = tls.load_authority(settings.authority)
     metrics = CoordinatorMetrics()
     metrics.watch_disk(settings.directory)
-    identity = tls.load_identity(settings.identity)
-    tls.check_own_certificate(
-        identity,
-        authority=authority,
+    files = CredentialFiles(
+        settings.identity,
+        settings.authority,
         role=Role.COORDINATOR,
         federation=settings.federation,
-        now=clock.now(),
-        path=settings.identity.certificate,
+        clock=clock.now,
     )
-    metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
+    credentials = Credentials(*files.read())
+    metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
     with ExitStack() as closing:
         # the audit log first: it is locked, so two coordinators never share a directory
         audit = AuditLog(settings.directory / "audit.jsonl")
@@ -94,7 +102,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         roster_book = RosterBook(
             settings.roster,
             federation=settings.federation,
-            authority=authority,
+            credentials=credentials,
             store=store,
             clock=clock,
             audit=audit,
@@ -103,7 +111,8 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         resources = Resources(
             settings=settings,
             software=software,
-            authority=authority,
+            files=files,
+            credentials=credentials,
             store=store,
             checkpoints=Checkpoints(settings.directory / "checkpoints"),
             spool_memory=SpoolMemory(settings.spool_memory_bytes),

@@ -30,7 +30,9 @@ class CoordinatorSettings(BaseModel):
         description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
     )
     identity: IdentityFiles
-    authority: Path = Field(description="certificate of the federation's authority, PEM; never its key")
+    authority: Path = Field(
+        description="certificate of the federation's authority, PEM, two while its key changes; never the key"
+    )
     roster: Path = Field(description="the authority's signed roster; read again whenever the file changes")
     directory: Path = Field(description="jobs, checkpoints, uploads and audit log; on a local disk")
     heartbeat_seconds: HeartbeatSeconds = Field(

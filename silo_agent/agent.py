@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cryptography import x509
-
+from chorale.credentials import CredentialFiles
 from chorale.job import Job
 from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
@@ -51,6 +50,7 @@ from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
@@ -96,8 +96,15 @@ async def run_agent(settings: SiloSettings) -> None:
     log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
     check_own_digest(software, expected=settings.software_digest)
     with ExitStack() as stack:
-        authority = tls.load_authority(settings.authority)
-        identity = _own_identity(settings, authority)
+        files = CredentialFiles(
+            settings.identity,
+            settings.authority,
+            role=Role.SILO,
+            federation=settings.federation,
+            name=settings.name,
+            clock=_now,
+        )
+        credentials = OwnCertificates(*files.read())
         policies = {data.name: _policy_of(data, settings) for data in settings.data_sets}
         if settings.objective is not None:
             load_entry_point(settings.objective, field="objective")
@@ -113,12 +120,12 @@ async def run_agent(settings: SiloSettings) -> None:
         _agree(ledger, audit, settings.audit_path)
         metrics = SiloMetrics(tuple(policies))
         metrics.watch_disk(settings.directory)
-        metrics.certificate_expiry.set(identity.certificate.not_valid_after_utc.timestamp())
+        metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
         agent = _Agent(
             settings,
             software=software,
-            identity=identity,
-            authority=authority,
+            files=files,
+            credentials=credentials,
             policies=policies,
             ledger=ledger,
             audit=audit,
@@ -138,8 +145,8 @@ class _Agent:
         settings: SiloSettings,
         *,
         software: Software,
-        identity: Identity,
-        authority: x509.Certificate,
+        files: CredentialFiles,
+        credentials: OwnCertificates,
         policies: Mapping[str, Policy],
         ledger: Ledger,
         audit: AuditLog,
@@ -147,8 +154,8 @@ class _Agent:
     ) -> None:
         self._settings = settings
         self._software = software
-        self._identity = identity
-        self._authority = authority
+        self._files = files
+        self._credentials = credentials
         self._ledger = ledger
         self._audit = audit
         self._metrics = metrics
@@ -168,8 +175,7 @@ class _Agent:
         self._budgets = [each.budget for each in accounts]
         self._data_sets = DataSets(accounts, ledger=ledger)
         self._rosters = Rosters(
-            identity=identity,
-            authority=authority,
+            credentials=credentials,
             ledger=ledger,
             data_sets=self._data_sets,
             lowest_version=settings.lowest_roster_version,
@@ -195,8 +201,13 @@ class _Agent:
         if given_back := self._budgets[0].release_dead():  # of all data sets
             log.info("reservations given back", inputs=given_back)
         route = settings.route()
-        stub = FederationStub(partial(dial, settings))
-        transfers = Transfer(stub, metrics=self._metrics, random=draw)
+        stub = FederationStub(lambda: dial(settings, self._next_identity(), self._credentials.authority))
+        transfers = Transfer(
+            stub,
+            metrics=self._metrics,
+            random=draw,
+            has_next_certificate=lambda: self._credentials.has_next,
+        )
         handler = self._handler(transfers, outbox)
         self._stream = ControlStream(
             stub,
@@ -208,7 +219,8 @@ class _Agent:
             outbox=outbox,
             rosters=self._rosters,
             metrics=self._metrics,
-            check_own_certificate=partial(_check_own, self._identity, self._authority, settings),
+            renew=self._renew,
+            accepted=self._credentials.accepted,
             clock=_now,
             random=draw,
         )
@@ -223,17 +235,32 @@ class _Agent:
         finally:
             await handler.close()
 
+    def _renew(self) -> None:
+        self._files.refresh(self._credentials, self._metrics.credentials_refused)
+
+    def _next_identity(self) -> Identity:
+        """For a try to connect. Raises ConfigError where no certificate of this silo holds any more."""
+        identity = self._credentials.dialing(self._rosters.newest, self._is_sound)
+        self._files.check(identity, self._credentials.authority)
+        return identity
+
+    def _is_sound(self, identity: Identity) -> bool:
+        try:
+            self._files.check(identity, self._credentials.authority)
+        except ConfigError:
+            return False
+        return True
+
     def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
         jobs = OfferedJobs(
             silo=self._settings.name,
             ledger=self._ledger,
             data_sets=self._data_sets,
-            authority=self._authority,
+            credentials=self._credentials,
             clock=_now,
         )
         checks = TaskChecks(
-            identity=self._identity,
-            authority=self._authority,
+            credentials=self._credentials,
             jobs=jobs,
             rosters=self._rosters,
             data_sets=self._data_sets,
@@ -252,7 +279,7 @@ class _Agent:
             load_objective=partial(load_objective, self._settings),
         )
         return MessageHandler(
-            identity=self._identity,
+            credentials=self._credentials,
             rosters=self._rosters,
             jobs=jobs,
             checks=checks,
@@ -264,10 +291,9 @@ class _Agent:
                 known=known,
                 data_sets=self._data_sets,
                 local=local,
-                authority=self._authority,
+                credentials=self._credentials,
             ),
             sums=RevealedSums(
-                identity=self._identity,
                 jobs=jobs,
                 rosters=self._rosters,
                 known=known,
@@ -319,28 +345,6 @@ def _policy_of(data: DataSettings, settings: SiloSettings) -> Policy:
         raise ConfigError(f"data.path: {data.path}: no such file or directory")
     own_function(data)
     return policy
-
-
-def _own_identity(settings: SiloSettings, authority: x509.Certificate) -> Identity:
-    identity = tls.load_identity(settings.identity)
-    _check_own(identity, authority, settings)
-    if identity.member.name != settings.name:
-        raise ConfigError(
-            f"{settings.identity.certificate}: expected a certificate of silo {settings.name}, "
-            f"got {identity.member.name}"
-        )
-    return identity
-
-
-def _check_own(identity: Identity, authority: x509.Certificate, settings: SiloSettings) -> None:
-    tls.check_own_certificate(
-        identity,
-        authority=authority,
-        role=Role.SILO,
-        federation=settings.federation,
-        now=_now(),
-        path=settings.identity.certificate,
-    )
 
 
 @contextmanager

@@ -83,6 +83,10 @@ class SiloMetrics:
         self.certificate_expiry = gauge(
             "certificate_expiry_timestamp_seconds", "When this silo's certificate expires."
         )
+        self.credentials_refused = gauge(
+            "credentials_refused",
+            "1 while files of certificate, key or authority hold what was refused; the former are in use.",
+        )
         self._free_bytes = gauge("state_free_bytes", "Bytes free on the disk of the silo's directory.")
         self._size_bytes = gauge("state_size_bytes", "Bytes that the disk of the silo's directory has.")
         gauge("gpu_memory_bytes", "GPU memory in use by training.").set_function(_gpu_memory_bytes)

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cryptography import x509
-
 from crypto.identity import certificates, issuing
-from crypto.identity.certificates import Identity, MemberId, Role
+from crypto.identity.certificates import Anchors, Identity, MemberId, Role
 from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 
 VALID_DAYS = 30
@@ -19,7 +17,7 @@ VALID_DAYS = 30
 class Members:
     """An authority's certificate, its silos by name, and the roster of them. Its key is gone."""
 
-    authority: x509.Certificate
+    authority: Anchors
     silos: Mapping[str, Identity]
     roster: Roster
 
@@ -30,9 +28,10 @@ class Authority:
     def __init__(self, federation: str, *, now: datetime) -> None:
         self._federation = federation
         self._now = now
-        self._key, self.certificate = issuing.new_authority(
+        self._key, self._certificate = issuing.new_authority(
             federation, now=now - timedelta(days=1), valid_days=365
         )
+        self.anchors = Anchors((self._certificate,))
 
     def enroll(self, role: Role, name: str, *, addresses: Sequence[str] = ()) -> Identity:
         """A key of its own and a certificate. addresses: where a coordinator is dialed."""
@@ -40,7 +39,7 @@ class Authority:
         certificate = issuing.sign_csr(
             issuing.new_csr(key, member, addresses),
             authority_key=self._key,
-            authority_certificate=self.certificate,
+            authority_certificate=self._certificate,
             role=role,
             now=self._now,
             valid_days=VALID_DAYS,
@@ -57,11 +56,11 @@ class Authority:
             expires=self._now + timedelta(days=VALID_DAYS),
             members=[Member(each.member.role, name, each.fingerprint) for name, each in enrolled.items()],
         )
-        return open_roster(signed, authority=self.certificate, federation=self._federation, now=self._now)
+        return open_roster(signed, authority=self.anchors, federation=self._federation, now=self._now)
 
 
 def enroll(names: Sequence[str], *, federation: str, now: datetime) -> Members:
     """An authority of its own and a certificate for every silo."""
     authority = Authority(federation, now=now)
     silos = {name: authority.enroll(Role.SILO, name) for name in names}
-    return Members(authority=authority.certificate, silos=silos, roster=authority.roster(silos))
+    return Members(authority=authority.anchors, silos=silos, roster=authority.roster(silos))

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 
 from bench.parties.files import HOST, Party
 from chorale.runtime.background_io import keep_chunks
-from chorale.runtime.files import read_limited
 from chorale.transport import tls
 from chorale.transport.chunks import Chunk, chunk_from_wire, chunk_to_wire
 from chorale.transport.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from chorale.v1 import federation_pb2 as pb
+from crypto.identity.certificates import Anchors, Identity
 
 SERVICE = "bench.Plain"
 OPTIONS = (
@@ -116,8 +116,8 @@ class Server:
             ),
         }
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-        files = tls.IdentityFiles(certificate=party.certificate, key=party.key)
-        credentials = tls.server_credentials(files, read_limited(party.authority, tls.MAX_PEM_BYTES))
+        own = _own(party)
+        credentials = tls.server_credentials(lambda: own)
         port = server.add_secure_port(f"{HOST}:0", credentials)
         await server.start()
         endpoint.write_text(json.dumps({"grpc": f"{HOST}:{port}"}))
@@ -125,12 +125,16 @@ class Server:
         await server.wait_for_termination()
 
 
+def _own(party: Party) -> tuple[Identity, Anchors]:
+    files = tls.IdentityFiles(certificate=party.certificate, key=party.key)
+    return tls.load_identity(files), tls.load_authority(party.authority)
+
+
 async def take_part(party: Party, address: str, *, rounds: int, exchanges: int, message_bytes: int) -> None:
     """A silo: round by round the model comes, messages go to and fro, and a vector of its size goes."""
     framing = BY_HAND if exchanges else PROTOBUF
     sent_P = np.zeros(0, np.float32)
-    files = tls.IdentityFiles(certificate=party.certificate, key=party.key)
-    credentials = tls.channel_credentials(files, read_limited(party.authority, tls.MAX_PEM_BYTES))
+    credentials = tls.channel_credentials(*_own(party))
     async with grpc.aio.secure_channel(address, credentials, options=list(OPTIONS)) as channel:
         download: Any = channel.unary_stream(f"/{SERVICE}/Download", response_deserializer=framing.read)
         upload: Any = channel.stream_unary(f"/{SERVICE}/Upload", request_serializer=framing.write)

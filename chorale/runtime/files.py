@@ -89,6 +89,15 @@ def read_limited(
     return data
 
 
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Changes whenever the file is replaced or written, also behind a link; None while it is not there."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
 def sync_directory(directory: Path) -> None:
     """Make a rename or a new file in the directory survive power loss."""
     handle = os.open(directory, os.O_RDONLY)

@@ -64,7 +64,9 @@ class LineSettings(BaseModel):
         "below), address or CIDR",
     )
     identity: IdentityFiles
-    authority: Path = Field(description="certificate of the federation's authority, PEM")
+    authority: Path = Field(
+        description="certificate of the federation's authority, PEM; two while it changes its key"
+    )
 
     @model_validator(mode="after")
     def _has_a_proxy(self) -> LineSettings:

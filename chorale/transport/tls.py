@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cryptography import x509
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.runtime.files import read_limited
 from chorale.runtime.key_files import read_key
 from crypto.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from crypto.identity.certificates import Identity, Role, check_certificate, load_certificate
+from crypto.identity.certificates import (
+    Anchors,
+    Identity,
+    Role,
+    certificate_to_pem,
+    check_certificate,
+    key_to_pem,
+)
 
 if TYPE_CHECKING:
     import grpc
@@ -64,40 +71,57 @@ def load_identity(files: IdentityFiles) -> Identity:
         raise ConfigError(f"{files.certificate}, {files.key}: {error}") from None
 
 
-def load_authority(path: Path) -> x509.Certificate:
+def load_authority(path: Path) -> Anchors:
     """The federation's authority. Raises ConfigError that names the file."""
     try:
-        return load_certificate(read_limited(path, MAX_PEM_BYTES))
+        return Anchors.load(read_limited(path, MAX_PEM_BYTES))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
 
 
-def server_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.ServerCredentials:
-    """Credentials that ask every client for a certificate of the federation."""
+def server_credentials(own: Callable[[], tuple[Identity, Anchors]]) -> grpc.ServerCredentials:
+    """Credentials that ask every client for a certificate of the federation.
+
+    own: asked at every handshake, so that a new certificate or authority needs no restart.
+    """
     import grpc
 
-    return grpc.ssl_server_credentials(
-        [(read_key(files.key, MAX_PEM_BYTES), read_limited(files.certificate, MAX_PEM_BYTES))],
-        root_certificates=authority_pem,
-        require_client_auth=True,
+    def configuration(identity: Identity, authority: Anchors) -> grpc.ServerCertificateConfiguration:
+        pair = key_to_pem(identity.key), certificate_to_pem(identity.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority.pem)
+
+    given = own()
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        now = own()
+        if now == given:
+            return None
+        given = now
+        return configuration(*given)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(*given),
+        newer,  # type: ignore[arg-type]  # None: nothing has changed
+        require_client_authentication=True,
     )
 
 
-def channel_credentials(files: IdentityFiles, authority_pem: bytes) -> grpc.ChannelCredentials:
+def channel_credentials(identity: Identity, authority: Anchors) -> grpc.ChannelCredentials:
     """Credentials of a silo or operator; the authority alone vouches for the coordinator."""
     import grpc
 
     return grpc.ssl_channel_credentials(
-        root_certificates=authority_pem,
-        private_key=read_key(files.key, MAX_PEM_BYTES),
-        certificate_chain=read_limited(files.certificate, MAX_PEM_BYTES),
+        root_certificates=authority.pem,
+        private_key=key_to_pem(identity.key),
+        certificate_chain=certificate_to_pem(identity.certificate),
     )
 
 
 def check_own_certificate(
     identity: Identity,
     *,
-    authority: x509.Certificate,
+    authority: Anchors,
     role: Role,
     federation: str,
     now: datetime,

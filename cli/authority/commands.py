@@ -12,6 +12,7 @@ import click
 from cryptography import x509
 
 from chorale.runtime.key_files import forbid_core_dumps
+from cli.authority import rotation
 from cli.authority.folder import CERTIFICATE, KEY, Folder
 from cli.authority.history import ROSTER, History
 from cli.authority.show import as_json, as_text, expiring
@@ -31,6 +32,13 @@ OUT_ROSTER = click.option(
     type=click.Path(path_type=Path),
     help=f"Also write it here, in addition to {ROSTER} in the folder.",
 )
+AUTHORITY_DAYS = click.option(
+    "--valid-days",
+    default=3650,
+    show_default=True,
+    type=click.IntRange(1, 3650),
+    help="Days until the certificate expires.",
+)
 ROSTER_DAYS = click.option(
     "--valid-days", default=90, show_default=True, type=click.IntRange(1, 3650), help="Days until it expires."
 )
@@ -44,13 +52,7 @@ def authority() -> None:
 @authority.command()
 @click.option("--federation", required=True, help="Name: lower-case letters, digits, hyphens.")
 @DIRECTORY
-@click.option(
-    "--valid-days",
-    default=3650,
-    show_default=True,
-    type=click.IntRange(1, 3650),
-    help="Days until it expires.",
-)
+@AUTHORITY_DAYS
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
     forbid_core_dumps()
@@ -212,6 +214,35 @@ def show(directory: Path, is_json: bool) -> None:
     """
     folder = Folder.open(directory)
     click.echo(as_json(folder) if is_json else as_text(folder, now=datetime.now(UTC)))
+
+
+@authority.command()
+@DIRECTORY
+@click.option("--switch", "step", flag_value="switch", help="Second step: the new key signs from now on.")
+@click.option("--finish", "step", flag_value="finish", help="Third step: members trust the new key alone.")
+@AUTHORITY_DAYS
+def rotate(directory: Path, step: str | None, valid_days: int) -> None:
+    """Change the federation's CA key in three steps; members go on working, and restart nothing.
+
+    Without an option it makes the new key and puts both certificates into authority.crt. Every member puts
+    this file in the place of its own; until then the present key signs. Then --switch: members get new
+    certificates one by one. Then --finish, and every member gets authority.crt again.
+    """
+    forbid_core_dumps()
+    folder = Folder.open(directory)
+    certificate = directory / CERTIFICATE
+    if step is None:
+        rotation.begin(folder, valid_days=valid_days)
+        click.echo(f"{certificate}: the present and the new certificate, for every member")
+        click.echo("the present key signs until `chorale authority rotate --switch`")
+    elif step == "switch":
+        rotation.switch(folder)
+        click.echo(f"{directory / KEY}: the new key, which signs from now on")
+        click.echo("next: `chorale authority renew`, then a new certificate for each member of the roster")
+    else:
+        rotation.finish(folder)
+        click.echo(f"{certificate}: the new certificate alone, for every member")
+        click.echo("the old key is deleted here; delete its copies")
 
 
 def _given(folder: Folder, paths: Iterable[Path]) -> dict[Path, tuple[Member, x509.Certificate]]:

@@ -1,7 +1,9 @@
 """The authority's folder: its key, what it signs with it, and what it signed before.
 
-authority.key (mode 0600), authority.crt; rosters/, every roster since the first (see `history`); roster.json,
-the newest one, to hand out; certificates/, those that rosters list, by SHA-256. Source: docs/protocol.md 1.
+authority.key (mode 0600); authority.crt, what members trust: its certificate and, while the key changes, the
+other one behind it (see `rotation`); former/, certificates of keys before; rosters/, every roster since the
+first (see `history`); roster.json, the newest one, to hand out; certificates/, those that rosters list, by
+SHA-256. Source: docs/protocol.md 1.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from cli.authority.history import CERTIFICATES, MAX_FILE_BYTES, ROSTER, History,
 from cli.errors import with_hint
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
+    Anchors,
     PrivateKey,
     certificate_to_pem,
     check_certificate,
-    federation_of,
     fingerprint,
     load_certificate,
     load_key,
@@ -31,7 +33,7 @@ from crypto.identity.certificates import (
 from crypto.identity.issuing import requested_member, sign_csr
 from crypto.identity.roster import Member, Roster, read_roster, roster_to_file_bytes, sign_roster
 
-KEY, CERTIFICATE = "authority.key", "authority.crt"
+KEY, CERTIFICATE, FORMER = "authority.key", "authority.crt", "former"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Folder:
     """The authority's folder, opened: all that is in it is as the authority signed it."""
 
     directory: Path
-    certificate: x509.Certificate
+    anchors: Anchors
     federation: str
     history: History
 
@@ -49,18 +51,32 @@ class Folder:
         if not (directory / CERTIFICATE).exists():
             error = ConfigError(f"{directory}: expected an authority's folder, it has no {CERTIFICATE}")
             raise with_hint(error, "chorale authority init --federation NAME --directory DIR")
-        certificate = load_certificate(read_limited(directory / CERTIFICATE, MAX_FILE_BYTES))
-        federation = federation_of(certificate)
+        try:
+            anchors = Anchors.load(read_limited(directory / CERTIFICATE, MAX_FILE_BYTES))
+        except ConfigError as error:
+            raise ConfigError(f"{directory / CERTIFICATE}: {error}") from None
+        former = [load_certificate(path.read_bytes()) for path in sorted((directory / FORMER).glob("*.crt"))]
         return cls(
             directory=directory,
-            certificate=certificate,
-            federation=federation,
-            history=read_history(directory, signers=[certificate], federation=federation),
+            anchors=anchors,
+            federation=anchors.federation,
+            history=read_history(
+                directory, signers=[*former, *anchors.certificates], federation=anchors.federation
+            ),
         )
 
+    @property
+    def certificate(self) -> x509.Certificate:
+        """Of the key that signs."""
+        return self.anchors.certificates[0]
+
     def key(self) -> PrivateKey:
-        """Raises ConfigError for a key that others may read."""
-        return load_key(read_key(self.directory / KEY, MAX_FILE_BYTES))
+        """Raises ConfigError for a key that others may read, or that is not the certificate's."""
+        key = load_key(read_key(self.directory / KEY, MAX_FILE_BYTES))
+        if key.public_key() != self.certificate.public_key():
+            error = ConfigError(f"{self.directory / KEY}: expected the key of {CERTIFICATE}")
+            raise with_hint(error, "where `authority rotate --switch` was cut short, run it again")
+        return key
 
     def sign(
         self, path: Path, *, key: PrivateKey, hosts: tuple[str, ...], valid_days: int
@@ -88,7 +104,7 @@ class Folder:
             member = member_of(certificate)
             check_certificate(
                 certificate,
-                authority=self.certificate,
+                authority=self.anchors,
                 role=member.role,
                 federation=self.federation,
                 now=datetime.now(UTC),
@@ -102,13 +118,18 @@ class Folder:
 
         Raises ConfigError for a file that is not the certificate of its name.
         """
+        certificate = self.certificate_of(member)
+        return None if certificate is None else certificate.not_valid_after_utc
+
+    def certificate_of(self, member: Member) -> x509.Certificate | None:
+        """As `expiry`."""
         path = self._path_of(member.fingerprint)
         if not path.exists():
             return None
         certificate = load_certificate(read_limited(path, MAX_FILE_BYTES))
         if fingerprint(certificate) != member.fingerprint:
             raise ConfigError(f"{path}: expected the certificate of {member.title} that has this SHA-256")
-        return certificate.not_valid_after_utc
+        return certificate
 
     def publish(
         self,
@@ -139,7 +160,7 @@ class Folder:
             path = self._path_of(fingerprint(certificate))
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, certificate_to_pem(certificate), mode=0o644)
-        return read_roster(signed, authority=self.certificate, federation=self.federation)
+        return read_roster(signed, authority=Anchors((self.certificate,)), federation=self.federation)
 
     def _path_of(self, fingerprint: bytes) -> Path:
         return self.directory / CERTIFICATES / f"{fingerprint.hex()}.crt"

@@ -18,12 +18,12 @@ from typing import TypeVar
 
 from cryptography import x509
 
-from chorale.runtime.files import read_limited, write_atomic
+from chorale.runtime.files import read_limited, sync_directory, write_atomic
 from cli.errors import with_hint
 from crypto.encoding import FieldReader
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity import certificates
-from crypto.identity.certificates import PrivateKey, SignedBody
+from crypto.identity.certificates import Anchors, PrivateKey, SignedBody
 from crypto.identity.roster import (
     Member,
     Roster,
@@ -122,13 +122,16 @@ def keep(history: History, signed: SignedBody, *, directory: Path, key: PrivateK
             write_atomic(made / BEFORE, roster_to_file_bytes(left), mode=0o644)
             write_atomic(made / f"{first.version}.json", roster_to_file_bytes(first.signed), mode=0o644)
         made.rename(folder)
+        sync_directory(directory)
         (directory / REVOKED).unlink(missing_ok=True)
     write_atomic(folder / f"{history.next_version}.json", roster_to_file_bytes(signed), mode=0o644)
 
 
 def _read(path: Path, signers: Sequence[x509.Certificate], federation: str) -> Roster:
     return _opened(
-        path, signers, lambda signed, signer: read_roster(signed, authority=signer, federation=federation)
+        path,
+        signers,
+        lambda signed, signer: read_roster(signed, authority=Anchors((signer,)), federation=federation),
     )
 
 

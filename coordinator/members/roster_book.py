@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cryptography import x509
-
+from chorale.credentials import Credentials
 from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
-from chorale.runtime.files import read_limited
+from chorale.runtime.files import file_stamp, read_limited
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.process import Clock
 from coordinator.storage.store import Store
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
-from crypto.identity.certificates import SignedBody
+from crypto.identity.certificates import Anchors, SignedBody
 from crypto.identity.roster import (
     MAX_FILE_BYTES,
     Roster,
@@ -38,7 +37,7 @@ class RosterBook:
         path: Path,
         *,
         federation: str,
-        authority: x509.Certificate,
+        credentials: Credentials,
         store: Store,
         clock: Clock,
         audit: AuditLog,
@@ -51,12 +50,12 @@ class RosterBook:
         self.listeners: list[Callable[[Roster], None]] = []
         self._path = path
         self._federation = federation
-        self._authority = authority
+        self._credentials = credentials
         self._store = store
         self._clock = clock
         self._audit = audit
         self._metrics = metrics
-        self._stamp = self._stamp_of_file()
+        self._seen = self._now()
         try:
             self._memory = RosterMemory.of(map(stored_roster, store.rosters()))
             roster = self._read()
@@ -77,10 +76,10 @@ class RosterBook:
 
     def refresh(self) -> None:
         """Look at the file; where it has changed, take it over if it is a later version."""
-        stamp = self._stamp_of_file()
-        if stamp == self._stamp:
+        now = self._now()
+        if now == self._seen:
             return
-        self._stamp = stamp
+        self._seen = now
         version = 0
         try:
             roster = self._read()
@@ -102,6 +101,10 @@ class RosterBook:
             return self._open(self._store.roster(version))
         self._current.check_current(self._clock.now())
         return self._current
+
+    def _now(self) -> tuple[object, Anchors]:
+        """What a reading depends on: a roster may be there before the certificate that it is signed under."""
+        return file_stamp(self._path), self._credentials.authority
 
     def _use(self, roster: Roster) -> None:
         self._store.add_roster(roster.version, roster.signed)
@@ -132,16 +135,8 @@ class RosterBook:
     def _open(self, signed: SignedBody) -> Roster:
         return open_roster(
             signed,
-            authority=self._authority,
+            authority=self._credentials.authority,
             federation=self._federation,
             now=self._clock.now(),
             max_age=None,
         )
-
-    def _stamp_of_file(self) -> tuple[int, int, int] | None:
-        """Changes whenever the file is replaced or written; None while it is not there."""
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size

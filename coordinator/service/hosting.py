@@ -32,7 +32,6 @@ from coordinator.service.federation_service import FederationService
 from coordinator.service.operations_service import OperationsService
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ChoraleError, ConfigError
-from crypto.identity.certificates import certificate_to_pem
 from crypto.identity.roster import MAX_MEMBERS
 
 ENDPOINT_FILE = "endpoint.json"
@@ -90,7 +89,7 @@ class Host:
             for service in ("", *SERVICES):
                 await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
             self._is_serving = True
-            self._watching = asyncio.create_task(self._watch_roster())
+            self._watching = asyncio.create_task(self._watch_files())
             self.grpc_address = _with_port(self._settings.listen, port)
             if probes is not None and self._settings.metrics_listen is not None:
                 self.metrics_address = _with_port(self._settings.metrics_listen, probes.port)
@@ -128,8 +127,8 @@ class Host:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        authority_pem = certificate_to_pem(self.resources.authority)
-        credentials = tls.server_credentials(self._settings.identity, authority_pem)
+        own = self.resources.credentials
+        credentials = tls.server_credentials(lambda: (own.identity, own.authority))
         try:
             return server, server.add_secure_port(self._settings.listen, credentials)
         except RuntimeError:
@@ -156,11 +155,11 @@ class Host:
         closing.callback(probes.stop)
         return probes
 
-    async def _watch_roster(self) -> None:
-        """Take over a new roster within a heartbeat, whether or not a call comes."""
+    async def _watch_files(self) -> None:
+        """Take over a new roster, certificate or authority within a heartbeat, also if no call comes."""
         while True:
             await asyncio.sleep(self._settings.heartbeat_seconds)
-            self.resources.roster_book.refresh()
+            self.resources.refresh()
 
 
 def stop_signal() -> asyncio.Event:

@@ -25,6 +25,7 @@ from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
+MAX_ANCHORS = 2  # the authority's present certificate, and while it changes its key the other one
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made
 # certificates: what their bytes alone decide is found out once, dates and rosters are looked at each time.
@@ -32,6 +33,7 @@ CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it w
 REMEMBERED = 512
 
 _HASH = ec.ECDSA(hashes.SHA256())
+_PEM_END = b"-----END CERTIFICATE-----"
 # what cryptography raises for bytes that it cannot read: its parsers state no closed list, so it is wide
 ODD_CERTIFICATE = (
     ValueError,
@@ -98,6 +100,67 @@ class MemberId:
             raise RemoteProtocolError(
                 "certificate: expected a name spiffe://<federation>/<role>/<name>"
             ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """The authority's certificates that a member trusts: one, or two while the authority changes its key.
+
+    What one of them signed holds. Raises ConfigError unless they are one or two different certificates of
+    authorities of one federation. Source: docs/protocol.md 1.6.
+    """
+
+    certificates: tuple[x509.Certificate, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.certificates) <= MAX_ANCHORS:
+            raise ConfigError(f"authority: expected one or two certificates, got {len(self.certificates)}")
+        if len(set(self.certificates)) < len(self.certificates):
+            raise ConfigError("authority: expected two different certificates, got the same twice")
+        try:
+            names = [_federation_of_authority(certificate) for certificate in self.certificates]
+        except RemoteProtocolError as error:
+            raise ConfigError(str(error).removeprefix("certificate: ")) from None
+        if len(set(names)) > 1:
+            raise ConfigError(f"authority: expected one federation, got {names[0]} and {names[1]}")
+
+    @classmethod
+    def load(cls, pem: bytes) -> Anchors:
+        """What a PEM file of one or two certificates holds. Raises ConfigError."""
+        blocks = pem.split(_PEM_END)[:-1]
+        return cls(tuple(load_certificate(block + _PEM_END) for block in blocks) or (load_certificate(pem),))
+
+    @property
+    def pem(self) -> bytes:
+        return b"".join(map(certificate_to_pem, self.certificates))
+
+    @property
+    def federation(self) -> str:
+        return federation_of(self.certificates[0])
+
+    def valid_at(self, now: datetime) -> Anchors:
+        """Those that are valid then. Raises RemoteProtocolError(code=ROSTER) where none is."""
+        valid = [one for one in self.certificates if _is_valid(one, now=now)]
+        if not valid:
+            _check_validity("authority", self.certificates[0], now=now)
+        return Anchors(tuple(valid))
+
+    def issuer_of(self, certificate: x509.Certificate) -> x509.Certificate:
+        """Which of them signed it. Raises RemoteProtocolError(code=ROSTER)."""
+        issuers = [one for one in self.certificates if _is_issued_by(certificate, one)]
+        if not issuers:
+            raise _refused("it was not issued by this federation's authority")
+        return max(issuers, key=lambda one: one.not_valid_after_utc)  # two may have one key
+
+    def verify(self, signed: SignedBody, *, purpose: str, code: Refusal) -> list[encoding.Value]:
+        """The fields of what one of them signed. Raises RemoteProtocolError with `code`."""
+        for certificate in self.certificates[:-1]:
+            try:
+                check_signature(signed, purpose=purpose, certificate=certificate)
+            except RemoteProtocolError:
+                continue
+            return verify(signed, purpose=purpose, certificate=certificate, code=code)
+        return verify(signed, purpose=purpose, certificate=self.certificates[-1], code=code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +284,7 @@ def certificate_from_der(data: bytes) -> x509.Certificate:
 def check_certificate(
     certificate: x509.Certificate,
     *,
-    authority: x509.Certificate,
+    authority: Anchors,
     role: Role,
     federation: str,
     now: datetime,
@@ -230,8 +293,7 @@ def check_certificate(
 
     Raises RemoteProtocolError that says what was wrong. Source: docs/protocol.md 1.
     """
-    _check_validity("authority", authority, now=now)
-    _check_issuer(certificate, authority)
+    _check_validity("authority", authority.issuer_of(certificate), now=now)
     _check_validity("certificate", certificate, now=now)
     member = _member_with_usage(certificate, role)
     if member.role is not role:
@@ -299,12 +361,25 @@ def names_of(
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> None:
+def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
     except (*ODD_CERTIFICATE, InvalidSignature):
-        raise _refused("it was not issued by this federation's authority") from None
-    _check_critical("authority", authority, allows="key_cert_sign")
+        return False
+    return True
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _federation_of_authority(certificate: x509.Certificate) -> str:
+    """Raises RemoteProtocolError or ConfigError for a certificate that may not sign others."""
+    try:
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
+        raise _refused("authority: basic constraints are missing or unreadable") from None
+    if not constraints.ca:
+        raise _refused("authority: the certificate is no authority's, expected the federation's own")
+    _check_critical("authority", certificate, allows="key_cert_sign")
+    return federation_of(certificate)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -340,6 +415,10 @@ def _check_critical(what: str, certificate: x509.Certificate, *, allows: str) ->
     usage = extensions.get(ExtensionOID.KEY_USAGE)
     if usage is not None and not getattr(usage.value, allows):
         raise _refused(f"{what}: its key usage lacks {allows}")
+
+
+def _is_valid(certificate: x509.Certificate, *, now: datetime) -> bool:
+    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
 
 
 def _check_validity(what: str, certificate: x509.Certificate, *, now: datetime) -> None:

@@ -19,7 +19,7 @@ from cryptography import x509
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import certificates
-from crypto.identity.certificates import CLOCK_SKEW, MemberId, PrivateKey, Role, SignedBody
+from crypto.identity.certificates import CLOCK_SKEW, Anchors, MemberId, PrivateKey, Role, SignedBody
 
 PURPOSE = "roster"
 ADMIN, READMITTED = "admin", "readmitted"
@@ -127,7 +127,7 @@ def sign_roster(
 def open_roster(
     signed: SignedBody,
     *,
-    authority: x509.Certificate,
+    authority: Anchors,
     federation: str,
     now: datetime,
     max_age: timedelta | None = None,
@@ -136,17 +136,17 @@ def open_roster(
 
     Raises RemoteProtocolError(code=ROSTER).
     """
-    roster = read_roster(signed, authority=authority, federation=federation)
+    roster = read_roster(signed, authority=authority.valid_at(now), federation=federation)
     roster.check_current(now, max_age=max_age)
     return roster
 
 
-def read_roster(signed: SignedBody, *, authority: x509.Certificate, federation: str) -> Roster:
+def read_roster(signed: SignedBody, *, authority: Anchors, federation: str) -> Roster:
     """The roster, expired or not: what the authority itself builds the next version on.
 
     Raises RemoteProtocolError(code=ROSTER).
     """
-    fields = certificates.verify(signed, purpose=PURPOSE, certificate=authority, code=Refusal.ROSTER)
+    fields = authority.verify(signed, purpose=PURPOSE, code=Refusal.ROSTER)
     roster = _parse(fields, signed)
     if roster.federation != federation:
         raise _refused(f"expected federation {federation}, got {roster.federation}")

@@ -18,6 +18,7 @@ from crypto import encoding, envelope_tree
 from crypto.encoding import FieldReader
 from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import (
+    Anchors,
     Identity,
     Role,
     SignedBody,
@@ -87,7 +88,7 @@ def open_advert(
     terms: SessionTerms,
     session_digest: bytes,
     roster: Roster,
-    authority: x509.Certificate,
+    authority: Anchors,
     now: datetime,
 ) -> VerifiedAdvert:
     """An advert of a named silo for exactly this session.

@@ -14,11 +14,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TypeAlias
 
-from cryptography import x509
-
 from crypto import envelope_tree
 from crypto.errors import LocalProtocolError, ProtocolError, Refusal, RemoteProtocolError
-from crypto.identity.certificates import SignedBody
+from crypto.identity.certificates import Anchors, SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import UnmaskPlan
 from crypto.session import bodies, session_record, unmasking
@@ -116,9 +114,7 @@ class CoordinatorSession:
     liars: silos proven to have signed something false, with what. complaints: (sender, accused).
     """
 
-    def __init__(
-        self, *, terms: SessionTerms, roster: Roster, authority: x509.Certificate, now: datetime
-    ) -> None:
+    def __init__(self, *, terms: SessionTerms, roster: Roster, authority: Anchors, now: datetime) -> None:
         self.state = CoordinatorState.ADVERTISE
         self.liars: dict[str, str] = {}
         self.terms = terms
@@ -136,9 +132,7 @@ class CoordinatorSession:
         self._self_mask_seeds: dict[str, bytes] = {}
 
     @classmethod
-    def resume(
-        cls, data: bytes, *, roster: Roster, authority: x509.Certificate, now: datetime
-    ) -> CoordinatorSession:
+    def resume(cls, data: bytes, *, roster: Roster, authority: Anchors, now: datetime) -> CoordinatorSession:
         """The session of a snapshot, in UNMASK: every survivor is asked again and answers the same.
 
         Raises RemoteProtocolError if the bytes are damaged.

@@ -13,10 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias, overload
 
-from cryptography import x509
-
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity, SignedBody
+from crypto.identity.certificates import Anchors, Identity, SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import Masker
 from crypto.session import bodies, dealing
@@ -108,7 +106,7 @@ class SiloSession:
         terms: SessionTerms,
         identity: Identity,
         roster: Roster,
-        authority: x509.Certificate,
+        authority: Anchors,
         ledger: RevealLedger,
         now: datetime,
         random: Random = os.urandom,

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
 
-from cryptography import x509
-
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity, Role, SignedBody
+from crypto.identity.certificates import Anchors, Identity, Role, SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import Masker, SignedSeed
 from crypto.masking.tags import Tagger
@@ -40,7 +38,7 @@ class SessionContext:
     terms: SessionTerms
     session_digest: bytes  # of the terms
     roster: Roster
-    authority: x509.Certificate
+    authority: Anchors
     now: datetime
     random: Random
 

@@ -46,6 +46,7 @@ from silo_agent.policy.policy import Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
@@ -111,7 +112,7 @@ class HonestSilos:
         silos = {name: authority.enroll(Role.SILO, name) for name in spec.silos}
         operator = authority.enroll(Role.OPERATOR, OPERATOR)
         roster = authority.roster({**silos, OPERATOR: operator})
-        self._members = Members(authority=authority.certificate, silos=silos, roster=roster)
+        self._members = Members(authority=authority.anchors, silos=silos, roster=roster)
         self.job = self._signed(spec, first, operator)
         try:
             self._silos = {name: self._silo(name) for name in spec.silos} if has_rules else {}
@@ -227,7 +228,8 @@ class HonestSilos:
     def _silo(self, name: str) -> _Silo:
         """As silo_agent/agent.py puts one together."""
         clock: Callable[[], datetime] = lambda: self._now  # noqa: E731
-        folder, identity = self._folder / name, self._members.silos[name]
+        folder = self._folder / name
+        credentials = OwnCertificates(self._members.silos[name], self._members.authority)
         ledger = Ledger(self._folder / f"{name}.sqlite", clock=clock)
         self._open.callback(ledger.close)
         audit = AuditLog(self._folder / f"{name}.jsonl")
@@ -237,8 +239,7 @@ class HonestSilos:
         files, known = StateFiles(folder / "states"), ledger.known_states()
         local = LocalStates(folder / "local")
         rosters = Rosters(
-            identity=identity,
-            authority=self._members.authority,
+            credentials=credentials,
             ledger=ledger,
             data_sets=data_sets,
             lowest_version=1,
@@ -246,12 +247,11 @@ class HonestSilos:
             clock=clock,
         )
         jobs = OfferedJobs(
-            silo=name, ledger=ledger, data_sets=data_sets, authority=self._members.authority, clock=clock
+            silo=name, ledger=ledger, data_sets=data_sets, credentials=credentials, clock=clock
         )
         _asked(lambda: jobs.offer(self.job.signed, rosters.take(self._members.roster.signed)))
         checks = TaskChecks(
-            identity=identity,
-            authority=self._members.authority,
+            credentials=credentials,
             jobs=jobs,
             rosters=rosters,
             data_sets=data_sets,
@@ -260,7 +260,6 @@ class HonestSilos:
         )
         self._open.callback(checks.close)
         sums = RevealedSums(
-            identity=identity,
             jobs=jobs,
             rosters=rosters,
             known=known,
@@ -271,9 +270,7 @@ class HonestSilos:
             audit=audit,
             metrics=SiloMetrics(),
         )
-        chain = StateChain(
-            silo=name, known=known, data_sets=data_sets, local=local, authority=self._members.authority
-        )
+        chain = StateChain(silo=name, known=known, data_sets=data_sets, local=local, credentials=credentials)
         return _Silo(
             reveals=data_set.reveals,
             budget=data_set.budget,

@@ -7,21 +7,23 @@ from typing import Any
 
 import grpc
 
-from chorale.runtime.files import read_limited
 from chorale.transport import chunks, tls
 from chorale.transport.channel_options import client_options
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.federation_pb2_grpc import FederationStub as Generated
+from crypto.identity.certificates import Anchors, Identity
 from silo_agent.settings import SiloSettings
 
 _SERVICE = "/chorale.v1.Federation"
 
 
-def dial(settings: SiloSettings) -> grpc.aio.Channel:
-    """A channel under mutual TLS 1.3, connected when it is first used. Certificates, key and the proxy's
-    login are read anew. Raises ConfigError."""
+def dial(settings: SiloSettings, identity: Identity, authority: Anchors) -> grpc.aio.Channel:
+    """A channel under mutual TLS 1.3, connected when it is first used. The proxy's login is read anew.
+
+    Raises ConfigError.
+    """
     route = settings.route()
-    credentials = tls.channel_credentials(route.identity, read_limited(route.authority, tls.MAX_PEM_BYTES))
+    credentials = tls.channel_credentials(identity, authority)
     options = client_options(route, keepalive_seconds=settings.keepalive_seconds)
     return grpc.aio.secure_channel(route.coordinator, credentials, options=options)
 

@@ -20,7 +20,7 @@ from chorale.transport import channel_options
 from chorale.transport.line_probe import LineFailed
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
-from crypto.errors import ChoraleError, PolicyRefusal, RemoteProtocolError
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, RemoteProtocolError
 from silo_agent.connection.backoff import Backoff
 from silo_agent.connection.channel import FederationStub
 from silo_agent.metrics import SiloMetrics
@@ -80,7 +80,8 @@ class ControlStream:
         outbox: Outbox,
         rosters: Rosters,
         metrics: SiloMetrics,
-        check_own_certificate: Callable[[], None],
+        renew: Callable[[], None],
+        accepted: Callable[[], None],
         clock: Callable[[], datetime],
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -94,7 +95,8 @@ class ControlStream:
         self._outbox = outbox
         self._rosters = rosters
         self._metrics = metrics
-        self._check_own_certificate = check_own_certificate
+        self._renew = renew  # looks whether files of certificates changed
+        self._accepted = accepted
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(random=random)
@@ -105,7 +107,7 @@ class ControlStream:
         """Until cancelled. Raises ConfigError for a certificate of one's own that no longer holds,
         RemoteProtocolError for another protocol version, ConnectionFailed for a wrong clock."""
         while True:
-            self._check_own_certificate()
+            self._renew()
             self._stub.open()
             try:
                 reason = await self._attend()
@@ -123,7 +125,10 @@ class ControlStream:
 
     async def _probed(self) -> str:
         """Why there was no connection."""
-        failed = await self._probe()
+        try:
+            failed = await self._probe()
+        except ConfigError as error:  # of files that change: those that were read before are in use
+            return str(error)
         self._metrics.connection_failures.labels(reason=failed.trouble.value).inc()
         return str(failed)
 
@@ -139,6 +144,7 @@ class ControlStream:
                 raise RemoteProtocolError(f"coordinator: {expected}")
             self._check_clock(welcome.unix_seconds)
             self._served.receive(pb.CoordinatorMessage(roster=pb.RosterUpdate(roster=welcome.roster)))
+            self._accepted()
             self.is_connected = True
             self._metrics.connected.set(1)
             self._backoff.reset()
@@ -248,6 +254,7 @@ class ControlStream:
 
     async def _beat(self, every_seconds: float) -> None:
         while True:
+            self._renew()
             self._served.poll()
             preparing = [key_to_wire(key) for key in self._served.preparing]
             beat = pb.Heartbeat(unix_seconds=self._clock().timestamp(), preparing=preparing)

@@ -63,8 +63,11 @@ class Transfer:
         metrics: SiloMetrics,
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        has_next_certificate: Callable[[], bool] = lambda: False,
     ) -> None:
+        """has_next_certificate: whether the next connection may show another one than this one does."""
         self.moved_bytes = 0
+        self._has_next_certificate = has_next_certificate
         self._stub = stub
         self._metrics = metrics
         self._random = random
@@ -156,7 +159,11 @@ class Transfer:
                 return await attempt()
             except grpc.aio.AioRpcError as error:
                 code = error.code().name
-                if error.code() not in RETRIED:
+                # a new roster may be in use a moment before the line ends that shows the former certificate
+                is_renewed = (
+                    error.code() is grpc.StatusCode.PERMISSION_DENIED and self._has_next_certificate()
+                )
+                if error.code() not in RETRIED and not is_renewed:
                     raise RemoteProtocolError(
                         f"{what}: the coordinator refused, {code}: {error.details()}", code=Refusal.STAGE
                     ) from None

@@ -23,7 +23,6 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.session_pb2 import Abandoned, SessionKey
 from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity
 from crypto.masking.masks import Masker, Source
 from crypto.session.messages import RevealedSum
 from crypto.session.silo_session import SiloSession
@@ -36,6 +35,7 @@ from silo_agent.objective import Cancelled
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.input_cache import InputCache, PhaseName, Prepared, phase_name
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.phase_input import DataRefusal
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
@@ -105,7 +105,7 @@ class MessageHandler:
     def __init__(
         self,
         *,
-        identity: Identity,
+        credentials: OwnCertificates,
         rosters: Rosters,
         jobs: OfferedJobs,
         checks: TaskChecks,
@@ -120,7 +120,7 @@ class MessageHandler:
         metrics: SiloMetrics,
         send: Callable[[pb.SiloMessage], None],
     ) -> None:
-        self._identity = identity
+        self._credentials = credentials
         self._rosters = rosters
         self._jobs = jobs
         self._checks = checks
@@ -349,7 +349,7 @@ class MessageHandler:
         pending, is_revealed = recorded
         data_set = self._data_sets.of(key.job_digest)
         resumed = SiloSession.resume(
-            pending, revealed=is_revealed, identity=self._identity, ledger=data_set.reveals
+            pending, revealed=is_revealed, identity=self._credentials.identity, ledger=data_set.reveals
         )
         log.info("session taken up from the ledger", **_fields(key))
         session = SessionHandler(key, resumed, policy=data_set.policy)
@@ -411,7 +411,7 @@ class MessageHandler:
         """The coordinator has given a phase up, and other silos want to know that it has no sum."""
         key = wire.key_from_wire(message.abandon.key)
         try:
-            statement = self._checks.abandoned(key)
+            statement, certificate = self._checks.abandoned(key)
         except (PolicyRefusal, RemoteProtocolError) as error:
             return self._refuse(key, error)
         running = self._tasks.pop(phase_name(key), None)
@@ -420,7 +420,6 @@ class MessageHandler:
         self._inputs.drop_phase(key)
         self._note("abandoned", key)
         signed = wire.signed_body_to_wire(statement)
-        certificate = self._identity.certificate_der
         abandoned = Abandoned(key=message.abandon.key, certificate=certificate, statement=signed)
         self._send(pb.SiloMessage(abandoned=abandoned))
 
@@ -437,7 +436,7 @@ class MessageHandler:
         key = wire.key_from_wire(ended)
         if not self._jobs.has(key.job_digest):
             return  # a job that this silo does not serve
-        end = PhaseEnd.of(record, self._identity.member.name)
+        end = PhaseEnd.of(record, self._credentials.member.name)
         last = self._last_outcome.get(key.job_digest)
         if last is not None and (key == last or key.round < last.round):
             return  # repeated because this silo was away

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from cryptography import x509
-
+from chorale.credentials import Credentials
 from chorale.job import Job, SignedJob, open_job
 from chorale.observability.logs import get_logger
 from chorale.pinned_code import check_code
@@ -32,13 +31,13 @@ class OfferedJobs:
         silo: str,
         ledger: Ledger,
         data_sets: DataSets,
-        authority: x509.Certificate,
+        credentials: Credentials,
         clock: Callable[[], datetime],
     ) -> None:
         self._silo = silo
         self._ledger = ledger
         self._data_sets = data_sets
-        self._authority = authority
+        self._credentials = credentials
         self._clock = clock
         self._signed: dict[bytes, SignedJob] = {}
         # once at least, digest and operator: who signed it is on a roster, and policy allows it
@@ -63,7 +62,7 @@ class OfferedJobs:
         signed = self._signed.get(job_digest)
         if signed is None:
             raise PolicyRefusal(f"job {job_digest.hex()[:12]}: was never offered", code=Refusal.JOB_INVALID)
-        job = open_job(signed, roster=roster, authority=self._authority, now=self._clock())
+        job = open_job(signed, roster=roster, authority=self._credentials.authority, now=self._clock())
         if self._silo not in job.spec.silos:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
         if self._served.get(job.digest) != job.operator:  # else the same policy said it of the same bytes

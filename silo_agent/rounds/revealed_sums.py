@@ -22,7 +22,7 @@ from chorale.spec.state import GlobalState, state_from_file
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout
-from crypto.identity.certificates import Identity, SignedBody
+from crypto.identity.certificates import SignedBody
 from crypto.masking.stored_sum import StoredSum
 from crypto.session import bodies
 from crypto.session.messages import NextState, RevealedSum
@@ -57,7 +57,6 @@ class RevealedSums:
     def __init__(
         self,
         *,
-        identity: Identity,
         jobs: OfferedJobs,
         rosters: Rosters,
         known: KnownStates,
@@ -68,7 +67,6 @@ class RevealedSums:
         audit: AuditLog,
         metrics: SiloMetrics,
     ) -> None:
-        self._identity = identity
         self._jobs = jobs
         self._rosters = rosters
         self._known = known
@@ -211,7 +209,7 @@ class RevealedSums:
             draw_seed=following.draw_seed,
         )
         self._check_not_behind(key, following.position)
-        signed = bodies.sign(self._identity, said)
+        signed = bodies.sign(self._rosters.own_in(key.job_digest, key.round, key.phase), said)
         newest = KnownState(
             position=following.position, state_digest=following.digest, draw_seed=following.draw_seed
         )

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from cryptography import x509
-
 from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity, Role, SignedBody
+from crypto.identity.certificates import Identity, SignedBody
 from crypto.identity.roster import Roster, open_roster
 from crypto.identity.roster_memory import RosterChanges
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.rounds.data_sets import DataSets
+from silo_agent.rounds.own_certificates import OwnCertificates
 
 HELD_VERSIONS = 8  # rounds that run begin with one of the last few
 
@@ -32,16 +31,14 @@ class Rosters:
     def __init__(
         self,
         *,
-        identity: Identity,
-        authority: x509.Certificate,
+        credentials: OwnCertificates,
         ledger: Ledger,
         data_sets: DataSets,
         lowest_version: int,
         audit: AuditLog,
         clock: Callable[[], datetime],
     ) -> None:
-        self._identity = identity
-        self._authority = authority
+        self._credentials = credentials
         self._max_age = timedelta(days=data_sets.max_roster_age_days)
         self._ledger = ledger
         self._data_sets = data_sets
@@ -55,8 +52,8 @@ class Rosters:
         """Accept a relayed roster. Raises PolicyRefusal or RemoteProtocolError(code=ROSTER)."""
         roster = open_roster(
             signed,
-            authority=self._authority,
-            federation=self._identity.member.federation,
+            authority=self._credentials.authority,
+            federation=self._credentials.member.federation,
             now=self._clock(),
             max_age=self._max_age,
         )
@@ -84,11 +81,17 @@ class Rosters:
         return self._ledger.roster_version
 
     @property
+    def newest(self) -> Roster | None:
+        """The newest that was accepted in this run, whether or not it still holds; None before the first."""
+        return self._held[max(self._held)] if self._held else None
+
+    @property
     def current(self) -> Roster:
         """The newest, if it still holds. Raises RemoteProtocolError(code=ROSTER)."""
-        if not self._held:
+        newest = self.newest
+        if newest is None:
             raise RemoteProtocolError("roster: the coordinator has relayed none", code=Refusal.ROSTER)
-        return self._checked(self._held[max(self._held)])
+        return self._checked(newest)
 
     def for_phase(self, job_digest: bytes, round: int, phase: str) -> Roster:
         """The roster that this silo first adverted under in the round, else the newest."""
@@ -97,10 +100,16 @@ class Rosters:
             return self.current
         return self._checked(self._held[bound])
 
+    def own_in(self, job_digest: bytes, round: int, phase: str) -> Identity:
+        """The certificate and key under which this silo takes part in the round."""
+        bound = self._data_sets.any_reveals.bound_roster(job_digest, round, phase)
+        roster = self.newest if bound is None else self._held.get(bound, self.newest)
+        return self._credentials.identity if roster is None else self._credentials.of(roster)
+
     def check_own_entry(self, roster: Roster) -> None:
         """Raises RemoteProtocolError(code=ROSTER) if it does not hold this silo's certificate."""
-        name = self._identity.member.name
-        if not roster.holds(Role.SILO, name, self._identity.fingerprint):
+        if not self._credentials.is_listed(roster):
+            name = self._credentials.member.name
             raise RemoteProtocolError(
                 f"roster: version {roster.version} does not hold silo {name} with this certificate",
                 code=Refusal.ROSTER,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cryptography import x509
-
+from chorale.credentials import Credentials
 from chorale.job import Job
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
@@ -34,13 +33,13 @@ class StateChain:
         known: KnownStates,
         data_sets: DataSets,
         local: LocalStates,
-        authority: x509.Certificate,
+        credentials: Credentials,
     ) -> None:
         self._silo = silo
         self._known = known
         self._data_sets = data_sets
         self._local = local
-        self._authority = authority
+        self._credentials = credentials
 
     def accept(self, key: PhaseKey, task: pb.PhaseTask, job: Job, *, roster: Roster) -> None:
         """The task's state is the newest known one, or becomes it. Durable on return.
@@ -144,7 +143,9 @@ class StateChain:
 
         Security: on an early roster of few silos, t is small, and colluders alone may be t.
         """
-        roster = read_roster(proof.roster, authority=self._authority, federation=job.spec.federation)
+        roster = read_roster(
+            proof.roster, authority=self._credentials.authority, federation=job.spec.federation
+        )
         if missing := sorted((own.silo_names & set(job.spec.silos)) - roster.silo_names):
             raise RemoteProtocolError(
                 f"proof: its roster, version {roster.version}, does not hold {missing[0]}",

@@ -10,14 +10,12 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from cryptography import x509
-
 from chorale.job import Job
 from chorale.spec.state import state_from_file
 from chorale.transport.wire import PhaseKey, checked_digest
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Identity, SignedBody
+from crypto.identity.certificates import SignedBody
 from crypto.identity.roster import Roster
 from crypto.session import bodies
 from crypto.session.messages import Abandoned, SessionTerms
@@ -27,6 +25,7 @@ from silo_agent.metrics import PhaseEnd
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.rounds.rosters import Rosters
 
@@ -40,16 +39,14 @@ class TaskChecks:
     def __init__(
         self,
         *,
-        identity: Identity,
-        authority: x509.Certificate,
+        credentials: OwnCertificates,
         jobs: OfferedJobs,
         rosters: Rosters,
         data_sets: DataSets,
         first_states: FirstStates,
         clock: Callable[[], datetime],
     ) -> None:
-        self._identity = identity
-        self._authority = authority
+        self._credentials = credentials
         self._jobs = jobs
         self._rosters = rosters
         self._data_sets = data_sets
@@ -110,7 +107,7 @@ class TaskChecks:
                 f"job {job.id} round {key.round} {key.phase}: the coordinator's terms are not this silo's",
                 code=Refusal.TERMS,
             )
-        if self._identity.member.name not in terms.names:
+        if self._credentials.member.name not in terms.names:
             raise PolicyRefusal(f"round {key.round}: this silo is not named", code=Refusal.NOT_NAMED)
         data_set = self._data_sets.of(job.digest)
         data_set.policy.check_terms(terms)
@@ -134,15 +131,16 @@ class TaskChecks:
         """A fresh session. Raises PolicyRefusal or RemoteProtocolError."""
         return SiloSession(
             terms=terms,
-            identity=self._identity,
+            identity=self._credentials.of(roster),
             roster=roster,
-            authority=self._authority,
+            authority=self._credentials.authority,
             ledger=self._data_sets.of(terms.job_digest).reveals,
             now=self._clock(),
         )
 
-    def abandoned(self, key: PhaseKey) -> SignedBody:
-        """The statement that this silo never reveals the phase, which is so before it is signed.
+    def abandoned(self, key: PhaseKey) -> tuple[SignedBody, bytes]:
+        """The statement that this silo never reveals the phase, which is so before it is signed, and the
+        certificate that it is signed under, DER.
 
         Raises PolicyRefusal, also where its shares may have left, or RemoteProtocolError.
         """
@@ -153,9 +151,10 @@ class TaskChecks:
             job_digest=key.job_digest,
             round=key.round,
             phase=key.phase,
-            sender=self._identity.member.name,
+            sender=self._credentials.member.name,
         )
-        return bodies.sign(self._identity, said)
+        own = self._rosters.own_in(key.job_digest, key.round, key.phase)
+        return bodies.sign(own, said), own.certificate_der
 
     def note_outcome(self, key: PhaseKey, end: PhaseEnd) -> None:
         """Whether the total in the global state still counts this silo."""

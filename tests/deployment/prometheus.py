@@ -48,19 +48,11 @@ class Prometheus:
         assert len(found) <= 1, f"{expression}: {found}"
         return found[0][1] if found else None
 
-    def history(self, selector: str) -> dict[float, list[Labels]]:
-        """Which series there were at each moment of the last hour that had any."""
-        found: dict[float, list[Labels]] = {}
-        for each in self._get("query", query=f"{selector}[1h]")["result"]:
-            for moment, _ in each["values"]:
-                found.setdefault(float(moment), []).append(each["metric"])
-        return dict(sorted(found.items()))
-
     def rules(self) -> list[dict[str, Any]]:
         groups = self._get("rules")["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
-    def wait(self, expression: str, *, seconds: float = 30.0) -> None:
+    def wait(self, expression: str, *, seconds: float = 60.0) -> None:
         """Until the expression has a value, and so is true."""
         wait_until(lambda: bool(self.ask(expression)), expression, seconds=seconds, detail=self._series)
 
@@ -134,14 +126,6 @@ def configuration(targets: Mapping[str, list[Rules]], rules: list[Path]) -> Rule
 
 def _alerting(address: str) -> Rules:
     return {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]}
-
-
-def hastened(rules: Rules, *, factor: float) -> Rules:
-    """The same rules with every window and every `for` so many times shorter."""
-    found: Rules = json.loads(json.dumps(rules))
-    for rule in (each for group in found["groups"] for each in group["rules"]):
-        _hasten(rule, factor)
-    return found
 
 
 def paced(rules: Rules, *, seconds: float, others: Mapping[str, float]) -> Rules:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,15 +96,23 @@ class Site(LocalFederation):
     def _mounted_roster(self) -> Path:
         return self.folder / "mounted" / ROSTER
 
-    def gate(self, name: str) -> Path:
-        """While this file is there, the silo's training waits."""
+    def _gate(self, name: str) -> Path:
         return self.folder / f"{name}.gate"
+
+    @contextmanager
+    def slow(self, name: str) -> Iterator[None]:
+        """No training of the silo ends while the block runs."""
+        self._gate(name).touch()
+        try:
+            yield
+        finally:
+            self._gate(name).unlink()
 
     def launch(self, name: str, halt: Halt | None = None) -> None:
         """Start a silo."""
         env = {
             f"{ENV_PREFIX}METRICS_LISTEN": self.metrics[name],
-            one_hot.GATE: str(self.gate(name)),
+            one_hot.GATE: str(self._gate(name)),
             **(self.clock.environment if name == "clinic-b" else {}),
         }
         self.start_silo(name, env=env, halt=halt)
@@ -166,14 +176,17 @@ class Site(LocalFederation):
 
     def _exec(self, words: list[str]) -> str:
         pod, dashes, program, *arguments = words
-        assert (dashes, program) == ("--", "chorale")
+        assert dashes == "--"
         mounted = {
             "/etc/chorale/settings/silo.yaml": str(self.folder / f"{_release(pod)}.yaml"),
             "/var/lib/chorale/state": str(self.folder / _release(pod)),
         }
         for path, here in mounted.items():
             arguments = [part.replace(path, here) for part in arguments]
-        return self._chorale(arguments)
+        if program == "chorale":
+            return self._chorale(arguments)
+        assert program == "du"
+        return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
 
     def _create(self, words: list[str]) -> str:
         kind, *rest = [part for part in words if not part.startswith(("--dry-run", "--output"))]

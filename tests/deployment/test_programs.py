@@ -43,7 +43,7 @@ def test_ci_installs_what_is_missing_and_stops_its_daemons(tmp_path: Path, is_ro
     """The function of .ci/run with stubs in place of the machine's programs."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("apt-get", "service", "squid", "kubectl", "npm", "strace", "cc"):
+    for name in ("apt-get", "service", "squid", "kubectl", "npm", "strace", "cc", "minisign"):
         (folder / name).write_text(STUB)
     (folder / "id").write_text(f"#!/bin/sh\necho {0 if is_root else 1000}\n")
     (folder / "sudo").write_text(STUB + 'exec "$@"\n')
@@ -65,8 +65,8 @@ def test_ci_installs_what_is_missing_and_stops_its_daemons(tmp_path: Path, is_ro
     assert (done.returncode, done.stderr) == (0, "")
     made = [line for line in calls.read_text().splitlines() if not line.startswith(("sudo", "env"))]
     assert made[0] == "apt-get update"
-    assert made[1] == "apt-get install -y --no-install-recommends prometheus prometheus"
-    assert set(made[2:]) == {"service prometheus stop"}
+    assert made[1] == "apt-get install -y --no-install-recommends prometheus prometheus prometheus-alertmanager"
+    assert set(made[2:]) == {"service prometheus stop", "service prometheus-alertmanager stop"}
     assert ("sudo apt-get update" in calls.read_text()) is not is_root
     assert "env DEBIAN_FRONTEND=noninteractive apt-get install" in calls.read_text()
     assert os.access(helm.ROOT / ".ci" / "run", os.X_OK)

@@ -39,6 +39,8 @@ def test_no_round_counts_a_silo_twice_that_two_agents_run_as(make_federation: Ma
         service.kill()
         config = federation.folder / f"{agent}.yaml"
         checked = run_cli("silo", "ledger", "--check", "--config", config)
-        assert checked.returncode == 0, checked.stderr  # each agrees with its own audit log, and lacks the other's
+        assert checked.returncode == 0, (
+            checked.stderr
+        )  # each agrees with its own audit log, and lacks the other's
     signed = [set(statements(federation, agent)) for agent in (TWICE, COPY)]
     assert signed[0] - signed[1] or signed[1] - signed[0]

@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from crypto import envelope_tree
 from crypto.identity import roster
-from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.certificates import Anchors, Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster
 from crypto.session.messages import RelayedEnvelope, SessionTerms, Shares
 from crypto.session.silo_session import SiloSession
@@ -36,7 +36,7 @@ def federation() -> sessions.Federation:
     *silos, spare = (_identity(key, Role.SILO, name) for name in (*SILOS, "spare"))
     return sessions.Federation(
         authority_key=key,
-        authority=authority,
+        authority=Anchors((authority,)),
         silos=dict(zip(SILOS, silos, strict=True)),
         spare=spare,
         roster=_roster(key, authority, [*silos, spare, operator()]),
@@ -148,4 +148,4 @@ def _roster(key: PrivateKey, authority: x509.Certificate, listed: list[Identity]
         expires=NOW + timedelta(days=30),
         members=[Member(one.member.role, one.member.name, one.fingerprint) for one in listed],
     )
-    return roster.open_roster(signed, authority=authority, federation=FEDERATION, now=NOW)
+    return roster.open_roster(signed, authority=Anchors((authority,)), federation=FEDERATION, now=NOW)

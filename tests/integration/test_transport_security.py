@@ -57,7 +57,7 @@ async def dial(hub: LocalFederation, identity: IdentityFiles | None) -> AsyncIte
     if identity is None:
         credentials = grpc.ssl_channel_credentials(authority)
     else:
-        credentials = tls.channel_credentials(identity, authority)
+        credentials = tls.channel_credentials(tls.load_identity(identity), hub.ceremony.anchors)
     async with grpc.aio.secure_channel(hub.endpoint["grpc"], credentials) as channel:
         yield channel
 

@@ -31,7 +31,7 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point import ring
 from crypto.fixed_point.ring import Words
 from crypto.identity import issuing
-from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.certificates import Anchors, Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from crypto.masking import masks
 from crypto.masking.masks import Masker, Source, UnmaskPlan
@@ -54,6 +54,7 @@ from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
@@ -73,7 +74,7 @@ class Members:
     """Three or more silos and an operator, enrolled under one authority."""
 
     authority_key: PrivateKey
-    authority: x509.Certificate
+    authority: Anchors
     silos: dict[str, Identity]
     operator: Identity
 
@@ -113,7 +114,7 @@ def make_members(silos: int) -> Members:
     names = [f"silo-{place}" for place in range(silos)]
     return Members(
         authority_key=key,
-        authority=authority,
+        authority=Anchors((authority,)),
         silos={name: _issue(key, authority, Role.SILO, name) for name in names},
         operator=_issue(key, authority, Role.OPERATOR, "ops"),
     )
@@ -121,7 +122,7 @@ def make_members(silos: int) -> Members:
 
 def with_another_certificate(members: Members, name: str) -> Members:
     """The same federation, in which the silo has another key."""
-    another = _issue(members.authority_key, members.authority, Role.SILO, name)
+    another = _issue(members.authority_key, members.authority.certificates[0], Role.SILO, name)
     return dataclasses.replace(members, silos=members.silos | {name: another})
 
 
@@ -223,7 +224,8 @@ class Agent:
         return self.sent.empty() and self.transfers.uploads.empty()
 
     def _start(self) -> None:
-        own, authority = self.hub.members.silos[self.name], self.hub.members.authority
+        own = OwnCertificates(self.hub.members.silos[self.name], self.hub.members.authority)
+        self.credentials = own
         clock = lambda: self.hub.now  # noqa: E731
         self.sent: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
         self.ledger = Ledger(self.folder / "ledger.sqlite", clock=clock)
@@ -235,8 +237,7 @@ class Agent:
         self.budget.release_dead()
         data_sets = self.data_sets = DataSets([data_set], ledger=self.ledger)
         rosters = Rosters(
-            identity=own,
-            authority=authority,
+            credentials=own,
             ledger=self.ledger,
             data_sets=data_sets,
             lowest_version=1,
@@ -244,7 +245,7 @@ class Agent:
             clock=clock,
         )
         jobs = OfferedJobs(
-            silo=self.name, ledger=self.ledger, data_sets=data_sets, authority=authority, clock=clock
+            silo=self.name, ledger=self.ledger, data_sets=data_sets, credentials=own, clock=clock
         )
         self.local = LocalStates(self.folder / "local")
         self.known = self.ledger.known_states()
@@ -256,12 +257,11 @@ class Agent:
             ),
         )
         self.handler = MessageHandler(
-            identity=own,
+            credentials=own,
             rosters=rosters,
             jobs=jobs,
             checks=TaskChecks(
-                identity=own,
-                authority=authority,
+                credentials=own,
                 jobs=jobs,
                 rosters=rosters,
                 data_sets=data_sets,
@@ -284,10 +284,9 @@ class Agent:
                 known=self.known,
                 data_sets=data_sets,
                 local=self.local,
-                authority=authority,
+                credentials=own,
             ),
             sums=RevealedSums(
-                identity=own,
                 jobs=jobs,
                 rosters=rosters,
                 known=self.known,

@@ -11,7 +11,7 @@ from cryptography import x509
 
 from chorale.runtime.files import write_atomic
 from crypto.identity import certificates, issuing, roster
-from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.certificates import Anchors, Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member
 
 
@@ -32,6 +32,10 @@ class Ceremony:
             self.federation, now=_now(), valid_days=self.authority_days
         )
         self.certificate_path.write_bytes(certificates.certificate_to_pem(self.certificate))
+
+    @property
+    def anchors(self) -> Anchors:
+        return Anchors((self.certificate,))
 
     @property
     def certificate_path(self) -> Path:

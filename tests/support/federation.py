@@ -174,9 +174,10 @@ class LocalFederation:
         ):
             return document(follow(commands, commands.find(job_id)))
 
-    def scrape(self) -> dict[str, float]:
-        """The coordinator's metrics, by name and labels as they are written."""
-        with urlopen(f"http://{self.endpoint['metrics']}/metrics", timeout=10) as answer:
+    def scrape(self, name: str = COORDINATOR) -> dict[str, float]:
+        """The metrics of the coordinator or a silo, by name and labels as they are written."""
+        endpoint = json.loads((self.folder / name / "endpoint.json").read_text())
+        with urlopen(f"http://{endpoint['metrics']}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         samples = [line.rpartition(" ") for line in lines if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in samples}

@@ -21,7 +21,7 @@ from strategies.base import Array
 
 SAMPLES = 100
 HOLDOUT = 20
-GATE = "CHORALE_TEST_GATE"  # while this file exists, training waits
+GATE = "CHORALE_TEST_GATE"  # while this file exists, training waits, from the round on that it holds
 KEPT = "method/kept"
 RECORD = "CHORALE_TEST_RECORD"  # folder where inputs are written as they go into the ring
 
@@ -94,10 +94,17 @@ def _zeros(count: int) -> Samples:
 
 def _wait_at_gate(work: Work) -> None:
     gate = os.environ.get(GATE)
-    while gate and Path(gate).exists():
+    while gate and _is_closed(Path(gate), work.round):
         if work.is_cancelled():
             raise ConfigError("cancelled at the gate")
         time.sleep(0.02)  # polls a file of another process: there is nothing to wait on
+
+
+def _is_closed(gate: Path, round: int) -> bool:
+    try:
+        return round >= int(gate.read_text() or 0)
+    except FileNotFoundError:
+        return False
 
 
 def _record(work: Work, values: Mapping[str, Array]) -> None:

@@ -237,7 +237,7 @@ class Rogue(Hub):
         names = [*(f"silo-{place}" for place in range(silos)), SPARE]
         members = Members(
             authority_key=self.ceremony.key,
-            authority=self.ceremony.certificate,
+            authority=self.ceremony.anchors,
             silos={name: self.ceremony.enroll(Role.SILO, name) for name in names},
             operator=self.ceremony.enroll(Role.OPERATOR, "ops"),
         )
@@ -276,7 +276,8 @@ class Rogue(Hub):
         """At the port of before, if there was one."""
         self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
         self._server.add_generic_rpc_handlers((self._handlers(),))
-        credentials = tls.server_credentials(self.own_files, self.ceremony.certificate_path.read_bytes())
+        own = tls.load_identity(self.own_files), self.ceremony.anchors
+        credentials = tls.server_credentials(lambda: own)
         self.port = self._server.add_secure_port(f"127.0.0.1:{self.port}", credentials)
         await self._server.start()
 

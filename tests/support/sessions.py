@@ -13,14 +13,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-from cryptography import x509
 
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.identity import issuing, roster
-from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.certificates import Anchors, Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster
 from crypto.masking import masks
 from crypto.masking.masks import Masker, UnmaskPlan
@@ -41,7 +40,7 @@ class Federation:
     """n enrolled silos and the roster that lists them; `spare` is enrolled too but never named."""
 
     authority_key: PrivateKey
-    authority: x509.Certificate
+    authority: Anchors
     silos: dict[str, Identity]
     spare: Identity
     roster: Roster
@@ -54,7 +53,9 @@ class Federation:
         """Another certificate of this authority."""
         member = MemberId(federation="test", role=role, name=name)
         hosts = ["localhost"] if role is Role.COORDINATOR else []
-        return issue(self.authority_key, self.authority, member, now=now, days=days, hosts=hosts)
+        return issue(
+            self.authority_key, self.authority.certificates[0], member, now=now, days=days, hosts=hosts
+        )
 
     def with_roster(self, *, version: int, without: Collection[str] = ()) -> Federation:
         """The same silos under another roster, of which some are struck."""
@@ -75,10 +76,10 @@ def make_federation(silos: int, *, suffix: str = "") -> Federation:
         for name in (*names, "spare")
     )
     listed = [_member(one) for one in (*members, spare)]
-    document = _roster(key, authority, listed, version=7)
+    document = _roster(key, Anchors((authority,)), listed, version=7)
     return Federation(
         authority_key=key,
-        authority=authority,
+        authority=Anchors((authority,)),
         silos=dict(zip(names, members, strict=True)),
         spare=spare,
         roster=document,
@@ -356,7 +357,7 @@ def _member(one: Identity) -> Member:
     return Member(role=Role.SILO, name=one.member.name, fingerprint=one.fingerprint)
 
 
-def _roster(key: PrivateKey, authority: x509.Certificate, members: list[Member], *, version: int) -> Roster:
+def _roster(key: PrivateKey, authority: Anchors, members: list[Member], *, version: int) -> Roster:
     signed = roster.sign_roster(
         authority_key=key,
         federation="test",

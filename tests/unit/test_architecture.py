@@ -56,7 +56,7 @@ ROOMS = {
     "strategies": "base < number_stream < exact < update_scale < recipe < tasks < phases < parts < checks "
     "< presets < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
-    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < privacy < job",
+    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
@@ -68,7 +68,7 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "cli.authority": "history < folder < show < commands",
+    "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< operations < model < job < given_data < silo_check < silo < demo < simulate < main",
 }

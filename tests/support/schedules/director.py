@@ -256,14 +256,13 @@ def _skewed_clock(director: Director, fault: Fault) -> Iterator[None]:
 
 @contextmanager
 def _new_certificate(director: Director, fault: Fault) -> Iterator[None]:
-    """The authority publishes first, so the agent is refused until it is started with the new files."""
+    """The authority publishes first, so the agent is refused until it reads the new files."""
     federation, name = director.federation, director.federation.process_name(fault.target)
     federation.publish_renewed(fault.target)
     yield
-    if federation.services[name].is_running:  # the coordinator's clock may have ended it
-        _stop(federation.services[name])
     federation.take_renewed(fault.target)
-    federation.launch(name)
+    if not federation.services[name].is_running:  # the coordinator's clock may have ended it
+        federation.launch(name)
 
 
 _FAULTS: dict[Kind, Callable[[Director, Fault], AbstractContextManager[Any]]] = {

@@ -99,7 +99,7 @@ class ScheduledFederation(LocalFederation):
         self._command("authority", "roster", self._renewed(silo) / f"{silo}.crt", *self._authority)
 
     def take_renewed(self, silo: str) -> None:
-        """Put key and certificate in the place of the silo's own; its process reads them when it starts."""
+        """Put key and certificate in the place of the silo's own; its process reads them while it runs."""
         folder = self._renewed(silo)
         for ending in ("crt", "key"):
             (folder / f"{silo}.{ending}").replace(self.ceremony.path_of(Role.SILO, silo, ending))

@@ -14,7 +14,7 @@ from cryptography import x509
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import check_values
 from crypto.identity import issuing
-from crypto.identity.certificates import Identity, MemberId, PrivateKey, Role
+from crypto.identity.certificates import Anchors, Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster, open_roster, sign_roster
 from strategies.base import Array
 from tests.support.ceremony import issue
@@ -28,7 +28,7 @@ class Party:
     """An authority and those it enrolled."""
 
     authority_key: PrivateKey
-    authority: x509.Certificate
+    authority: Anchors
     operator: Identity
     silos: dict[str, Identity]
 
@@ -37,10 +37,10 @@ class Party:
         key, authority = issuing.new_authority("test", now=now - timedelta(days=1), valid_days=365)
         silos = {name: _issue(key, authority, Role.SILO, name, now=now) for name in SILOS}
         operator = _issue(key, authority, Role.OPERATOR, "ops", now=now)
-        return cls(authority_key=key, authority=authority, operator=operator, silos=silos)
+        return cls(authority_key=key, authority=Anchors((authority,)), operator=operator, silos=silos)
 
     def issue(self, role: Role, name: str, *, now: datetime = NOW) -> Identity:
-        return _issue(self.authority_key, self.authority, role, name, now=now)
+        return _issue(self.authority_key, self.authority.certificates[0], role, name, now=now)
 
     def roster(self, *, version: int = 1, silos: Sequence[str] = SILOS, has_operator: bool = True) -> Roster:
         listed = [self.silos[name] for name in silos] + [self.operator] * has_operator

@@ -18,7 +18,7 @@ from chorale.transport import tls
 from chorale.transport.tls import check_own_certificate, load_authority, load_identity
 from crypto.errors import ConfigError
 from crypto.identity import certificates
-from crypto.identity.certificates import Identity, Role
+from crypto.identity.certificates import Anchors, Identity, Role
 from tests.unit.chorale.conftest import NOW, Party
 
 
@@ -55,7 +55,7 @@ def files(party: Party, tmp_path: Path) -> dict[Role, Files]:
 def port(files: dict[Role, Files]) -> Iterator[int]:
     own = files[Role.COORDINATOR]
     server = grpc.server(ThreadPoolExecutor(max_workers=1), handlers=[Echo()])
-    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(own, own.authority.read_bytes()))
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(lambda: loaded(own)))
     server.start()
     yield port
     server.stop(grace=None).wait()
@@ -66,12 +66,16 @@ def write(party: Party, member: Identity, folder: Path) -> Files:
     folder.mkdir(exist_ok=True)
     files.certificate.write_bytes(certificates.certificate_to_pem(member.certificate))
     write_atomic(files.key, certificates.key_to_pem(member.key))
-    files.authority.write_bytes(certificates.certificate_to_pem(party.authority))
+    files.authority.write_bytes(party.authority.pem)
     return files
 
 
+def loaded(files: Files) -> tuple[Identity, Anchors]:
+    return load_identity(files), load_authority(files.authority)
+
+
 def call(port: int, files: Files) -> bytes:
-    credentials = tls.channel_credentials(files, files.authority.read_bytes())
+    credentials = tls.channel_credentials(*loaded(files))
     with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         method = channel.unary_unary("/test/Echo")
         return method(b"hello", timeout=30)
@@ -114,10 +118,46 @@ def test_a_client_of_another_authority_is_refused(
 def test_a_silo_cannot_pose_as_coordinator(files: dict[Role, Files]) -> None:
     own = files[Role.SILO]
     server = grpc.server(ThreadPoolExecutor(max_workers=1), handlers=[Echo()])
-    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(own, own.authority.read_bytes()))
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(lambda: loaded(own)))
     server.start()
     with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
         call(port, files[Role.OPERATOR])
+    server.stop(grace=None).wait()
+
+
+def test_a_server_takes_another_authority_and_certificate_without_a_restart(
+    files: dict[Role, Files], tmp_path: Path
+) -> None:
+    """Between old and new authority it takes clients of both, and then those of the new one alone."""
+    following = Party.enroll(datetime.now(UTC))
+    now = datetime.now(UTC)
+    others = {
+        role: write(following, following.issue(role, "one", now=now), tmp_path / f"new-{role}")
+        for role in Role
+    }
+    old, new = files[Role.SILO], others[Role.SILO]
+    own = [*loaded(files[Role.COORDINATOR])]
+    server = grpc.server(ThreadPoolExecutor(max_workers=1), handlers=[Echo()])
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(lambda: (own[0], own[1])))
+    server.start()
+    assert call(port, old)
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        call(port, new)
+
+    both = Anchors.load(old.authority.read_bytes() + new.authority.read_bytes())
+    for client in (old, new):
+        client.authority.write_bytes(both.pem)
+    own[1] = both
+    for client in (old, new):
+        assert call(port, client)
+    own[0] = load_identity(others[Role.COORDINATOR])
+    for client in (old, new):
+        assert call(port, client)
+
+    own[1] = following.authority
+    assert call(port, new)
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        call(port, old)
     server.stop(grace=None).wait()
 
 

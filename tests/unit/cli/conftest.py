@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from cli.main import run
-from crypto.identity.certificates import Role, load_certificate
+from crypto.identity.certificates import Anchors, Role
 from crypto.identity.roster import Roster, open_roster, roster_from_file_bytes
 from tests.support.ceremony import Ceremony
 
@@ -152,6 +152,6 @@ def newest_roster(ca: Path) -> Roster:
 
 
 def open_file(path: Path, ca: Path) -> Roster:
-    authority = load_certificate((ca / "authority.crt").read_bytes())
+    authority = Anchors.load((ca / "authority.crt").read_bytes())
     signed = roster_from_file_bytes(path.read_bytes())
     return open_roster(signed, authority=authority, federation="fed", now=datetime.now(UTC))

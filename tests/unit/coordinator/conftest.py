@@ -23,7 +23,7 @@ from chorale.v1 import operations_pb2_grpc, records_pb2
 from coordinator.process import Clock
 from coordinator.service.hosting import Host
 from coordinator.settings import CoordinatorSettings
-from crypto.identity.certificates import Identity, Role, certificate_to_pem
+from crypto.identity.certificates import Identity, Role
 from tests.support.ceremony import Ceremony
 from tests.unit.coordinator.fake_silo import FakeSilo
 
@@ -128,7 +128,7 @@ class Hub:
             certificate=self.ceremony.path_of(member.role, member.name, "crt"),
             key=self.ceremony.path_of(member.role, member.name, "key"),
         )
-        credentials = tls.channel_credentials(files, certificate_to_pem(self.ceremony.certificate))
+        credentials = tls.channel_credentials(tls.load_identity(files), self.ceremony.anchors)
         channel = grpc.aio.secure_channel(self.host.grpc_address, credentials, options=options)
         self.stack.push_async_callback(channel.close)
         return operations_pb2_grpc.OperationsStub(channel)  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import federation_pb2_grpc, session_pb2
 from crypto.errors import Refusal
 from crypto.fixed_point.encoder import Encoder
-from crypto.identity.certificates import Identity, Role, certificate_to_pem
+from crypto.identity.certificates import Identity, Role
 from crypto.identity.roster import Roster, open_roster
 from crypto.masking.masks import Masker
 from crypto.masking.stored_sum import StoredSum
@@ -115,8 +115,9 @@ class FakeSilo:
             certificate=self.ceremony.path_of(Role.SILO, self.name, "crt"),
             key=self.ceremony.path_of(Role.SILO, self.name, "key"),
         )
-        authority = certificate_to_pem(self.ceremony.certificate)
-        return grpc.aio.secure_channel(self.address, tls.channel_credentials(files, authority), options)
+        return grpc.aio.secure_channel(
+            self.address, tls.channel_credentials(tls.load_identity(files), self.ceremony.anchors), options
+        )
 
     async def _attend(self) -> None:
         try:
@@ -181,7 +182,7 @@ class FakeSilo:
             terms=terms,
             identity=self.identity,
             roster=self._roster,
-            authority=self.ceremony.certificate,
+            authority=self.ceremony.anchors,
             ledger=self.ledger,
             now=datetime.now(UTC),
         )
@@ -255,7 +256,7 @@ class FakeSilo:
         return open_job(
             self._jobs[key.job_digest],
             roster=self._roster,
-            authority=self.ceremony.certificate,
+            authority=self.ceremony.anchors,
             now=datetime.now(UTC),
         )
 
@@ -320,7 +321,7 @@ class FakeSilo:
     def _open_roster(self, signed: Any) -> Roster:
         return open_roster(
             signed,
-            authority=self.ceremony.certificate,
+            authority=self.ceremony.anchors,
             federation=self.ceremony.federation,
             now=datetime.now(UTC),
         )

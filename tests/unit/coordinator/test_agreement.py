@@ -119,7 +119,7 @@ async def test_a_proof_is_kept_that_every_silo_can_check(make_hub):
     assert (job_digest, proof.phase, sorted(proof.signers)) == (digest, "train", hub.names[:3])
     fake = hub.fakes["silo-0"]
     job = open_job(
-        fake._jobs[digest], roster=fake._roster, authority=hub.ceremony.certificate, now=hub.clock.now()
+        fake._jobs[digest], roster=fake._roster, authority=hub.ceremony.anchors, now=hub.clock.now()
     )
     rule = job.spec.rule(4)
     proof.check(job_digest=digest, roster=fake._roster, names=tuple(hub.names), rule=rule)

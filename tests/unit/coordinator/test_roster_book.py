@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from chorale.credentials import Credentials
 from chorale.runtime.audit import AuditLog, read_entries
 from coordinator.members.roster_book import RosterBook
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.process import Clock
 from coordinator.storage.store import Store
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Role
+from crypto.identity.certificates import Anchors, Role
+from crypto.identity.issuing import new_authority
 from tests.support.ceremony import Ceremony
 
 LATER = timedelta(days=2)  # the second roster expires so much after the first
@@ -38,7 +40,12 @@ def now() -> list[datetime]:
 
 
 @pytest.fixture
-def open_book(ceremony: Ceremony, now: list[datetime]) -> Iterator[OpenBook]:
+def credentials(ceremony: Ceremony) -> Credentials:
+    return Credentials(ceremony.enroll(Role.COORDINATOR, "hub"), ceremony.anchors)
+
+
+@pytest.fixture
+def open_book(ceremony: Ceremony, now: list[datetime], credentials: Credentials) -> Iterator[OpenBook]:
     """The book of a coordinator on the same files; what an earlier one held is closed."""
     with ExitStack() as opened:
 
@@ -47,7 +54,7 @@ def open_book(ceremony: Ceremony, now: list[datetime]) -> Iterator[OpenBook]:
             return RosterBook(
                 ceremony.roster_path,
                 federation=ceremony.federation,
-                authority=ceremony.certificate,
+                credentials=credentials,
                 store=opened.enter_context(closing(Store(ceremony.folder / "coordinator.sqlite"))),
                 clock=Clock(now=lambda: now[0]),
                 audit=opened.enter_context(closing(AuditLog(ceremony.folder / "audit.jsonl"))),
@@ -119,3 +126,17 @@ def test_a_start_without_a_roster_that_holds_names_what_is_wrong(
     ceremony.publish(issued=now[0])
     with pytest.raises(ConfigError, match=r"roster\.json: roster: version 2 expired"):
         open_book()
+
+
+def test_a_roster_that_came_before_its_authority_is_read_again_with_it(
+    ceremony: Ceremony, open_book: OpenBook, credentials: Credentials
+) -> None:
+    """The file stayed refused until it changed once more."""
+    book = open_book()
+    ceremony.key, ceremony.certificate = new_authority(
+        ceremony.federation, now=datetime.now(UTC), valid_days=9
+    )
+    ceremony.publish()
+    assert book.current.version == 1
+    credentials.authority = Anchors((*credentials.authority.certificates, ceremony.certificate))
+    assert book.current.version == 2

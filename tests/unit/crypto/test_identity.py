@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import certificates, issuing
-from crypto.identity.certificates import CLOCK_SKEW, Identity, MemberId, PrivateKey, Role, SignedBody
+from crypto.identity.certificates import CLOCK_SKEW, Anchors, Identity, MemberId, PrivateKey, Role, SignedBody
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 VERSION_3, VERSION_9 = bytes.fromhex("a003020102"), bytes.fromhex("a003020108")  # X.509 counts from 0
@@ -57,7 +57,7 @@ def check(
     certificate, authority, *, role: Role = Role.SILO, federation: str = "hospitals", now: datetime = NOW
 ):
     return certificates.check_certificate(
-        certificate, authority=authority.certificate, role=role, federation=federation, now=now
+        certificate, authority=Anchors((authority.certificate,)), role=role, federation=federation, now=now
     )
 
 
@@ -511,10 +511,11 @@ class TestDer:
                 lambda: certificates.member_of(odd),
                 lambda: certificates.federation_of(odd),
                 lambda: check(odd, authority),
-                lambda: certificates._check_issuer(odd, authority.certificate),
+                lambda: certificates._is_issued_by(odd, authority.certificate),
                 lambda: certificates._member_with_usage(odd, Role.SILO),
                 lambda: certificates._member_with_usage(odd, Role.COORDINATOR),
-                lambda: certificates._check_issuer(silo.certificate, odd),
+                lambda: certificates._is_issued_by(silo.certificate, odd),
+                lambda: Anchors((odd,)),
                 lambda: certificates._check_critical("certificate", odd, allows="digital_signature"),
             ]
 

@@ -10,7 +10,7 @@ import pytest
 from crypto import encoding
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.identity import certificates, issuing, roster
-from crypto.identity.certificates import CLOCK_SKEW, Identity, Role, SignedBody
+from crypto.identity.certificates import CLOCK_SKEW, Anchors, Identity, Role, SignedBody
 from crypto.identity.roster import Member, Roster
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -33,7 +33,7 @@ def open_(
     signed: SignedBody, authority, *, federation: str = "hospitals", now: datetime = NOW, max_age=None
 ) -> Roster:
     return roster.open_roster(
-        signed, authority=authority.certificate, federation=federation, now=now, max_age=max_age
+        signed, authority=Anchors((authority.certificate,)), federation=federation, now=now, max_age=max_age
     )
 
 
@@ -96,7 +96,7 @@ def test_expired_future_and_old_rosters_are_refused(signed, authority) -> None:
 
 def test_read_roster_opens_an_expired_one(authority, silo) -> None:
     expired = sign(authority, [as_member(silo)], expires=NOW + timedelta(seconds=1))
-    read = roster.read_roster(expired, authority=authority.certificate, federation="hospitals")
+    read = roster.read_roster(expired, authority=Anchors((authority.certificate,)), federation="hospitals")
     assert read.silo_names == {"clinic-a"}
 
 

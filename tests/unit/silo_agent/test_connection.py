@@ -34,6 +34,7 @@ from silo_agent.ledger.ledger import Ledger
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
+from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.rosters import Rosters
 from tests.support.agents import make_members
 from tests.support.sessions import NOW
@@ -60,8 +61,7 @@ class Agent:
         self.outbox = Outbox()
         self.audit = AuditLog(folder / "audit.jsonl")
         self.rosters = Rosters(
-            identity=members.silos["silo-0"],
-            authority=members.authority,
+            credentials=OwnCertificates(members.silos["silo-0"], members.authority),
             ledger=self.ledger,
             data_sets=DataSets([DataSet.of(self.ledger, name="data", policy=policy)], ledger=self.ledger),
             lowest_version=1,
@@ -96,7 +96,8 @@ class Agent:
             outbox=self.outbox,
             rosters=self.rosters,
             metrics=self.metrics,
-            check_own_certificate=lambda: self.check(),
+            renew=lambda: self.check(),
+            accepted=lambda: None,
             clock=lambda: NOW,
             random=lambda: 0.0,
             sleep=self._sleep,
@@ -355,7 +356,8 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
         outbox=agent.outbox,
         rosters=agent.rosters,
         metrics=agent.metrics,
-        check_own_certificate=lambda: None,
+        renew=lambda: None,
+        accepted=lambda: None,
         clock=lambda: NOW,
         random=lambda: 0.0,
         sleep=agent._sleep,

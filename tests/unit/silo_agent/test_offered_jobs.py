@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from chorale.credentials import Credentials
 from chorale.job import JobSpec
 from crypto.errors import ChoraleError, PolicyRefusal
 from silo_agent.policy.policy import Policy
@@ -20,7 +21,7 @@ def book_of(hub: Hub) -> OfferedJobs:
         silo="silo-0",
         ledger=agent.ledger,
         data_sets=agent.data_sets,
-        authority=hub.members.authority,
+        credentials=Credentials(hub.members.silos["silo-0"], hub.members.authority),
         clock=lambda: hub.now,
     )
 

@@ -39,9 +39,12 @@ def votes(number: int, **more: object) -> Arrays:
 
 
 def chain_of(agent: Agent) -> StateChain:
-    authority = agent.hub.members.authority
     return StateChain(
-        silo=agent.name, known=agent.known, data_sets=agent.data_sets, local=agent.local, authority=authority
+        silo=agent.name,
+        known=agent.known,
+        data_sets=agent.data_sets,
+        local=agent.local,
+        credentials=agent.credentials,
     )
 
 

@@ -51,12 +51,13 @@ class Clockless:
         await asyncio.sleep(0)
 
 
-def transfer(stub: Any, clock: Clockless | None = None) -> Transfer:
+def transfer(stub: Any, clock: Clockless | None = None, **more: Any) -> Transfer:
     return Transfer(
         stub,
         metrics=SiloMetrics(),
         random=lambda: 0.0,
         sleep=(clock or Clockless()).sleep,
+        **more,
     )
 
 
@@ -253,6 +254,26 @@ async def test_a_refused_download_is_not_tried_again(make_stub: MakeStub, tmp_pa
     with pytest.raises(RemoteProtocolError, match="PERMISSION_DENIED: not this silo's job"):
         await download(carrier, tmp_path)
     assert clock.waits == 0
+
+
+async def test_a_transfer_is_refused_and_tried_again_while_the_next_certificate_waits(
+    make_stub: MakeStub, tmp_path: Path
+) -> None:
+    """A round lost each silo whose new certificate the roster listed a moment before its line ended."""
+    calls = 0
+
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the roster lists another certificate")
+        async for chunk in chunks_of(STATE, request.offset):
+            yield chunk
+
+    clock = Clockless()
+    carrier = transfer(await make_stub(Download=Download), clock, has_next_certificate=lambda: True)
+    assert (await download(carrier, tmp_path)).read_bytes() == STATE
+    assert clock.waits == 2
 
 
 # uploads

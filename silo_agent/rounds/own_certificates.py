@@ -1,0 +1,72 @@
+"""The certificates of this silo: the one in use, the next one, and the one before.
+
+A new certificate lies in the silo's files before a roster lists it, and rounds that run go on under the
+roster they began with. So a silo holds both, and no round is lost. Source: docs/protocol.md 8.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chorale.credentials import Credentials
+from chorale.observability.logs import get_logger
+from crypto.identity.certificates import Anchors, Identity, Role
+from crypto.identity.roster import Roster
+
+log = get_logger("silo_agent.rounds.own_certificates")
+
+
+class OwnCertificates(Credentials):
+    """`identity` is the one that the coordinator accepted last."""
+
+    def __init__(self, identity: Identity, authority: Anchors) -> None:
+        super().__init__(identity, authority)
+        self._next: Identity | None = None
+        self._former: Identity | None = None
+        self._dialed = identity
+        self._tries = 0
+
+    def take_over(self, identity: Identity, authority: Anchors) -> None:
+        """The authority at once; the certificate with the first connection that the coordinator accepts it
+        for."""
+        self.authority = authority
+        self._next = None if identity.fingerprint == self.identity.fingerprint else identity
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the coordinator has yet to accept the one in the files."""
+        return self._next is not None
+
+    def of(self, roster: Roster) -> Identity:
+        """The one that the roster lists; the one in use where it lists none."""
+        return self._listed(roster) or self.identity
+
+    def is_listed(self, roster: Roster) -> bool:
+        return self._listed(roster) is not None
+
+    def dialing(self, roster: Roster | None, is_sound: Callable[[Identity], bool]) -> Identity:
+        """What the next try to connect shows: the one that the newest roster lists, and in turn the other.
+
+        is_sound: whether a certificate is valid now.
+        """
+        both = [one for one in (self.identity, self._next) if one is not None and is_sound(one)]
+        if roster is not None:
+            both.sort(key=lambda one: not _lists(roster, one))
+        self._dialed = both[self._tries % len(both)] if both else self.identity
+        self._tries += 1
+        return self._dialed
+
+    def accepted(self) -> None:
+        """The coordinator has accepted the connection."""
+        self._tries = 0
+        if self._dialed is self._next:
+            self._former, self.identity, self._next = self.identity, self._next, None
+            log.info("new certificate in use", certificate=self.identity.fingerprint.hex()[:12])
+
+    def _listed(self, roster: Roster) -> Identity | None:
+        own = (self.identity, self._next, self._former)
+        return next((one for one in own if one is not None and _lists(roster, one)), None)
+
+
+def _lists(roster: Roster, one: Identity) -> bool:
+    return roster.holds(Role.SILO, one.member.name, one.fingerprint)
