@@ -82,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(*, silos: int, outages_seconds: Sequence[float] = OUTAGES_SECONDS) -> Report:
+    """outages_seconds: from each kill of the coordinator to the start of the next one."""
     with (
         tempfile.TemporaryDirectory(prefix="chorale-reconnect-") as name,
         LightFederation(

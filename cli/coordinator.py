@@ -13,6 +13,7 @@ from typing import IO
 
 import click
 
+from chorale.runtime import disk
 from chorale.runtime.files import PRIVATE, sync_directory
 from cli.keys import csr_command
 from crypto.errors import ConfigError
@@ -129,5 +130,9 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         temporary.rename(path)
         sync_directory(path.parent)
+    except OSError as error:
+        if disk.is_full(error, path.parent):
+            raise disk.NoRoom(f"{path}: it finds no room: {disk.told_full(path.parent)}") from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)

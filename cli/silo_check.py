@@ -119,6 +119,14 @@ def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
         findings.fine("certificate", f"{settings.identity.certificate}, valid until {until:%Y-%m-%d}")
         anchors = ", ".join(fingerprint(each).hex()[:12] for each in authority.certificates)
         findings.fine("authority", f"{settings.authority}, {anchors}")
+    if settings.proxy is not None:
+        with findings.step("proxy"):
+            proxy = settings.route().proxy
+            if proxy is None:
+                told = f"{settings.coordinator} is dialed past it (no_proxy)"
+            else:
+                told = "without a login" if proxy.login is None else "with a login"
+            findings.fine("proxy", f"{settings.proxy}, {told}")
     with findings.step("directory"), _ledger(settings):
         findings.fine("directory", str(settings.directory))
     policies: dict[str, Policy] = {}

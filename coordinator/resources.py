@@ -19,6 +19,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.storage.checkpoints import Checkpoints
 from coordinator.storage.spool import SpoolMemory, clear_spools
 from coordinator.storage.store import Store
+from crypto.errors import ConfigError
 from crypto.identity.certificates import Anchors, Role
 from crypto.identity.roster import Roster
 
@@ -89,7 +90,13 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
         # the audit log first: it is locked, so two coordinators never share a directory
         audit = AuditLog(settings.directory / "audit.jsonl")
         closing.callback(audit.close)
-        store = Store(settings.directory / "coordinator.sqlite")
+        path = settings.directory / "coordinator.sqlite"
+        if audit.head.entry > 0 and not path.exists():
+            raise ConfigError(
+                f"{path}: missing beside the audit log of a coordinator that had it: a restore broke off, "
+                "or a disk lost it; bring a backup back with `chorale coordinator restore --set-aside`"
+            )
+        store = Store(path)
         closing.callback(store.close)
         clear_spools(settings.spool_directory)
         roster_book = RosterBook(

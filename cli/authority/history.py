@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from cryptography import x509
 
-from chorale.runtime.files import read_limited, write_atomic
+from chorale.runtime.files import read_limited, sync_directory, write_atomic
 from cli.errors import with_hint
 from crypto.encoding import FieldReader
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
@@ -122,6 +122,7 @@ def keep(history: History, signed: SignedBody, *, directory: Path, key: PrivateK
             write_atomic(made / BEFORE, roster_to_file_bytes(left), mode=0o644)
             write_atomic(made / f"{first.version}.json", roster_to_file_bytes(first.signed), mode=0o644)
         made.rename(folder)
+        sync_directory(directory)
         (directory / REVOKED).unlink(missing_ok=True)
     write_atomic(folder / f"{history.next_version}.json", roster_to_file_bytes(signed), mode=0o644)
 

@@ -21,6 +21,7 @@ from typing import IO
 
 from pydantic import ValidationError
 
+from chorale.runtime import disk
 from chorale.runtime.audit import AuditInUse, AuditLog
 from chorale.runtime.files import PRIVATE, sync_directory
 from coordinator.storage.backup import AUDIT, DATABASE, MANIFEST, FileEntry, Manifest, needed_files
@@ -45,7 +46,7 @@ def restore_backup(
 
     sets_aside: what the directory holds goes to a folder `replaced-<time>` in it; nothing is overwritten.
     Raises ConfigError for a backup that is damaged, cut short, of another federation or of a newer release,
-    and for a directory that is not empty; AuditInUse where a coordinator runs on it; OSError.
+    and for a directory that is not empty; AuditInUse where a coordinator runs on it; NoRoom; OSError.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _alone(directory):
@@ -70,6 +71,10 @@ def restore_backup(
             for path in sorted(staging.iterdir(), key=lambda path: path.name == DATABASE):
                 path.rename(directory / path.name)
             sync_directory(directory)
+        except OSError as error:
+            if disk.is_full(error, directory):
+                raise disk.NoRoom(f"{name}: it finds no room: {disk.told_full(directory)}") from error
+            raise
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     with closing(AuditLog(directory / AUDIT)) as audit:

@@ -21,24 +21,24 @@ from tests.cluster.walk import Walk
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up where a check fails")
+    parser.add_argument("--resume", metavar="SECTION", help="go on there, with the cluster that --keep left")
     given = parser.parse_args()
     report, lab = Report(), Lab(default_folder())
-    build(lab.folder)
-    make_images(lab.folder)
+    sections = [
+        (section, list(shown))
+        for section, shown in groupby(steps(PAGE.read_text()), lambda step: step.section)
+    ]
+    if given.resume:
+        names = [section for section, _ in sections]
+        sections = sections[names.index(given.resume) :]
+    else:
+        start(lab, report)
     with ExitStack() as stack:
-        report.say(f"starting Kubernetes {lab.version} in {lab.folder}")
-        with report.progress("starting Kubernetes"):
-            lab.down()
-            lab.wipe()
-            lab.up()
         stack.callback(lab.down)
-        with report.progress("the silos' image"):
-            image.build(lab)
-        walk = Walk(lab, report, silo_image=image.REPOSITORY)
+        walk = Walk(lab, report, silo_image=image.REPOSITORY, is_resumed=bool(given.resume))
         stack.callback(walk.close)
-        page = groupby(steps(PAGE.read_text()), key=lambda step: step.section)
         try:
-            for section, shown in page:
+            for section, shown in sections:
                 report.say(f"== {section}")
                 with AROUND[section](walk):
                     for step in shown:
@@ -50,6 +50,19 @@ def main() -> int:
             raise
     report.say(f"cluster-test: {report.checks} checks passed on Kubernetes {lab.version}")
     return 0
+
+
+def start(lab: Lab, report: Report) -> None:
+    """An empty cluster with the images of this tree."""
+    build(lab.folder)
+    make_images(lab.folder)
+    report.say(f"starting Kubernetes {lab.version} in {lab.folder}")
+    with report.progress("starting Kubernetes"):
+        lab.down()
+        lab.wipe()
+        lab.up()
+    with report.progress("the silos' image"):
+        image.build(lab)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ SMALL = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "2Gi
 QUICK = {"heartbeat_seconds": 0.5, "reconnect_grace_seconds": 60, "stage_deadline_seconds": 60}
 # the faults make cohorts and attempts that no policy foresees
 LENIENT = {"max_cohort_changes": 10_000, "max_repeats": 100, "max_attempts": 50, "initial_state": "given"}
+# what verifies a release and copies it to a registry: tests/deployment does it
+OF_RELEASES = frozenset({"make", "minisign", "sha256sum", "cd", "skopeo"})
 LACKING = {
     "kubeVersion": "the charts' kubeVersion is taken out of a copy, for this server is older",
     "policy/v1": "podDisruptionBudget.enabled=false: the server has no policy/v1",
@@ -56,8 +58,8 @@ def values(member: str, *, silo_image: str) -> dict[str, Any]:
 
 def command(text: str, report: Report) -> str:
     """The line as it is run; empty where this lab has done it otherwise."""
-    if text.startswith(("docker ", "make ", "minisign ")):
-        report.adapted(f"not run here: {text} (images and charts are those that the lab has built)")
+    if text.split()[0] in OF_RELEASES:
+        report.adapted(f"not run here: {text} (the lab builds images and charts of this tree itself)")
         return ""
     if match := re.match(r"helm (?:install|upgrade) (\S+) ", text):
         release = match[1]
@@ -79,20 +81,20 @@ def file(text: str, report: Report) -> str:
     return text.replace("image: chorale/", "image: localhost/chorale/")
 
 
-def volumes(folder: Path) -> tuple[str, dict[str, Path]]:
-    """A class and a local volume for each claim of the guide: manifests, and where each volume lies."""
-    claims = [
-        ("heart", f"state-{HUB}-chorale-coordinator-0"),
-        *((silo, f"state-{silo}{POD}") for silo in SILOS),
-    ]
-    claims += [(silo, "patients") for silo in SILOS]
-    found, objects = {}, [_storage_class()]
-    for namespace, claim in claims:
-        path = folder / "volumes" / f"{namespace}.{claim}"
-        path.mkdir(parents=True)
-        found[claim if claim != "patients" else f"patients-{namespace}"] = path
-        objects.append(volume(f"{namespace}.{claim}", path, namespace=namespace, claim=claim))
-    return yaml.safe_dump_all(objects), found
+def volume_folders(folder: Path) -> dict[str, Path]:
+    """Where the volume of each claim lies, by NAMESPACE.CLAIM."""
+    claims = [f"heart.state-{HUB}-chorale-coordinator-0"]
+    claims += [f"{silo}.{claim}" for silo in SILOS for claim in (f"state-{silo}{POD}", "patients")]
+    return {claim: folder / "volumes" / claim for claim in claims}
+
+
+def storage(folders: dict[str, Path]) -> str:
+    """Manifests of a class and of a local volume for each claim."""
+    made = [_storage_class()]
+    for name, path in folders.items():
+        namespace, _, claim = name.partition(".")
+        made.append(volume(name, path, namespace=namespace, claim=claim))
+    return yaml.safe_dump_all(made)
 
 
 def volume(name: str, path: Path, *, namespace: str, claim: str) -> dict[str, Any]:

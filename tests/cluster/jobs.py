@@ -110,16 +110,9 @@ def during(walk: Walk, what: str, *, at: str, held: str = SILOS[2]) -> Iterator[
     wait.touch()
     try:
         since, job_id = submit(walk, what)
-        state = PhaseState.WAITING if at == "train" else PhaseState.UNMASK
-        kind = "train" if at == "train" else "enroll"
-        walk.told.wait(
-            HUB,
-            lambda line: (
-                line["event"] == "stage" and line["state"] == state and line["phase"].startswith(kind)
-            ),
-            f"{state} of job {job_id}",
-            since=since[HUB],
-        )
+        stands = {"event": "stage", "job": job_id}
+        stands |= {"state": "waiting", "phase": "train"} if at == "train" else {"state": "unmask"}
+        walk.told.wait(HUB, lambda line: stands.items() <= line.items(), str(stands), since=since[HUB])
         yield job_id
     finally:
         wait.unlink()
@@ -130,14 +123,12 @@ def submit(walk: Walk, name: str) -> tuple[dict[str, int], str]:
     """Where each log was, and the job's id."""
     since = {member: walk.told.mark(member) for member in (HUB, *SILOS)}
     (walk.folder / "initial.safetensors").write_bytes(initial_state())
-    (walk.folder / "one-hot.yaml").write_text(yaml.safe_dump(job(name.replace(" ", "-"))))
+    (walk.folder / "one-hot.yaml").write_text(yaml.safe_dump(job(name.lower().replace(" ", "-"))))
     out = walk.shell("chorale job submit one-hot.yaml --config operator.yaml --init initial.safetensors")
     job_id = out.split()[0]
     if walk.values[SILOS[0]]["policy"].get("approval") != "automatic":
         for silo in SILOS:
-            walk.told.wait(
-                silo, lambda line: line.get("job", "")[:12] == job_id, "the offer", since=since[silo]
-            )
+            walk.wait_for_offer(silo, job_id)
             approve(walk, silo, job_id)
     return since, job_id
 

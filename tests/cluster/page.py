@@ -38,7 +38,8 @@ def steps(page: str) -> Iterator[Step]:
                 commands = re.findall(r"^\$ (.+)$", block["console"], re.MULTILINE)
                 shown = [Step(section=section, name="", text=command) for command in commands]
             for step in shown:
-                yield from dict.fromkeys(_at(step, silo) for silo in silos)
+                is_every = SILOS[0] in (step.name or step.text)
+                yield from (_at(step, silo) for silo in (silos if is_every else SILOS[:1]))
 
 
 def _at(step: Step, silo: str) -> Step:

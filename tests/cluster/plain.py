@@ -35,7 +35,7 @@ def final_digest(walk: Walk) -> str:
     """Of the state that the job ends in."""
     folder = walk.folder / "plain"
     folder.mkdir()
-    tables = {silo: walk.volumes[f"patients-{silo}"] / "heart" / "patients.csv" for silo in SILOS}
+    tables = {silo: walk.volumes[f"{silo}.patients"] / "heart" / "patients.csv" for silo in SILOS}
     with PlainFederation(folder=folder, tables=tables) as federation:
         federation.start()
         spec = jobs.job("whole-numbers") | {"federation": federation.ceremony.federation}

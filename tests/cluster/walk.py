@@ -30,26 +30,40 @@ HEADING = "age,sex,chol,num\n"
 
 
 class Walk:
-    def __init__(self, lab: Lab, report: Report, *, silo_image: str) -> None:
+    """silo_image: its repository. is_resumed: folder and cluster are as a former walk left them."""
+
+    def __init__(self, lab: Lab, report: Report, *, silo_image: str, is_resumed: bool = False) -> None:
         self.lab, self.report = lab, report
         self.folder = lab.folder / "walk"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
         self.job_id = ""
         self._mask = "umask 022"
         self.told = Told(folder=lab.folder / "log" / "pods", members=(HUB, *SILOS))
+        self.values = {member: adaptations.values(member, silo_image=silo_image) for member in (HUB, *SILOS)}
+        self.volumes = adaptations.volume_folders(self.folder)
+        if is_resumed:
+            for member in self.values:
+                self.values[member] = yaml.safe_load((self.folder / "lab" / f"{member}.yaml").read_text())
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """The folder anew, and what the cluster needs before the page begins."""
+        report = self.report
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
         adaptations.copy_charts(self.folder, report)
-        manifests, self.volumes = adaptations.volumes(self.folder)
+        for path in self.volumes.values():
+            path.mkdir(parents=True)
+        manifests = adaptations.storage(self.volumes)
         report.adapted("each claim is bound to a folder of the node, in a StorageClass that allows expansion")
         self.lab.run("kubectl", "apply", "--filename=-", input=manifests)
         self.lab.alias(adaptations.ADDRESS, "hub-chorale-coordinator.heart")
         report.adapted(f"the node's DNS says where {adaptations.ADDRESS} is")
         for silo, count in RECORDS.items():
-            table = self.volumes[f"patients-{silo}"] / "heart" / "patients.csv"
+            table = self.volumes[f"{silo}.patients"] / "heart" / "patients.csv"
             table.parent.mkdir()
             table.write_text(records(count, seed=silo))
         (self.folder / "lab").mkdir()
-        self.values = {member: adaptations.values(member, silo_image=silo_image) for member in (HUB, *SILOS)}
         for member in self.values:
             self.write_values(member)
         self._write_programs()
@@ -68,8 +82,8 @@ class Walk:
         if step.text.endswith(f"create --filename={HUB}-claim.yaml"):
             self._provide_another_volume()
         text = step.text.replace("NODE", adaptations.NODE)
-        if text.endswith(" ID"):  # an offer takes a heartbeat
-            self._wait_for_offer(text.removesuffix(" ID"))
+        if " silo approve " in text:  # the offer takes a heartbeat
+            self.wait_for_offer(next(silo for silo in SILOS if silo in text), self.job_id)
         text = text.replace(" ID", f" {self.job_id}")
         command = adaptations.command(text, self.report)
         if not command:
@@ -130,7 +144,7 @@ class Walk:
 
     def state(self, member: str) -> Path:
         """The volume of the member's state."""
-        return self.volumes[f"state-{pod_name(member)}"]
+        return self.volumes[f"{namespace(member)}.state-{pod_name(member)}"]
 
     def wait(self, is_done: Callable[[], bool], what: str, *, seconds: float = 120.0) -> None:
         with self.report.progress(f"waiting for {what}"):
@@ -157,11 +171,12 @@ class Walk:
         path.mkdir()
         made = adaptations.volume(path.name, path, namespace=namespace(HUB), claim=claim)
         self.lab.run("kubectl", "create", "--filename=-", input=yaml.safe_dump(made))
-        self.volumes[claim] = path
+        self.volumes[f"{namespace(HUB)}.{claim}"] = path
         self.report.adapted("the other node is this one with another, empty folder for the claim")
 
-    def _wait_for_offer(self, command: str) -> None:
-        self.wait(lambda: self.job_id in self.shell(command), "the offer of the job")
+    def wait_for_offer(self, silo: str, job_id: str) -> None:
+        offer = {"event": "job offered", "job": job_id}
+        self.told.wait(silo, lambda line: offer.items() <= line.items(), "the job's offer")
 
     def _operator_address(self) -> list[str]:
         address = self.lab.run(

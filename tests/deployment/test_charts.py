@@ -7,37 +7,14 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
-from kubernetes_validate import utils
 
 from tests.deployment import helm
-
-CRDS = {
-    crd["properties"]["kind"]["const"]: crd
-    for crd in (json.loads(file.read_text()) for file in (Path(__file__).parent / "crds").glob("*.json"))
-}
+from tests.deployment.objects import CRDS, check
 
 every_shape = pytest.mark.parametrize("chart, values", helm.SHAPES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _schemas_are_read_once() -> Any:
-    """The validator reads megabytes of schema for every object otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils, "schema_contents", functools.cache(utils.schema_contents))
-        yield
-
-
-def check(found: helm.Object, version: str) -> None:
-    """Raises ValidationError."""
-    if found["kind"] in CRDS:
-        jsonschema.validate(found, CRDS[found["kind"]])
-    else:
-        kubernetes_validate.validate(found, version, strict=True)
 
 
 @every_shape

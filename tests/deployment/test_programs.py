@@ -65,7 +65,8 @@ def test_ci_installs_what_is_missing_and_stops_its_daemons(tmp_path: Path, is_ro
     assert (done.returncode, done.stderr) == (0, "")
     made = [line for line in calls.read_text().splitlines() if not line.startswith(("sudo", "env"))]
     assert made[0] == "apt-get update"
-    assert made[1] == "apt-get install -y --no-install-recommends prometheus prometheus prometheus-alertmanager"
+    packages = "prometheus prometheus prometheus-alertmanager"
+    assert made[1] == f"apt-get install -y --no-install-recommends {packages}"
     assert set(made[2:]) == {"service prometheus stop", "service prometheus-alertmanager stop"}
     assert ("sudo apt-get update" in calls.read_text()) is not is_root
     assert "env DEBIAN_FRONTEND=noninteractive apt-get install" in calls.read_text()

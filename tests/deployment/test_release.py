@@ -413,3 +413,22 @@ def test_audit_that_asked_nobody_says_so(
     said = vulnerabilities.report([tmp_path / "lock.txt"])
     assert "\nnot checked: source unreachable" in said
     assert "0 vulnerabilities" not in said
+
+
+def test_files_of_an_image_are_those_that_its_last_layer_leaves(tmp_path: Path) -> None:
+    """A package that a later layer removes is in no bill of materials."""
+    out = tmp_path / "image.tar"
+    files = {"a/kept": b"1", "a/gone": b"2", "b/old": b"3", "top": b"4", "c/below": b"6"}
+    write_image(out, files, epoch=0)
+    below = archives.Layout(out).files(lambda _: True)
+    upper = {"a/.wh.gone": b"", "b/new": b"5", "b/.wh..wh..opq": b"", ".wh.top": b"", "c": b"7"}
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for path, data in upper.items():
+            entry = tarfile.TarInfo(f"./{path}")
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    raw.seek(0)
+    with tarfile.open(fileobj=raw) as tar:
+        archives.apply_layer(below, tar, lambda _: True)
+    assert below == {"a/kept": b"1", "b/new": b"5", "c": b"7"}

@@ -20,7 +20,7 @@ from tests.faults.conftest import MakeFederation
 from tests.support.federation import COORDINATOR, LocalFederation
 from tests.support.halting import Halt
 from tests.support.history import check_attempts, check_statements, check_votes, read_history
-from tests.support.processes import Record, wait_until
+from tests.support.processes import Record, run_cli, wait_until
 from tests.support.schedules.machine import full, small_disk, unusable_disk
 from tests.support.soak import cases
 
@@ -138,3 +138,29 @@ def submit(federation: LocalFederation, job: bytes, state: Path) -> str:
     done = federation.cli("job", "submit", path, "--init", state)
     assert done.returncode == 4, done.stdout
     return str(done.stderr)
+
+
+@pytest.mark.gate
+def test_backup_and_restore_say_that_they_find_no_room_and_leave_nothing(
+    make_federation: MakeFederation, tmp_path: Path
+) -> None:
+    federation = make_federation()
+    federation.start_coordinator()
+    config = tmp_path / f"{COORDINATOR}.yaml"
+    made = tmp_path / "made.tar"
+    assert run_cli("coordinator", "backup", "--config", config, "--out", made).returncode == 0
+    small = tmp_path / "small"
+    elsewhere = tmp_path / "elsewhere.yaml"
+    elsewhere.write_text(config.read_text().replace(str(tmp_path / COORDINATOR), str(small / "state")))
+    with small_disk(small, size_bytes=DISK_BYTES):
+        (small / "state").mkdir()
+        with full(small):
+            refused = [
+                run_cli("coordinator", "backup", "--config", config, "--out", small / "new.tar"),
+                run_cli("coordinator", "restore", "--config", elsewhere, "--from", made),
+            ]
+            for done in refused:
+                assert done.returncode == 1
+                assert f"it finds no room: the disk of {small}" in done.stderr
+        assert [path.name for path in small.rglob("*")] == ["state"]
+        assert run_cli("coordinator", "restore", "--config", elsewhere, "--from", made).returncode == 0

@@ -188,3 +188,26 @@ def test_backup_holds_all_that_a_coordinator_keeps_and_no_private_key(
         assert lines
         assert not any(line in held for line in lines)
     assert b"PRIVATE KEY" not in held
+
+
+def test_a_coordinator_that_lost_its_database_alone_does_not_begin_anew(
+    make_federation: MakeFederation,
+) -> None:
+    """A restore that was killed between two files leaves that, too; an empty coordinator knew no roster."""
+    federation = make_federation()
+    federation.start_coordinator()
+    path = backup(federation)
+    federation.hub.kill()
+    database = federation.folder / COORDINATOR / "coordinator.sqlite"
+    for each in database.parent.glob(f"{database.name}*"):
+        each.unlink()
+    done = run_cli("coordinator", "run", "--config", config(federation))
+    assert done.returncode == 2
+    assert f"{database}: missing beside the audit log" in done.stderr
+    assert not database.exists()
+
+    words = ("restore", "--config", config(federation), "--from", path, "--set-aside")
+    assert run_cli("coordinator", *words).returncode == 0
+
+    federation.start_coordinator()
+    assert federation.hub.is_running

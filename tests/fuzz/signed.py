@@ -259,6 +259,18 @@ def _identity(data: bytes) -> None:
     certificates.Identity.load(data, data)
 
 
+def _anchor_seeds() -> Iterator[bytes]:
+    yield world.federation().authority.pem
+    yield world.federation().authority.pem + certificates.certificate_to_pem(
+        world.federation().silos[DEALER].certificate
+    )
+
+
+def _anchors(data: bytes) -> None:
+    made = certificates.Anchors.load(data)
+    assert certificates.Anchors.load(made.pem) == made
+
+
 TARGETS = (
     Target(
         name="encoding",
@@ -329,9 +341,10 @@ TARGETS = (
         seeds=lambda: [
             world.federation().silos[DEALER].certificate_der,
             world.operator().certificate_der,
-            world.federation().authority.public_bytes(serialization.Encoding.DER),
+            world.federation().authority.certificates[0].public_bytes(serialization.Encoding.DER),
         ],
     ),
+    Target(name="anchors", read=_anchors, seeds=_anchor_seeds, refuses=(ConfigError,)),
     Target(name="identity", read=_identity, seeds=_pem_seeds, refuses=(ConfigError,)),
     Target(name="request", read=_request, seeds=_requests, refuses=(ConfigError,)),
     Target(

@@ -87,6 +87,7 @@ BROKEN = re.compile(
     r"the line to the coordinator at \S+ was cut( during the handshake|, or the coordinator is restarting)"
     r"|coordinator at \S+ refused this certificate or is restarting"
     r"|the coordinator at \S+ was not ready a moment ago, and is now"
+    r"|coordinator is unreachable at \S+"  # a reset that comes with the end of TCP's own handshake
 )
 # how far a handshake gets: not begun, in the server's first record, in its certificate, all but the settings
 HANDSHAKE_BYTES = (0, 1, 5, 100, 600, 1000, 1500)

@@ -122,7 +122,7 @@ def make_members(silos: int) -> Members:
 
 def with_another_certificate(members: Members, name: str) -> Members:
     """The same federation, in which the silo has another key."""
-    another = _issue(members.authority_key, members.authority, Role.SILO, name)
+    another = _issue(members.authority_key, members.authority.certificates[0], Role.SILO, name)
     return dataclasses.replace(members, silos=members.silos | {name: another})
 
 

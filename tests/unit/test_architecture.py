@@ -371,7 +371,7 @@ def test_global_seeding_happens_in_one_module() -> None:
 
 
 def test_no_member_of_an_enum_is_an_empty_tuple() -> None:
-    """Python 3.11.0 to 3.11.3 read it as no value at all, and the coordinator did not start on Debian 12's."""
+    """Python 3.11.0 to 3.11.3 read it as no value at all: the coordinator did not start on Debian 12's."""
     found = [
         f"{source.path}:{statement.lineno}"
         for source in sources()

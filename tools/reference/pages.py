@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from tools.reference.commands import cli_page
 from tools.reference.metrics import metrics_page
 from tools.reference.settings import settings_page
-from tools.reference.sources import ROOT
-from tools.reference.values import values_page
+from tools.reference.sources import CHARTS, ROOT
+from tools.reference.values import chart_page, values_page
 
 COMMAND = "python -m tools.reference"
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -17,6 +18,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/settings.md": settings_page,
     "docs/reference/values.md": values_page,
     "docs/reference/cli.md": cli_page,
+    **{f"helm/{chart}/README.md": partial(chart_page, chart) for chart in CHARTS.values()},
 }
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
+HELM = ROOT / "helm"
 CHARTS = {"Coordinator": "chorale-coordinator", "Silo": "chorale-silo"}
 
 
 def chart_file(chart: str, name: str) -> str:
-    return (ROOT / "helm" / chart / name).read_text()
+    return (HELM / chart / name).read_text()
 
 
 def alerts(chart: str) -> Iterator[dict[str, Any]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tools.reference.markdown import code, codes, page, table
 from tools.reference.schema import Schema, allowed, alternatives, fields_of, kind_of, written
-from tools.reference.sources import CHARTS, chart_file
+from tools.reference.sources import CHARTS, HELM, chart_file
 
 INTRODUCTION = """\
 What `helm install --values` may set. Any other key is refused, and so is a value that is not allowed or that
@@ -20,7 +21,14 @@ contradicts another. What `settings` and `policy` of a chart mean for the progra
 its first job."""
 REFUSED = "Values that contradict one another, or lack one another, are refused with one of these:"
 
-Path = tuple[str, ...]
+README = """\
+`helm install RELEASE helm/{chart} --namespace NAMESPACE --values VALUES.yaml`, after
+docs/deploy-kubernetes.md: it makes the Secrets and ConfigMaps that the values name. Kubernetes {kubernetes}.
+helm/UPGRADE.md says what a newer version asks of your values."""
+EXAMPLES = """\
+Each is rendered and checked by the tests. helm/examples/argocd is an umbrella of both charts for Argo CD."""
+
+Keys = tuple[str, ...]
 
 
 def values_page() -> str:
@@ -28,13 +36,45 @@ def values_page() -> str:
     return page("Values of the charts", INTRODUCTION, *charts)
 
 
+def chart_page(chart: str) -> str:
+    """README.md of a chart."""
+    about = yaml.safe_load(chart_file(chart, "Chart.yaml"))
+    shapes = sorted((HELM / chart / "ci").glob("*-values.yaml"))
+    examples = [
+        [f"[{file.name}](ci/{file.name})", _comment_above(_lines(file), _first_key(file))] for file in shapes
+    ]
+    return page(
+        chart,
+        f"{about['description']}.",
+        README.format(chart=chart, kubernetes=about["kubeVersion"].removesuffix(".0-0")),
+        "## Examples",
+        EXAMPLES,
+        table(["File", "Meaning"], examples),
+        "## Values",
+        *_values_of(chart),
+    )
+
+
 def _chart(chart: str) -> Iterator[str]:
-    text, checks = chart_file(chart, "values.yaml"), chart_file(chart, "templates/_checks.tpl")
     yield f"## {chart}"
+    yield from _values_of(chart)
+
+
+def _values_of(chart: str) -> Iterator[str]:
+    text = chart_file(chart, "values.yaml")
+    checks = "".join(chart_file(chart, f"templates/{name}") for name in ("_checks.tpl", "_common_checks.tpl"))
     yield _comment_above(text.splitlines(), _first_blank(text))
     yield table(["Value", "Type", "Default", "Allowed", "Meaning"], _rows(chart, text))
     yield REFUSED
     yield "\n".join(f"- {sentence}" for sentence in _contradictions(checks))
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines()
+
+
+def _first_key(file: Path) -> int:
+    return next(place for place, line in enumerate(_lines(file)) if not line.startswith("#"))
 
 
 def _rows(chart: str, text: str) -> Iterator[list[str]]:
@@ -63,8 +103,8 @@ def _without_references(part: Any, whole: Schema) -> Any:
 
 
 def _values(
-    schema: Schema, defaults: Mapping[str, Any], above: Path = ()
-) -> Iterator[tuple[Path, Schema, Any]]:
+    schema: Schema, defaults: Mapping[str, Any], above: Keys = ()
+) -> Iterator[tuple[Keys, Schema, Any]]:
     """Every value that values.yaml shows: its path, schema and default. Maps of free names are one value."""
     properties = fields_of(alternatives(schema, {}))
     for name, default in defaults.items():
@@ -79,7 +119,7 @@ def _allowed(schema: Schema, default: Any) -> str:
     return f"fields {codes(hidden)}" if hidden else allowed(schema, {})
 
 
-def comments_of(text: str) -> dict[Path, str]:
+def comments_of(text: str) -> dict[Keys, str]:
     """The comment right above every key, by the key's path."""
     lines = text.splitlines()
     root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -87,7 +127,7 @@ def comments_of(text: str) -> dict[Path, str]:
     return {path: _comment_above(lines, line) for path, line in _keys(root)}
 
 
-def _keys(node: yaml.MappingNode, above: Path = ()) -> Iterator[tuple[Path, int]]:
+def _keys(node: yaml.MappingNode, above: Keys = ()) -> Iterator[tuple[Keys, int]]:
     for key, value in node.value:
         path = (*above, key.value)
         yield path, key.start_mark.line
@@ -111,4 +151,4 @@ def _first_blank(text: str) -> int:
 def _contradictions(template: str) -> Iterator[str]:
     """What _checks.tpl fails with; "..." stands for a value."""
     for sentence in re.findall(r'fail \(?(?:printf )?"([^"]+)"', template):
-        yield sentence.replace("%s", "...")
+        yield re.sub("%[sqv]", "...", sentence)

@@ -102,8 +102,11 @@ class Layout:
                 raise ReleaseError(f"{path.name}: its manifest names no configuration and layers") from None
             held = {self._blob(each) for each in (self.digest, self.config, *self.layers)}
             held |= {"index.json", "oci-layout"}
-            if odd := sorted(set(tar.getnames()) ^ held):
+            names = tar.getnames()
+            if odd := sorted(set(names) ^ held):
                 raise ReleaseError(f"{path.name}: {odd[0]} is missing, or nothing names it")
+            if len(names) != len(held):
+                raise ReleaseError(f"{path.name}: a file is in it twice")
 
     def files(self, is_wanted: Callable[[str], bool]) -> dict[str, bytes]:
         """Regular files of the image by path without a leading slash, as its layers leave them."""
@@ -112,7 +115,7 @@ class Layout:
             for layer in self.layers:
                 file = tar.extractfile(self._blob(layer))
                 with tarfile.open(fileobj=file, mode="r|*") as entries:
-                    _apply(found, entries, is_wanted)
+                    apply_layer(found, entries, is_wanted)
         return found
 
     @contextmanager
@@ -150,18 +153,30 @@ class Layout:
         return f"blobs/sha256/{value}"
 
 
-def _apply(found: dict[str, bytes], entries: tarfile.TarFile, is_wanted: Callable[[str], bool]) -> None:
-    """One layer over those below: a whiteout removes what it names. Source: OCI image-spec, layer.md."""
+def apply_layer(found: dict[str, bytes], entries: tarfile.TarFile, is_wanted: Callable[[str], bool]) -> None:
+    """One layer over those below: a whiteout hides what they have. Source: OCI image-spec, layer.md."""
+    folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
+    own: dict[str, bytes] = {}
     for entry in entries:
-        path = PurePosixPath(entry.name.lstrip("./"))
-        if path.name.startswith(_WHITEOUT):
-            gone = path.parent if path.name == _OPAQUE else path.with_name(path.name.removeprefix(_WHITEOUT))
-            for name in [each for each in found if PurePosixPath(each).is_relative_to(gone)]:
-                del found[name]
-        elif entry.isfile() and is_wanted(str(path)):
-            found[str(path)] = _content(entries, entry)
+        path = PurePosixPath(entry.name.removeprefix("./").lstrip("/"))
+        if path.name == _OPAQUE:
+            _hide(found, str(path.parent))
+        elif path.name.startswith(_WHITEOUT):
+            _hide(found, str(path.with_name(path.name.removeprefix(_WHITEOUT))))
         elif not entry.isdir():
-            found.pop(str(path), None)  # a link in a file's place
+            own.pop(str(path), None)
+            found.pop(str(path), None)
+            if str(path) in folders:  # a link in a folder's place
+                _hide(found, str(path))
+            if entry.isfile() and is_wanted(str(path)):
+                own[str(path)] = _content(entries, entry)
+    found.update(own)
+
+
+def _hide(found: dict[str, bytes], path: str) -> None:
+    """Remove a file, or all of a folder."""
+    for name in [each for each in found if path == "." or each == path or each.startswith(f"{path}/")]:
+        del found[name]
 
 
 def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:

@@ -33,7 +33,8 @@ def make(work: Path, out: Path, commit: build.Commit, *, engine: Engine | None, 
     build.export(ROOT, commit, source)
     context = work / "context"  # setuptools writes into its own
     build.export(ROOT, commit, context)
-    shutil.copytree(ROOT / "deploy" / "mirror", context / "deploy" / "mirror", dirs_exist_ok=True)
+    if engine is not None:  # what a mirror needs lies in the working tree, and in no commit
+        shutil.copytree(ROOT / "deploy" / "mirror", context / "deploy" / "mirror", dirs_exist_ok=True)
     locks.check(
         {name: locks.lock_of(name).read_text() for name in ("build", *locks.EXTRAS)},
         (context / "constraints.txt").read_text(),

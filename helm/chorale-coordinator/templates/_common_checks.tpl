@@ -32,14 +32,14 @@
 
 {{- define "chorale-coordinator.checkLabels" -}}
 {{- range $value := list "podLabels" "commonLabels" -}}
-{{- range $label, $_ := get $.Values $value -}}
+{{- range $label, $_ := default dict (get $.Values $value) -}}
 {{- if regexMatch "^(app[.]kubernetes[.]io|helm[.]sh)/" $label -}}
 {{- fail (printf "%s: %s belongs to the chart, Services and the network policy find the pod by it" $value $label) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range $value := list "podAnnotations" "commonAnnotations" -}}
-{{- range $name, $_ := get $.Values $value -}}
+{{- range $name, $_ := default dict (get $.Values $value) -}}
 {{- if regexMatch "^(checksum|helm[.]sh|meta[.]helm[.]sh|container[.]apparmor[.]security[.]beta[.]kubernetes[.]io)/" $name -}}
 {{- fail (printf "%s: %s would make another thing of the object, a hook or a pod without AppArmor" $value $name) -}}
 {{- end -}}
@@ -94,7 +94,7 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $names := list "state" "settings" "identity" "authority" "roster" "tmp" "shm" "data" -}}
+{{- $names := list "state" "settings" "identity" "authority" "roster" "proxy" "tmp" "shm" "data" -}}
 {{- $kinds := list "name" "configMap" "csi" "downwardAPI" "emptyDir" "ephemeral" "persistentVolumeClaim" "projected" "secret" -}}
 {{- $extras := list -}}
 {{- range $volume := .Values.extraVolumes -}}

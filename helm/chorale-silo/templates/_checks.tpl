@@ -90,10 +90,11 @@
 {{- fail "moreData: its paths are those of data.volume, so give one" -}}
 {{- end -}}
 {{- end -}}
-{{- if and $data.partition (not (and $data.partition.kind $data.partition.silos (hasKey $data.partition "index"))) -}}
+{{- $partition := default dict $data.partition -}}
+{{- if and $partition (not (and $partition.kind $partition.silos (hasKey $partition "index"))) -}}
 {{- fail "data.partition: give kind, silos and index" -}}
 {{- end -}}
-{{- if and $data.partition (ge (int $data.partition.index) (int $data.partition.silos)) -}}
+{{- if and $partition (ge (int $partition.index) (int $partition.silos)) -}}
 {{- fail "data.partition.index: parts are counted from 0, so it must be less than silos" -}}
 {{- end -}}
 {{- if and $data.volume.hostPath (not .Values.nodeSelector) -}}

@@ -78,6 +78,7 @@ def _kubelet(folder: Path) -> dict[str, object]:
         "resolvConf": str(folder / "resolv.conf"),
         # the machine's disk and memory are not the lab's
         "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+        "imageGCHighThresholdPercent": 100,
         # a changed ConfigMap or Secret is seen after this time, of 60 s by default
         "syncFrequency": "3s",
     }

@@ -61,22 +61,28 @@ def test_without_a_job_all_of_a_silos_own_files_are_checked(desk: Desk, chorale:
     policy = desk.write("other.yaml", {"federation": "elsewhere"})
     data = {"format": "csv", "path": str(desk.folder / "none.csv")}
     key = {**desk.identity(Role.SILO, "silo-0"), "key": str(desk.folder / "none.key")}
-    config = desk.silo(policy=str(policy), data=data, identity=key, objective="tests.nowhere:Model")
+    proxy = {"proxy": "out:3128", "proxy_credentials": str(desk.folder / "none.login")}
+    config = desk.silo(policy=str(policy), data=data, identity=key, objective="tests.nowhere:Model", **proxy)
     before = files_below(desk.folder)
     ended = chorale("silo", "check", "--config", config)
     assert ended.code == 1
     assert [line.split(":")[0] for line in problems(ended)] == [
         "certificate",
+        "proxy",
         "policy",
         "data.path",
         "objective",
     ]
-    assert "error: 4 problems: this silo is not ready" in ended.err
+    assert "error: 5 problems: this silo is not ready" in ended.err
     assert files_below(desk.folder) == before, "not even the folder of the ledger is made"
 
 
 def test_all_is_well_ends_with_zero(desk: Desk, chorale: Calls) -> None:
-    ended = chorale("silo", "check", "--config", desk.silo())
+    login = desk.folder / "login"
+    login.write_text("olga:word\n")
+    login.chmod(0o600)
+    ended = chorale("silo", "check", "--config", desk.silo(proxy="out:3128", proxy_credentials=str(login)))
+    assert "ok       proxy: out:3128, with a login" in ended.out.splitlines()
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "all is well; nothing was sent")
 
 

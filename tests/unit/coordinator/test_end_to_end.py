@@ -305,8 +305,8 @@ async def test_draw_is_fixed_by_the_stored_seeds_where_the_coordinator_stops_bef
 
 
 async def test_a_job_waits_twice_as_long_after_each_fault_until_a_phase_has_ended(make_hub, monkeypatch):
-    full = OSError(errno.ENOSPC, "no space left on device")
-    enter, faults = Store.enter_unmask, iter([full, full, full, None, full])
+    broken = OSError(errno.EIO, "input/output error")
+    enter, faults = Store.enter_unmask, iter([broken, broken, broken, None, broken])
 
     def enter_after_a_fault(store, sequence, **values):
         if (fault := next(faults, None)) is not None:
