@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -122,8 +123,10 @@ def during(walk: Walk, what: str, *, at: str, held: str = SILOS[2]) -> Iterator[
 def submit(walk: Walk, name: str) -> tuple[dict[str, int], str]:
     """Where each log was, and the job's id."""
     since = {member: walk.told.mark(member) for member in (HUB, *SILOS)}
+    for path in (each for silo in SILOS for each in (walk.state(silo) / recording.RECORDS).iterdir()):
+        path.unlink()  # of a job that was not judged
     (walk.folder / "initial.safetensors").write_bytes(initial_state())
-    (walk.folder / "one-hot.yaml").write_text(yaml.safe_dump(job(name.lower().replace(" ", "-"))))
+    (walk.folder / "one-hot.yaml").write_text(yaml.safe_dump(job(re.sub(r"[^a-z0-9]+", "-", name.lower()))))
     out = walk.shell("chorale job submit one-hot.yaml --config operator.yaml --init initial.safetensors")
     job_id = out.split()[0]
     if walk.values[SILOS[0]]["policy"].get("approval") != "automatic":

@@ -96,7 +96,9 @@ def a_new_roster(walk: Walk) -> Iterator[None]:
     with jobs.during(walk, "a new roster", at="train"):
         yield
         wait_for_roster(walk, version + 1)
-    walk.report.passed(f"the renewed roster reached coordinator and silos without a restart: {version + 1}")
+    walk.report.passed(
+        f"the renewed roster reached coordinator and silos without a restart: {version + 1:.0f}"
+    )
 
 
 @contextmanager
@@ -251,12 +253,12 @@ def delete(walk: Walk, member: str, *options: str) -> None:
     walk.wait_ready(member)
 
 
-def roster_version(walk: Walk, member: str) -> int:
+def roster_version(walk: Walk, member: str) -> float:
     name = "chorale_coordinator_roster_version" if member == HUB else "chorale_silo_roster_version"
-    return int(walk.metric(member, name))
+    return walk.metric(member, name)
 
 
-def wait_for_roster(walk: Walk, version: int, *silos: str) -> None:
+def wait_for_roster(walk: Walk, version: float, *silos: str) -> None:
     for member in (HUB, *(silos or SILOS)):
         walk.wait(
             lambda member=member: roster_version(walk, member) == version,  # type: ignore[misc]

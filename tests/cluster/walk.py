@@ -138,7 +138,12 @@ class Walk:
             *("kubectl", "--namespace", namespace(member), "get", "pod", pod_name(member)),
             *("--ignore-not-found", "--output=jsonpath={.status.podIP}"),
         )
-        told = self.lab.run("curl", "--silent", f"http://{address.strip()}:9463/metrics", check=False)
+        told = self.lab.run(
+            "curl",
+            "--silent",
+            f"http://{address.strip()}:{9463 if member == HUB else 9464}/metrics",
+            check=False,
+        )
         (value,) = re.findall(rf"^{name} (\S+)$", told, re.MULTILINE) or ["nan"]
         return float(value)
 

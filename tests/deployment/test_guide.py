@@ -58,6 +58,14 @@ def test_the_values_of_the_guide_render(release: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_every_file_that_kubectl_or_helm_reads_is_shown_before() -> None:
+    shown: set[str] = {"-"}
+    for step in STEPS:
+        read = set(re.findall(r"--filename=(\S+)|--values (\S+)", step.text)) if not step.name else set()
+        assert {name for pair in read for name in pair if name} <= shown, step.text
+        shown.add(step.name)
+
+
 def test_no_private_key_goes_through_kubectl_apply() -> None:
     """It kept a copy of the whole Secret in the annotation last-applied-configuration."""
     pipes = [step.text for step in STEPS if " | " in step.text]
