@@ -108,14 +108,14 @@ class Site(LocalFederation):
         finally:
             self._gate(name).unlink()
 
-    def launch(self, name: str, halt: Halt | None = None) -> None:
-        """Start a silo."""
+    def launch(self, name: str, halt: Halt | None = None, address: str | None = None) -> None:
+        """Start a silo. address: what it dials in place of the coordinator."""
         env = {
             f"{ENV_PREFIX}METRICS_LISTEN": self.metrics[name],
             one_hot.GATE: str(self._gate(name)),
             **(self.clock.environment if name == "clinic-b" else {}),
         }
-        self.start_silo(name, env=env, halt=halt)
+        self.start_silo(name, env=env, halt=halt, address=address)
 
     def offer(self, **fields: Any) -> None:
         """Submit a job that the page's ID is from now on.
@@ -124,7 +124,7 @@ class Site(LocalFederation):
         """
         self.jobs += 1
         state = self.folder / "initial.safetensors"
-        state.write_bytes(state_to_bytes({"model/votes": np.full(len(NAMES), self.jobs, np.float32)}))
+        state.write_bytes(state_to_bytes({"model/votes": np.full(len(NAMES), 1000 * self.jobs, np.float32)}))
         self.job_id = self.submit_spec(self.job_spec(**fields), state)
 
     def apply_roster(self, content: bytes) -> None:
@@ -194,12 +194,11 @@ class Site(LocalFederation):
             assert rest == ["heart-roster", f"--from-file={ROSTER}"]
             self.apply_roster((self.folder / ROSTER).read_bytes())
             return ""
-        assert (kind, rest[0]) == ("secret", "generic")
+        assert (kind, rest[0]) == ("secret", "tls")
         name = rest[1].removesuffix("-identity")
-        files = {part.split("=")[1]: part.split("=")[2] for part in rest[2:]}
         role = Role.COORDINATOR if name == COORDINATOR else Role.SILO
-        for entry, ending in (("tls.key", "key"), ("tls.crt", "crt")):
-            content = (self.folder / files[entry]).read_bytes()
+        for option, ending in zip(rest[2:], ("crt", "key"), strict=True):
+            content = (self.folder / option.partition("=")[2]).read_bytes()
             write_atomic(self.ceremony.path_of(role, name, ending), content)
         return ""
 

@@ -3,17 +3,20 @@
 A real Prometheus evaluates the charts' rules over coordinator and silos, each rule at a pace of its own: its
 longest window or `for` takes PACE_SECONDS, and all its times are shortened alike. Days stand as they are, for
 certificates and rosters are made to be so old. What fires goes on to a real Alertmanager with the page's
-configuration. The tests come one after the other over one federation.
+configuration. The tests share one federation, and each may be the first of it.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.request import urlopen
 
@@ -33,6 +36,7 @@ from tests.deployment.alertmanager import Receiver, notified
 from tests.deployment.prometheus import Prometheus
 from tests.deployment.runbooks import NAMES, PAGE, Site, runbooks
 from tests.support import one_hot, programs
+from tests.support.ceremony import Ceremony
 from tests.support.federation import COORDINATOR, OPERATOR
 from tests.support.halting import Halt
 from tests.support.ports import free_ports
@@ -128,6 +132,12 @@ class Watch:
             self.site.launch(name, halts.get(name))
         self.prometheus.wait(f"chorale_coordinator_connected_silos == {len(NAMES)}")
 
+    def renew(self) -> None:
+        """Until the coordinator uses a newer roster."""
+        before = self.prometheus.value("chorale_coordinator_roster_version") or 0.0
+        self.do("ChoraleCoordinatorRosterExpiring")
+        self.prometheus.wait(f"chorale_coordinator_roster_version > {before}")
+
     def applied(self) -> float:
         return self.prometheus.value(APPLIED) or 0.0
 
@@ -163,6 +173,32 @@ def alertmanager_configuration() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(text)
     found["route"].update(group_wait="0s", group_interval="1s")
     return found
+
+
+@contextmanager
+def impostor(ceremony: Ceremony) -> Iterator[str]:
+    """Something that listens, with a coordinator's certificate of that authority: its address."""
+    ceremony.enroll(Role.COORDINATOR, COORDINATOR)
+    files = [ceremony.path_of(Role.COORDINATOR, COORDINATOR, ending) for ending in ("crt", "key")]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    context.set_alpn_protocols(["h2"])
+
+    def answer() -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                accepted, _ = listener.accept()
+                with suppress(OSError), accepted, context.wrap_socket(accepted, server_side=True) as line:
+                    line.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=answer)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def cost(spec: JobSpec) -> float:
@@ -229,6 +265,29 @@ def test_certificates_are_signed_anew_before_they_expire(watch: Watch) -> None:
         watch.ends(alarm, labels)
     watch.prometheus.wait("sum(chorale_silo_connected) == 4")
     assert not watch.is_quiet("ChoraleSiloCertificateExpiring")  # the others' are as old as they were
+
+
+@exercises("ChoraleCoordinatorCredentialsRefused", "ChoraleSiloCredentialsRefused")
+def test_files_of_another_member_are_refused_until_the_right_ones_are_there(watch: Watch) -> None:
+    ceremony = watch.site.ceremony
+    other = ceremony.path_of(Role.OPERATOR, OPERATOR, "crt").read_bytes()
+    for alarm, role, name in (
+        ("ChoraleCoordinatorCredentialsRefused", Role.COORDINATOR, COORDINATOR),
+        ("ChoraleSiloCredentialsRefused", Role.SILO, NAMES[0]),
+    ):
+        write_atomic(ceremony.path_of(role, name, "crt"), other)
+        watch.fires(alarm, f', pod="{name}-0"')
+        assert "certificate files refused" in watch.do(alarm)
+        watch.ends(alarm)
+
+
+@exercises("ChoraleCoordinatorRosterRefused")
+def test_a_roster_from_before_is_refused_and_signed_again(watch: Watch) -> None:
+    watch.renew()
+    watch.site.apply_roster(watch.site.first_roster)
+    watch.fires("ChoraleCoordinatorRosterRefused")
+    assert "roster file not taken over" in watch.do("ChoraleCoordinatorRosterRefused")
+    watch.ends("ChoraleCoordinatorRosterRefused")
 
 
 @exercises("ChoraleCoordinatorRosterTooOld", "ChoraleCoordinatorRosterExpiring", "ChoraleSiloDistrustsPeers")
@@ -319,6 +378,7 @@ def test_silos_that_do_not_start_are_named_and_come_back(watch: Watch) -> None:
 @exercises("ChoraleCoordinatorDown", "ChoraleSiloDisconnected")
 def test_a_coordinator_that_does_not_start_is_notified_and_comes_back(watch: Watch) -> None:
     """Its roster is one from before."""
+    watch.renew()
     watch.offer()
     watch.site.hub.kill()
     watch.site.apply_roster(watch.site.first_roster)
@@ -397,6 +457,19 @@ def test_an_operator_with_a_new_certificate_is_let_in_once_it_is_listed(watch: W
     watch.ends("ChoraleCoordinatorRefusesCalls")
 
 
+@exercises("ChoraleSiloDistrustsCoordinator")
+def test_somebody_else_at_the_coordinators_address_is_told(watch: Watch, tmp_path: Path) -> None:
+    """With a certificate of another authority that says the same."""
+    name = "clinic-d"
+    watch.site.services[name].stop()
+    with impostor(Ceremony(folder=tmp_path, federation="heart")) as address:
+        watch.site.launch(name, address=address)
+        watch.fires("ChoraleSiloDistrustsCoordinator", f', pod="{name}-0", reason="other-authority"')
+        assert "another authority signed it" in watch.do("ChoraleSiloDistrustsCoordinator")
+    watch.ends("ChoraleSiloDistrustsCoordinator")
+    watch.prometheus.wait(f"sum(chorale_silo_connected) == {len(NAMES)}")
+
+
 @exercises("ChoraleSiloClockSkew")
 def test_a_clock_that_is_off_is_seen_before_the_agent_ends(watch: Watch) -> None:
     watch.site.clock.set(90)
@@ -434,6 +507,7 @@ def test_a_false_sum_is_refused_until_its_cause_is_found(watch: Watch) -> None:
     said = watch.do("ChoraleSiloRefusesSum", at=NAMES)
     assert '"code": "sum"' in said
     assert "is approved" in said
+    watch.offer()  # where too few silos were left for the first, it has ended
     watch.wait_rounds()
     watch.ends("ChoraleSiloRefusesSum")
 

@@ -30,6 +30,8 @@ FAMILIES = {
     "checkpoint_timestamp_seconds": "gauge",
     "certificate_expiry_timestamp_seconds": "gauge",
     "refused_rosters": "counter",
+    "credentials_refused": "gauge",
+    "software_digests": "gauge",
     "roster_expiry_timestamp_seconds": "gauge",
     "roster_signed_timestamp_seconds": "gauge",
     "roster_version": "gauge",

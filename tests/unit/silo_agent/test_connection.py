@@ -409,7 +409,10 @@ async def test_a_line_that_breaks_after_the_welcome_is_not_blamed_on_the_certifi
     make_stub: MakeStub, agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def Attend(self: Any, requests: Any, context: Any) -> Any:
+        incoming = aiter(requests)
+        await anext(incoming)
         yield welcome()
+        await anext(incoming)  # the heartbeat: nothing of the agent's is on its way that could end the call
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     with pytest.raises(Enough):
