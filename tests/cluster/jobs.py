@@ -172,7 +172,7 @@ def final_digest(evidence: Path) -> str:
     """Of the state that the job ended in."""
     store = Store(evidence / HUB / DATABASES[0])
     with closing(store):
-        (found,) = (each for each in store.jobs() if each.id == evidence.name)
+        (found,) = (each for each in store.jobs() if each.digest.hex().startswith(evidence.name))
         return found.state_digest.hex()
 
 

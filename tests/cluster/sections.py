@@ -206,7 +206,7 @@ def the_end(walk: Walk) -> Iterator[None]:
     yield
     for silo in SILOS:
         walk.wait(
-            lambda silo=silo: not walk.get(silo, "pods", "persistentvolumeclaims")["items"][1:],  # type: ignore[misc]
+            lambda silo=silo: claims_and_pods(walk, silo) == ["patients"],  # type: ignore[misc]
             f"{silo} to be gone",
         )
     walk.report.passed("nothing is left of the silos but their data")
@@ -237,6 +237,10 @@ AROUND: dict[str, Around] = {
     "The end": the_end,
     "Watching": lambda walk: nullcontext(),
 }
+
+
+def claims_and_pods(walk: Walk, member: str) -> list[str]:
+    return [each["metadata"]["name"] for each in walk.get(member, "persistentvolumeclaims,pods")["items"]]
 
 
 def refusal(walk: Walk, command: str) -> str:
