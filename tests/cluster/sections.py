@@ -77,7 +77,10 @@ def upgrade(walk: Walk) -> Iterator[None]:
                 f"helm upgrade {silo} helm/chorale-silo --namespace {silo} --values {silo}.yaml"
                 f" --values lab/{silo}.yaml --disable-openapi-validation"
             )
-        walk.wait(lambda: all(walk.uid(silo) != after[silo] for silo in SILOS), "new pods of the silos")
+        walk.wait(
+            lambda: all(walk.uid_or_none(silo) not in (after[silo], None) for silo in SILOS),
+            "new pods of the silos",
+        )
         walk.wait_ready(*SILOS)
 
 

@@ -134,16 +134,9 @@ class Walk:
 
     def metric(self, member: str, name: str) -> float:
         """A series without labels, as the process tells it now; NaN while it cannot be asked."""
-        address = self.lab.run(
-            *("kubectl", "--namespace", namespace(member), "get", "pod", pod_name(member)),
-            *("--ignore-not-found", "--output=jsonpath={.status.podIP}"),
-        )
-        told = self.lab.run(
-            "curl",
-            "--silent",
-            f"http://{address.strip()}:{9463 if member == HUB else 9464}/metrics",
-            check=False,
-        )
+        place = f"{pod_name(member)}:{9463 if member == HUB else 9464}/proxy/metrics"
+        path = f"/api/v1/namespaces/{namespace(member)}/pods/{place}"
+        told = self.lab.run("kubectl", "get", "--raw", path, check=False)
         (value,) = re.findall(rf"^{name} (\S+)$", told, re.MULTILINE) or ["nan"]
         return float(value)
 
