@@ -214,7 +214,7 @@ def test_build_gets_what_is_installed_and_nothing_else() -> None:
 @both
 def test_build_commands_name_files_and_arguments_that_are_there(name: str) -> None:
     comment = re.findall(r"^#   (docker .*)$", FILES[name].read_text(), re.MULTILINE)
-    guide = [line for line in re.findall(r"^\$ (docker .*)$", GUIDE, re.MULTILINE) if name in line]
+    guide = [line for line in re.findall(r"^(?:\$ )?(docker .*)$", GUIDE, re.MULTILINE) if name in line]
     assert len(guide) >= 1
     builds = [shlex.split(line) for line in [*comment, *guide] if line.startswith("docker build ")]
     declared = {each for line in dockerfile(name).every if line.word == "ARG" for each in line.pairs}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.lab.packages import PACKAGES, install
+from tests.cluster.lab.packages import PACKAGES, apt_archives, install
 from tests.cluster.lab.settings import CONTAINERD
 from tests.cluster.lab.steps import run_step, say
 
@@ -131,7 +131,7 @@ def _base(images: Path, buildah: Buildah) -> str:
         "base of Debian",
         "mmdebstrap",
         *words,
-        "/etc/apt/sources.list.d/debian.sources",
+        *apt_archives(),
         log=images.parent / "log" / "images.log",
     )
     container = buildah.read("from", "scratch")

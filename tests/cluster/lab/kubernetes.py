@@ -6,15 +6,15 @@ About seven minutes of processor time and 1.5 GB of disk, of which 140 MB stay.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
-from tests.cluster.lab.packages import GO, TO_BUILD, install
+from tests.cluster.lab.packages import GO, TO_BUILD, apt_archives, install
 from tests.cluster.lab.steps import run_step
 
 VERSION = "1.20.2"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
-SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 NEWER = "code-generator|sample-apiserver|/generated/openapi|kube-openapi"  # no part of the API's description
 
 MAIN = """package main
@@ -105,8 +105,9 @@ def _unpacked(source: Path, log: Path) -> Path:
     lists, parts = source / "lists", source / "parts"
     for each in (lists / "partial", parts):
         each.mkdir(parents=True, exist_ok=True)
-    wanted = SOURCES.read_text().replace("Types: deb\n", "Types: deb-src\n")
-    (parts / SOURCES.name).write_text(wanted)
+    for path in apt_archives():
+        wanted = re.sub(r"^Types:.*", "Types: deb-src", path.read_text(), flags=re.MULTILINE)
+        (parts / path.name).write_text(re.sub(r"^deb\s", "deb-src ", wanted, flags=re.MULTILINE))
     choices = {
         "Dir::Etc::sourcelist": "/dev/null",
         "Dir::Etc::sourceparts": parts,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster.lab.images import archives, import_image
-from tests.cluster.lab.settings import CONTAINERD, NAME, NODE, PODS, RUN, SERVICES
+from tests.cluster.lab.settings import CONTAINERD, NAME, NODE, PODS, RUN, SERVICES, cgroup
 from tests.cluster.lab.steps import say
 
 LIFE_SECONDS = 2 * 3600.0  # a lab that nobody ends, ends itself
@@ -101,6 +101,11 @@ class Node:
             import_image(self._folder, archive)
 
     def node(self) -> None:
+        top = Path("/sys/fs/cgroup")
+        is_unified = (top / "cgroup.controllers").exists()
+        for controller in [top] if is_unified else top.iterdir():
+            if controller.is_dir() and not controller.is_symlink():
+                Path(f"{controller}{cgroup(self._folder)}").mkdir(exist_ok=True)
         self._start("dns", sys.executable, "-m", "tests.cluster.lab.dns", str(self._folder))
         self._kubernetes(
             "kubelet",

@@ -29,6 +29,7 @@ PACKAGES = {
     "npm": "npm",
 }
 TO_BUILD = {str(GO): "golang-1.19-go", "/usr/include/stdio.h": "libc6-dev"}
+APT = Path("/etc/apt")
 PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
 
 
@@ -43,3 +44,9 @@ def install(packages: dict[str, str], log: Path) -> None:
             log=log,
             environment={"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"},
         )
+
+
+def apt_archives() -> list[Path]:
+    """The files that name this machine's archives of packages, in either of apt's forms."""
+    named = [APT / "sources.list", *sorted((APT / "sources.list.d").glob("*"))]
+    return [path for path in named if path.suffix in (".list", ".sources") and path.is_file()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -53,6 +54,11 @@ state = "{run}/containerd"
 """
 
 
+def cgroup(folder: Path) -> str:
+    """Of a lab's pods. A kubelet takes processor time from pods below its root that are not its own."""
+    return f"/lab-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
 def _network() -> dict[str, object]:
     addresses = {
         "type": "host-local",
@@ -71,6 +77,7 @@ def _kubelet(folder: Path) -> dict[str, object]:
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup(folder),
         "enforceNodeAllocatable": [],
         "failSwapOn": False,
         "clusterDNS": [NODE],
