@@ -94,12 +94,8 @@ def restore(config: Path, source: Path, set_aside: bool) -> None:
     from coordinator.settings import load_coordinator_settings
     from coordinator.storage.restore import restore_backup
 
-    settings = load_coordinator_settings(config)
-    try:
-        file = sys.stdin.buffer if source == STREAM else source.open("rb")
-    except OSError as error:
-        raise ConfigError(f"{source}: {(error.strerror or str(error)).lower()}") from error
-    with file:
+    with _read_whole(source) as file:
+        settings = load_coordinator_settings(config)
         manifest = restore_backup(
             file,
             name="standard input" if source == STREAM else str(source),
@@ -109,6 +105,24 @@ def restore(config: Path, source: Path, set_aside: bool) -> None:
             sets_aside=set_aside,
         )
     click.echo(f"restored {len(manifest.files)} files of {manifest.made:%Y-%m-%d %H:%M:%S} UTC")
+
+
+@contextmanager
+def _read_whole(source: Path) -> Iterator[IO[bytes]]:
+    """A file, or standard input, which is read to its end after a refusal too.
+
+    `kubectl exec --stdin` waits for ever where nobody reads what it sends.
+    """
+    try:
+        file = sys.stdin.buffer if source == STREAM else source.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{source}: {(error.strerror or str(error)).lower()}") from error
+    with file:
+        try:
+            yield file
+        finally:
+            while source == STREAM and file.read(1 << 20):
+                pass
 
 
 @contextmanager

@@ -130,7 +130,9 @@ def _of_rpc_error(error: Any, hint: str) -> Failure:
 def _of_bug(error: BaseException) -> Failure:
     """One line and where the traceback is; CHORALE_DEBUG=1 shows it at once."""
     text = "".join(traceback.format_exception(error))
-    message = f"internal error: {type(error).__name__}"
+    # the place too: nobody can read a file in a container that ends again and again
+    places = [f" at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    message = f"internal error: {type(error).__name__}{''.join(places[-1:])}"
     if os.environ.get("CHORALE_DEBUG") == "1":
         click.echo(text, err=True)
         return Failure(code=ExitCode.FAILED, message=message)

@@ -13,7 +13,7 @@ import click
 from chorale.runtime.key_files import forbid_core_dumps
 from cli.errors import with_hint
 from crypto.errors import ConfigError
-from crypto.identity.certificates import MemberId, Role, key_to_pem, new_key
+from crypto.identity.certificates import MemberId, Role, key_fingerprint, key_to_pem, new_key
 from crypto.identity.issuing import new_csr
 
 PRIVATE = 0o600  # of a key: only its owner reads it
@@ -47,7 +47,8 @@ def csr_command(role_name: str) -> click.Command:
         write_new(key_path, key_to_pem(key), what="a key", mode=PRIVATE)
         csr_path.write_bytes(request)
         click.echo(f"{key_path}: private key, stays here")
-        click.echo(f"{csr_path}: request, for `chorale authority sign`")
+        click.echo(f"{csr_path}: request, for `chorale authority sign`, which shows its key as well:")
+        click.echo(f"{csr_path}: key {key_fingerprint(key.public_key())}")
 
     return csr
 

@@ -19,7 +19,7 @@ from cli.authority.show import as_json, as_text, expiring
 from cli.errors import with_hint
 from cli.keys import PRIVATE, check_new, write_new
 from crypto.errors import ConfigError
-from crypto.identity.certificates import Role, certificate_to_pem, key_to_pem, member_of
+from crypto.identity.certificates import Role, certificate_to_pem, key_fingerprint, key_to_pem, member_of
 from crypto.identity.issuing import new_authority
 from crypto.identity.roster import Member
 
@@ -94,9 +94,11 @@ def sign(
     for target in signed:
         check_new(target, what="a certificate")
     for target, certificate in signed.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_new(target, certificate_to_pem(certificate), what="a certificate")
         until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
-        click.echo(f"{target}: {member_of(certificate).uri}, valid until {until}")
+        key_shown = key_fingerprint(certificate.public_key())
+        click.echo(f"{target}: {member_of(certificate).uri}, valid until {until}, key {key_shown}")
 
 
 @authority.command()

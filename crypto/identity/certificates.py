@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from crypto import encoding
@@ -247,6 +248,12 @@ def fingerprint(certificate: x509.Certificate | bytes) -> bytes:
     if isinstance(certificate, x509.Certificate):
         certificate = certificate.public_bytes(serialization.Encoding.DER)
     return hashlib.sha256(certificate).digest()
+
+
+def key_fingerprint(key: CertificatePublicKeyTypes) -> str:
+    """What two people compare on the phone before a certificate is used: 128 bits of the SHA-256, in hex."""
+    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).hexdigest()[:32]
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -58,7 +58,7 @@ class Relay(ABC):
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._accept, HERE, 0, ssl=self._as_server)
+        server = await asyncio.start_server(self._accept, HERE, 0)
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._stop.wait()
@@ -70,6 +70,8 @@ class Relay(ABC):
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
+            if self._as_server is not None:  # here, so that an end in the middle of a handshake closes it too
+                await writer.start_tls(self._as_server)
             dialed = await asyncio.open_connection(*self.target, ssl=self._as_client)
         except OSError:
             writer.transport.abort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,16 @@ def test_requests_are_signed_all_or_none(tmp_path: Path, chorale: Chorale) -> No
     assert ended.code == 2
     assert "bad.csr: request: expected a PEM certificate request" in ended.err
     assert not (tmp_path / "new.crt").exists()
+
+
+def test_request_and_certificate_show_the_same_key(tmp_path: Path, founded: Path, chorale: Chorale) -> None:
+    asked = chorale("silo", "csr", "--name", "new", "--federation", "fed", "--out", tmp_path / "new")
+    request = tmp_path / "new" / "new.csr"
+    signed = chorale("authority", "sign", request, "--directory", founded / "ca", "--out", tmp_path / "made")
+    assert (tmp_path / "made" / "new.crt").exists()
+    shown = re.search(r"new\.csr: key ([0-9a-f]{32})$", asked.out, re.MULTILINE)
+    assert shown is not None
+    assert signed.out.rstrip().endswith(f", key {shown[1]}")
 
 
 def test_file_that_is_no_certificate_is_named(founded: Path, chorale: Chorale) -> None:

@@ -78,6 +78,24 @@ def test_a_backup_goes_through_a_pipe_to_another_machine(config: str, tmp_path: 
         assert store.jobs() == []
 
 
+def test_a_refused_restore_reads_its_input_to_the_end(config: str) -> None:
+    # `kubectl exec --stdin` waited for ever after the refusal, because nobody read what it sent
+    restoring = subprocess.Popen(
+        [sys.executable, "-m", "cli.main", "coordinator", "restore", "--config", config, "--from", "-"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=REPOSITORY,
+        env=environment({}),
+    )
+    assert restoring.stdin is not None
+    assert restoring.stderr is not None
+    with restoring.stdin as sent:
+        sent.write(bytes(1 << 20))  # more than a pipe holds: a broken pipe where nobody reads on
+    with restoring.stderr as told_by_it:
+        assert b"expected an empty directory" in told_by_it.read()
+    assert restoring.wait(60) == 2
+
+
 def test_mistakes_are_told_in_a_sentence(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,17 @@ def test_bug_ends_in_one_line_that_says_where_the_traceback_is() -> None:
     path.unlink()
 
 
+def test_bug_names_the_line_that_it_is_in() -> None:
+    # in a container that restarts again and again nobody can read the file with the traceback
+    with pytest.raises(ZeroDivisionError) as raised:
+        raise ZeroDivisionError("inside")
+    failure = failure_of(raised.value)
+    line = raised.tb.tb_lineno
+    assert failure.message.startswith(f"internal error: ZeroDivisionError at {__file__}:{line}: ")
+    assert "inside" not in failure.message  # it may hold values
+    Path(failure.message.rpartition(" ")[2]).unlink()
+
+
 def test_bug_shows_its_traceback_when_debugging(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
