@@ -48,9 +48,9 @@ class Node:
             "ip link set node0 up",
             "ip link set node1 up",
             "ip route add default via 10.10.0.254 dev node0",
-            "sysctl -qw net.ipv4.ip_forward=1",
         ):
             subprocess.run(words.split(), check=True)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         RUN.mkdir()  # on a file system of its own, so that a lab leaves nothing in the machine's
         # a kubelet removes there what is not its own, also of another lab
         for place in (Path("/var/log/pods"), Path("/var/log/containers")):
