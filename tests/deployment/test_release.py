@@ -191,7 +191,7 @@ def test_another_key_is_refused(release: Path, keys: Path) -> None:
         verify(release, keys / "other.pub")
 
 
-@pytest.mark.gate
+@pytest.mark.soak
 def test_key_with_a_password_signs_for_who_knows_it(release: Path, tmp_path: Path) -> None:
     pair = ["-p", str(tmp_path / "locked.pub"), "-s", str(tmp_path / "locked.key")]
     command = [programs.needed("minisign"), "-G", *pair]

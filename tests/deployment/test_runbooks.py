@@ -267,6 +267,7 @@ def test_certificates_are_signed_anew_before_they_expire(watch: Watch) -> None:
     assert not watch.is_quiet("ChoraleSiloCertificateExpiring")  # the others' are as old as they were
 
 
+@pytest.mark.soak
 @exercises("ChoraleCoordinatorCredentialsRefused", "ChoraleSiloCredentialsRefused")
 def test_files_of_another_member_are_refused_until_the_right_ones_are_there(watch: Watch) -> None:
     ceremony = watch.site.ceremony
@@ -342,6 +343,7 @@ UNRELATED = ("ChoraleCoordinatorRefusesCalls", "ChoraleSiloDistrustsPeers", "Cho
 GONE = ("ChoraleSiloDown", "ChoraleCoordinatorSilosMissing", "ChoraleCoordinatorCohortBelowThreshold")
 
 
+@pytest.mark.soak
 @exercises(*GONE)
 def test_silos_that_do_not_start_are_named_and_come_back(watch: Watch) -> None:
     """Two go between their shares and their vectors, the others after them; their settings have a mistake."""
