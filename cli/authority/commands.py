@@ -117,7 +117,8 @@ def sign(
     "readmitted",
     multiple=True,
     metavar="NAME",
-    help="Member whose CERT was revoked or replaced, and is listed again; the roster says so.",
+    help="Member whose CERT is listed again after it was revoked or replaced, also by a roster that is not in"
+    " this folder; the roster says so.",
 )
 @OUT_ROSTER
 @ROSTER_DAYS
@@ -141,6 +142,8 @@ def roster(
         error = ConfigError("roster: expected a certificate, --admin or --no-admin")
         raise with_hint(error, "chorale authority renew signs the list as it is")
     folder = Folder.open(directory)
+    if readmitted and folder.history.newest is None:
+        raise ConfigError(f"--readmit {readmitted[0]}: there is no roster that it could have left")
     given, left = _given(folder, certificates), folder.history.left
     added = [
         _admitted(folder.history, path, member, left=left, is_readmitted=member.name in readmitted)
@@ -148,7 +151,7 @@ def roster(
     ]
     came_back = {member.name for member in added if member.readmitted_in == folder.history.next_version}
     if strange := sorted(set(readmitted) - came_back):
-        raise ConfigError(f"--readmit {strange[0]}: no certificate given here was revoked or replaced")
+        raise ConfigError(f"--readmit {strange[0]}: expected a certificate of this member")
     members = {(entry.role, entry.name): entry for entry in (*folder.history.members, *added)}
     marked = {entry.name for entry in folder.history.members if entry.is_admin}
     for name in (*admins, *former):
@@ -171,7 +174,13 @@ def roster(
 @DIRECTORY
 @OUT_ROSTER
 @ROSTER_DAYS
-def renew(directory: Path, out: Path | None, valid_days: int) -> None:
+@click.option(
+    "--version",
+    type=int,
+    metavar="N",
+    help="Sign version N and skip those before it, which a thief of the authority's key may have signed.",
+)
+def renew(directory: Path, out: Path | None, valid_days: int, version: int | None) -> None:
     """Sign the list of members as it is, as the next version of the roster.
 
     Silos refuse rosters that are older than their policy allows, by default than a week.
@@ -180,7 +189,7 @@ def renew(directory: Path, out: Path | None, valid_days: int) -> None:
     if folder.history.newest is None:
         error = ConfigError(f"{directory}: there is no roster to sign again")
         raise with_hint(error, "chorale authority roster CERT... --directory DIR")
-    _publish(folder, folder.history.members, valid_days=valid_days, out=out)
+    _publish(folder, folder.history.members, valid_days=valid_days, out=out, version=version)
 
 
 @authority.command()
@@ -273,10 +282,10 @@ def _admitted(
     listed = next(
         (each for each in history.members if (each.role, each.name) == (member.role, member.name)), None
     )
-    if listed == member:
+    if listed == member and not is_readmitted:
         return listed  # with its marks
     left_in = left.get(member.fingerprint)
-    if left_in is None:
+    if left_in is None and not is_readmitted:
         return member
     if listed is not None and not is_readmitted and os.isatty(0):
         question = f"{path}: another certificate of {member.title} has replaced this one. Go back to it?"
@@ -299,11 +308,14 @@ def _publish(
     listed: Iterable[x509.Certificate] = (),
     valid_days: int,
     out: Path | None,
+    version: int | None = None,
 ) -> None:
     """Sign the next version, and say what it is."""
     if not folder.history.is_kept and folder.history.next_version > 2:
         click.echo("an earlier release kept the newest roster alone: the history begins with it", err=True)
-    signed = folder.publish(members, key=folder.key(), listed=listed, valid_days=valid_days, out=out)
+    signed = folder.publish(
+        members, key=folder.key(), listed=listed, valid_days=valid_days, out=out, version=version
+    )
     what = f"roster version {signed.version}, {len(signed.members)} members, valid for {valid_days} days"
     for path in dict.fromkeys([folder.directory / ROSTER, out or folder.directory / ROSTER]):
         click.echo(f"{path}: {what}")

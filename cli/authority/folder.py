@@ -31,7 +31,14 @@ from crypto.identity.certificates import (
     member_of,
 )
 from crypto.identity.issuing import requested_member, sign_csr
-from crypto.identity.roster import Member, Roster, read_roster, roster_to_file_bytes, sign_roster
+from crypto.identity.roster import (
+    MAX_VERSION_STEP,
+    Member,
+    Roster,
+    read_roster,
+    roster_to_file_bytes,
+    sign_roster,
+)
 
 KEY, CERTIFICATE, FORMER = "authority.key", "authority.crt", "former"
 
@@ -139,28 +146,36 @@ class Folder:
         valid_days: int,
         out: Path | None,
         listed: Iterable[x509.Certificate] = (),
+        version: int | None = None,
     ) -> Roster:
         """Sign the next version and write it: into the history, then to where it is handed out from.
 
         listed: certificates to keep, because a roster holds their SHA-256 alone.
+        version: in place of the next one; those between are skipped.
+        Raises ConfigError for a version that members would not accept.
         """
+        following = self.history.next_version
+        highest = following - 1 + MAX_VERSION_STEP
+        if version is not None and not following <= version <= highest:
+            raise ConfigError(f"roster: expected a version from {following} to {highest}, got {version}")
         now = datetime.now(UTC)
         signed = sign_roster(
             authority_key=key,
             federation=self.federation,
-            version=self.history.next_version,
+            version=following if version is None else version,
             issued=now,
             expires=now + timedelta(days=valid_days),
             members=members,
         )
-        keep(self.history, signed, directory=self.directory, key=key, federation=self.federation)
+        roster = read_roster(signed, authority=Anchors((self.certificate,)), federation=self.federation)
+        keep(self.history, roster, directory=self.directory, key=key)
         for path in dict.fromkeys([self.directory / ROSTER, out or self.directory / ROSTER]):
             write_atomic(path, roster_to_file_bytes(signed), mode=0o644)
         for certificate in listed:
             path = self._path_of(fingerprint(certificate))
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, certificate_to_pem(certificate), mode=0o644)
-        return read_roster(signed, authority=Anchors((self.certificate,)), federation=self.federation)
+        return roster
 
     def _path_of(self, fingerprint: bytes) -> Path:
         return self.directory / CERTIFICATES / f"{fingerprint.hex()}.crt"

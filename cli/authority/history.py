@@ -35,6 +35,7 @@ from crypto.identity.roster_memory import RosterMemory
 
 ROSTER, ROSTERS, BEFORE, REVOKED = "roster.json", "rosters", "before.json", "revoked.txt"
 CERTIFICATES = "certificates"  # of members that a roster lists, by SHA-256
+SKIPPED = "skipped"  # purpose of rosters/N.skipped.json: federation, N, and the version that follows instead
 LEFT_BEFORE = "left-before"  # purpose of before.json: federation, first version kept, fingerprints in order
 MAX_FILE_BYTES = 2 << 20  # a roster of the largest federation
 MAX_REVOKED_BYTES = 64 << 20  # 400,000 certificates
@@ -97,21 +98,29 @@ def read_history(directory: Path, *, signers: Sequence[x509.Certificate], federa
     paths = {int(path.stem): path for path in folder.glob("*.json") if path.stem.isdecimal()}
     last = max([*paths, newest.version if newest else 0])
     rosters = []
-    for version in range(first, last + 1):
+    version = first
+    while version <= last:
+        if version not in paths:
+            version = _read_skipped(folder, version, signers, federation)
         if version not in paths:
             raise _missing(folder, f"version {version}")
         roster = _read(paths[version], signers, federation)
         if roster.version != version:
             raise ConfigError(f"{paths[version]}: expected version {version}, got {roster.version}")
         rosters.append(roster)
+        version += 1
     if newest is not None and all(newest.digest != roster.digest for roster in rosters):
         kept = folder / f"{newest.version}.json"
         raise ConfigError(f"{directory / ROSTER}: another roster of version {newest.version} than {kept}")
     return History(rosters=tuple(rosters), left_before=left)
 
 
-def keep(history: History, signed: SignedBody, *, directory: Path, key: PrivateKey, federation: str) -> None:
-    """Write the next roster behind those that are there: from now on it counts."""
+def keep(history: History, roster: Roster, *, directory: Path, key: PrivateKey) -> None:
+    """Write the next roster behind those that are there: from now on it counts.
+
+    Where it skips versions, a signed file says so first: without it, a version is missing.
+    """
+    signed, federation = roster.signed, roster.federation
     folder = directory / ROSTERS
     if not history.is_kept:
         made = directory / f".{ROSTERS}"  # whole before it has its name: a crash leaves the earlier folder
@@ -124,7 +133,13 @@ def keep(history: History, signed: SignedBody, *, directory: Path, key: PrivateK
         made.rename(folder)
         sync_directory(directory)
         (directory / REVOKED).unlink(missing_ok=True)
-    write_atomic(folder / f"{history.next_version}.json", roster_to_file_bytes(signed), mode=0o644)
+    skipped = folder / f"{history.next_version}.skipped.json"
+    if roster.version > history.next_version:
+        gap = certificates.sign(key, SKIPPED, federation, history.next_version, roster.version)
+        write_atomic(skipped, roster_to_file_bytes(gap), mode=0o644)
+    else:
+        skipped.unlink(missing_ok=True)  # of a command that was cut short
+    write_atomic(folder / f"{roster.version}.json", roster_to_file_bytes(signed), mode=0o644)
 
 
 def _read(path: Path, signers: Sequence[x509.Certificate], federation: str) -> Roster:
@@ -151,6 +166,26 @@ def _read_before(
         if named != federation:
             raise RemoteProtocolError(f"{LEFT_BEFORE}: expected federation {federation}, got {named}")
         return first, frozenset(left.data(32) for _ in range(left.left))
+
+    return _opened(path, signers, read)
+
+
+def _read_skipped(folder: Path, version: int, signers: Sequence[x509.Certificate], federation: str) -> int:
+    """The version that follows instead of this one, by the authority's word.
+
+    Raises ConfigError where it did not skip this version.
+    """
+    path = folder / f"{version}.skipped.json"
+    if not path.exists():
+        raise _missing(folder, f"version {version}")
+
+    def read(signed: SignedBody, signer: x509.Certificate) -> int:
+        fields = FieldReader(certificates.verify(signed, purpose=SKIPPED, certificate=signer), what=SKIPPED)
+        named, skipped, following = fields.text(), fields.number(), fields.number()
+        fields.end()
+        if (named, skipped) != (federation, version) or following <= version:
+            raise RemoteProtocolError(f"{SKIPPED}: expected version {version} of federation {federation}")
+        return following
 
     return _opened(path, signers, read)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -155,13 +156,17 @@ class Anchors:
 
     def verify(self, signed: SignedBody, *, purpose: str, code: Refusal) -> list[encoding.Value]:
         """The fields of what one of them signed. Raises RemoteProtocolError with `code`."""
+        self.signer_of(signed, purpose=purpose, code=code)
+        return _decoded(signed, purpose=purpose, code=code)
+
+    def signer_of(self, signed: SignedBody, *, purpose: str, code: Refusal) -> x509.Certificate:
+        """Which of them signed it. Raises RemoteProtocolError with `code`."""
         for certificate in self.certificates[:-1]:
-            try:
+            with suppress(RemoteProtocolError):
                 check_signature(signed, purpose=purpose, certificate=certificate)
-            except RemoteProtocolError:
-                continue
-            return verify(signed, purpose=purpose, certificate=certificate, code=code)
-        return verify(signed, purpose=purpose, certificate=self.certificates[-1], code=code)
+                return certificate
+        check_signature(signed, purpose=purpose, certificate=self.certificates[-1], code=code)
+        return self.certificates[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +229,11 @@ def verify(
     Raises RemoteProtocolError with `code`.
     """
     check_signature(signed, purpose=purpose, certificate=certificate, code=code)
+    return _decoded(signed, purpose=purpose, code=code)
+
+
+def _decoded(signed: SignedBody, *, purpose: str, code: Refusal) -> list[encoding.Value]:
+    """The fields of a body whose signature held."""
     try:
         return encoding.decode(purpose, signed.body)
     except RemoteProtocolError as error:
@@ -250,10 +260,19 @@ def fingerprint(certificate: x509.Certificate | bytes) -> bytes:
     return hashlib.sha256(certificate).digest()
 
 
+<<<<<<< HEAD
 def key_fingerprint(key: CertificatePublicKeyTypes) -> str:
     """What two people compare on the phone before a certificate is used: 128 bits of the SHA-256, in hex."""
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(encoded).hexdigest()[:32]
+=======
+def key_digest(certificate: x509.Certificate) -> bytes:
+    """SHA-256 of its key (SubjectPublicKeyInfo): a renewed certificate of the same key has the same."""
+    key = public_key_of(certificate)
+    return hashlib.sha256(
+        key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    ).digest()
+>>>>>>> fixroster
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -24,7 +24,11 @@ from crypto.identity.certificates import CLOCK_SKEW, Anchors, MemberId, PrivateK
 PURPOSE = "roster"
 ADMIN, READMITTED = "admin", "readmitted"
 MAX_MEMBERS = 4096
+MAX_VERSION = (1 << 62) - 1  # fits SQLite's integers, and is 2**42 steps of MAX_VERSION_STEP away
+MAX_VERSION_STEP = 1 << 20  # a version an hour for 119 years: no member sleeps through so many
 MAX_FILE_BYTES = 2 << 20
+
+_VERSION_AND_DATES = f"expected a version from 1 to {MAX_VERSION} that expires after it is issued"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -109,8 +113,8 @@ def sign_roster(
 ) -> SignedBody:
     """Sign a version of the roster. Raises ConfigError for a list that no reader would accept."""
     ordered = sorted(members)
-    if version < 1 or expires <= issued:
-        raise ConfigError("roster: expected a version from 1 on that expires after it is issued")
+    if not 1 <= version <= MAX_VERSION or expires <= issued:
+        raise ConfigError(f"roster: {_VERSION_AND_DATES}")
     if not _has_distinct_names(ordered) or len(ordered) > MAX_MEMBERS:
         raise ConfigError(f"roster: expected at most {MAX_MEMBERS} members, each named once")
     if any(member.is_admin and member.role is not Role.OPERATOR for member in ordered):
@@ -217,8 +221,8 @@ def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:
         members=tuple(members),
         signed=signed,
     )
-    if version < 1 or expires <= issued:
-        raise _refused("expected a version from 1 on that expires after it is issued")
+    if not 1 <= version <= MAX_VERSION or expires <= issued:
+        raise _refused(_VERSION_AND_DATES)
     if list(roster.members) != sorted(roster.members) or not _has_distinct_names(roster.members):
         raise _refused("members are not sorted or one is named twice")
     return roster

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.identity.roster import Member, Roster
+from crypto.identity.roster import MAX_VERSION_STEP, Member, Roster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,10 @@ class RosterChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterMemory:
-    """members: of the newest roster. left: by fingerprint, the first version seen that did not list it."""
+    """members: of the newest roster. left: by fingerprint, the first version seen that did not list it.
+    version: of the newest; 0 before the first, and then the next may have any."""
 
+    version: int = 0
     members: tuple[Member, ...] = ()
     left: Mapping[bytes, int] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -42,7 +44,13 @@ class RosterMemory:
 
     def check(self, roster: Roster) -> None:
         """Raises RemoteProtocolError(code=ROSTER) if a certificate is back that left, and was not readmitted
-        since."""
+        since, or for a version so high that the authority could not go on from it for long."""
+        if self.version and roster.version > self.version + MAX_VERSION_STEP:
+            raise RemoteProtocolError(
+                f"roster: version {roster.version} follows version {self.version}, expected at most "
+                f"{MAX_VERSION_STEP} more",
+                code=Refusal.ROSTER,
+            )
         for member in roster.members:
             left_in = self.left.get(member.fingerprint, 0)
             if left_in and member.readmitted_in <= left_in:
@@ -73,5 +81,7 @@ class RosterMemory:
         gone = {member.fingerprint for member in self.members} - listed
         staying = {key: version for key, version in self.left.items() if key not in listed}
         return RosterMemory(
-            members=roster.members, left=MappingProxyType(staying | dict.fromkeys(gone, roster.version))
+            version=roster.version,
+            members=roster.members,
+            left=MappingProxyType(staying | dict.fromkeys(gone, roster.version)),
         )

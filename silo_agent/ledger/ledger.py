@@ -8,7 +8,6 @@ Source: docs/protocol.md 6, 10.
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,11 +17,12 @@ from typing import Any
 from chorale.job import Job
 from chorale.runtime import audit
 from chorale.runtime.database import Database
-from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from crypto.identity.certificates import Role
-from crypto.identity.roster import Member, Roster
-from crypto.identity.roster_memory import RosterChanges, RosterMemory
+from crypto.errors import ConfigError
+from crypto.identity.certificates import Anchors
+from crypto.identity.roster import Roster
+from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
+from silo_agent.ledger import roster_marks
 from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.known_states import KnownStates
@@ -254,50 +254,24 @@ class Ledger:
                 (Decision.SUSPENDED, job_digest, Decision.APPROVED),
             )
 
-    def accept_roster(self, roster: Roster, *, lowest_version: int) -> RosterChanges | None:
+    def accept_roster(
+        self, roster: Roster, *, authority: Anchors, lowest_version: int
+    ) -> RosterChanges | None:
         """Make it the newest roster seen. Returns what it changes; None where it was the newest before.
 
+        What a key signed that the authority's certificates no longer have is not compared.
         Raises PolicyRefusal(code=ROSTER) for an older one, and RemoteProtocolError(code=ROSTER) for one that
-        lists a certificate which left an accepted one, and does not say that it was readmitted.
+        lists a certificate which left an accepted one, and does not say that it was readmitted, or whose
+        version is far beyond the newest.
         """
         with self._database.transaction() as connection:
-            mark = connection.execute("SELECT version, digest FROM roster_mark").fetchone()
-            lowest = max(lowest_version, mark["version"] if mark else 0)
-            if roster.version < lowest:
-                raise PolicyRefusal(
-                    f"roster: expected version {lowest} or newer, got {roster.version}", code=Refusal.ROSTER
-                )
-            is_newest = mark is not None and mark["version"] == roster.version
-            if is_newest and mark["digest"] != roster.digest:
-                raise PolicyRefusal(
-                    f"roster: two different rosters of version {roster.version}", code=Refusal.ROSTER
-                )
-            memory = _roster_memory(connection)
-            if is_newest and memory.members:  # a ledger of before knows the version, and no certificates
-                return None
-            memory.check(roster)
-            connection.execute(
-                "INSERT INTO roster_mark (only, version, digest) VALUES (1, ?, ?)"
-                " ON CONFLICT (only) DO UPDATE SET version = excluded.version, digest = excluded.digest",
-                (roster.version, roster.digest),
-            )
-            connection.executemany(
-                "INSERT INTO listed_certificates (fingerprint, role, name) VALUES (?, ?, ?)"
-                " ON CONFLICT (fingerprint) DO UPDATE SET left_in = NULL",
-                [(member.fingerprint, member.role, member.name) for member in roster.members],
-            )
-            connection.executemany(
-                "UPDATE listed_certificates SET left_in = ? WHERE fingerprint = ? AND left_in IS NULL",
-                [(version, fingerprint) for fingerprint, version in memory.after(roster).left.items()],
-            )
-            return memory.changes(roster)
+            return roster_marks.accept(connection, roster, authority=authority, lowest_version=lowest_version)
 
     @property
     def roster_version(self) -> int:
-        """The newest version seen; 0 before the first."""
+        """The version accepted last; 0 before the first."""
         with self._database.reading() as connection:
-            mark = connection.execute("SELECT version FROM roster_mark").fetchone()
-        return mark["version"] if mark else 0
+            return roster_marks.newest_version(connection)
 
     def check(self, audit_path: Path, event: str) -> int:
         """Compare the reveals (REVEALED_EVENT) or spends (SPENT_EVENT) with the audit chain; returns how many
@@ -366,19 +340,6 @@ class Ledger:
             {tuple(each.get(name) for name in names): each for each in entries} for entries in (told, held)
         )
         return told_by, held_by
-
-
-def _roster_memory(connection: sqlite3.Connection) -> RosterMemory:
-    """Of the rosters that this silo accepted."""
-    rows = connection.execute("SELECT * FROM listed_certificates ORDER BY role, name").fetchall()
-    return RosterMemory(
-        members=tuple(
-            Member(Role(row["role"]), row["name"], row["fingerprint"])
-            for row in rows
-            if row["left_in"] is None
-        ),
-        left={row["fingerprint"]: row["left_in"] for row in rows if row["left_in"] is not None},
-    )
 
 
 def spend_fields(spend: Spend) -> dict[str, Any]:

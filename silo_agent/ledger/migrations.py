@@ -309,9 +309,30 @@ _LISTED_CERTIFICATES: Migration = (
         fingerprint BLOB NOT NULL PRIMARY KEY, -- SHA-256 of the certificate's DER
         role VARCHAR NOT NULL,
         name VARCHAR NOT NULL,
-        left_in INTEGER -- the first accepted version that did not list it; NULL: the newest lists it
+        is_listed BOOLEAN NOT NULL -- in the one that was accepted last
     )
     """,
+    """
+    CREATE TABLE departures ( -- of certificates, by the authority's key that signed the roster without them
+        fingerprint BLOB NOT NULL,
+        signer BLOB NOT NULL, -- SHA-256 of the key's SubjectPublicKeyInfo
+        left_in INTEGER NOT NULL, -- the first accepted version of that key that did not list it
+        PRIMARY KEY (fingerprint, signer)
+    )
+    """,
+    """
+    CREATE TABLE roster_marks ( -- the newest accepted roster of each of the authority's keys
+        signer BLOB NOT NULL PRIMARY KEY, -- as above; empty: of an earlier release, which did not note it
+        version INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        is_newest BOOLEAN NOT NULL -- accepted last, of all keys
+    )
+    """,
+    """
+    INSERT INTO roster_marks (signer, version, digest, is_newest)
+    SELECT x'', version, digest, 1 FROM roster_mark
+    """,
+    "DROP TABLE roster_mark",
 )
 
 MIGRATIONS = (

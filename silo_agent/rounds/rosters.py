@@ -50,15 +50,18 @@ class Rosters:
 
     def take(self, signed: SignedBody) -> Roster:
         """Accept a relayed roster. Raises PolicyRefusal or RemoteProtocolError(code=ROSTER)."""
+        authority = self._credentials.authority
         roster = open_roster(
             signed,
-            authority=self._credentials.authority,
+            authority=authority,
             federation=self._credentials.member.federation,
             now=self._clock(),
             max_age=self._max_age,
         )
         try:
-            changes = self._ledger.accept_roster(roster, lowest_version=self._lowest_version)
+            changes = self._ledger.accept_roster(
+                roster, authority=authority, lowest_version=self._lowest_version
+            )
         except (PolicyRefusal, RemoteProtocolError) as error:
             if roster.digest not in self._refused:
                 self._refused.add(roster.digest)

@@ -94,7 +94,7 @@ def test_who_is_readmitted_is_marked_until_the_certificate_leaves(office: Office
     office.run("revoke", "c")
     office.run("revoke", "b")
     ended = office.run("roster", a, "--readmit", "b", code=2)
-    assert "--readmit b: no certificate given here was revoked or replaced\n" in ended.err
+    assert "--readmit b: expected a certificate of this member\n" in ended.err
     office.run("roster", *office.first_page, "--readmit", "c", "--readmit", "b")
 
     def marks() -> dict[str, int]:
@@ -218,6 +218,84 @@ def test_there_is_nothing_to_renew_before_the_first_roster(founded: Path, choral
     assert (
         chorale("authority", "show", "--directory", founded / "ca").out == "federation fed: no roster yet\n"
     )
+
+
+# after a theft of the key, which may have signed versions that this folder does not have
+
+
+def test_a_renewal_may_skip_versions_and_the_history_says_so(office: Office) -> None:
+    office.run("renew", "--version", "1000000")
+    office.run("revoke", "c")
+    office.run("renew", "--version", "1000002")  # the next one
+    assert (office.version, office.silos) == (1000002, {"a", "b"})
+    names = sorted(path.name for path in (office.ca / "rosters").iterdir())
+    assert names == ["1.json", "1000000.json", "1000001.json", "1000002.json", "2.skipped.json"]
+    assert "version 1000000, " in office.run("show").out
+    ended = office.run("renew", "--version", "1000002", code=2)
+    assert "roster: expected a version from 1000003 to 2048578, got 1000002\n" in ended.err
+    ended = office.run("renew", "--version", "2048579", code=2)
+    assert "got 2048579\n" in ended.err
+    assert office.version == 1000002
+
+
+@pytest.mark.parametrize(
+    ("gone", "told"),
+    [
+        ("2.skipped.json", "rosters: version 2 is missing from the history"),
+        ("9.json", "rosters: version 9 is missing from the history"),
+        ("10.json", "rosters: version 10 is missing from the history"),
+        ("1.json", "rosters: version 1 is missing from the history"),
+    ],
+)
+def test_a_file_that_is_missing_around_skipped_versions_is_found(
+    office: Office, gone: str, told: str
+) -> None:
+    office.run("renew", "--version", "9")
+    office.run("renew")
+    (office.ca / "rosters" / gone).unlink()
+    assert told in office.run("renew", code=2).err
+
+
+def test_a_skip_counts_where_it_was_signed_for_alone(office: Office) -> None:
+    office.run("renew", "--version", "9")
+    office.run("renew")
+    office.run("renew")
+    folder = office.ca / "rosters"
+    (folder / "10.json").unlink()
+    shutil.copy(folder / "2.skipped.json", folder / "10.skipped.json")
+    ended = office.run("renew", code=2)
+    assert "10.skipped.json: skipped: expected version 10 of federation fed" in ended.err
+    shutil.copy(folder / "1.json", folder / "10.skipped.json")
+    assert "10.skipped.json: skipped: the bytes are of another purpose" in office.run("renew", code=2).err
+
+
+def test_a_skip_that_was_cut_short_is_forgotten_by_the_next_command(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes, *, mode: int) -> None:
+        if path.name == "9.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_atomic(path, data, mode=mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cli.authority.history.write_atomic", full)
+        office.run("renew", "--version", "9", code=1)
+    for _ in range(9):
+        office.run("renew")
+    (office.ca / "rosters" / "2.json").unlink()
+    assert "version 2 is missing from the history" in office.run("renew", code=2).err
+
+
+def test_whom_a_roster_that_is_not_here_left_out_is_readmitted_too(office: Office) -> None:
+    """Silos had seen the thief's roster, and the authority could not tell them that silo a is in."""
+    office.run("roster", office.first_page[1], "--readmit", "a")
+    (member,) = [each for each in newest_roster(office.ca).members if each.name == "a"]
+    assert member.readmitted_in == office.version == 2
+
+
+def test_nobody_is_readmitted_before_the_first_roster(founded: Path, chorale: Chorale) -> None:
+    ended = chorale("authority", "roster", founded / "a.crt", "--readmit", "a", "--directory", founded / "ca")
+    assert (ended.code, "there is no roster that it could have left" in ended.err) == (2, True)
 
 
 # the history

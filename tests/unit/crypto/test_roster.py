@@ -114,7 +114,9 @@ def test_a_roster_of_another_authority_or_federation_is_refused(signed, authorit
         (["hospitals", 1, *DATES], "a field is missing"),
         (["hospitals", 1, *DATES, [], 0], "1 fields too many"),
         # the reader took rosters that sign_roster never writes
-        (["hospitals", 0, *DATES, []], "expected a version from 1 on"),
+        (["hospitals", 0, *DATES, []], "expected a version from 1 to"),
+        (["hospitals", 1 << 62, *DATES, []], "expected a version from 1 to 4611686018427387903"),
+        (["hospitals", (1 << 64) - 1, *DATES, []], "expected a version from 1 to 4611686018427387903"),
         (["hospitals", 1, *reversed(DATES), []], "that expires after it is issued"),
         (["hospitals", 1, *DATES, [ROW, ROW]], "named twice"),
         (["hospitals", 1, *DATES, [["silo", "b", bytes(32)], ["silo", "a", bytes(32)]]], "not sorted"),
@@ -183,8 +185,10 @@ def test_a_member_may_be_marked_as_readmitted(authority, silo) -> None:
 
 def test_sign_roster_refuses_what_nobody_would_accept(authority, silo) -> None:
     member = as_member(silo)
-    with pytest.raises(ConfigError, match="a version from 1 on"):
-        sign(authority, [member], version=0)
+    for version in (0, 1 << 62):
+        with pytest.raises(ConfigError, match="a version from 1 to"):
+            sign(authority, [member], version=version)
+    assert open_(sign(authority, [member], version=(1 << 62) - 1), authority).version == roster.MAX_VERSION
     with pytest.raises(ConfigError, match="expires after it is issued"):
         sign(authority, [member], expires=NOW)
     with pytest.raises(ConfigError, match="each named once"):

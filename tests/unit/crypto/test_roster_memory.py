@@ -48,6 +48,14 @@ def test_a_certificate_that_was_revoked_or_replaced_does_not_come_back() -> None
     memory.check(roster(4, A2, replace(B, fingerprint=bytes(32)), HUB))  # with another certificate
 
 
+def test_a_version_far_beyond_the_newest_is_refused() -> None:
+    """One roster of a stolen key took the versions away that the authority had left."""
+    memory = RosterMemory.of([roster(3, A1)])
+    memory.check(roster(3 + (1 << 20), A1))
+    refuses(memory, roster(4 + (1 << 20), A1), "version 1048580 follows version 3, expected at most 1048576")
+    RosterMemory().check(roster(4 + (1 << 20), A1))  # of one that has seen none
+
+
 def test_a_readmission_counts_against_what_was_before_it_alone() -> None:
     seen = [roster(1, A1, B), roster(2, A1), roster(3, A1, back(B, 3))]
     memory = RosterMemory.of(seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -487,19 +487,27 @@ def test_approval_needs_the_id_of_exactly_one_job(book: Book) -> None:
 
 def test_rosters_never_go_back_through_a_restart(book: Book) -> None:
     members = make_members(6)
-    book.ledger.accept_roster(members.roster(version=8), lowest_version=1)
+
+    def accept(version: int, *, without: Sequence[str] = ()) -> None:
+        roster = members.roster(version=version, without=without)
+        book.ledger.accept_roster(roster, authority=members.authority, lowest_version=1)
+
+    accept(8)
     book.reopen()
-    older = members.roster(version=7)
-    refused(Refusal.ROSTER, "version 8 or newer", lambda: book.ledger.accept_roster(older, lowest_version=1))
-    forked = members.roster(version=8, without=["silo-5"])
-    refused(Refusal.ROSTER, "two different", lambda: book.ledger.accept_roster(forked, lowest_version=1))
-    book.ledger.accept_roster(members.roster(version=9), lowest_version=1)
+    refused(Refusal.ROSTER, "version 8 or newer", lambda: accept(7))
+    refused(Refusal.ROSTER, "two different", lambda: accept(8, without=["silo-5"]))
+    accept(9)
     assert book.ledger.roster_version == 9
 
 
 def test_enrollment_pins_a_lowest_roster_version(book: Book) -> None:
-    roster = make_members(6).roster(version=2)
-    refused(Refusal.ROSTER, "version 3 or newer", lambda: book.ledger.accept_roster(roster, lowest_version=3))
+    members = make_members(6)
+    roster = members.roster(version=2)
+
+    def accept() -> None:
+        book.ledger.accept_roster(roster, authority=members.authority, lowest_version=3)
+
+    refused(Refusal.ROSTER, "version 3 or newer", accept)
 
 
 def test_check_finds_a_ledger_that_was_put_back_from_a_backup(book: Book) -> None:

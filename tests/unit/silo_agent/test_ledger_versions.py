@@ -65,12 +65,12 @@ def figures(balance: BudgetBalance) -> dict[str, Any]:
 def test_a_file_of_before_gets_the_schema_of_a_new_one(book: OldBook, tmp_path: Path) -> None:
     Ledger(tmp_path / "new.sqlite").close()
     assert schema(book.path) == schema(tmp_path / "new.sqlite")
-    tables = {"jobs", "phases", "reveals", "signed_sets", "roster_mark", "costs", "releases", "accounts"}
+    tables = {"jobs", "phases", "reveals", "signed_sets", "roster_marks", "costs", "releases", "accounts"}
     tables |= {"known_states", "next_states", "sum_checks", "bad_sums"}
     tables |= {"cohort_change_grants", "state_uses", "abandoned_phases"}
     tables |= {"array_steps", "compared_phases", "stopped_data_sets"}
     tables |= {"data_refusals", "data_refusal_grants"}
-    tables |= {"listed_certificates"}
+    tables |= {"listed_certificates", "departures"}
     assert set(schema(book.path)) == {"version"} | tables
     assert schema(book.path)["version"] == (14,)
 
@@ -193,8 +193,8 @@ def test_a_reservation_of_a_dead_process_is_given_back_and_its_spend_stays(book:
 def test_rosters_go_on_from_the_newest_of_before(book: OldBook) -> None:
     members = make_members(6)
     with pytest.raises(PolicyRefusal, match="version 8 or newer"):
-        book.ledger.accept_roster(members.roster(version=7), lowest_version=1)
-    book.ledger.accept_roster(members.roster(version=9), lowest_version=1)
+        book.ledger.accept_roster(members.roster(version=7), authority=members.authority, lowest_version=1)
+    book.ledger.accept_roster(members.roster(version=9), authority=members.authority, lowest_version=1)
     assert book.ledger.roster_version == 9
 
 
