@@ -9,11 +9,12 @@ import os
 from pathlib import Path
 
 import click
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from chorale.runtime.key_files import forbid_core_dumps
 from cli.errors import with_hint
 from crypto.errors import ConfigError
-from crypto.identity.certificates import MemberId, Role, key_fingerprint, key_to_pem, new_key
+from crypto.identity.certificates import MemberId, Role, key_digest, key_to_pem, new_key
 from crypto.identity.issuing import new_csr
 
 PRIVATE = 0o600  # of a key: only its owner reads it
@@ -48,9 +49,14 @@ def csr_command(role_name: str) -> click.Command:
         csr_path.write_bytes(request)
         click.echo(f"{key_path}: private key, stays here")
         click.echo(f"{csr_path}: request, for `chorale authority sign`, which shows its key as well:")
-        click.echo(f"{csr_path}: key {key_fingerprint(key.public_key())}")
+        click.echo(f"{csr_path}: key {shown_key(key.public_key())}")
 
     return csr
+
+
+def shown_key(key: ec.EllipticCurvePublicKey) -> str:
+    """What two people compare on the phone before a certificate is used: 128 bits, in hex."""
+    return key_digest(key).hex()[:32]
 
 
 def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:

@@ -17,9 +17,9 @@ from cli.authority.folder import CERTIFICATE, KEY, Folder
 from cli.authority.history import ROSTER, History
 from cli.authority.show import as_json, as_text, expiring
 from cli.errors import with_hint
-from cli.keys import PRIVATE, check_new, write_new
+from cli.keys import PRIVATE, check_new, shown_key, write_new
 from crypto.errors import ConfigError
-from crypto.identity.certificates import Role, certificate_to_pem, key_fingerprint, key_to_pem, member_of
+from crypto.identity.certificates import Role, certificate_to_pem, key_to_pem, member_of, public_key_of
 from crypto.identity.issuing import new_authority
 from crypto.identity.roster import Member
 
@@ -97,7 +97,7 @@ def sign(
         target.parent.mkdir(parents=True, exist_ok=True)
         write_new(target, certificate_to_pem(certificate), what="a certificate")
         until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
-        key_shown = key_fingerprint(certificate.public_key())
+        key_shown = shown_key(public_key_of(certificate))
         click.echo(f"{target}: {member_of(certificate).uri}, valid until {until}, key {key_shown}")
 
 

@@ -19,7 +19,6 @@ from cryptography import x509
 from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from crypto import encoding
@@ -260,19 +259,11 @@ def fingerprint(certificate: x509.Certificate | bytes) -> bytes:
     return hashlib.sha256(certificate).digest()
 
 
-<<<<<<< HEAD
-def key_fingerprint(key: CertificatePublicKeyTypes) -> str:
-    """What two people compare on the phone before a certificate is used: 128 bits of the SHA-256, in hex."""
-    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(encoded).hexdigest()[:32]
-=======
-def key_digest(certificate: x509.Certificate) -> bytes:
-    """SHA-256 of its key (SubjectPublicKeyInfo): a renewed certificate of the same key has the same."""
-    key = public_key_of(certificate)
+def key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
+    """SHA-256 of the key (SubjectPublicKeyInfo): a renewed certificate of the same key has the same."""
     return hashlib.sha256(
         key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     ).digest()
->>>>>>> fixroster
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Set
 
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.identity.certificates import Anchors, Role, key_digest
+from crypto.identity.certificates import Anchors, Role, key_digest, public_key_of
 from crypto.identity.roster import PURPOSE, Member, Roster
 from crypto.identity.roster_memory import RosterChanges, RosterMemory
 
@@ -21,8 +21,9 @@ def accept(
     connection: sqlite3.Connection, roster: Roster, *, authority: Anchors, lowest_version: int
 ) -> RosterChanges | None:
     """As `Ledger.accept_roster`."""
-    signer = key_digest(authority.signer_of(roster.signed, purpose=PURPOSE, code=Refusal.ROSTER))
-    standing = {UNKNOWN, *map(key_digest, authority.certificates)}
+    signed_by = authority.signer_of(roster.signed, purpose=PURPOSE, code=Refusal.ROSTER)
+    signer = key_digest(public_key_of(signed_by))
+    standing = {UNKNOWN, *(key_digest(public_key_of(each)) for each in authority.certificates)}
     rows = connection.execute("SELECT * FROM roster_marks").fetchall()
     marks = [row for row in rows if row["signer"] in standing]
     newest = max((row["version"] for row in marks), default=0)
