@@ -113,20 +113,38 @@ async def _tunnel(route: Route, proxy: Proxy) -> tuple[asyncio.StreamReader, asy
     """Through the proxy. Raises LineFailed."""
     writer: asyncio.StreamWriter | None = None
     try:
-        reader, writer = await asyncio.open_connection(
-            *split_address(proxy.address), limit=MAX_PROXY_ANSWER_BYTES
-        )
+        reader, writer = await asyncio.open_connection(*split_address(proxy.address))
         writer.write(_connect_request(route, proxy))
-        answer = await reader.readuntil(b"\r\n\r\n")
-    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        answer, rest = await _read_answer(reader)
+    except (OSError, asyncio.IncompleteReadError):
         if writer is not None:
             writer.transport.abort()
         told = f"proxy {proxy.address} is unreachable, and so is the coordinator at {route.coordinator}"
         raise LineFailed(Trouble.PROXY, told) from None
-    if (refused := _refusal(answer, route, proxy)) is not None:
+    refused = _refusal(answer, route, proxy)
+    if refused is None and rest:
+        told = f"proxy {proxy.address} sent bytes of its own into the tunnel to {route.coordinator}"
+        refused = LineFailed(Trouble.PROXY, told)
+    if refused is not None:
         writer.transport.abort()
         raise refused
     return reader, writer
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """The head of a proxy's answer, and all that came with it.
+
+    Security: nothing stays in the reader, where it would be taken for the coordinator's after the handshake.
+    """
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        more = await reader.read(MAX_PROXY_ANSWER_BYTES - len(answer))
+        answer += more
+        # a read of fewer bytes than were asked for has emptied the reader
+        if not more or len(answer) == MAX_PROXY_ANSWER_BYTES:
+            raise asyncio.IncompleteReadError(answer, None)
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    return head, rest
 
 
 def _connect_request(route: Route, proxy: Proxy) -> bytes:
@@ -190,12 +208,16 @@ def _cut(route: Route) -> LineFailed:
 
 def _context(route: Route) -> ssl.SSLContext:
     """As gRPC's: mutual TLS 1.3, and the authority alone vouches. Raises ConfigError."""
+
+    def no_password() -> str:  # without it OpenSSL asks the terminal, and the event loop waits
+        raise ConfigError(f"{route.identity.key}: encrypted, expected an unencrypted PEM private key")
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     authority_pem = read_limited(route.authority, MAX_PEM_BYTES).decode(errors="replace")
     try:
         context.load_verify_locations(cadata=authority_pem)
-        context.load_cert_chain(route.identity.certificate, route.identity.key)
+        context.load_cert_chain(route.identity.certificate, route.identity.key, password=no_password)
     except OSError as error:
         files = f"{route.identity.certificate}, {route.identity.key}, {route.authority}"
         raise ConfigError(f"{files}: {error.strerror or error}") from None

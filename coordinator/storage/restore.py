@@ -25,6 +25,7 @@ from chorale.runtime import disk
 from chorale.runtime.audit import AuditInUse, AuditLog
 from chorale.runtime.files import PRIVATE, sync_directory
 from coordinator.storage.backup import AUDIT, DATABASE, MANIFEST, FileEntry, Manifest, needed_files
+from coordinator.storage.database_copy import copy_rows, reading_untrusted
 from coordinator.storage.migrations import MIGRATIONS
 from crypto.errors import ConfigError
 
@@ -34,8 +35,10 @@ STAGING = ".restoring-"
 ALLOWED = re.compile(
     rf"{re.escape(DATABASE)}|{re.escape(AUDIT)}"
     r"|checkpoints/[0-9a-f]{64}/[0-9a-f]{64}\.safetensors"
-    r"|sums/[0-9]+-[0-9]+\.(masked|session|tagged|untagged)"
+    r"|sums/[0-9]{1,19}-[0-9]{1,19}\.(masked|session|tagged|untagged)"
 )
+# what tarfile raises for headers that it cannot read
+UNREADABLE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 NOT_CONTENT = ("lost+found",)  # what a new volume holds
 
 
@@ -105,15 +108,18 @@ def _unpack(source: IO[bytes], name: str, staging: Path) -> Manifest:
         with tarfile.open(fileobj=source, mode="r|") as archive:
             for member in archive:
                 content = archive.extractfile(member) if member.isreg() else None
-                if manifest or content is None or member.name in found:
+                # a sparse member says in a few bytes how many zeros to write
+                is_plain = content is not None and not member.issparse() and member.size >= 0
+                if manifest or content is None or not is_plain or member.name in found:
                     raise ConfigError(f"{name}: not a backup of a coordinator: {member.name[:200]!r}")
                 if member.name == MANIFEST and member.size <= MAX_MANIFEST_BYTES:
                     manifest = content.read()
                 elif ALLOWED.fullmatch(member.name):
+                    disk.check_room(staging, member.size, what=f"{name}: {member.name}")
                     found[member.name] = _take(content, staging / member.name)
                 else:
                     raise ConfigError(f"{name}: not a backup of a coordinator: {member.name[:200]!r}")
-    except tarfile.TarError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{name}: not a backup of a coordinator, damaged or cut short: {error}") from None
     if not manifest:
         raise ConfigError(f"{name}: cut short, or not a backup of a coordinator: it has no {MANIFEST}")
@@ -149,15 +155,33 @@ def _check(manifest: Manifest, name: str, staging: Path, federation: str) -> Non
     if DATABASE not in manifest.files:
         raise ConfigError(f"{name}: it holds no {DATABASE}")
     try:
-        with closing(sqlite3.connect(staging / DATABASE)) as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > len(MIGRATIONS):
-                raise ConfigError(
-                    f"{name}: expected a database of version {len(MIGRATIONS)} or older, got version "
-                    f"{version}: release {manifest.release} wrote it, which is newer than this one"
-                )
-            missing = sorted(needed_files(connection) - manifest.files.keys())
+        missing = sorted(_take_over(manifest, name, staging) - manifest.files.keys())
     except sqlite3.Error as error:
+        if disk.is_full(error, staging):
+            raise disk.NoRoom(f"{name}: {DATABASE} finds no room: {disk.told_full(staging)}") from error
         raise ConfigError(f"{name}: {DATABASE}: {str(error).lower()}") from None
     if missing:
         raise ConfigError(f"{name}: it lacks {missing[0]}, from which a job goes on")
+
+
+def _take_over(manifest: Manifest, name: str, staging: Path) -> set[str]:
+    """Put a database with the same rows, and a schema of our own, in the place of the one that was unpacked.
+
+    Returns what its jobs go on from. Raises ConfigError, sqlite3.Error.
+    """
+    fresh = staging / f"{DATABASE}.new"
+    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
+    with reading_untrusted(staging / DATABASE) as source:
+        (version,) = source.execute("PRAGMA user_version").fetchone()
+        if not 0 < version <= len(MIGRATIONS):
+            raise ConfigError(
+                f"{name}: expected a database of version {len(MIGRATIONS)} or older, got version "
+                f"{version}: release {manifest.release} wrote it, which is newer than this one"
+            )
+        try:
+            copy_rows(source, fresh, MIGRATIONS[:version])
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {DATABASE}: {error}") from None
+    fresh.rename(staging / DATABASE)
+    with closing(sqlite3.connect(staging / DATABASE)) as connection:
+        return needed_files(connection)

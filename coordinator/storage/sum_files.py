@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chorale.runtime.files import Part, write_together
-from crypto.errors import RemoteProtocolError
+from crypto.errors import LocalProtocolError, RemoteProtocolError
 
 
 class SumFiles:
@@ -19,6 +19,11 @@ class SumFiles:
     the revealed sum. untagged: the rest of it."""
 
     def __init__(self, directory: Path, *, sequence: int, attempt: int) -> None:
+        """Raises LocalProtocolError for what is no number: files are made, and removed, by these names."""
+        if not (isinstance(sequence, int) and isinstance(attempt, int)):
+            raise LocalProtocolError(
+                "sum files: a phase's sequence and attempt are numbers, got another type"
+            )
         self._directory, self._sequence = directory, sequence
         self.masked, self.session, self.tagged, self.untagged = (
             directory / f"{sequence}-{attempt}.{name}" for name in ("masked", "session", "tagged", "untagged")

@@ -299,6 +299,7 @@ BOTH = [
                 "HOME",
                 "NUMBA_CACHE_DIR",
             ),
+            *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "NCCL_NET_PLUGIN"),
         )
     ),
     (["extraEnv[0].name=TZ"], " value or valueFrom, one of them"),
@@ -324,6 +325,8 @@ BOTH = [
             "/data",
             "/tmp/numba",
             "/usr",
+            "/etc/ssl",
+            "/etc/ssl/certs",
         )
     ),
     ([*MOUNT, "extraVolumeMounts[0].mountPath=/opt/../etc"], "mountPath: Does not match pattern"),

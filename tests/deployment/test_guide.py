@@ -15,6 +15,7 @@ from tests.cluster.page import HUB, PAGE, SILOS, Step, steps
 from tests.cluster.sections import AROUND
 from tests.deployment import helm
 
+OPERATIONS = PAGE.with_name("operations.md")
 STEPS = tuple(steps(PAGE.read_text()))
 PROGRAMS = {"chorale", "helm", "kubectl", "umask", *OF_RELEASES}
 
@@ -66,14 +67,34 @@ def test_every_file_that_kubectl_or_helm_reads_is_shown_before() -> None:
         shown.add(step.name)
 
 
-def test_no_private_key_goes_through_kubectl_apply() -> None:
+@pytest.mark.parametrize("page", [PAGE, OPERATIONS], ids=["guide", "operations"])
+def test_no_private_key_goes_through_kubectl_apply(page: Path) -> None:
     """It kept a copy of the whole Secret in the annotation last-applied-configuration."""
-    pipes = [step.text for step in STEPS if " | " in step.text]
-    assert pipes
-    for pipe in pipes:
-        made, taken = pipe.split(" | ")
-        assert ("apply" in taken) is ("create configmap" in made), pipe
-        assert "apply" in taken or " replace " in taken, pipe
+    shown = page.read_text()
+    commands = re.findall(r"^\$ (.+)$", shown, re.MULTILINE)
+    made = [command for command in commands if " create " in command and " | " in command]
+    assert made
+    for command in made:
+        what, taken = command.split(" | ")
+        assert ("apply" in taken) is (" create configmap " in what), command
+        assert "apply" in taken or " replace " in taken, command
+    identities = [command for command in commands if " create secret " in command and "-identity" in command]
+    assert identities
+    for command in identities:
+        assert " create secret tls " in command, command
+        assert "ca.crt" not in command, "the authority's certificate has a ConfigMap of its own"
+    assert not [command for command in commands if " apply " in command and command not in made]
+    assert not re.findall(r"^kind: Secret$", shown, re.MULTILINE)
+
+
+def test_the_authoritys_change_is_shown_with_the_config_map_of_every_namespace() -> None:
+    section = OPERATIONS.read_text().partition("\n## Change the authority's key\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^\$ (.+)$", section, re.MULTILINE)
+    steps_shown = [each.split("rotate ")[1].split()[0] for each in commands if "authority rotate" in each]
+    assert steps_shown == ["--directory", "--switch", "--finish"]
+    for namespace in ("heart", "clinic-a"):
+        begin = f"kubectl --namespace {namespace} create configmap heart-authority "
+        assert any(each.startswith(begin) for each in commands), namespace
 
 
 def _check_options(arguments: list[str]) -> None:

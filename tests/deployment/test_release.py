@@ -432,3 +432,30 @@ def test_files_of_an_image_are_those_that_its_last_layer_leaves(tmp_path: Path) 
     with tarfile.open(fileobj=raw) as tar:
         archives.apply_layer(below, tar, lambda _: True)
     assert below == {"a/kept": b"1", "b/new": b"5", "c": b"7"}
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+@pytest.mark.parametrize("entry", ["", ".", None])
+def test_a_minisign_that_came_with_the_release_is_not_run(
+    release: Path, keys: Path, tmp_path: Path, kind: str, entry: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an entry of PATH that is empty or a dot, it was run and said that the release was signed."""
+    ran, said = tmp_path / "ran", f"chorale {VERSION} forged"
+    program = tmp_path / "program" if kind == "link" else release / "minisign"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\necho {said}\n")
+    program.chmod(0o755)
+    if kind == "link":
+        (release / "minisign").symlink_to(program)
+    if entry is not None:
+        monkeypatch.setenv("PATH", os.pathsep.join([entry, os.environ["PATH"]]))
+    monkeypatch.chdir(tmp_path)
+
+    assert statement.check_signature(release, keys / "ours.pub").startswith(f"chorale {VERSION}")
+    assert not ran.exists()
+    monkeypatch.chdir(release)
+    if entry is None:
+        assert statement.check_signature(release, keys / "ours.pub").startswith(f"chorale {VERSION}")
+    else:
+        with pytest.raises(ReleaseError, match="in the release's own folder; it is not run"):
+            statement.check_signature(release, keys / "ours.pub")
+    assert not ran.exists()

@@ -7,6 +7,7 @@ Times are left out: two builds of one commit say the same. Source: in-toto State
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -83,7 +84,7 @@ def comment(*, version: str, commit: str) -> str:
 
 def sign(folder: Path, key: Path, *, said: str, password: str) -> None:
     """Sign the checksums by minisign. password: of the key, where it is encrypted. Raises ReleaseError."""
-    arguments = ["-S", "-s", str(key.resolve()), "-m", SUMS, "-x", SIGNATURE, "-t", said]
+    arguments = ["-S", "-s", str(key.resolve()), *_signed(folder), "-t", said]
     done = _minisign(arguments, folder=folder, given=f"{password}\n")
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
@@ -96,20 +97,30 @@ def check_signature(folder: Path, key: Path) -> str:
         raise ReleaseError(f"{SIGNATURE}: missing, the release is not signed")
     if not key.is_file():
         raise ReleaseError(f"{key}: no such file, expected the public key of the release")
-    arguments = ["-V", "-Q", "-p", str(key.resolve()), "-m", SUMS, "-x", SIGNATURE]
+    arguments = ["-V", "-Q", "-p", str(key.resolve()), *_signed(folder)]
     done = _minisign(arguments, folder=folder, given="")
     if done.returncode != 0:
         raise ReleaseError(f"{SIGNATURE}: not a signature of {SUMS} by {key.name}")
     return done.stdout.strip()
 
 
+def _signed(folder: Path) -> list[str]:
+    """Absolute: a name that begins with a dash is no option then."""
+    return ["-m", str(folder.resolve() / SUMS), "-x", str(folder.resolve() / SIGNATURE)]
+
+
 def _minisign(arguments: list[str], *, folder: Path, given: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            ["minisign", *arguments], cwd=folder, input=given, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise ReleaseError("minisign: not on PATH; it is Debian's package minisign") from None
+    """Security: never a program that came with the release, whatever PATH says."""
+    found = shutil.which("minisign")
+    if found is None:
+        raise ReleaseError("minisign: not on PATH; it is Debian's package minisign")
+    program = Path(found).resolve()
+    # a link out of the folder is of the folder, too
+    if any(each.is_relative_to(folder.resolve()) for each in (program, Path(found).parent.resolve())):
+        raise ReleaseError(f"minisign: PATH finds {found} in the release's own folder; it is not run")
+    return subprocess.run(
+        [str(program), *arguments], input=given, capture_output=True, text=True, check=False
+    )
 
 
 def _public(parameters: Mapping[str, str]) -> dict[str, str]:

@@ -65,7 +65,8 @@
 
 {{/* Variables of the environment that change what the process runs, trusts or reveals. With * all that begin so. */}}
 {{- define "chorale-silo.reservedVariables" -}}
-CHORALE_* LD_* PYTHON* GRPC_* OPENSSL_* OTEL_EXPORTER_OTLP_* TORCH_FORCE_* CUDA_INJECTION*
+CHORALE_* LD_* PYTHON* GRPC_* OPENSSL_* OTEL_EXPORTER_OTLP_* TORCH_FORCE_* CUDA_INJECTION* NCCL_*
+SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
 HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY
 HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE_DEVICES
 {{- end -}}
@@ -112,7 +113,7 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- if not (has .name $extras) -}}
 {{- fail (printf "extraVolumeMounts: %s is none of extraVolumes" .name) -}}
 {{- end -}}
-{{- range $own := list "/etc/chorale" "/var/lib/chorale" "/opt/chorale" "/data" "/tmp" "/dev" "/proc" "/sys" "/run" "/usr" "/bin" "/sbin" "/lib" "/lib32" "/lib64" "/etc/ld.so.preload" "/etc/ld.so.cache" -}}
+{{- range $own := list "/etc/chorale" "/var/lib/chorale" "/opt/chorale" "/data" "/tmp" "/dev" "/proc" "/sys" "/run" "/usr" "/bin" "/sbin" "/lib" "/lib32" "/lib64" "/etc/ld.so.preload" "/etc/ld.so.cache" "/etc/ssl" -}}
 {{- if or (hasPrefix (print $own "/") (print $mount.mountPath "/")) (hasPrefix (print $mount.mountPath "/") $own) -}}
 {{- fail (printf "extraVolumeMounts: %s would cover %s, which is the chart's or the image's" $mount.mountPath $own) -}}
 {{- end -}}
