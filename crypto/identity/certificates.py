@@ -146,7 +146,7 @@ class Anchors:
         return Anchors(tuple(valid))
 
     def issuers_of(self, certificate: x509.Certificate) -> list[x509.Certificate]:
-        """Those that it is issued under, two where both have one key. Raises RemoteProtocolError(code=ROSTER)."""
+        """Those that it was issued under: two where both have one key. Raises RemoteProtocolError(ROSTER)."""
         issuers = [one for one in self.certificates if _is_issued_by(certificate, one)]
         if not issuers:
             raise _refused("it was not issued by this federation's authority")

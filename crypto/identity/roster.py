@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from cryptography import x509
 
@@ -25,6 +25,7 @@ PURPOSE = "roster"
 ADMIN, READMITTED = "admin", "readmitted"
 MAX_MEMBERS = 4096
 MAX_FILE_BYTES = 2 << 20
+REMEMBERED = 32  # rosters whose signature was looked at: every call and every phase asks for a few of them
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,6 +87,17 @@ class Roster:
             who = f"{member.role} {member.name}"
             raise _refused(f"version {self.version} does not hold {who} with this certificate")
         return member
+
+    def check_trusted(self, authority: Anchors, now: datetime) -> None:
+        """It held when it was read; members remove a certificate of the authority whose key was stolen.
+
+        Raises RemoteProtocolError(code=ROSTER) unless one that is trusted and valid now signed it. Source:
+        docs/protocol.md 1.6.
+        """
+        if not _is_signed_by(self.signed, authority.valid_at(now)):
+            raise _refused(
+                f"version {self.version} is signed with no key of the authority that is trusted now"
+            )
 
     def check_current(self, now: datetime, *, max_age: timedelta | None = None) -> None:
         """Raises RemoteProtocolError(code=ROSTER) if it is of the future, expired or too old."""
@@ -186,6 +198,15 @@ def roster_from_file_bytes(data: bytes) -> SignedBody:
     except (ValueError, TypeError, RecursionError, binascii.Error):
         raise ConfigError("roster file: expected JSON with body and signature in base64") from None
     return SignedBody(body=body, signature=signature)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _is_signed_by(signed: SignedBody, authority: Anchors) -> bool:
+    try:
+        authority.verify(signed, purpose=PURPOSE, code=Refusal.ROSTER)
+    except RemoteProtocolError:
+        return False
+    return True
 
 
 def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:

@@ -132,7 +132,7 @@ class TaskChecks:
         return SiloSession(
             terms=terms,
             identity=self._credentials.of(roster),
-            roster=roster,
+            roster=self._rosters.check(roster),  # the input took its time
             authority=self._credentials.authority,
             ledger=self._data_sets.of(terms.job_digest).reveals,
             now=self._clock(),
