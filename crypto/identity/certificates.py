@@ -145,6 +145,10 @@ class Anchors:
             _check_validity("authority", self.certificates[0], now=now)
         return Anchors(tuple(valid))
 
+    def holds_all_of(self, earlier: Anchors) -> bool:
+        """Whether none of those that were trusted earlier was removed since."""
+        return set(earlier.certificates) <= set(self.certificates)
+
     def issuers_of(self, certificate: x509.Certificate) -> list[x509.Certificate]:
         """Those that it was issued under: two where both have one key. Raises RemoteProtocolError(ROSTER)."""
         issuers = [one for one in self.certificates if _is_issued_by(certificate, one)]
