@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 
+from chorale.v1 import session_pb2
 from crypto.errors import RemoteProtocolError
 from crypto.identity import issuing
 from crypto.identity.certificates import Anchors, Role
@@ -74,3 +75,39 @@ async def test_silo_begins_no_session_when_the_anchor_went_while_it_computed(mak
     with pytest.raises(RemoteProtocolError, match="signed with no key"):
         agent.handler._checks.session(hub.terms(0, "enrollment.0"), roster)
     assert job.digest == hub.job.digest
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_session_in_progress_ends_when_the_anchor_goes(make_hub: MakeHub, is_removed: bool) -> None:
+    """It kept the certificates that it began with, and revealed a sum under the removed key's roster."""
+    hub = make(make_hub, THIEF)
+    exchange = hub.begin(0, "enrollment.0")
+    await hub.advertise(exchange)
+    agent = hub.agents["silo-0"]
+    if not is_removed:
+        await hub.share(exchange)
+        return
+    remove_old(hub, agent)
+    agent.tell(cohort=session_pb2.Cohort(key=exchange.wire_key))
+    assert await agent.refusal() == "roster"
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_session_of_the_ledger_is_not_taken_up_once_the_anchor_went(
+    make_hub: MakeHub, is_removed: bool
+) -> None:
+    """A restart forgets what the silo trusted; the cohort's certificates tell it."""
+    hub = make(make_hub, OLD)
+    exchange = hub.begin(0, "enrollment.0")
+    await hub.advertise(exchange)
+    await hub.share(exchange)
+    await hub.mask(exchange)
+    await hub.consistency(exchange)
+    agent = hub.agents["silo-0"]
+    await agent.restart()
+    if not is_removed:
+        assert await hub.unmask(exchange)
+        return
+    remove_old(hub, agent)
+    agent.tell(signatures=session_pb2.Signatures(key=exchange.wire_key))
+    assert await agent.refusal() == "roster"
