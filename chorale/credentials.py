@@ -97,7 +97,8 @@ class CredentialFiles:
 
     def refresh(self, credentials: Credentials, refused: Gauge) -> None:
         """Where a file has changed, take over what they hold. What does not hold is refused, and what was
-        read before stays in use. refused: 1 while it is so."""
+        read before stays in use, but for certificates of the authority that were removed. refused: 1 while
+        it is so."""
         stamps = self._stamps_of_files()
         if stamps == self._stamps:
             return
@@ -107,6 +108,7 @@ class CredentialFiles:
         except ConfigError as error:
             refused.set(1)
             log.warning("certificate files refused, the former stay in use", reason=str(error))
+            self._remove_anchors(credentials)
             return
         refused.set(0)
         if (identity.fingerprint, authority) != (credentials.identity.fingerprint, credentials.authority):
@@ -117,6 +119,22 @@ class CredentialFiles:
                 authorities=len(authority.certificates),
             )
         credentials.take_over(identity, authority)
+
+    def _remove_anchors(self, credentials: Credentials) -> None:
+        """Security: the key of one that was removed may be stolen, whatever the other files hold."""
+        try:
+            authority = tls.load_authority(self._authority)
+        except ConfigError:
+            return
+        if authority.federation != self._federation or authority.holds_all_of(credentials.authority):
+            return
+        credentials.authority = authority
+        log.warning(
+            "a certificate of the authority was removed and vouches for nothing any more, "
+            "also not for this process: replace its own certificate if that is one of the removed key",
+            file=str(self._authority),
+            authorities=len(authority.certificates),
+        )
 
     def _stamps_of_files(self) -> tuple[object, ...]:
         paths = (self._files.certificate, self._files.key, self._authority)

@@ -139,6 +139,7 @@ def open_job(signed: SignedJob, *, roster: Roster, authority: Anchors, now: date
 
     Called again for every session, because rosters change. Raises RemoteProtocolError.
     """
+    roster.check_trusted(authority, now)
     certificate = certificate_from_der(signed.operator_certificate)
     check_certificate(
         certificate, authority=authority, role=Role.OPERATOR, federation=roster.federation, now=now

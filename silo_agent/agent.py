@@ -30,7 +30,7 @@ from chorale.runtime.software import Software, check_own_digest, own_software
 from chorale.transport import tls
 from chorale.transport.line_probe import probe
 from crypto.errors import ChoraleError, ConfigError
-from crypto.identity.certificates import Identity, Role
+from crypto.identity.certificates import Anchors, Identity, Role
 from crypto.session.reveal import PendingReveal
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
@@ -235,8 +235,9 @@ class _Agent:
         finally:
             await handler.close()
 
-    def _renew(self) -> None:
+    def _renew(self) -> Anchors:
         self._files.refresh(self._credentials, self._metrics.credentials_refused)
+        return self._credentials.authority
 
     def _next_identity(self) -> Identity:
         """For a try to connect. Raises ConfigError where no certificate of this silo holds any more."""

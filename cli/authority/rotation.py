@@ -91,7 +91,7 @@ def _is_issued_by(folder: Folder, member: Member, new: Anchors) -> bool:
     if certificate is None:
         return False  # listed by an earlier release, so before there was a new key
     try:
-        new.issuer_of(certificate)
+        new.issuers_of(certificate)
     except RemoteProtocolError:
         return False
     return True

@@ -130,8 +130,10 @@ class PhaseRunner:
                 self._advance(PhaseEvent.ATTEMPT_FAILED)
 
     async def _run_attempt(self, roster: Roster, state: GlobalState) -> None:
-        """One session with fresh keys, to its revealed sum. Raises AttemptFailed."""
+        """One session with fresh keys, to its revealed sum. Raises AttemptFailed, and RemoteProtocolError
+        where the phase's roster holds no more."""
         store = self._resources.store
+        self._resources.roster_book.of_version(roster.version)
         store.begin_attempt(self._row.sequence, self._machine.attempt)
         self._log_stage()
         terms = self._terms(roster, state)

@@ -70,7 +70,8 @@ class RosterBook:
 
     @property
     def current(self) -> Roster:
-        """The newest roster. A file that changed for the worse is logged and left alone."""
+        """The newest roster, whether or not it still holds. A file that changed for the worse is logged and
+        left alone."""
         self.refresh()
         return self._current
 
@@ -96,10 +97,13 @@ class RosterBook:
             listener(roster)
 
     def of_version(self, version: int) -> Roster:
-        """A roster that was in use before, checked again. Raises RemoteProtocolError if it expired."""
+        """A roster that was in use before, checked again. Raises RemoteProtocolError if it expired, or if no
+        key that is trusted now signed it."""
         if version != self._current.version:
             return self._open(self._store.roster(version))
-        self._current.check_current(self._clock.now())
+        now = self._clock.now()
+        self._current.check_trusted(self._credentials.authority, now)
+        self._current.check_current(now)
         return self._current
 
     def _now(self) -> tuple[object, Anchors]:

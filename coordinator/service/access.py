@@ -118,6 +118,7 @@ class AccessGuard:
                 federation=self._resources.settings.federation,
                 now=now,
             )
+            roster.check_trusted(self._resources.authority, now)
         except ChoraleError as error:
             raise AccessDenied(str(error), role) from None
         if now >= roster.expires:

@@ -146,12 +146,16 @@ class Anchors:
             _check_validity("authority", self.certificates[0], now=now)
         return Anchors(tuple(valid))
 
-    def issuer_of(self, certificate: x509.Certificate) -> x509.Certificate:
-        """Which of them signed it. Raises RemoteProtocolError(code=ROSTER)."""
+    def holds_all_of(self, earlier: Anchors) -> bool:
+        """Whether none of those that were trusted earlier was removed since."""
+        return set(earlier.certificates) <= set(self.certificates)
+
+    def issuers_of(self, certificate: x509.Certificate) -> list[x509.Certificate]:
+        """Those that it was issued under: two where both have one key. Raises RemoteProtocolError(ROSTER)."""
         issuers = [one for one in self.certificates if _is_issued_by(certificate, one)]
         if not issuers:
             raise _refused("it was not issued by this federation's authority")
-        return max(issuers, key=lambda one: one.not_valid_after_utc)  # two may have one key
+        return issuers
 
     def verify(self, signed: SignedBody, *, purpose: str, code: Refusal) -> list[encoding.Value]:
         """The fields of what one of them signed. Raises RemoteProtocolError with `code`."""
@@ -310,7 +314,9 @@ def check_certificate(
 
     Raises RemoteProtocolError that says what was wrong. Source: docs/protocol.md 1.
     """
-    _check_validity("authority", authority.issuer_of(certificate), now=now)
+    issuers = authority.issuers_of(certificate)
+    if not any(_is_valid(issuer, now=now) for issuer in issuers):
+        _check_validity("authority", max(issuers, key=lambda one: one.not_valid_after_utc), now=now)
     _check_validity("certificate", certificate, now=now)
     member = _member_with_usage(certificate, role)
     if member.role is not role:

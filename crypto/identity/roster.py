@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from cryptography import x509
 
@@ -27,6 +27,7 @@ MAX_MEMBERS = 4096
 MAX_VERSION = (1 << 62) - 1  # fits SQLite's integers, and is 2**42 steps of MAX_VERSION_STEP away
 MAX_VERSION_STEP = 1 << 20  # a version an hour for 119 years: no member sleeps through so many
 MAX_FILE_BYTES = 2 << 20
+REMEMBERED = 32  # rosters whose signature was looked at: every call and every phase asks for a few of them
 
 _VERSION_AND_DATES = f"expected a version from 1 to {MAX_VERSION} that expires after it is issued"
 
@@ -90,6 +91,17 @@ class Roster:
             who = f"{member.role} {member.name}"
             raise _refused(f"version {self.version} does not hold {who} with this certificate")
         return member
+
+    def check_trusted(self, authority: Anchors, now: datetime) -> None:
+        """It held when it was read; members remove a certificate of the authority whose key was stolen.
+
+        Raises RemoteProtocolError(code=ROSTER) unless one that is trusted and valid now signed it. Source:
+        docs/protocol.md 1.6.
+        """
+        if not _is_signed_by(self.signed, authority.valid_at(now)):
+            raise _refused(
+                f"version {self.version} is signed with no key of the authority that is trusted now"
+            )
 
     def check_current(self, now: datetime, *, max_age: timedelta | None = None) -> None:
         """Raises RemoteProtocolError(code=ROSTER) if it is of the future, expired or too old."""
@@ -190,6 +202,15 @@ def roster_from_file_bytes(data: bytes) -> SignedBody:
     except (ValueError, TypeError, RecursionError, binascii.Error):
         raise ConfigError("roster file: expected JSON with body and signature in base64") from None
     return SignedBody(body=body, signature=signature)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _is_signed_by(signed: SignedBody, authority: Anchors) -> bool:
+    try:
+        authority.verify(signed, purpose=PURPOSE, code=Refusal.ROSTER)
+    except RemoteProtocolError:
+        return False
+    return True
 
 
 def _parse(fields: list[encoding.Value], signed: SignedBody) -> Roster:

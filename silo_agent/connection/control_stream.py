@@ -21,6 +21,7 @@ from chorale.transport.line_probe import LineFailed
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, RemoteProtocolError
+from crypto.identity.certificates import Anchors
 from silo_agent.connection.backoff import Backoff
 from silo_agent.connection.channel import FederationStub
 from silo_agent.metrics import SiloMetrics
@@ -80,7 +81,7 @@ class ControlStream:
         outbox: Outbox,
         rosters: Rosters,
         metrics: SiloMetrics,
-        renew: Callable[[], None],
+        renew: Callable[[], Anchors],
         accepted: Callable[[], None],
         clock: Callable[[], datetime],
         random: Callable[[], float],
@@ -95,11 +96,12 @@ class ControlStream:
         self._outbox = outbox
         self._rosters = rosters
         self._metrics = metrics
-        self._renew = renew  # looks whether files of certificates changed
+        self._renew = renew  # looks whether files of certificates changed; whom this silo trusts now
         self._accepted = accepted
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(random=random)
+        self._trusted: Anchors  # under which the present line was dialed
         self._heard = 0  # messages, over all streams
         self.is_connected = False
 
@@ -107,7 +109,7 @@ class ControlStream:
         """Until cancelled. Raises ConfigError for a certificate of one's own that no longer holds,
         RemoteProtocolError for another protocol version, ConnectionFailed for a wrong clock."""
         while True:
-            self._renew()
+            self._trusted = self._renew()
             self._stub.open()
             try:
                 reason = await self._attend()
@@ -254,7 +256,9 @@ class ControlStream:
 
     async def _beat(self, every_seconds: float) -> None:
         while True:
-            self._renew()
+            if not self._renew().holds_all_of(self._trusted):
+                # Security: the coordinator's certificate may be one of the removed key, which may be stolen
+                raise PolicyRefusal("a certificate of the authority was removed: this silo dials again")
             self._served.poll()
             preparing = [key_to_wire(key) for key in self._served.preparing]
             beat = pb.Heartbeat(unix_seconds=self._clock().timestamp(), preparing=preparing)

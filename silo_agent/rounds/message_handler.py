@@ -298,7 +298,7 @@ class MessageHandler:
             prepared = await self._inputs.get(request, state_digest=terms.state_digest)
         session = self._checks.session(terms, roster)
         running.prepared, running.own_steps = prepared, prepared.own_steps
-        running.session = SessionHandler(key, session, policy=self._data_sets.of(key.job_digest).policy)
+        running.session = self._checks.handler(key, session)
         self._send(running.session.advertise())
         self._note("advertised", key, is_flushed=False)
         # rounds never go back once this silo adverted for a later one
@@ -347,12 +347,11 @@ class MessageHandler:
         if not self._jobs.is_approved(key.job_digest):
             raise PolicyRefusal("the job is not approved here any more", code=Refusal.JOB_NOT_APPROVED)
         pending, is_revealed = recorded
-        data_set = self._data_sets.of(key.job_digest)
-        resumed = SiloSession.resume(
-            pending, revealed=is_revealed, identity=self._credentials.identity, ledger=data_set.reveals
-        )
+        self._checks.check_certificates(pending)
+        identity, ledger = self._credentials.identity, self._data_sets.of(key.job_digest).reveals
+        resumed = SiloSession.resume(pending, revealed=is_revealed, identity=identity, ledger=ledger)
         log.info("session taken up from the ledger", **_fields(key))
-        session = SessionHandler(key, resumed, policy=data_set.policy)
+        session = self._checks.handler(key, resumed)
         self._tasks[phase_name(key)] = _RunningTask(key=key, task=pb.PhaseTask(), session=session)
         return session
 

@@ -94,14 +94,14 @@ class Rosters:
         newest = self.newest
         if newest is None:
             raise RemoteProtocolError("roster: the coordinator has relayed none", code=Refusal.ROSTER)
-        return self._checked(newest)
+        return self.check(newest)
 
     def for_phase(self, job_digest: bytes, round: int, phase: str) -> Roster:
         """The roster that this silo first adverted under in the round, else the newest."""
         bound = self._data_sets.any_reveals.bound_roster(job_digest, round, phase)
         if bound is None or bound not in self._held:
             return self.current
-        return self._checked(self._held[bound])
+        return self.check(self._held[bound])
 
     def own_in(self, job_digest: bytes, round: int, phase: str) -> Identity:
         """The certificate and key under which this silo takes part in the round."""
@@ -118,8 +118,11 @@ class Rosters:
                 code=Refusal.ROSTER,
             )
 
-    def _checked(self, roster: Roster) -> Roster:
-        roster.check_current(self._clock(), max_age=self._max_age)
+    def check(self, roster: Roster) -> Roster:
+        """One that was accepted, if it holds today. Raises RemoteProtocolError(code=ROSTER)."""
+        now = self._clock()
+        roster.check_trusted(self._credentials.authority, now)
+        roster.check_current(now, max_age=self._max_age)
         self.check_own_entry(roster)
         return roster
 

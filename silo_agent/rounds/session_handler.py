@@ -7,11 +7,13 @@ through the session's own table. Source: docs/protocol.md 5.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
+from crypto.identity.certificates import Anchors
 from crypto.masking.masks import Masker
 from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, RevealedSum, Shares, UnmaskShares
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, SiloSession
@@ -25,8 +27,13 @@ MAX_REPLAYS = 16  # of one session: it has five kinds of messages, and RECOVER m
 class SessionHandler:
     """Answers the messages of one session."""
 
-    def __init__(self, key: PhaseKey, session: SiloSession, *, policy: Policy) -> None:
+    def __init__(
+        self, key: PhaseKey, session: SiloSession, *, policy: Policy, authority: Callable[[], Anchors]
+    ) -> None:
+        """authority: what this silo trusts, asked at each message."""
         self.key = key
+        self._authority = authority
+        self._trusted = authority()
         self._session = session
         self._policy = policy
         self._advert: pb.SiloMessage | None = None
@@ -54,6 +61,11 @@ class SessionHandler:
 
         Raises PolicyRefusal or RemoteProtocolError; the session is then over for good.
         """
+        if not self._authority().holds_all_of(self._trusted):
+            self._session.end()  # its key may have vouched for roster and cohort
+            raise RemoteProtocolError(
+                "session: a certificate of the authority was removed since it began", code=Refusal.ROSTER
+            )
         digest = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
         if digest in self._replies:
             return self._replies[digest]

@@ -15,10 +15,11 @@ from chorale.spec.state import state_from_file
 from chorale.transport.wire import PhaseKey, checked_digest
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.identity.certificates import SignedBody
+from crypto.identity.certificates import SignedBody, certificate_from_der
 from crypto.identity.roster import Roster
 from crypto.session import bodies
 from crypto.session.messages import Abandoned, SessionTerms
+from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
 from silo_agent.ledger.state_uses import StateUse
 from silo_agent.metrics import PhaseEnd
@@ -28,6 +29,7 @@ from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.rounds.rosters import Rosters
+from silo_agent.rounds.session_handler import SessionHandler
 
 ENROLLING = "enrollment"
 ENROLLED_ONLY = frozenset({"train"})  # phases that weigh a silo by what enrollment counted
@@ -132,11 +134,25 @@ class TaskChecks:
         return SiloSession(
             terms=terms,
             identity=self._credentials.of(roster),
-            roster=roster,
+            roster=self._rosters.check(roster),  # the input took its time
             authority=self._credentials.authority,
             ledger=self._data_sets.of(terms.job_digest).reveals,
             now=self._clock(),
         )
+
+    def handler(self, key: PhaseKey, session: SiloSession) -> SessionHandler:
+        """What answers the messages of a session that begins now, or is taken up from the ledger."""
+        policy = self._data_sets.of(key.job_digest).policy
+        return SessionHandler(key, session, policy=policy, authority=lambda: self._credentials.authority)
+
+    def check_certificates(self, pending: PendingReveal) -> None:
+        """A session from the ledger: the key of a certificate of the authority may be stolen since it began.
+
+        Raises RemoteProtocolError(code=ROSTER) unless the certificates of its cohort are of keys trusted now.
+        """
+        authority = self._credentials.authority.valid_at(self._clock())
+        for der in pending.certificates.values():
+            authority.issuers_of(certificate_from_der(der))
 
     def abandoned(self, key: PhaseKey) -> tuple[SignedBody, bytes]:
         """The statement that this silo never reveals the phase, which is so before it is signed, and the

@@ -16,7 +16,8 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2
 from crypto import encoding
 from crypto.errors import ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Role
+from crypto.identity.certificates import Anchors, Role
+from crypto.identity.issuing import new_authority
 from crypto.session.cohort import draw_seed
 from crypto.session.messages import SessionTerms
 from strategies.base import DRAW_SEED, Array
@@ -53,6 +54,21 @@ def terms_of(job: Job, party: Party, state: State, **changes: object) -> Session
 
 
 class TestOpening:
+    @pytest.mark.parametrize("is_removed", [False, True])
+    def test_a_roster_of_a_key_that_was_removed_opens_no_job(
+        self, signed: SignedJob, party: Party, is_removed: bool
+    ) -> None:
+        """Its operators were of the new key; who else is a member the stolen one said."""
+        stolen, old = new_authority("test", now=NOW, valid_days=9)
+        both = Anchors((*party.authority.certificates, old))
+        thief = dataclasses.replace(party, authority_key=stolen, authority=both)
+        if not is_removed:
+            assert open_job(signed, **surroundings(thief)).operator == "ops"
+            return
+        with pytest.raises(RemoteProtocolError, match="signed with no key") as caught:
+            open_job(signed, **surroundings(thief, authority=party.authority))
+        assert caught.value.code is Refusal.ROSTER
+
     def test_a_signed_job_opens(self, signed: SignedJob, party: Party) -> None:
         job = open_job(signed, **surroundings(party))
         assert job.digest == hashlib.sha256(signed.spec_bytes).digest()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,14 +16,16 @@ from chorale.runtime.audit import AuditLog, read_entries
 from coordinator.members.roster_book import RosterBook
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.process import Clock
+from coordinator.service.access import AccessDenied, AccessGuard, Caller
 from coordinator.storage.store import Store
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.identity.certificates import Anchors, Role
+from crypto.identity.certificates import Anchors, Identity, MemberId, Role
 from crypto.identity.issuing import new_authority
-from tests.support.ceremony import Ceremony
+from tests.support.ceremony import Ceremony, issue
 
 LATER = timedelta(days=2)  # the second roster expires so much after the first
 
+ATTEND = "/chorale.v1.Federation/Attend"
 OpenBook = Callable[[], RosterBook]
 
 
@@ -66,6 +70,19 @@ def open_book(ceremony: Ceremony, now: list[datetime], credentials: Credentials)
 
 def refused(book: RosterBook) -> float | None:
     return book._metrics.registry.get_sample_value("chorale_coordinator_refused_rosters_total")
+
+
+def check_call(book: RosterBook, identity: Identity) -> None:
+    """What the guard says to this member's heartbeat."""
+    resources: Any = SimpleNamespace(
+        settings=SimpleNamespace(max_jobs=1, federation="test"),
+        clock=book._clock,
+        roster_book=book,
+        authority=book._credentials.authority,
+        metrics=book._metrics,
+    )
+    caller = Caller(member=identity.member, certificate=identity.certificate)
+    AccessGuard(resources).check(caller, ATTEND)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -126,6 +143,34 @@ def test_a_start_without_a_roster_that_holds_names_what_is_wrong(
     ceremony.publish(issued=now[0])
     with pytest.raises(ConfigError, match=r"roster\.json: roster: version 2 expired"):
         open_book()
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_roster_of_a_key_that_was_removed_is_used_for_no_phase(
+    ceremony: Ceremony, open_book: OpenBook, credentials: Credentials, is_removed: bool
+) -> None:
+    """The file was refused and the roster that was read before stayed in use, signed with a stolen key."""
+    old = credentials.authority.certificates
+    key, following = new_authority(ceremony.federation, now=datetime.now(UTC), valid_days=9)
+    member = MemberId(federation=ceremony.federation, role=Role.SILO, name="a")
+    caller = issue(key, following, member, now=datetime.now(UTC), days=5)  # of the new key, as is right
+    ceremony.adopt(caller.key, caller.certificate)
+    ceremony.publish()
+    credentials.authority = Anchors((*old, following))
+    book = open_book()
+    check_call(book, caller)
+    assert book.of_version(2) is book.current
+    credentials.authority = Anchors((following,) if is_removed else (following, *old))
+    if not is_removed:
+        assert book.of_version(2) is book.current
+        check_call(book, caller)
+        return
+    assert book.current.version == 2  # to be shown
+    with pytest.raises(RemoteProtocolError, match="version 2 is signed with no key") as caught:
+        book.of_version(2)
+    assert caught.value.code is Refusal.ROSTER
+    with pytest.raises(AccessDenied, match="version 2 is signed with no key"):
+        check_call(book, caller)
 
 
 def test_a_roster_that_came_before_its_authority_is_read_again_with_it(

@@ -125,13 +125,26 @@ def test_two_certificates_of_one_key_hold_until_the_later_one_expires(new: Autho
     read(new, anchors, days=400)
 
 
-def _again(one: Authority) -> x509.Certificate:
+def test_of_two_certificates_of_one_key_the_one_that_is_valid_now_counts(new: Authority) -> None:
+    """The one that ends last was asked alone: it was handed out early, and every certificate was refused."""
+    later = Authority(new.key, _again(new, begins_in_days=2))
+    anchors, member = (
+        Anchors((new.certificate, later.certificate)),
+        later.issue(Role.SILO, "a", valid_days=500),
+    )
+    check(member, anchors)
+    check(member, anchors, days=400)
+    with pytest.raises(RemoteProtocolError, match="authority is not valid before"):
+        check(member, Anchors(anchors.certificates[1:]))
+
+
+def _again(one: Authority, *, begins_in_days: int = -1) -> x509.Certificate:
     builder = x509.CertificateBuilder(
         issuer_name=one.certificate.issuer,
         subject_name=one.certificate.subject,
         public_key=one.key.public_key(),
         serial_number=x509.random_serial_number(),
-        not_valid_before=NOW.replace(tzinfo=None) - timedelta(days=1),
+        not_valid_before=NOW.replace(tzinfo=None) + timedelta(days=begins_in_days),
         not_valid_after=NOW.replace(tzinfo=None) + timedelta(days=700),
         extensions=list(one.certificate.extensions),
     )

@@ -21,6 +21,8 @@ from chorale.transport.line_probe import PROBE_SECONDS, LineFailed, Trouble
 from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.identity.certificates import Anchors
+from crypto.identity.issuing import new_authority
 from silo_agent.connection.backoff import MAX_WAIT_SECONDS, Backoff
 from silo_agent.connection.channel import FederationStub
 from silo_agent.connection.control_stream import (
@@ -74,6 +76,7 @@ class Agent:
         self.polls = 0
         self._waits = waits
         self.check: Callable[[], None] = lambda: None
+        self.trusted = members.authority
 
     def close(self) -> None:
         self.audit.close()
@@ -96,12 +99,16 @@ class Agent:
             outbox=self.outbox,
             rosters=self.rosters,
             metrics=self.metrics,
-            renew=lambda: self.check(),
+            renew=self._renew,
             accepted=lambda: None,
             clock=lambda: NOW,
             random=lambda: 0.0,
             sleep=self._sleep,
         )
+
+    def _renew(self) -> Anchors:
+        self.check()
+        return self.trusted
 
     async def _sleep(self, seconds: float) -> None:
         if seconds >= 5.0:  # a heartbeat
@@ -172,6 +179,30 @@ async def test_the_agent_comes_back_after_the_line_broke(make_stub: MakeStub, tm
         await agent.stream(stub).run()
     assert [message.WhichOneof("kind") for message in heard] == ["hello"] * 3
     agent.close()
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_the_line_ends_when_a_certificate_of_the_authority_was_removed(
+    make_stub: MakeStub, agent: Agent, is_removed: bool
+) -> None:
+    """It stayed open to a coordinator whose certificate was one of the removed key."""
+    heard: list[Any] = []
+    new = new_authority("test", now=NOW, valid_days=9)[1]
+    agent.trusted = Anchors((*agent.trusted.certificates, new))
+
+    def remove() -> None:
+        """With the first heartbeat; the reading before it was for the dialing."""
+        if readings.pop() and is_removed:
+            agent.trusted = Anchors((new,))
+
+    readings = [True, False]
+    agent.check = remove
+    stub = await make_stub(Attend=attend(welcome(), heard=heard, replies=1))
+    with pytest.raises(Enough):
+        async with asyncio.timeout(20):
+            await agent.stream(stub).run()
+    assert agent.polls == (0 if is_removed else 1)
+    assert len(heard) == (1 if is_removed else 2)
 
 
 async def test_another_protocol_version_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
@@ -356,7 +387,7 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
         outbox=agent.outbox,
         rosters=agent.rosters,
         metrics=agent.metrics,
-        renew=lambda: None,
+        renew=lambda: make_members(4).authority,
         accepted=lambda: None,
         clock=lambda: NOW,
         random=lambda: 0.0,
