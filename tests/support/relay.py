@@ -77,4 +77,7 @@ class Relay(ABC):
             writer.transport.abort()
             return
         self._writers.add(dialed[1])
+        if self._stop.is_set():  # while this one was dialed
+            writer.transport.abort()
+            dialed[1].transport.abort()
         await self._relay((reader, writer), dialed)
