@@ -108,7 +108,7 @@ def is_ready(federation: LocalFederation, process: str) -> bool:
         return refused.code != 503
 
 
-@pytest.mark.gate
+@pytest.mark.soak
 def test_a_job_is_refused_where_its_states_find_no_room(make_federation: MakeFederation) -> None:
     federation = make_federation()
     with on_small_disks(federation, COORDINATOR):
@@ -140,7 +140,7 @@ def submit(federation: LocalFederation, job: bytes, state: Path) -> str:
     return str(done.stderr)
 
 
-@pytest.mark.gate
+@pytest.mark.soak
 def test_backup_and_restore_say_that_they_find_no_room_and_leave_nothing(
     make_federation: MakeFederation, tmp_path: Path
 ) -> None:
@@ -159,8 +159,10 @@ def test_backup_and_restore_say_that_they_find_no_room_and_leave_nothing(
                 run_cli("coordinator", "backup", "--config", config, "--out", small / "new.tar"),
                 run_cli("coordinator", "restore", "--config", elsewhere, "--from", made),
             ]
-            for done in refused:
-                assert done.returncode == 1
-                assert f"it finds no room: the disk of {small}" in done.stderr
+            backup, restore = refused
+            assert (backup.returncode, restore.returncode) == (1, 1)
+            assert f"it finds no room: the disk of {small}" in backup.stderr
+            assert f"bytes in {small / 'state'}" in restore.stderr
+            assert "whose disk has" in restore.stderr
         assert [path.name for path in small.rglob("*")] == ["state"]
         assert run_cli("coordinator", "restore", "--config", elsewhere, "--from", made).returncode == 0

@@ -133,7 +133,7 @@ def finish_from_its_model(federation: LocalFederation, job_id: str) -> Record:
     return federation.hub.wait_for(lambda line: line["event"] == "job ended" and line["job"] == again)
 
 
-@pytest.mark.gate
+@pytest.mark.soak
 def test_a_backup_of_any_moment_restores_and_its_job_ends(
     make_federation: MakeFederation, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ TWICE, COPY = "silo-1", "silo-1-copy"
 ROUNDS = 6
 
 
-@pytest.mark.gate
+@pytest.mark.soak
 def test_no_round_counts_a_silo_twice_that_two_agents_run_as(make_federation: MakeFederation) -> None:
     federation = make_federation(coordinator={"reconnect_grace_seconds": 2.0})
     federation.start_coordinator()

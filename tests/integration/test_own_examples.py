@@ -29,6 +29,12 @@ EXAMPLES = list(examples())
 MOST_LINES = 30  # of the author's own code
 
 
+def in_soak(each: Example | str) -> object:
+    """The large networks' examples take as long as all others together."""
+    name = each if isinstance(each, str) else each.folder.name
+    return pytest.param(each, marks=pytest.mark.soak) if name == "vision" else each
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
@@ -37,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("folder", sorted({each.folder.name for each in EXAMPLES}))
+@pytest.mark.parametrize("folder", [*map(in_soak, sorted({each.folder.name for each in EXAMPLES}))])
 def test_example_reaches_its_share_of_the_pooled_figure(folder: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tools.examples", folder],
@@ -51,7 +57,7 @@ def test_example_reaches_its_share_of_the_pooled_figure(folder: str) -> None:
     assert all("pooled" in line and "share" in line for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize("example", [*map(in_soak, EXAMPLES)], ids=lambda example: example.name)
 def test_example_runs_in_a_federation_of_three_processes(
     example: Example, site: Path, tmp_path: Path
 ) -> None:
