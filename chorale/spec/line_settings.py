@@ -75,7 +75,7 @@ class LineSettings(BaseModel):
         return self
 
     def route(self) -> Route:
-        """The way to the coordinator, with the proxy's login read anew. Raises ConfigError."""
+        """The way to the coordinator, with the proxy's login read again. Raises ConfigError."""
         proxy = None
         if self.proxy is not None and not _is_past(split_address(self.coordinator)[0], self.no_proxy):
             login = None if self.proxy_credentials is None else read_login(self.proxy_credentials)
@@ -107,7 +107,7 @@ def _is_past(host: str, past: tuple[str, ...]) -> bool:
     own = _network(host)
     if own is not None:
         networks = [network for each in past if (network := _network(each)) is not None]
-        return any(own.version == network.version and own.subnet_of(network) for network in networks)  # type: ignore[arg-type]
+        return any(own.network_address in network for network in networks)
     dotted = f".{host.lower().rstrip('.')}"
     return any(dotted.endswith(f".{each}") if each[0] != "." else dotted[1:].endswith(each) for each in past)
 

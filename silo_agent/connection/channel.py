@@ -18,7 +18,7 @@ _SERVICE = "/chorale.v1.Federation"
 
 
 def dial(settings: SiloSettings, identity: Identity, authority: Anchors) -> grpc.aio.Channel:
-    """A channel under mutual TLS 1.3, connected when it is first used. The proxy's login is read anew.
+    """A channel under mutual TLS 1.3, connected when it is first used. The proxy's login is read again.
 
     Raises ConfigError.
     """

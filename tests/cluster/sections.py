@@ -7,6 +7,7 @@ import json
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 from tests.cluster import adaptations, jobs, plain
 from tests.cluster.page import HUB, PAGE, SILOS, steps
@@ -206,7 +207,7 @@ def the_end(walk: Walk) -> Iterator[None]:
     yield
     for silo in SILOS:
         walk.wait(
-            lambda silo=silo: claims_and_pods(walk, silo) == ["patients"],  # type: ignore[misc]
+            partial(lambda silo: claims_and_pods(walk, silo) == ["patients"], silo),
             f"{silo} to be gone",
         )
     walk.report.passed("nothing is left of the silos but their data")
@@ -268,7 +269,7 @@ def roster_version(walk: Walk, member: str) -> float:
 def wait_for_roster(walk: Walk, version: float, *silos: str) -> None:
     for member in (HUB, *(silos or SILOS)):
         walk.wait(
-            lambda member=member: roster_version(walk, member) == version,  # type: ignore[misc]
+            partial(lambda member: roster_version(walk, member) == version, member),
             f"roster {version} at {member}",
         )
 

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Walk:
             self._begin()
 
     def _begin(self) -> None:
-        """The folder anew, and what the cluster needs before the page begins."""
+        """An empty folder, and what the cluster needs before the page begins."""
         report = self.report
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
@@ -151,7 +152,7 @@ class Walk:
     def wait_ready(self, *members: str, is_ready: bool = True) -> None:
         for member in members:
             self.wait(
-                lambda member=member: self._is_ready(member) is is_ready,  # type: ignore[misc]
+                partial(lambda member: self._is_ready(member) is is_ready, member),
                 f"{member} to be {'ready' if is_ready else 'out'}",
             )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,13 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import yaml
 
-from tests.support import programs
-from tests.support.ports import free_ports
+from tests.deployment.servers import serving
 from tests.support.processes import wait_until
 
 Notification = dict[str, Any]
@@ -53,45 +49,10 @@ def notified(folder: Path, configuration: dict[str, Any]) -> Iterator[tuple[str,
                 hook["url"] = f"http://127.0.0.1:{port}/{each['name']}"
         path = folder / "alertmanager.yml"
         path.write_text(yaml.safe_dump(configuration))
-        with _running(folder, path) as address:
+        options = (f"--config.file={path}", f"--storage.path={folder / 'alertmanager'}")
+        alone = "--cluster.listen-address="
+        with serving("prometheus-alertmanager", *options, alone, log=folder / "alertmanager.log") as address:
             yield address, received
-
-
-@contextmanager
-def _running(folder: Path, config: Path) -> Iterator[str]:
-    address, log = f"127.0.0.1:{free_ports(1)[0]}", folder / "alertmanager.log"
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [
-                programs.needed("prometheus-alertmanager"),
-                f"--config.file={config}",
-                f"--storage.path={folder / 'alertmanager'}",
-                f"--web.listen-address={address}",
-                "--cluster.listen-address=",  # alone
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-        )
-    try:
-        wait_until(
-            lambda: process.poll() is not None or _is_ready(address),
-            "Alertmanager to be ready",
-            detail=log.read_text,
-        )
-        assert process.poll() is None, log.read_text()
-        yield address
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        with urlopen(f"http://{address}/-/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False
 
 
 @contextmanager

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import yaml
 
+from tests.deployment.servers import serving
 from tests.support import programs
-from tests.support.ports import free_ports
 from tests.support.processes import wait_until
 
 SCRAPE_SECONDS = 0.5
@@ -78,35 +77,9 @@ def running(
     told = {} if alertmanager is None else {"alerting": _alerting(alertmanager)}
     config.write_text(yaml.safe_dump({**configuration(targets, rules), **told}))
     check("config", str(config))
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    log = folder / "prometheus.log"
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [
-                programs.needed("prometheus"),
-                f"--config.file={config}",
-                f"--storage.tsdb.path={folder / 'tsdb'}",
-                f"--web.listen-address={address}",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-        )
-    try:
-        wait_until(
-            lambda: process.poll() is not None or _is_ready(address),
-            "Prometheus to be ready",
-            detail=log.read_text,
-        )
-        assert process.poll() is None, log.read_text()
+    options = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}")
+    with serving("prometheus", *options, log=folder / "prometheus.log") as address:
         yield Prometheus(address=address)
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def configuration(targets: Mapping[str, list[Rules]], rules: list[Path]) -> Rules:
@@ -165,11 +138,3 @@ def check(what: str, *arguments: str, text: str | None = None) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        with urlopen(f"http://{address}/-/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False

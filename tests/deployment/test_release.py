@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
@@ -174,7 +175,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whoever_lacks_the_key_is_found_out(release: Path, keys: Path, change: str) -> None:
+def test_a_release_changed_without_the_key_is_found_out(release: Path, keys: Path, change: str) -> None:
     other = release.parent / "earlier"
     other.mkdir()
     (other / statement.SUMS).write_text("0" * 64 + "  earlier.whl\n")
@@ -202,14 +203,14 @@ def test_key_with_a_password_signs_for_who_knows_it(release: Path, tmp_path: Pat
     assert statement.check_signature(release, tmp_path / "locked.pub") == "chorale"
 
 
-def edit_json(path: Path, edit: Callable[[dict[str, object]], object]) -> None:
+def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     found = json.loads(path.read_text())
     edit(found)
     path.write_bytes(archives.as_json(found))
 
 
 def drop_component(folder: Path) -> None:
-    edit_json(folder / "chorale-silo-0.1.0.image.cdx.json", lambda bill: bill["components"].pop())  # type: ignore[attr-defined]
+    edit_json(folder / "chorale-silo-0.1.0.image.cdx.json", lambda bill: bill["components"].pop())
 
 
 def invent_component(folder: Path) -> None:
@@ -227,7 +228,7 @@ def other_software(folder: Path) -> None:
     files = archives.Layout(archive).files(lambda path: True)
     files[f"{SITE}/crypto/prg.py"] += b"# open\n"
     digest = write_image(archive, files, epoch=0)
-    edit_json(folder / "digests.json", lambda found: found["images"].update(silo=digest))  # type: ignore[attr-defined]
+    edit_json(folder / "digests.json", lambda found: found["images"].update(silo=digest))
     repin(folder, digest)
 
 
@@ -245,7 +246,7 @@ def repin(folder: Path, digest: str) -> None:
     )
     edit_json(
         folder / "digests.json",
-        lambda found: found["charts"].update({"chorale-silo-0.1.0": chart}),  # type: ignore[attr-defined]
+        lambda found: found["charts"].update({"chorale-silo-0.1.0": chart}),
     )
 
 
@@ -281,7 +282,7 @@ def test_provenance_that_names_other_files_is_refused_under_a_good_signature(
     release: Path, keys: Path
 ) -> None:
     path = release / statement.PROVENANCE
-    edit_json(path, lambda found: found["subject"][0]["digest"].update(sha256="d" * 64))  # type: ignore[index]
+    edit_json(path, lambda found: found["subject"][0]["digest"].update(sha256="d" * 64))
     sum_and_sign(release, keys / "ours.key", build.commit_of(contents.ROOT, "HEAD"))
     with pytest.raises(ReleaseError, match=r"provenance\.json: chorale-.*: SHA256SUMS says otherwise"):
         verify(release, keys / "ours.pub")

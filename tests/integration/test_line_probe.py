@@ -7,7 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -30,10 +30,12 @@ Serve: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaita
 @asynccontextmanager
 async def serving(serve: Serve, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """The port of a server, whose connections are over when it is left."""
-    tasks: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[Any]] = []
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.append(asyncio.current_task())  # type: ignore[arg-type]
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
         try:
             with suppress(OSError):
                 await serve(reader, writer)

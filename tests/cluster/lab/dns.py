@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.lab.settings import NODE
 
@@ -57,10 +58,10 @@ def _addresses(name: str, folder: Path) -> list[str] | None:
     return [address["ip"] for each in subsets for kind in kinds for address in each.get(kind) or []]
 
 
-def _get(folder: Path, namespace: str, kind: str, name: str) -> dict:  # type: ignore[type-arg]
+def _get(folder: Path, namespace: str, kind: str, name: str) -> dict[str, Any]:
     words = ["kubectl", "--kubeconfig", folder / "admin.conf", "--namespace", namespace, "get", kind, name]
     done = subprocess.run([*words, "--output", "json"], check=False, capture_output=True, text=True)
-    found: dict[str, object] = json.loads(done.stdout or "{}")
+    found: dict[str, Any] = json.loads(done.stdout or "{}")
     return found
 
 

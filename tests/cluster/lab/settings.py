@@ -1,4 +1,4 @@
-"""The files that the lab's programs read, written anew at each start."""
+"""The files that the lab's programs read, written at each start."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_readmission_counts_against_what_was_before_it_alone() -> None:
 
 
 @pytest.mark.parametrize("seen", [(1, 2), (1, 3), (2, 3), (1, 2, 3), (1,), (3,)])
-def test_a_mark_is_good_for_whoever_slept(seen: tuple[int, ...]) -> None:
+def test_a_mark_is_good_for_a_party_that_slept(seen: tuple[int, ...]) -> None:
     rosters = {1: roster(1, A1, B), 2: roster(2, A1), 3: roster(3, A1), 4: roster(4, A1, back(B, 4))}
     memory = RosterMemory.of(rosters[version] for version in seen)
     memory.check(rosters[4])
