@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crypto.noise.skellam import skellam_law
 
 from chorale.privacy import accountant
 from chorale.privacy.accountant import (
@@ -25,7 +26,6 @@ from chorale.privacy.accountant import (
     skellam_rdp,
 )
 from crypto.errors import ConfigError
-from crypto.noise.skellam import skellam_law
 
 MNIST = 256 / 60_000
 DELTA = 1e-5
