@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import Array, Keeper, PhaseContext, PhaseResult, Pieces, ServerRule, pieces_of
 from strategies.phases.training import TRAIN, moved
 from strategies.server_optimizer import StepOptimizer
@@ -48,6 +48,7 @@ class StepPhase:
                 is_whole_units=True,
                 is_tagged=True,
                 discloses=Disclosure.UPDATE,
+                side=Side.TRAIN,
             ),
         )
 
