@@ -60,6 +60,16 @@ class PrivacyPolicy(BaseModel):
         default=PartialJobs.REFUSE,
         description="jobs that plan more than is left: refuse, or allow until the budget stops them",
     )
+    accept_shared_noise: bool = Field(
+        default=False,
+        description="true: jobs whose records are hidden by noise that all silos add together "
+        "(privacy.records.noise: sum); their privacy rests on the other silos",
+    )
+    max_epsilon_if_all_others_collude: Limit | None = Field(
+        default=None,
+        description="most that a job with shared noise may cost where all other silos give their noise away; "
+        "null: any, once shared noise is accepted",
+    )
     max_records_clip_norm: Limit | None = Field(
         default=None, description="largest privacy.records.clip_norm of a record-level job; null: any"
     )
