@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from functools import cached_property
 
 from crypto import encoding
@@ -47,6 +47,14 @@ class Disclosure(Enum):
         return self in (Disclosure.CLASS_STATISTIC, Disclosure.TRAINED_CLASS_STATISTIC)
 
 
+class Side(StrEnum):
+    """Which of a silo's records a quantity is about: each record is in training or held out, not both."""
+
+    BOTH = "both"
+    TRAIN = "train"
+    HOLDOUT = "holdout"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One named array of a phase.
@@ -58,7 +66,8 @@ class Quantity:
     noise: what every silo adds to its own; the sum of a noised count is a real number.
     is_tagged: whether silos check its sum, because the next global state is computed from it.
     discloses: not encoded, so not compared either; the default is what policies refuse. at_most: the count
-    beside it that it never exceeds at any silo; not encoded either.
+    beside it that it never exceeds at any silo; not encoded either. side: the records that it is about, which
+    the accounting reads; not encoded either.
     """
 
     name: str
@@ -72,6 +81,7 @@ class Quantity:
     is_tagged: bool = False
     discloses: Disclosure = field(default=Disclosure.CLASS_STATISTIC, compare=False)
     at_most: str = field(default="", compare=False)
+    side: Side = field(default=Side.BOTH, compare=False)
 
     def __post_init__(self) -> None:
         if self.ring_bits not in RING_BITS:

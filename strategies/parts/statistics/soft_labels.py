@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, Arrays, FloatArray, PartOptions, PhaseContext, options_of
 from strategies.exact import total
 from strategies.parts.heads import TRAINED_UNBIASED
@@ -90,6 +90,7 @@ class SoftLabels:
                 sensitivity_l2=1.0,
                 is_tagged=True,
                 discloses=Disclosure.TRAINED_CLASS_STATISTIC,
+                side=Side.TRAIN,
             ),
             Quantity(
                 name="class_counts",
@@ -99,6 +100,7 @@ class SoftLabels:
                 sensitivity_l2=1.0,
                 is_tagged=True,
                 discloses=Disclosure.CLASS_STATISTIC,
+                side=Side.TRAIN,
             ),
         )
 
