@@ -295,7 +295,8 @@ class Job:
         """
         privacy = self.spec.privacy
         usual = 1.0 / len(self.spec.silos) if privacy is None else privacy.declared_weight(context.members)
-        guarded = replace(context, min_weight=max(context.min_weight, MIN_WEIGHT * survivors * usual))
+        least = max(context.min_weight, MIN_WEIGHT * survivors * usual)
+        guarded = replace(context, min_weight=least, survivors=survivors)
         if self.opens_draw(context.round, phase):
             if self_mask_seeds is None or len(self_mask_seeds) != survivors:
                 raise LocalProtocolError(f"job {self.id}: {phase}: expected {survivors} self-mask seeds")

@@ -137,6 +137,7 @@ FEDOPT = ServerUpdate(
     word="fedopt",
     options=FedOptOptions,
     rule=FedOpt(),
+    is_optimizer=True,
     rate=lambda options: options_of(FedOptOptions, options).whole_rate,
     standing=POST_PROCESSING,
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crypto.noise.skellam import skellam_law
 
 from chorale.privacy import accountant
 from chorale.privacy.accountant import (
@@ -21,7 +22,6 @@ from chorale.privacy.accountant import (
 )
 from chorale.privacy.releases import DpSgd, Release, Skellam, releases_from_json, releases_to_json
 from crypto.errors import ConfigError
-from crypto.noise.skellam import skellam_law
 
 MNIST = 256 / 60_000
 DELTA = 1e-5
