@@ -148,7 +148,8 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     spec = solve(spec, shapes)
     promise = promise_of(spec, shapes)
     told = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
-    return spec, [promise.line() + told, *promise.warnings()]
+    first, *others = promise.lines()
+    return spec, [first + told, *others]
 
 
 def tell_class_statistics(spec: JobSpec) -> None:

@@ -36,7 +36,7 @@ from cli.operations import Operations, connect
 from cli.operator import operator_settings
 from cli.output import report
 from cli.output.progress import JobHistory, score_word, show
-from cli.output.promise import Promise, promise_of
+from cli.output.promise import Promise, if_all_others_collude, promise_of
 from cli.output.report import units_told
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -225,7 +225,7 @@ def _promise(plan: Plan, operations: Operations, digest: bytes) -> Promise:
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
     promise = promise_of(spec, open_model(b"".join(data))[0])
-    for line in (promise.line(), *promise.warnings()):
+    for line in promise.lines():
         _say(line)
     return promise
 
@@ -306,6 +306,7 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
         spent = (f"{silo} {epsilon:.4g}" for silo, epsilon in report["epsilon_spent_by_silo"].items())
         promised = f"epsilon {report['epsilon']:.4g} at delta {report['delta']:g}"
         click.echo(f"{promised} planned for the whole job, {units_told(report)}")
+        click.echo(f"against the coordinator; {if_all_others_collude(report['epsilon_if_all_others_collude'])}")
         click.echo(f"epsilon spent for each record, by each silo's ledger: {', '.join(spent)}")
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
     click.echo("try next:")

@@ -163,7 +163,7 @@ def digits_plan(
         raise ConfigError("--steps: expected --dp records with it, whose silos share their noise")
     policy: Settings = {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY}
     if dp is not None:  # nothing leaves without noise, and the budget is what was asked for
-        policy["privacy"] = {"epsilon": budget, "required": True, "accept_shared_noise": noise == SHARED}
+        policy["privacy"] = {"epsilon": budget, "required": True, "accept_shared_noise": True}
     cut = {"kind": "dirichlet", "alpha": 0.5, "silos": silos, "seed": seed}
     data = {"format": "digits", "name": "digits"}
     training = {"rounds": rounds or ROUNDS} if noise != SHARED else {"steps": steps or STEPS}
@@ -210,7 +210,7 @@ def job_plan(
         **OPEN_POLICY,
         "count_granularity": 1,
         "distributions": code,
-        "privacy": {"epsilon": CEILING},
+        "privacy": {"epsilon": CEILING, "accept_shared_noise": True},
     }
     if policy is not None:
         policy.check_job(spec, operator=policy.operators[0] if policy.operators else OPERATOR)
