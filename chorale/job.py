@@ -14,12 +14,12 @@ from functools import lru_cache, partial
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.column_specs import ColumnSpec
-from chorale.spec.job_spec import JobSpec, ScheduleSpec, TrainingSpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState
-from chorale.spec.strategy_spec import StrategySpec
+from chorale.spec.strategy_spec import ScheduleSpec, StrategySpec, TrainingSpec
 from chorale.transport.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from chorale.v1 import federation_pb2, session_pb2
 from crypto import encoding

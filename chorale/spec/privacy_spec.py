@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -38,6 +38,11 @@ class RecordsSpec(_Part):
         allow_inf_nan=False,
         description="chance of each record to be in a step (Poisson sampling); an epoch is 1 / sample_rate "
         "steps",
+    )
+    noise: Literal["silo", "sum"] = Field(
+        default="silo",
+        description="silo: each adds all the noise that its own records need, and trains for itself between "
+        "sums; sum: all silos of a sum share it, and each sum is one step of the job's `steps`",
     )
 
 
@@ -95,6 +100,11 @@ class PrivacySpec(_Part):
         if self.sums is not None:
             multipliers["sums.noise_multiplier"] = self.sums.noise_multiplier
         return tuple(field for field, multiplier in multipliers.items() if multiplier is None)
+
+    @property
+    def has_shared_noise(self) -> bool:
+        """Whether the silos of a sum share the noise that hides a record."""
+        return self.records is not None and self.records.noise == "sum"
 
     @property
     def unit(self) -> str:
