@@ -193,7 +193,7 @@ class Policy(BaseModel):
         ge=0,
         le=3_600,
         allow_inf_nan=False,
-        description="inputs of private jobs are offered, or refused, at multiples of it since their task came; "
+        description="inputs of private jobs are offered or refused at multiples of it since their task came; "
         "0: at once, so that the time tells how many records were drawn",
     )
     constant_work_records: int | None = Field(
