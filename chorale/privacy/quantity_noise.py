@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chorale.privacy.accountant import DpSgd, Release, Skellam
+from chorale.privacy.releases import DpSgd, Release, Skellam
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.privacy_spec import PrivacySpec
@@ -86,10 +86,13 @@ def releases_of(spec: JobSpec, kind: str, state: GlobalState, members: int) -> t
 
 
 def releases_by_quantity(
-    spec: JobSpec, kind: str, state: GlobalState, members: int
+    spec: JobSpec, kind: str, state: GlobalState, members: int, *, honest: int | None = None
 ) -> list[tuple[Quantity, Release]]:
-    """The same, each with its quantity as the method declares it; DP-SGD's steps belong to the update."""
-    records, honest = privacy_of(spec).records, spec.rule(members).min_honest
+    """The same, each with its quantity as the method declares it; DP-SGD's steps belong to the update.
+
+    honest: how many silos' noise is counted on; None: h. 1 leaves a silo its own noise alone.
+    """
+    records, honest = privacy_of(spec).records, honest or spec.rule(members).min_honest
     context = phase_context(spec, 1, state, members, public_seed=bytes(32))  # no seed changes the cost
     found: list[tuple[Quantity, Release]] = []
     for quantity in spec.method.phase(kind).quantities(context):

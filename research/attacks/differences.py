@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.rows import Row
-from chorale.privacy.accountant import Skellam, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import noise_deviations, releases_of
+from chorale.privacy.releases import Skellam
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point.layout import Layout
 from research.attacks import chance

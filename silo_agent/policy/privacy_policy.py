@@ -13,8 +13,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from chorale.privacy.accountant import DpSgd, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import dp_sgd_steps
+from chorale.privacy.releases import DpSgd
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec

@@ -20,7 +20,7 @@ from torch import Tensor
 from chorale.observability.logs import get_logger
 from chorale.spec.privacy_spec import RecordsSpec
 from crypto.errors import ConfigError
-from crypto.noise.gaussian import DEVIATION, GaussianStream
+from crypto.noise.gaussian import MAX_VARIANCE, GaussianStream
 from crypto.prg import KEY_BYTES, Keystream
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import PRIVATE_BATCH, Batch, Batches
@@ -28,6 +28,7 @@ from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.dp_sgd.clipping import clipped_sum
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 
+DEVIATION = math.sqrt(MAX_VARIANCE)  # of the noise, in units
 _WORD_BITS = 64
 
 log = get_logger("silo_agent.training.dp_sgd")
@@ -43,7 +44,7 @@ class Draws:
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
         self._records = Keystream(random(KEY_BYTES))
-        self._noise = GaussianStream(random(KEY_BYTES))
+        self._noise = GaussianStream(MAX_VARIANCE, random(KEY_BYTES), quantity=0)
         self._position = 0
 
     def records(self, count: int, *, rate: float) -> NDArray[np.int64]:
@@ -59,8 +60,9 @@ class Draws:
         return np.flatnonzero(word_N < np.uint64(below))
 
     def noise(self, count: int) -> NDArray[np.int64]:
-        """Fresh noise of standard deviation crypto.noise.gaussian.DEVIATION. Shapes: -> (P,)."""
-        noise_P = self._noise.sample(self._position, count)
+        """Fresh noise of standard deviation DEVIATION. Shapes: -> (P,)."""
+        noise_P = np.empty(count, np.int64)
+        self._noise.sample_into(self._position, noise_P)
         self._position += count
         return noise_P
 
