@@ -70,7 +70,7 @@ class Promise:
         return [
             *told,
             f"each round's noise is {self.update_noise:.0f} times as long as the longest update: "
-            "expect an accuracy near chance; hiding whole silos takes many more of them"
+            "expect an accuracy near chance; hiding whole silos takes many more of them",
         ]
 
     def accuracy_deviation(self, accuracy: float, tested: float) -> float:
