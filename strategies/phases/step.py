@@ -45,6 +45,7 @@ class StepPhase:
                 shape=(context.trained_values,),
                 bound=CLAMP * self.optimizer.batch_size * self.optimizer.clip_norm,
                 ring_bits=max(MIN_RING_BITS, context.update_bits),
+                sensitivity_l2=self.optimizer.clip_norm,
                 is_whole_units=True,
                 is_tagged=True,
                 discloses=Disclosure.UPDATE,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crypto.noise.skellam_stream import SkellamStream
+from crypto.noise.gaussian import GaussianStream
 
 from bench.rows import Row
 from chorale.spec.privacy_spec import PrivacySpec
@@ -42,7 +42,7 @@ def without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of its ways into the words."""
-    monkeypatch.setattr(SkellamStream, "add_into", lambda stream, start, word_N: None)
+    monkeypatch.setattr(GaussianStream, "add_into", lambda stream, start, word_N: None)
 
 
 # --- what chance does
