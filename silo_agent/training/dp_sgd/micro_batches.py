@@ -3,44 +3,47 @@
 Abadi et al. 2016 (arXiv 1607.00133), algorithm 1, up to the clip. Source: docs/privacy.md, "Records".
 """
 
-# N = samples of one micro-batch
+# N = records of the training set, or samples of one micro-batch; P = trained values
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from chorale.observability.logs import get_logger
 from chorale.privacy.batch_cap import batch_cap
-from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
-from chorale.spec.job_spec import JobSpec
-from crypto.errors import ConfigError
+from crypto.noise.gaussian import MAX_VARIANCE, GaussianStream
 from crypto.prg import KEY_BYTES, Keystream
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import PRIVATE_BATCH, Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
-from silo_agent.training.dp_sgd.checks import Probes, check_gradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-from silo_agent.training.models.base import FederatedModel
 
+DEVIATION = math.sqrt(MAX_VARIANCE)  # of the noise that a silo adds by itself, in units
 _WORD_BITS = 64
+
+log = get_logger("silo_agent.training.dp_sgd")
 
 
 class Draws:
-    """Who is in each step: from AES-256-CTR under a key drawn for one input's training alone.
+    """Everything random that DP-SGD relies on: who is in each step, its noise, and how gradients are rounded.
 
-    Neither the job's seed nor the round is in it: one who knew them could draw the same. random: the
-    system's CSPRNG, asked for one key.
+    From AES-256-CTR under keys drawn for one input's training alone. Neither the job's seed nor the round is
+    in it: one who knew them could draw the same and subtract it. random: the system's CSPRNG, asked for one
+    key for each that is used.
     """
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
+        self._random = random
         self._records = Keystream(random(KEY_BYTES))
+        self._position = 0
 
     def records(self, count: int, *, rate: float) -> NDArray[np.int64]:
         """The places of the records of a step: each is drawn by itself, with a chance of at most `rate`.
@@ -54,13 +57,28 @@ class Draws:
             return np.arange(count)
         return np.flatnonzero(word_N < np.uint64(below))
 
+    def noise(self, count: int) -> NDArray[np.int64]:
+        """Fresh noise of standard deviation DEVIATION. Shapes: -> (P,)."""
+        noise_P = np.empty(count, np.int64)
+        self._noise.sample_into(self._position, noise_P)
+        self._position += count
+        return noise_P
 
-@dataclass(frozen=True, kw_only=True)
+    @cached_property
+    def rounding_bits(self) -> Keystream:
+        return Keystream(self._random(KEY_BYTES))
+
+    @cached_property
+    def _noise(self) -> GaussianStream:
+        return GaussianStream(MAX_VARIANCE, self._random(KEY_BYTES), quantity=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatches:
-    """Gradients of single samples, PRIVATE_BATCH of them at a time.
+    """The gradients of the records of each step, PRIVATE_BATCH of them at a time.
 
-    cap: most records of a step. With it every step computes as for so many, whatever was drawn, and draws as
-    among `drawn_among` records. None: what was drawn decides.
+    constant_work: for how many records the silo computes, whatever it has; None: for those that are drawn.
+    steps: of the whole job.
     """
 
     samples: Batches
@@ -69,32 +87,42 @@ class MicroBatches:
     sample_rate: float
     draws: Draws
     is_cancelled: Callable[[], bool]
-    cap: int | None = None
-    drawn_among: int = 0
+    steps: int = 1
+    constant_work: int | None = None
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return self.gradients.parameters
+    def of(self, step: int) -> Iterator[tuple[list[Tensor], int]]:
+        """(N, *shape) for each parameter, and how many of the first N count: the others fill up.
 
-    def of_step(self, step: int) -> Iterator[tuple[list[Tensor], int]]:
-        """Gradients, (N, *shape) for each parameter, and how many of the first of them count: the others
-        fill up. Raises Cancelled."""
-        samples = self.samples
-        places_N = self.draws.records(max(len(samples), self.drawn_among), rate=self.sample_rate)
-        places_N = places_N[places_N < len(samples)][: self.cap]
+        Under constant work what is drawn beyond the cap is left out. Raises Cancelled.
+        """
+        count, among, cap, least = len(self.samples), len(self.samples), None, 0
+        if self.constant_work is not None:
+            # more records than the policy says take more time, but none is left out unpaid for
+            among = max(count, self.constant_work)
+            cap = batch_cap(among, sample_rate=self.sample_rate, steps=self.steps)
+            least = math.ceil(cap / PRIVATE_BATCH)
+        drawn_N = self.draws.records(among, rate=self.sample_rate)
+        places_N = torch.from_numpy(drawn_N[drawn_N < count][:cap]).to(self.samples.device)
         taken = 0
         if len(places_N):  # splitting nothing gives one empty part
-            place_N = torch.from_numpy(places_N).to(samples.device)
-            for batch in samples.at(torch.split(place_N, PRIVATE_BATCH)):
-                yield self._of(batch.padded(PRIVATE_BATCH) if self.loss.augmentation is None else batch, step)
+            for batch in self.samples.at(torch.split(places_N, PRIVATE_BATCH)):
+                yield self._gradients(batch, step)
                 taken += 1
-        # a teacher's kept answers have no row for a silo without records
-        for _ in range(taken, math.ceil((self.cap or 0) / PRIVATE_BATCH)):
-            yield self._of(samples.filler(), step)
+        if self.loss.teacher is not None and count == 0:
+            return  # of its answers there is not one to fill up with
+        for _ in range(taken, least):
+            yield self._gradients(self.samples.filler(), step)
 
-    def _of(self, batch: Batch, step: int) -> tuple[list[Tensor], int]:
+    def _gradients(self, batch: Batch, step: int) -> tuple[list[Tensor], int]:
         if self.is_cancelled():
             raise Cancelled("training: no longer wanted")
         # of one fixed shape, or a sample's gradient would tell how many others were drawn
         filled = self.loss.augmented(batch, step=step).padded(PRIVATE_BATCH)
         return self.gradients.of(self.loss, filled.inputs, filled.labels_N, filled.places_N), batch.count
+
+
+def log_dropped(dropped: int) -> None:
+    """In the silo's own log alone, and not how many: weights that make every gradient infinite would tell
+    there how many records were drawn."""
+    if dropped:
+        log.warning("samples without a finite gradient counted as zero")

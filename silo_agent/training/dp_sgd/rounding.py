@@ -1,8 +1,8 @@
 """Gradients of single samples, clipped and rounded by chance to ring units, for a sum with shared noise.
 
-A unit of the ring is far coarser than one of clipping.py: the sum of all silos has to fit in its word. So each
-coordinate is rounded up with the probability of its fraction, and a sample is rounded again until its length
-is within the sensitivity that the noise is made for. That is checked on whole numbers, so it holds
+A unit of the ring is far coarser than one of clipping.py: the sum of all silos has to fit in its word. So
+each coordinate is rounded up with the probability of its fraction, and a sample is rounded again until its
+length is within the sensitivity that the noise is made for. That is checked on whole numbers, so it holds
 whatever floating point did before. Source: docs/privacy.md, "Records".
 """
 
