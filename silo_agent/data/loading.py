@@ -28,8 +28,9 @@ from silo_agent.data.partition import (
     split_holdout,
 )
 from silo_agent.data.problems import Problems
-from silo_agent.data.scan import scanned
+from silo_agent.data.scan import Scanned, scanned
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
+from silo_agent.data.units import grouped, unit_name
 from silo_agent.seeding import derive_seed
 
 log = get_logger("silo_agent.data.loading")
@@ -122,25 +123,37 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
         raise ConfigError(f"{field}: {named} returned {returned}, expected chorale_models.Data")
     if isinstance(own, RawData):
         return own
-    return RawData(train=own.train, holdout=own.holdout, strata=own.strata, identities=own.identities)
+    return RawData(
+        train=own.train,
+        holdout=own.holdout,
+        strata=own.strata,
+        identities=own.identities,
+        units=own.units,
+    )
 
 
 def _opened(raw: RawData, settings: DataSettings, job: JobSpec, is_cancelled: Callable[[], bool]) -> _Opened:
     """Arrays as they are; samples that are read by place in the job's form, without those that do not fit."""
     classes = job.classes if raw.strata is None else 0
-    for name, of_each in (("strata", raw.strata), ("identities", raw.identities)):
+    for name, of_each in (("strata", raw.strata), ("identities", raw.identities), ("units", raw.units)):
         if of_each is not None and len(of_each) != len(raw.train):
             expected = f"expected one for each of {len(raw.train)} samples, got {len(of_each)}"
             raise ConfigError(f"data {settings.name}: {name}: {expected}")
     if isinstance(raw.train, Samples):
         strata_N = raw.train.strata if raw.strata is None else np.asarray(raw.strata, np.int64)
-        train, is_held_N = replace(raw.train, strata=strata_N), None
-        if raw.holdout is None and job.privacy is not None:
-            is_held_N = private.held_out(train, raw.identities, name=settings.name, fraction=settings.holdout)
-        opened = _Opened(train=train, classes=classes, is_held_N=is_held_N)
+        found = Scanned(samples=replace(raw.train, strata=strata_N), places=range(len(raw.train)))
+        if raw.units is not None:
+            found = replace(found, hashes=private.row_hashes(raw.train, raw.identities))
+        elif raw.holdout is None and job.privacy is not None:
+            is_held_N = private.held_out(
+                raw.train, raw.identities, name=settings.name, fraction=settings.holdout
+            )
+            found = replace(found, is_held_N=is_held_N)
     else:
         found = scanned(raw, settings, job, of_holdout=False, is_cancelled=is_cancelled)
-        opened = _Opened(train=found.samples, classes=classes, is_held_N=found.is_held_N)
+    if raw.units is not None:
+        found = _unit_by_unit(found, raw, settings, is_private=job.privacy is not None)
+    opened = _Opened(train=found.samples, classes=classes, is_held_N=found.is_held_N)
     if raw.holdout is None:
         return opened
     if isinstance(raw.holdout, Samples):
@@ -148,6 +161,34 @@ def _opened(raw: RawData, settings: DataSettings, job: JobSpec, is_cancelled: Ca
     return replace(
         opened, test=scanned(raw, settings, job, of_holdout=True, is_cancelled=is_cancelled).samples
     )
+
+
+def _unit_by_unit(found: Scanned, raw: RawData, settings: DataSettings, *, is_private: bool) -> Scanned:
+    """The samples of units alone, unit by unit, and which units are held out; in a job without privacy they
+    are forgotten then. Raises ConfigError for data that have no units throughout."""
+    assert raw.units is not None
+    for what, is_there in (("hold-out of its own", raw.holdout), ("data.partition", settings.partition)):
+        if is_there is not None:
+            raise ConfigError(
+                f"data {settings.name}: expected no {what} beside units, each of which is on one side and at "
+                "one silo"
+            )
+    names = [unit_name(each) for each in raw.units]
+    for place in (place for place, name in enumerate(names) if name is None):
+        where = f"record {place}" if raw.places is None else raw.places[place]
+        raw.problems.add(f"{where}: expected whose it is ({settings.unit or 'units'}), got nothing")
+    kept = grouped([names[each] for each in found.places], found.hashes, max_rows=settings.max_rows_per_unit)
+    is_held_U = np.array(
+        [
+            private.is_held_out(
+                unit.encode("utf-8", "surrogatepass"), name=settings.name, fraction=settings.holdout
+            )
+            for unit in kept.names_U
+        ],
+        np.bool_,
+    )
+    samples = found.samples.take(kept.places_N).of_units(kept.units_N if is_private else None)
+    return Scanned(samples=samples, places=(), is_held_N=is_held_U[kept.units_N])
 
 
 def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:
@@ -218,13 +259,18 @@ def _split(samples: SampleSet, settings: DataSettings) -> tuple[Indices, Indices
     return split_holdout(samples.strata_N, fraction=settings.holdout, rng=rng)
 
 
+def _sides(is_held_N: private.Mask) -> tuple[Indices, Indices]:
+    return np.flatnonzero(~is_held_N), np.flatnonzero(is_held_N)
+
+
 def _plain_parts(
     opened: _Opened, settings: DataSettings, indices: Sequence[int], *, job: JobSpec
 ) -> Iterator[tuple[SampleSet, SampleSet]]:
     """Train and hold-out of those silos, each of which is cut from the whole set's."""
     train = _with_targets(opened.train, job)
     if opened.test is None:
-        kept, held = _split(train, settings)
+        is_held = opened.is_held_N
+        kept, held = _split(train, settings) if is_held is None else _sides(is_held)
         train, holdout = train.take(kept), train.take(held)
     else:
         holdout = _with_targets(opened.test, job)

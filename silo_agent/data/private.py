@@ -10,6 +10,8 @@ N = records.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,9 +45,22 @@ def boxed(features: Features) -> tuple[Features, int]:
 def held_out(samples: Samples, identities: Identities | None, *, name: str, fraction: float) -> Mask:
     """(N,): which records are kept for evaluation. identities: each record as its file holds it, where the
     features are already made for the job; None: features and labels are what the file holds."""
+    found = _records(samples, identities)
+    return np.array([is_held_out(record, name=name, fraction=fraction) for record in found], np.bool_)
+
+
+def row_hashes(samples: Samples, identities: Identities | None) -> list[bytes]:
+    """What orders the rows of a unit. identities: as `held_out`."""
+    return [row_hash(record) for record in _records(samples, identities)]
+
+
+def row_hash(record: bytes) -> bytes:
+    return encoding.digest("unit-row", record)
+
+
+def _records(samples: Samples, identities: Identities | None) -> Iterator[bytes]:
     made = (record_bytes(*pair) for pair in zip(samples.features, samples.labels, strict=True))
-    records = made if identities is None else (identities[place] for place in range(len(samples)))
-    return np.array([is_held_out(record, name=name, fraction=fraction) for record in records], np.bool_)
+    return made if identities is None else (identities[place] for place in range(len(samples)))
 
 
 def is_held_out(record: bytes, *, name: str, fraction: float) -> bool:

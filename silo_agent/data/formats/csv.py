@@ -13,7 +13,14 @@ from pathlib import Path
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, required_path
-from silo_agent.data.formats.tables import Table, check_headings, raw_data, wanted_columns
+from silo_agent.data.formats.tables import (
+    Table,
+    check_headings,
+    raw_data,
+    unit_column,
+    units_of,
+    wanted_columns,
+)
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
@@ -23,10 +30,12 @@ Row = tuple[int, tuple[str, ...]]  # the number of the line that it comes from, 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; what a row lacks is missing. Raises ConfigError for a file without columns."""
     path, wanted = required_path(settings), wanted_columns(settings, job)
-    table, texts = read_table(path, settings, wanted, is_private=job.privacy is not None)
+    named = tuple(dict.fromkeys((*wanted, *unit_column(settings))))
+    table, texts = read_table(path, settings, named, is_private=job.privacy is not None)
+    units = None if settings.unit is None else units_of(table.cells[settings.unit], settings)
     identities = tuple("\n".join(row).encode() for row in texts)
     places = [table.place(row) for row in range(table.rows)]
-    return replace(raw_data(table, settings, job, identities=identities), places=places)
+    return replace(raw_data(table, settings, job, identities=identities, units=units), places=places)
 
 
 def read_table(

@@ -25,7 +25,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Features as stored, classes as int64 and other targets as stored. Raises ConfigError if keys or file
     are unusable."""
     path = required_path(settings)
-    known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair}
+    known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair} | {settings.unit}
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -40,7 +40,22 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     if train is None:
         names = ", ".join(sorted(arrays)) or "nothing"
         raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
-    return RawData(train=train, holdout=_first(arrays, TEST_KEYS, path, job))
+    units = None if settings.unit is None else _units(arrays, settings.unit, path)
+    return RawData(train=train, holdout=_first(arrays, TEST_KEYS, path, job), units=units)
+
+
+def _units(arrays: Mapping[str, NDArray[Any]], name: str, path: Path) -> list[str | int]:
+    """Whose each sample is."""
+    if name not in arrays:
+        raise ConfigError(f"{path}: no array {name} (data.unit)")
+    found = arrays[name]
+    if found.ndim != 1 or found.dtype.kind not in "iuU":
+        raise ConfigError(
+            f"{path}: {name} (data.unit): expected one whole number or text for each sample, got "
+            f"{found.dtype} of shape {found.shape}"
+        )
+    units: list[str | int] = found.tolist()
+    return units
 
 
 def _first(

@@ -13,7 +13,16 @@ import numpy as np
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, required_path
-from silo_agent.data.formats.tables import Cells, Table, check_headings, identity, raw_data, wanted_columns
+from silo_agent.data.formats.tables import (
+    Cells,
+    Table,
+    check_headings,
+    identity,
+    raw_data,
+    unit_column,
+    units_of,
+    wanted_columns,
+)
 from silo_agent.data.settings import DataSettings
 
 
@@ -26,11 +35,12 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     files, names = _opened(required_path(settings))
     source = str(settings.path)
     wanted = wanted_columns(settings, job)
-    check_headings(source, names, (*settings.missing, *wanted))
-    is_private = job.privacy is not None
+    check_headings(source, names, (*settings.missing, *wanted, *unit_column(settings)))
+    # a private job's record is the whole row, so that no choice of columns moves it to the hold-out; nor may
+    # one decide which rows of a unit are kept
+    reads_all = job.privacy is not None or settings.unit is not None
     try:
-        # a private job's record is the whole row, so that no choice of columns moves it to the hold-out
-        read = pyarrow.concat_tables([file.read(names if is_private else wanted) for file in files])
+        read = pyarrow.concat_tables([file.read(names if reads_all else wanted) for file in files])
     except (OSError, pyarrow.ArrowException) as error:
         raise ConfigError(f"{source}: not readable parquet files of the same columns") from error
     table = Table(
@@ -38,8 +48,12 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         rows=read.num_rows,
         place=lambda row: f"{source}, record {row}",
     )
-    rows = zip(*(read[name].to_pylist() for name in names), strict=True) if is_private else ()
-    return raw_data(table, settings, job, identities=tuple(map(identity, rows)) if is_private else None)
+    identities = None
+    if reads_all:
+        rows = zip(*(read[name].to_pylist() for name in names), strict=True)
+        identities = tuple(map(identity, rows))
+    units = None if settings.unit is None else units_of(read[settings.unit].to_pylist(), settings)
+    return raw_data(table, settings, job, identities=identities, units=units)
 
 
 def _opened(path: Path) -> tuple[list[Any], list[str]]:

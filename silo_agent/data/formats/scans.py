@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -100,7 +100,28 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
             f"the job says {job.input_shape}"
         )
     read = _read_nifti if settings.format is DataFormat.NIFTI else _read_dicom
-    return load_with(read, settings, job, suffixes=SUFFIXES[DataFormat(settings.format)])
+    raw = load_with(read, settings, job, suffixes=SUFFIXES[DataFormat(settings.format)])
+    if settings.unit is None:
+        return raw
+    assert isinstance(raw.train, Scans)
+    return replace(raw, units=_tagged(raw.train.images, settings.unit))
+
+
+def _tagged(images: Sequence[Path], tag: str) -> list[str | None]:
+    """What each image's first file has under that keyword of DICOM; None where it cannot be read."""
+    from pydicom import datadict, dcmread
+
+    if datadict.tag_for_keyword(tag) is None:
+        raise ConfigError(f"data.unit: {tag} is no keyword of DICOM, such as PatientID")
+    found: list[str | None] = []
+    for path in images:
+        try:
+            first = min(path.iterdir()) if path.is_dir() else path
+            header = dcmread(first, stop_before_pixels=True, specific_tags=[tag])
+            found.append(str(header.get(tag, "")))
+        except Exception:  # what a decoder raises is on no list; the image is then told as unreadable
+            found.append(None)
+    return found
 
 
 def load_with(read: Read, settings: DataSettings, job: JobSpec, *, suffixes: tuple[str, ...]) -> RawData:
