@@ -46,7 +46,8 @@ class Units:
         """The rows of those units, one unit after the other."""
         size_U = self.sizes_U[chosen_U]
         before_U = np.cumsum(size_U) - size_U
-        return np.arange(int(size_U.sum())) + np.repeat(self.first_U1[chosen_U] - before_U, size_U)
+        rows_N: Indices = np.arange(int(size_U.sum())) + np.repeat(self.first_U1[chosen_U] - before_U, size_U)
+        return rows_N
 
     def weights_N(self, steps: int) -> NDArray[np.float64]:
         """What each row counts: about 1 / rows of its unit, a multiple of 1 / steps; a unit's add up to 1.
