@@ -221,6 +221,7 @@ def _job(
         with findings.step("budget"), _ledger(settings) as ledger:
             budget = ledger.budget(policy=policy, data_set=data_set.name)
             budget.check_plan(unsigned_job(spec, state), state)
+            policy.privacy.check_promise(spec, state)
             findings.fine("budget", f"data set {data_set.name} has room for the whole job")
     with findings.step("training", slow="running one batch of each phase"):
         objective = load_objective(settings)

@@ -10,18 +10,16 @@ Proposition 12) as dp-accounting computes it. Source: docs/privacy.md, "Accounti
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.privacy.releases import DpSgd, Gaussian, Release, Releases, Skellam
 from crypto.errors import ConfigError
 
 # opacus' and dp-accounting's orders where both converge, and larger ones, which small epsilons need
@@ -33,64 +31,7 @@ ORDERS: Final[tuple[float, ...]] = (
 # crypto/noise/gaussian.py: less)
 SAMPLER_DISTANCE: Final = 2.0**-77
 
-MAX_STEPS: Final = 1 << 40
-MAX_DRAWS: Final = 1 << 60  # of one release
-MAX_RELEASES_BYTES: Final = 1 << 16  # of one input; a release takes about 200
-
 FloatArray: TypeAlias = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skellam:
-    """A sum of whole numbers with Skellam noise.
-
-    Units: ring units. l1, l2: how far the protected unit (a record, or a silo's update) moves the sum.
-    variance: of the noise that must be there, h times one silo's. draws: samples of it. failure: the
-    probability with which the sensitivity may be exceeded.
-    """
-
-    l1: float
-    l2: float
-    variance: float
-    draws: int
-    failure: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("l1", "l2", "variance"):
-            _check_positive("skellam", name, getattr(self, name))
-        if not 0 <= self.failure < 1:
-            raise ConfigError(f"skellam: failure: expected 0 to 1, got {self.failure}")
-        if not 1 <= self.draws <= MAX_STEPS:
-            raise ConfigError(f"skellam: draws: expected 1 to {MAX_STEPS}, got {self.draws}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DpSgd:
-    """Steps of DP-SGD: Poisson sampling at a rate, Gaussian noise in units of the clip norm.
-
-    draws: samples of noise in all steps, where they come from a table (crypto/noise/gaussian.py).
-    """
-
-    noise_multiplier: float
-    sample_rate: float
-    steps: int
-    draws: int = 0
-
-    def __post_init__(self) -> None:
-        _check_positive("dp-sgd", "noise_multiplier", self.noise_multiplier)
-        _check_positive("dp-sgd", "sample_rate", self.sample_rate)
-        if self.sample_rate > 1:
-            raise ConfigError(f"dp-sgd: sample_rate: expected at most 1, got {self.sample_rate}")
-        if not 1 <= self.steps <= MAX_STEPS:
-            raise ConfigError(f"dp-sgd: steps: expected 1 to {MAX_STEPS}, got {self.steps}")
-        if not 0 <= self.draws <= MAX_DRAWS:
-            raise ConfigError(f"dp-sgd: draws: expected 0 to {MAX_DRAWS}, got {self.draws}")
-
-
-Release: TypeAlias = Skellam | DpSgd
-Releases: TypeAlias = Iterable[Release] | Mapping[Release, int]  # a mapping says how often each
-
-_KINDS: Final[Mapping[str, type[Skellam] | type[DpSgd]]] = {"skellam": Skellam, "dp-sgd": DpSgd}
 
 
 def epsilon(releases: Releases, delta: float) -> float:
@@ -106,9 +47,7 @@ def epsilon(releases: Releases, delta: float) -> float:
     if not counts:
         return 0.0  # a silo that spent nothing says so at its first scrape, before dp-accounting is loaded
     rdp_A = rdp(counts)
-    left = delta - sum(
-        count * release.failure for release, count in counts.items() if isinstance(release, Skellam)
-    )
+    left = delta - sum(count * release.failure for release, count in counts.items())
     if left <= 0:
         return math.inf
     draws = sum(count * release.draws for release, count in counts.items())
@@ -140,35 +79,6 @@ def skellam_rdp(release: Skellam, order: float) -> float:
     return a * square / (2 * mu) + more
 
 
-def releases_to_json(releases: Sequence[Release]) -> str:
-    """As the ledger keeps them."""
-    kinds = {made: kind for kind, made in _KINDS.items()}
-    rows = [{"kind": kinds[type(release)], **asdict(release)} for release in releases]
-    return json.dumps(rows, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def releases_from_json(text: str) -> tuple[Release, ...]:
-    """Raises ConfigError for anything that `releases_to_json` does not write."""
-    releases: list[Release] = []
-    try:
-        rows = json.loads(text) if len(text) <= MAX_RELEASES_BYTES else None
-        if not isinstance(rows, list):
-            raise ConfigError("releases: expected a list")
-        for row in rows:
-            values = dict(row)
-            made = _KINDS[values.pop("kind")]
-            if set(values) != {field.name for field in fields(made)}:
-                raise ConfigError(f"releases: expected the fields of {made.__name__}")
-            if any(
-                isinstance(value, bool) or not isinstance(value, int | float) for value in values.values()
-            ):
-                raise ConfigError("releases: expected numbers")
-            releases.append(made(**values))
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"releases: damaged, {error}") from None
-    return tuple(releases)
-
-
 def _converted(rdp_A: FloatArray, delta: float) -> float:
     _accounting()
     from dp_accounting.rdp import compute_epsilon
@@ -180,6 +90,8 @@ def _converted(rdp_A: FloatArray, delta: float) -> float:
 def _rdp_of(release: Release) -> FloatArray:
     if isinstance(release, Skellam):
         return np.array([skellam_rdp(release, order) for order in ORDERS])
+    if isinstance(release, Gaussian):
+        return np.array(ORDERS) / (2.0 * release.noise_multiplier**2)
     accounting = _accounting()
     from dp_accounting.rdp import RdpAccountant
 
@@ -187,7 +99,8 @@ def _rdp_of(release: Release) -> FloatArray:
         release.sample_rate, accounting.GaussianDpEvent(release.noise_multiplier)
     )
     one_step_A = RdpAccountant(ORDERS).compose(event).rdp
-    return np.asarray(release.steps * one_step_A, dtype=np.float64)
+    steps = release.steps if isinstance(release, DpSgd) else 1
+    return np.asarray(steps * one_step_A, dtype=np.float64)
 
 
 @lru_cache(maxsize=1)
@@ -204,8 +117,3 @@ def _accounting() -> Any:
     # it warns of each order whose series does not converge, and leaves that order out
     logging.getLogger("absl").setLevel(logging.ERROR)
     return dp_accounting
-
-
-def _check_positive(what: str, name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):  # a comparison alone would let NaN pass
-        raise ConfigError(f"{what}: {name}: expected a finite number above 0, got {value}")

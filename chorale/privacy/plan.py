@@ -9,10 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from chorale.privacy.accountant import Release, Skellam, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import privacy_of, releases_by_quantity
+from chorale.privacy.releases import Gaussian, Release
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.privacy_spec import MAX_MULTIPLIER, MIN_MULTIPLIER
+from chorale.spec.privacy_spec import MAX_EPSILON, MAX_MULTIPLIER, MIN_MULTIPLIER
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
@@ -32,13 +33,17 @@ Chosen: TypeAlias = Callable[[Quantity, Release], bool]
 
 
 def planned_releases(
-    spec: JobSpec, state: GlobalState, of: Chosen = lambda quantity, release: True
+    spec: JobSpec,
+    state: GlobalState,
+    of: Chosen = lambda quantity, release: True,
+    *,
+    honest: int | None = None,
 ) -> Counter[Release]:
     """All that the job's plan releases of a silo that takes part in everything, and how often.
 
     Counts every round, every enrollment that `enrollment_every` allows, and each other phase once; not what
     a crash makes a silo compute again. `fraction` lessens nothing. state: the initial one, for its shapes.
-    of: which of the releases count.
+    of: which of the releases count. honest: how many silos' noise is counted on; None: h.
     """
     method, everyone, drawn = spec.method, len(spec.silos), spec.named_per_round
     enrollments = 1 + spec.rounds // spec.enrollment_every
@@ -50,7 +55,7 @@ def planned_releases(
     shapes = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
     planned: Counter[Release] = Counter()
     for kind, members, times in plan:
-        for quantity, release in releases_by_quantity(spec, kind, shapes, members):
+        for quantity, release in releases_by_quantity(spec, kind, shapes, members, honest=honest):
             if of(quantity, release):
                 planned[release] += times
     return +planned  # of 0 rounds nothing
@@ -59,6 +64,15 @@ def planned_releases(
 def planned_epsilon(spec: JobSpec, state: GlobalState, of: Chosen = lambda quantity, release: True) -> float:
     """What the job as planned costs a silo's data set, at the job's delta. of: which releases count."""
     return epsilon(planned_releases(spec, state, of), privacy_of(spec).delta)
+
+
+def planned_epsilon_if_all_others_collude(spec: JobSpec, state: GlobalState) -> float:
+    """The same if every other silo sides with the coordinator, so that a silo's own noise is all there is.
+
+    Infinite above MAX_EPSILON: then nothing is promised.
+    """
+    cost = epsilon(planned_releases(spec, state, honest=1), privacy_of(spec).delta)
+    return cost if cost <= MAX_EPSILON else math.inf
 
 
 def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:
@@ -71,7 +85,7 @@ def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:
     return planned_epsilon(
         spec,
         state,
-        lambda quantity, release: quantity.discloses is Disclosure.UPDATE and isinstance(release, Skellam),
+        lambda quantity, release: quantity.discloses is Disclosure.UPDATE and isinstance(release, Gaussian),
     )
 
 

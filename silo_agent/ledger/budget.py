@@ -20,9 +20,10 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from chorale.job import Job
-from chorale.privacy.accountant import Release, epsilon, releases_from_json, releases_to_json
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.releases import Release, releases_from_json, releases_to_json
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey

@@ -119,6 +119,7 @@ class TaskChecks:
             self._check_enrolled(key)
         if key.round == 0 and key.kind == ENROLLING:  # later the plan is partly behind
             data_set.budget.check_plan(job, state)
+            data_set.policy.privacy.check_promise(job.spec, state)
         colluders = data_set.policy.colluders(job.spec)
         use = StateUse.of(job, key, state, rule=terms.rule, assumed_colluders=colluders)
         if use is not None:

@@ -10,22 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crypto.noise.skellam import skellam_law
 
 from chorale.privacy import accountant
 from chorale.privacy.accountant import (
     ORDERS,
     SAMPLER_DISTANCE,
-    DpSgd,
-    Release,
-    Skellam,
     epsilon,
     rdp,
-    releases_from_json,
-    releases_to_json,
     skellam_rdp,
 )
+from chorale.privacy.releases import DpSgd, Release, Skellam, releases_from_json, releases_to_json
 from crypto.errors import ConfigError
-from crypto.noise.skellam import skellam_law
 
 MNIST = 256 / 60_000
 DELTA = 1e-5

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.privacy.accountant import DpSgd, Skellam, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import (
     MIN_USED,
     planned_epsilon,
@@ -21,6 +21,7 @@ from chorale.privacy.plan import (
     solve,
 )
 from chorale.privacy.quantity_noise import dp_sgd_steps, noised, privacy_of, releases_by_quantity, releases_of
+from chorale.privacy.releases import DpSgd, Skellam
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError

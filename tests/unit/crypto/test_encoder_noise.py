@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crypto.noise.skellam import skellam_law
+from crypto.noise.skellam_stream import SkellamStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,8 +28,6 @@ from crypto.fixed_point.encoder import BLOCK_VALUES, Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
 from crypto.noise.sensitivity import Noise, clipped_sensitivity
-from crypto.noise.skellam import skellam_law
-from crypto.noise.skellam_stream import SkellamStream
 from tests.support.projections import keeping
 from tests.unit.crypto.test_encoder import normal, words_of
 

@@ -13,6 +13,8 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+from crypto.noise.skellam import MORE_BITS, WEIGHT_BITS, Law, skellam_law
+from crypto.noise.skellam_stream import SkellamStream
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -26,8 +28,6 @@ from crypto.noise.gaussian import (
     discrete_law,
     rounded_law,
 )
-from crypto.noise.skellam import MORE_BITS, WEIGHT_BITS, Law, skellam_law
-from crypto.noise.skellam_stream import SkellamStream
 
 KEY = bytes(range(32))
 RARE = 1e-9

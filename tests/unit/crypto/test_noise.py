@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crypto.noise.skellam import MORE_BITS, Law, skellam_law
+from crypto.noise.skellam_stream import BLOCK_SAMPLES, Pick, SkellamStream, compiled_pick
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -28,8 +30,6 @@ from scipy import special, stats
 
 from crypto.errors import LocalProtocolError
 from crypto.noise import skellam_stream
-from crypto.noise.skellam import MORE_BITS, Law, skellam_law
-from crypto.noise.skellam_stream import BLOCK_SAMPLES, Pick, SkellamStream, compiled_pick
 
 KEY = bytes(range(32))
 QUANTITY = 3

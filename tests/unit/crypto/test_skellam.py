@@ -9,11 +9,11 @@ from itertools import count, takewhile
 import mpmath
 import numpy as np
 import pytest
+from crypto.noise.skellam import MORE_BITS, WEIGHT_BITS, Law, skellam_law, tail_probability, wrap_probability
 from scipy import special
 
 from crypto.errors import ConfigError
 from crypto.noise import skellam
-from crypto.noise.skellam import MORE_BITS, WEIGHT_BITS, Law, skellam_law, tail_probability, wrap_probability
 
 WHOLE = 1 << WEIGHT_BITS
 

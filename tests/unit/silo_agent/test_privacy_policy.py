@@ -22,6 +22,7 @@ NUMBERS = (
     "epsilon",
     "accept_epsilon_up_to",
     "delta",
+    "max_epsilon_if_all_others_collude",
     "max_records_clip_norm",
     "max_sums_clip_norm",
     "min_records_noise_multiplier",
