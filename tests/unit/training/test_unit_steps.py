@@ -149,7 +149,7 @@ def test_a_step_of_shared_noise_moves_by_one_units_sensitivity() -> None:
             return length(gradient_sum(batches, clip_norm=0.1, quantity=quantity))
 
     assert summed(alone(samples, 3)) <= most
-    assert summed(replace(alone(samples, 3), units_N=None)) > 10 * most  # 40 rows
+    assert summed(replace(alone(samples, 3), units_N=None)) > 5 * most  # 40 rows
 
 
 def test_constant_work_has_room_for_all_rows_of_the_units_that_it_hides() -> None:
