@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import JobSpec
+from crypto.fixed_point.layout import Layout
 from silo_agent.data.base import Cancelled as Cancelled
 from silo_agent.data.base import SiloData
 from silo_agent.entry_point import load_entry_point
@@ -33,6 +34,7 @@ class Work:
     class_rows: by class, whether enough silos hold it for its row to be sent; None before class-presence.
     keep_personal: takes what a closing phase fine-tuned; it stays with the institution.
     local: what this silo keeps of the job between rounds; a method reads it and proposes the next.
+    layout: of the phase, with its noise; None where nothing is encoded.
     """
 
     spec: JobSpec
@@ -48,6 +50,7 @@ class Work:
     class_rows: NDArray[np.bool_] | None = None
     keep_personal: Callable[[PersonalModel], None] = forget
     local: LocalState = field(default_factory=LocalState, repr=False)
+    layout: Layout | None = field(default=None, repr=False)
 
 
 class Objective(Protocol):

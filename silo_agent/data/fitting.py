@@ -26,7 +26,7 @@ def prepared(samples: Samples, job: JobSpec, *, source: str) -> Samples:
         raise ConfigError(f"{source}: features hold NaN or infinity, expected finite numbers")
     if not known_inputs(features, job).all():
         raise ConfigError(f"{source}: {expected_inputs(job)}, got {features.min()} to {features.max()}")
-    return Samples(features=features, labels=labels, strata=samples.strata)
+    return Samples(features=features, labels=labels, strata=samples.strata, units_N=samples.units_N)
 
 
 def put_right(samples: Samples, job: JobSpec, *, source: str) -> tuple[Samples, int]:
@@ -42,10 +42,9 @@ def put_right(samples: Samples, job: JobSpec, *, source: str) -> tuple[Samples, 
     features, outside = samples.features[fits], 0
     if job.input_type != "int64":
         features, outside = private.boxed(features)
-    strata = None if samples.strata is None else samples.strata[fits]
-    return Samples(
-        features=_as_input(features, job, source=source), labels=kept_labels, strata=strata
-    ), outside
+    strata, units_N = (None if each is None else each[fits] for each in (samples.strata, samples.units_N))
+    made = _as_input(features, job, source=source)
+    return Samples(features=made, labels=kept_labels, strata=strata, units_N=units_N), outside
 
 
 def known_inputs(features: Features, job: JobSpec) -> NDArray[np.bool_]:

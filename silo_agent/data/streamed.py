@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class Streamed(SampleSet):
     """Samples of a data set that does not fit in memory.
 
     Shapes: places, strata (N,): where they are in the store; targets (N,) where a target is one number.
-    rows: samples of a batch where nothing else decides it.
+    rows: samples of a batch where nothing else decides it. units (N,): as `SampleSet`.
     """
 
     store: Store
@@ -33,6 +33,7 @@ class Streamed(SampleSet):
     strata_N: Indices
     targets_N: Labels | None
     rows: int
+    units_N: Indices | None = None
 
     @property
     def features(self) -> Features:
@@ -55,7 +56,11 @@ class Streamed(SampleSet):
             strata_N=self.strata_N[indices],
             targets_N=None if self.targets_N is None else self.targets_N[indices],
             rows=self.rows,
+            units_N=None if self.units_N is None else self.units_N[indices],
         )
+
+    def of_units(self, units_N: Indices | None) -> Streamed:
+        return replace(self, units_N=units_N)
 
     def read(self, plan: Iterable[Indices]) -> Iterator[Samples]:
         """In a private job a sample that cannot be read any more is zeros, with the least target."""

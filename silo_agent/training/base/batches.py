@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silo_agent.data.base import Features, SampleSet
+from silo_agent.data.base import Features, Indices, SampleSet
 from silo_agent.data.streamed import Streamed
+from silo_agent.data.units import Units
 
 PASS_BATCH = 512  # most samples of a pass without gradients
 PASS_BYTES = 3 << 18  # of its inputs on a CPU: 64 images of 3 x 32 x 32; more is slower for convolutions
@@ -58,6 +59,19 @@ class Batches(ABC):
     def labels(self) -> Tensor:
         """The targets of all samples. Raises ConfigError where they are more than one number a sample and
         not in memory."""
+
+    @property
+    @abstractmethod
+    def units_N(self) -> Indices | None:
+        """As SampleSet's."""
+
+    @property
+    def units(self) -> Units:
+        return Units.of(self.units_N, len(self))
+
+    def weights_N(self, steps: int) -> Tensor:
+        """What each sample counts in a statistic, as `Units.weights_N`; 1 where each is a unit."""
+        return torch.from_numpy(self.units.weights_N(steps)).to(self.device)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -107,6 +121,7 @@ class Tensors(Batches):
 
     features: Tensor
     labels: Tensor
+    units_N: Indices | None = None
 
     @classmethod
     def of(cls, samples: SampleSet, device: torch.device) -> Tensors:
@@ -115,7 +130,7 @@ class Tensors(Batches):
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
             for array in (samples.features, samples.labels)
         )
-        return cls(features=features, labels=labels)
+        return cls(features=features, labels=labels, units_N=samples.units_N)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -163,6 +178,10 @@ class Stream(Batches):
     @property
     def labels(self) -> Tensor:
         return self._there(self.samples.labels)
+
+    @property
+    def units_N(self) -> Indices | None:
+        return self.samples.units_N
 
     def at(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
         places = list(plan)

@@ -27,6 +27,7 @@ from silo_agent.training.base.batches import PRIVATE_BATCH, Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.dp_sgd.clipping import clipped_sum
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from silo_agent.training.dp_sgd.unit_means import UnitMeans
 
 _WORD_BITS = 64
 
@@ -85,7 +86,8 @@ class NoisedGradients:
     ) -> None:
         if records.noise_multiplier is None:
             raise ConfigError("privacy.records.noise_multiplier: it is null, and has to be solved for first")
-        self._samples, self._loss, self._gradients = samples, loss, gradients
+        self._samples, self._units = samples, samples.units
+        self._loss, self._gradients = loss, gradients
         self._records, self._expected_batch = records, expected_batch
         self._draws, self._is_cancelled = draws, is_cancelled
         self._clip_units = DEVIATION / records.noise_multiplier
@@ -94,12 +96,13 @@ class NoisedGradients:
 
     def write(self, step: int) -> None:
         """One step: draw, clip, sum, noise, divide. Without records it is noise alone. Raises Cancelled."""
-        places_N = self._draws.records(len(self._samples), rate=self._records.sample_rate)
+        chosen_U = self._draws.records(len(self._units), rate=self._records.sample_rate)
+        places_N, means = self._units.rows_of(chosen_U), UnitMeans(self._units.sizes_U[chosen_U])
         device = self._samples.device
         sum_P = torch.zeros(self._size, dtype=torch.int64, device=device)
         if len(places_N):  # splitting nothing gives one empty part
             for batch in self._samples.at(torch.split(torch.from_numpy(places_N).to(device), PRIVATE_BATCH)):
-                sum_P += self._clipped(batch, step)
+                sum_P += self._clipped(batch, means, step)
         sum_P += torch.from_numpy(self._draws.noise(self._size)).to(device)
         # post-processing from here on: floats may do as they like
         scale = self._records.clip_norm / self._clip_units / self._expected_batch
@@ -110,7 +113,7 @@ class NoisedGradients:
         if self._dropped:
             log.warning("samples without a finite gradient counted as zero", times=self._dropped)
 
-    def _clipped(self, batch: Batch, step: int) -> Tensor:
+    def _clipped(self, batch: Batch, means: UnitMeans, step: int) -> Tensor:
         if self._is_cancelled():
             raise Cancelled("training: no longer wanted")
         # of one fixed shape, or a sample's gradient would tell how many others were drawn
@@ -118,7 +121,7 @@ class NoisedGradients:
         gradients = self._gradients.of(self._loss, filled.inputs, filled.labels_N, filled.places_N)
         clipped = clipped_sum(
             gradients,
-            count=batch.count,
+            count=means.gather(gradients, batch.count),
             clip_norm=self._records.clip_norm,
             clip_units=self._clip_units,
         )
