@@ -150,6 +150,19 @@ class RawData(Data):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Every record of a data set as it is stored, whatever a job makes of it, one after the other.
+
+    train: a None is one that cannot be read. holdout: of its own test split; None where it has none. units:
+    whose each of train is, as `Data.units`.
+    """
+
+    train: Iterable[bytes | None]
+    holdout: Iterable[bytes | None] | None = None
+    units: Sequence[str | int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
     """Float32 features in the job's input shape, or int64. name: data set id in the ledger."""
 

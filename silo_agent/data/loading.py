@@ -12,7 +12,6 @@ import numpy as np
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
-from chorale_models.data import Data
 from crypto.errors import ConfigError
 from silo_agent.data import private
 from silo_agent.data.base import Indices, Loader, RawData, Samples, SampleSet, SiloData
@@ -31,6 +30,7 @@ from silo_agent.data.problems import Problems
 from silo_agent.data.scan import Scanned, scanned
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
 from silo_agent.data.units import grouped, unit_name
+from silo_agent.ledger.unit_marks import Admitted
 from silo_agent.seeding import derive_seed
 
 log = get_logger("silo_agent.data.loading")
@@ -54,6 +54,7 @@ def load_data(
     settings: DataSettings,
     job: JobSpec,
     *,
+    admitted: Admitted | None = None,
     problems: Problems | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> SiloData:
@@ -63,12 +64,15 @@ def load_data(
     class that depends on the settings alone, so no sample ever changes sides. In a private job each
     record is held out by itself, and none can have the job refused (`private`).
     Samples that are read by place are in memory where all of them fit `data.cache_megabytes`.
+    admitted: the records that may be used, and the account by whose id they are split; None: all of them, by
+    the data set's name.
     problems: takes all that is wrong with single records; if anything is, the rest is prepared as in a
     private job.
     Raises ConfigError that names the setting or file and what is allowed, and Cancelled.
     """
     index = 0 if settings.partition is None else settings.partition.index
-    return next(_parts(settings, job, [index], problems=problems, is_cancelled=is_cancelled))
+    parts = _parts(settings, job, [index], admitted=admitted, problems=problems, is_cancelled=is_cancelled)
+    return next(parts)
 
 
 def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]:
@@ -97,12 +101,13 @@ def _parts(
     job: JobSpec,
     indices: Sequence[int],
     *,
+    admitted: Admitted | None = None,
     problems: Problems | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[SiloData]:
     """The parts of those silos; all of it where there is no partition."""
     raw = _raw(settings, job)
-    opened = _opened(raw, settings, job, is_cancelled)
+    opened = _opened(raw, settings, job, admitted, is_cancelled)
     is_strict = _is_strict(raw, job, problems)
     cut = _plain_parts if is_strict else _private_parts
     for train, holdout in cut(opened, settings, indices, job=job):
@@ -115,12 +120,6 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     if settings.source is None and settings.module is None:
         return LOADERS[DataFormat(settings.format)](settings, job)
     own = own_data(settings, job)
-    if not isinstance(own, Data):
-        field, named = "data.module", settings.module
-        if settings.source is not None:
-            field, named = "data.from", f"{settings.format} of {settings.source}"
-        returned = type(own).__name__
-        raise ConfigError(f"{field}: {named} returned {returned}, expected chorale_models.Data")
     if isinstance(own, RawData):
         return own
     return RawData(
@@ -132,38 +131,68 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     )
 
 
-def _opened(raw: RawData, settings: DataSettings, job: JobSpec, is_cancelled: Callable[[], bool]) -> _Opened:
-    """Arrays as they are; samples that are read by place in the job's form, without those that do not fit."""
+def _opened(
+    raw: RawData,
+    settings: DataSettings,
+    job: JobSpec,
+    admitted: Admitted | None,
+    is_cancelled: Callable[[], bool],
+) -> _Opened:
+    """Arrays as they are; samples that are read by place in the job's form, without those that do not fit.
+    Without records that are not admitted."""
     classes = job.classes if raw.strata is None else 0
     for name, of_each in (("strata", raw.strata), ("identities", raw.identities), ("units", raw.units)):
         if of_each is not None and len(of_each) != len(raw.train):
             expected = f"expected one for each of {len(raw.train)} samples, got {len(of_each)}"
             raise ConfigError(f"data {settings.name}: {name}: {expected}")
-    if isinstance(raw.train, Samples):
-        strata_N = raw.train.strata if raw.strata is None else np.asarray(raw.strata, np.int64)
-        found = Scanned(samples=replace(raw.train, strata=strata_N), places=range(len(raw.train)))
-        if raw.units is not None:
-            found = replace(found, hashes=private.row_hashes(raw.train, raw.identities))
-        elif raw.holdout is None and job.privacy is not None:
-            is_held_N = private.held_out(
-                raw.train, raw.identities, name=settings.name, fraction=settings.holdout
-            )
-            found = replace(found, is_held_N=is_held_N)
-    else:
-        found = scanned(raw, settings, job, of_holdout=False, is_cancelled=is_cancelled)
+    found = _side(raw, settings, job, admitted, is_cancelled, of_holdout=False)
     if raw.units is not None:
-        found = _unit_by_unit(found, raw, settings, is_private=job.privacy is not None)
+        found = _unit_by_unit(found, raw, settings, admitted, is_private=job.privacy is not None)
     opened = _Opened(train=found.samples, classes=classes, is_held_N=found.is_held_N)
     if raw.holdout is None:
         return opened
-    if isinstance(raw.holdout, Samples):
-        return replace(opened, test=raw.holdout)
-    return replace(
-        opened, test=scanned(raw, settings, job, of_holdout=True, is_cancelled=is_cancelled).samples
+    return replace(opened, test=_side(raw, settings, job, admitted, is_cancelled, of_holdout=True).samples)
+
+
+def _side(
+    raw: RawData,
+    settings: DataSettings,
+    job: JobSpec,
+    admitted: Admitted | None,
+    is_cancelled: Callable[[], bool],
+    *,
+    of_holdout: bool,
+) -> Scanned:
+    """The samples of the data, or of its own test split."""
+    found = raw.holdout if of_holdout else raw.train
+    if not isinstance(found, Samples):
+        return scanned(
+            raw, settings, job, admitted=admitted, of_holdout=of_holdout, is_cancelled=is_cancelled
+        )
+    identities = None if of_holdout else raw.identities
+    if not of_holdout and raw.strata is not None:
+        found = replace(found, strata=np.asarray(raw.strata, np.int64))
+    places = np.arange(len(found))
+    if admitted is not None:
+        side = None if raw.holdout is None else of_holdout
+        places = np.flatnonzero(admitted.rows(private.stored(found, identities), is_held_out=side))
+    is_held_N, hashes = None, list[bytes]()
+    if raw.units is not None and not of_holdout:
+        hashes = [private.row_hash(record) for record in private.stored(found, identities)]
+    elif raw.holdout is None and job.privacy is not None:
+        account = settings.name if admitted is None else admitted.account
+        is_held_N = private.held_out(found, identities, name=account, fraction=settings.holdout)[places]
+    return Scanned(
+        samples=found if len(places) == len(found) else found.take(places),
+        places=places.tolist(),
+        is_held_N=is_held_N,
+        hashes=[hashes[each] for each in places] if hashes else hashes,
     )
 
 
-def _unit_by_unit(found: Scanned, raw: RawData, settings: DataSettings, *, is_private: bool) -> Scanned:
+def _unit_by_unit(
+    found: Scanned, raw: RawData, settings: DataSettings, admitted: Admitted | None, *, is_private: bool
+) -> Scanned:
     """The samples of units alone, unit by unit, and which units are held out; in a job without privacy they
     are forgotten then. Raises ConfigError for data that have no units throughout."""
     assert raw.units is not None
@@ -177,12 +206,13 @@ def _unit_by_unit(found: Scanned, raw: RawData, settings: DataSettings, *, is_pr
     for place in (place for place, name in enumerate(names) if name is None):
         where = f"record {place}" if raw.places is None else raw.places[place]
         raw.problems.add(f"{where}: expected whose it is ({settings.unit or 'units'}), got nothing")
+    if admitted is not None:
+        names = admitted.units(names)
+    account = settings.name if admitted is None else admitted.account
     kept = grouped([names[each] for each in found.places], found.hashes, max_rows=settings.max_rows_per_unit)
     is_held_U = np.array(
         [
-            private.is_held_out(
-                unit.encode("utf-8", "surrogatepass"), name=settings.name, fraction=settings.holdout
-            )
+            private.is_held_out(private.unit_bytes(unit), name=account, fraction=settings.holdout)
             for unit in kept.names_U
         ],
         np.bool_,

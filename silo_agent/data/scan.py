@@ -22,6 +22,7 @@ from silo_agent.data.settings import DataSettings
 from silo_agent.data.store import Store
 from silo_agent.data.streamed import Streamed, fitting
 from silo_agent.data.workers import Found, Unread
+from silo_agent.ledger.unit_marks import Admitted
 
 MOST_ROWS = 512  # samples of a batch of a pass, of small samples
 PART_OF_CACHE = 16  # a batch is at most this part of the bound: some are on their way at any time
@@ -43,10 +44,12 @@ def scanned(
     settings: DataSettings,
     job: JobSpec,
     *,
+    admitted: Admitted | None,
     of_holdout: bool,
     is_cancelled: Callable[[], bool],
 ) -> Scanned:
-    """The training samples, or the hold-out. Raises ConfigError, Cancelled; bad samples are problems."""
+    """The training samples, or the hold-out, as far as they are admitted. Raises ConfigError, Cancelled; bad
+    samples are problems."""
     source = raw.holdout if of_holdout else raw.train
     assert source is not None
     total = len(raw.train) + (0 if raw.holdout is None else len(raw.holdout))
@@ -63,8 +66,12 @@ def scanned(
         ahead=2 if 2 * settings.workers * batch_bytes <= bound // 4 else 1,
     )
     found = _Found(count, job, keeps_inputs=is_in_memory)
+    account = settings.name if admitted is None else admitted.account
+    side = None if raw.holdout is None else of_holdout
+    identities = None if of_holdout else raw.identities
     has_units = raw.units is not None and not of_holdout
     is_held_by_record = job.privacy is not None and raw.holdout is None and not has_units
+    needs_records = has_units or is_held_by_record or admitted is not None
     is_held, hashes = list[bool](), list[bytes]()
 
     def told(error: ConfigError) -> None:
@@ -75,13 +82,18 @@ def scanned(
         if is_cancelled():
             raise Cancelled("data: no longer wanted")
         kept, samples = fitting(read, places, store, job, misfit=told)
+        records = []
+        if needs_records:
+            records = [_record(identities, place, read[place - int(places[0])]) for place in kept]
+        if admitted is not None:
+            chosen = np.flatnonzero(admitted.rows(records, is_held_out=side)).tolist()
+            kept, samples = [kept[each] for each in chosen], samples.take(np.array(chosen, np.int64))
+            records = [records[each] for each in chosen]
         found.add(kept, samples)
-        for place in kept if has_units or is_held_by_record else ():
-            record = _record(raw.identities, place, read[place - int(places[0])])
-            if has_units:
-                hashes.append(row_hash(record))
-            else:
-                is_held.append(is_held_out(record, name=settings.name, fraction=settings.holdout))
+        if has_units:
+            hashes += map(row_hash, records)
+        if is_held_by_record:
+            is_held += [is_held_out(each, name=account, fraction=settings.holdout) for each in records]
     return Scanned(
         samples=found.result(store, rows, None if of_holdout else raw.strata),
         places=found.places,

@@ -19,7 +19,7 @@ import numpy as np
 from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData
+from silo_agent.data.base import RawData, Records
 from silo_agent.data.formats.tables import (
     Cells,
     Table,
@@ -58,6 +58,17 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         at = names.index(settings.unit)
         units = units_of([row[at] for _, row in rows_by_text], settings)
     return raw_data(table, settings, job, identities=tuple(text for text, _ in rows_by_text), units=units)
+
+
+def records(settings: DataSettings) -> Records:
+    """Raises ConfigError as `load`."""
+    assert settings.database is not None
+    names, rows = _read(settings.database)
+    check_headings(f"data.database: {settings.database.what}", names, unit_column(settings))
+    units = None
+    if settings.unit is not None:
+        units = units_of((row[names.index(settings.unit)] for row in rows), settings)
+    return Records(train=map(identity, rows), units=units)
 
 
 def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:

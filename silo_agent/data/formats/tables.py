@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale_models.data import Identities
 from crypto.errors import ConfigError
 from silo_agent.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
 from silo_agent.data.problems import Problems
@@ -86,7 +87,7 @@ def raw_data(
     settings: DataSettings,
     job: JobSpec,
     *,
-    identities: tuple[bytes, ...] | None,
+    identities: Identities,
     units: list[str | None] | None,
 ) -> RawData:
     """Shapes: features (N, D), float64 or the job's int64, a missing value its fill; labels (N, *target).
