@@ -97,11 +97,11 @@ class Plan:
     @property
     def rounds(self) -> int:
         """Of training, or steps."""
-        return int(self.job.get("steps", self.job.get("rounds", 0)))
+        return int(self.job.get("steps") or self.job["rounds"])
 
     @property
     def count(self) -> str:
-        return f"{self.rounds} {'steps' if 'steps' in self.job else 'rounds'}"
+        return f"{self.rounds} {'steps' if self.job.get('steps') else 'rounds'}"
 
     @property
     def strategy(self) -> str:
