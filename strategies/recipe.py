@@ -141,7 +141,8 @@ class ServerUpdate(Part):
 
     rate: its learning rate, over all rounds in which a delta still moves the model; None: 1.
     stretch: how much longer the step of so many silos may be than one silo's by the rule itself; None: 1.
-    is_optimizer: keeps moments of its own.
+    is_optimizer: keeps moments of its own. adapts: whether, with these options, it moves each parameter by
+    about its rate, however long the delta.
     """
 
     rule: ServerRule
@@ -149,6 +150,7 @@ class ServerUpdate(Part):
     stretch: Callable[[int], float] | None = None
     counts_steps: bool = False
     is_optimizer: bool = False
+    adapts: Callable[[Options], bool] = never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import privacy_of, releases_by_quantity
-from chorale.privacy.releases import Release, Skellam
+from chorale.privacy.releases import Gaussian, Release
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import MAX_EPSILON, MAX_MULTIPLIER, MIN_MULTIPLIER
 from chorale.spec.state import GlobalState
@@ -85,7 +85,7 @@ def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:
     return planned_epsilon(
         spec,
         state,
-        lambda quantity, release: quantity.discloses is Disclosure.UPDATE and isinstance(release, Skellam),
+        lambda quantity, release: quantity.discloses is Disclosure.UPDATE and isinstance(release, Gaussian),
     )
 
 

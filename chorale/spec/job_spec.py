@@ -289,6 +289,11 @@ class JobSpec(SpecPart):
         return self.training.rate_at(round, rounds=self.rounds)
 
     @property
+    def count(self) -> str:
+        """How much training the job asks for: `10 rounds`, or `50 steps`."""
+        return f"{self.rounds} rounds" if self.steps is None else f"{self.steps} steps"
+
+    @property
     def named_per_round(self) -> int:
         """ceil(q R): silos that a round names while all of them are on the roster."""
         return drawn_count(len(self.silos), self.fraction)

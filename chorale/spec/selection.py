@@ -27,7 +27,7 @@ Figures: TypeAlias = Mapping[str, float]
 MIN_SPARE_STEPS, STEPS_PER_SPARE = 2, 20  # of a job that does not say its spare steps
 
 
-class _HasCount(Protocol):
+class _HasEnds(Protocol):
     """A JobSpec, whose module imports this one."""
 
     @property
@@ -44,16 +44,6 @@ class _HasCount(Protocol):
 
     @property
     def keep(self) -> KeepSpec | None: ...
-
-    @property
-    def stop(self) -> StopSpec | None: ...
-
-
-class _HasEnds(Protocol):
-    """A JobSpec, whose module imports this one."""
-
-    @property
-    def rounds(self) -> int: ...
 
     @property
     def stop(self) -> StopSpec | None: ...
@@ -99,7 +89,7 @@ def with_rounds_of_steps(values: Mapping[object, object]) -> dict[object, object
     return filled
 
 
-def check_count(spec: _HasCount) -> None:
+def check_count(spec: _HasEnds) -> None:
     """Steps where silos share their noise, and rounds everywhere else. Raises ConfigError."""
     if spec.privacy is None or not spec.privacy.has_shared_noise:
         for field, count in (("steps", spec.steps), ("spare_steps", spec.spare_steps)):
@@ -110,7 +100,7 @@ def check_count(spec: _HasCount) -> None:
         raise ConfigError("steps: privacy.records.noise sum counts steps: expected `steps`, not `rounds`")
     if spec.rounds != spec.steps + spec.spare_steps:
         raise ConfigError(
-            f"rounds: expected none beside steps, or steps + spare_steps ({spec.steps} + {spec.spare_steps}), "
+            f"rounds: expected none beside steps, or steps + spare_steps, {spec.steps} + {spec.spare_steps}, "
             f"got {spec.rounds}"
         )
     for field, rule in (("keep", spec.keep), ("stop", spec.stop)):

@@ -66,7 +66,9 @@ class GaussianStream:
         tables = gaussian_tables(variance)
         self._step = tables.step
         self._fine = _stream(tables.fine, key, quantity, b"", pick)
-        self._coarse = tables.coarse and _stream(tables.coarse, key, quantity, b"coarse ", pick)
+        self._coarse = None
+        if tables.coarse is not None:
+            self._coarse = _stream(tables.coarse, key, quantity, b"coarse ", pick)
 
     def sample_into(self, start: int, out_N: Integers) -> None:
         """Write the samples of positions start, start + 1, ... into a contiguous int32 or int64 vector.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bench.rows import Row
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import noise_deviations, releases_of
-from chorale.privacy.releases import Skellam
+from chorale.privacy.releases import Gaussian
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point.layout import Layout
 from research.attacks import chance
@@ -170,5 +170,5 @@ def _epsilon(spec: JobSpec, state: Mapping[str, Array], layouts: list[Layout]) -
         for layout in layouts
         for release in releases_of(spec, "calibrate", dict(state), layout.members)
     ]
-    assert all(isinstance(release, Skellam) for release in both)
+    assert all(isinstance(release, Gaussian) for release in both)
     return epsilon(both, spec.privacy.delta)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import Array, Keeper, PhaseContext, PhaseResult, Pieces, ServerRule, pieces_of
 from strategies.phases.training import TRAIN, moved
 from strategies.server_optimizer import StepOptimizer
@@ -45,9 +45,11 @@ class StepPhase:
                 shape=(context.trained_values,),
                 bound=CLAMP * self.optimizer.batch_size * self.optimizer.clip_norm,
                 ring_bits=max(MIN_RING_BITS, context.update_bits),
+                sensitivity_l2=self.optimizer.clip_norm,
                 is_whole_units=True,
                 is_tagged=True,
                 discloses=Disclosure.UPDATE,
+                side=Side.TRAIN,
             ),
         )
 

@@ -138,6 +138,7 @@ FEDOPT = ServerUpdate(
     options=FedOptOptions,
     rule=FedOpt(),
     is_optimizer=True,
+    adapts=lambda options: options_of(FedOptOptions, options).server_optimizer is not ServerOptimizer.SGD,
     rate=lambda options: options_of(FedOptOptions, options).whole_rate,
     standing=POST_PROCESSING,
 )

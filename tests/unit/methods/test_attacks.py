@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crypto.noise.skellam_stream import SkellamStream
+from crypto.noise.gaussian import GaussianStream
 
 from bench.rows import Row
 from chorale.spec.privacy_spec import PrivacySpec
@@ -25,7 +25,7 @@ from research.attacks import __main__ as program
 from research.attacks import chance, differences, gradients, membership, moments
 from research.attacks.digits import digits, job
 from research.attacks.mlp import logits, unit_features
-from silo_agent.training.dp_sgd.records import Draws
+from silo_agent.training.dp_sgd.micro_batches import Draws
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
 
@@ -42,7 +42,7 @@ def without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of its ways into the words."""
-    monkeypatch.setattr(SkellamStream, "add_into", lambda stream, start, word_N: None)
+    monkeypatch.setattr(GaussianStream, "add_into", lambda stream, start, word_N: None)
 
 
 # --- what chance does
