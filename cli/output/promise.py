@@ -61,8 +61,8 @@ class Promise:
             f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
             f"{units(self.epsilon_updates_per_silo, self.epsilon_statistics_per_record)}; "
             f"noise multipliers: {noise}",
-            f"privacy: that holds against the coordinator and {self.colluders} of {self.members} silos, by the "
-            f"noise of {self.honest} honest ones (of more with a larger min_cohort); "
+            f"privacy: that holds against the coordinator and {self.colluders} of {self.members} silos, by "
+            f"the noise of {self.honest} honest ones (of more with a larger min_cohort); "
             f"{if_all_others_collude(self.epsilon_if_all_others_collude)}",
         ]
         if self.update_noise <= DROWNED:
@@ -109,7 +109,7 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         epsilon=cost,
         delta=privacy.delta,
         unit=privacy.unit,
-        noise=privacy.records and privacy.records.noise,
+        noise=None if privacy.records is None else privacy.records.noise,
         epsilon_if_all_others_collude=planned_epsilon_if_all_others_collude(spec, state),
         members=members,
         colluders=members // 3,
