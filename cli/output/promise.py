@@ -20,7 +20,9 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Disclosure
+from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.phases.evaluation import EVALUATE
+from strategies.phases.training import TRAIN
 
 DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
 
@@ -85,25 +87,24 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
 
     Raises ConfigError for a job that costs more than the target it names.
     """
-    privacy, members = privacy_of(spec), spec.named_per_round
+    privacy, members, everyone = privacy_of(spec), spec.named_per_round, len(spec.silos)
     cost = planned_epsilon(spec, state)
     if privacy.epsilon is not None and cost > privacy.epsilon:
         raise ConfigError(
             f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
             f"got {cost:.4g}"
         )
-    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
-    quantities = noised(spec.method.phase("train").quantities(context), spec, members)
-    deviations = noise_deviations(quantities, members)
     multipliers: dict[str, float | None] = {}
     if privacy.records is not None:
         multipliers["records.noise_multiplier"] = privacy.records.noise_multiplier
     update_noise = 0.0
     if privacy.sums is not None:
         multipliers["sums.noise_multiplier"] = privacy.sums.noise_multiplier
+        quantities = _noised(spec, TRAIN, state, members)
         update = next(each for each in quantities if each.discloses is Disclosure.UPDATE)
         longest = privacy.sums.clip_norm * (privacy.declared_weight(members) * members)
-        update_noise = deviations[update.name] * math.sqrt(update.size) / longest
+        deviation = noise_deviations(quantities, members)[update.name]
+        update_noise = deviation * math.sqrt(update.size) / longest
     multipliers["statistics_noise_multiplier"] = privacy.statistics_noise_multiplier
     return Promise(
         epsilon=cost,
@@ -117,9 +118,15 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
         epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
         multipliers={field: value for field, value in multipliers.items() if value is not None},
-        count_deviation=deviations["tested"],
+        count_deviation=noise_deviations(_noised(spec, EVALUATE, state, everyone), everyone)["tested"],
         update_noise=update_noise,
     )
+
+
+def _noised(spec: JobSpec, kind: str, state: GlobalState, members: int) -> tuple[Quantity, ...]:
+    """What a phase sums, with its noise."""
+    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+    return noised(spec.method.phase(kind).quantities(context), spec, members)
 
 
 def if_all_others_collude(epsilon: float | None) -> str:
