@@ -27,8 +27,7 @@ ORDERS: Final[tuple[float, ...]] = (
     *(1.0 + tenth / 10.0 for tenth in range(1, 100)),
     *(float(order) for order in (*range(11, 65), 72, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024)),
 )
-# no sample of the noise is further from its law (crypto/noise/skellam.py: 2^17 weights rounded at 2^-95;
-# crypto/noise/gaussian.py: less)
+# no sample of the noise is further from its law: crypto/noise/gaussian.py, and what earlier releases drew
 SAMPLER_DISTANCE: Final = 2.0**-77
 
 FloatArray: TypeAlias = NDArray[np.float64]
