@@ -17,7 +17,7 @@ from silo_agent.settings import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
     from silo_agent.data.settings import DataSettings
-    from silo_agent.ledger.budget import BudgetBalance
+    from silo_agent.ledger.accounts import Account, Charged
     from silo_agent.ledger.ledger import Ledger, LedgerJob
     from silo_agent.local_storage.personal_models import KeptModel
 
@@ -110,11 +110,13 @@ def approve(config: Path, job: str | None, more_changes: int | None, more_refusa
             click.echo(f"{approved.id}: {approved.name} by {approved.operator} is approved")
             if more_changes is not None:
                 data_set = _data_set_of(approved, settings).name
-                ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=data_set)
+                account = ledger.accounts().charged(data_set).account
+                ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=account)
                 click.echo(f"{approved.id}: {more_changes} more cohort changes on data set {data_set}")
             if more_refusals is not None:
                 data_set = _data_set_of(approved, settings).name
-                ledger.grant_data_refusals(approved.job_digest, more_refusals, data_set=data_set)
+                account = ledger.accounts().charged(data_set).account
+                ledger.grant_data_refusals(approved.job_digest, more_refusals, data_set=account)
                 click.echo(f"{approved.id}: {more_refusals} more data refusals on data set {data_set}")
             for warning in _warnings(approved, settings):
                 click.echo(f"{approved.id}: {warning}")
@@ -244,19 +246,37 @@ def _what_sums_tell(job: LedgerJob) -> str:
 @silo.command("ledger")
 @CONFIG
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
-def show_ledger(config: Path, check: bool) -> None:
+@click.option(
+    "--new-generation",
+    metavar="NAME",
+    help="Open a new account for data set NAME, of those records alone that no account holds; the agent is "
+    "stopped, and trains on them from its next start on.",
+)
+def show_ledger(config: Path, check: bool, new_generation: str | None) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
+    from silo_agent.ledger.accounts import Charged
+
     settings = load_silo_settings(config)
+    if new_generation is not None:
+        return _open_generation(new_generation, settings)
     with closing(_ledger(settings)) as ledger:
         if check:
             return _check_ledger(ledger, settings)
         click.echo(f"newest roster: version {ledger.roster_version}")
         for job in ledger.jobs():
             click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
-        own = {each.name: settings.policy_of(each) for each in settings.data_sets}
-        for data_set in dict.fromkeys([*own, *ledger.data_sets()]):
-            policy = load_policy(own.get(data_set, settings.policy))
-            _show_budget(ledger.budget(policy=policy, data_set=data_set).balance(), ledger)
+        accounts = ledger.accounts()
+        known, shown = {each.id: each for each in accounts.all()}, set()
+        for each in settings.data_sets:
+            charged = accounts.charged(each.name)
+            title = f"data set {each.name}"
+            if charged.account != each.name:
+                title = f"{title} (account {charged.account})"
+            shown.add(charged.account)
+            _show_account(title, charged, known.get(charged.account), settings.policy_of(each), ledger)
+        for account in sorted(known.keys() - shown):
+            charged = Charged(account=account)
+            _show_account(f"account {account}", charged, known[account], settings.policy, ledger)
 
 
 @silo.command("personal")
@@ -327,12 +347,42 @@ def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
             )
 
 
-def _show_budget(balance: BudgetBalance, ledger: Ledger) -> None:
-    """Spent and left of one data set, then the jobs that spent it."""
+def _open_generation(name: str, settings: SiloSettings) -> None:
+    from silo_agent.agent import alone
+
+    names = [each.name for each in settings.data_sets]
+    if name not in names:
+        raise ConfigError(f"--new-generation: expected one of {', '.join(names)}, got {name}")
+    data = settings.data_set(name)
+    if data.source is not None:
+        raise ConfigError(
+            f"--new-generation: the records of data set {name} cannot be read without a job, so none is "
+            "provably outside an account"
+        )
+    delta = load_policy(settings.policy_of(data)).privacy.delta
+    with alone(settings.directory), closing(_ledger(settings)) as ledger:
+        account = ledger.accounts().open_generation(name, delta=delta)
+    click.echo(
+        f"data set {name}: account {account} is open; from the agent's next start on, jobs train on the "
+        "records that no other account holds, and on no other"
+    )
+
+
+def _show_account(
+    title: str, charged: Charged, account: Account | None, policy: Path, ledger: Ledger
+) -> None:
+    """Spent and left of one account, what it covers, then the jobs that spent it."""
+    balance = ledger.budget(policy=load_policy(policy), data_set=charged.account).balance()
     told = [f"epsilon {balance.spent:.4g} of {balance.budget:g} spent", f"{balance.left:.4g} left"]
     if balance.held > balance.spent:
         told.insert(1, f"{balance.held:.4g} with what is reserved")
-    click.echo(f"data set {balance.data_set}: {', '.join(told)} (delta {balance.delta:g})")
+    click.echo(f"{title}: {', '.join(told)} (delta {balance.delta:g})")
+    for other in charged.also:
+        click.echo(f"  also charged to account {other}, which holds or may hold records of it")
+    if account is not None and not account.units_are_known:
+        click.echo("  its records are not known: every data set of this silo is charged to it")
+    if account is not None and account.is_generation:
+        click.echo("  a new generation: records that other accounts hold are left out")
     names = {job.job_digest: job.name for job in ledger.jobs()}
     for job in balance.jobs:
         cost = "not private" if job.unnoised else f"{job.epsilon:.4g}"

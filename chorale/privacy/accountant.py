@@ -22,7 +22,7 @@ from crypto.fixed_point.layout import Side
 SAMPLER_DISTANCE: Final = 2.0**-77
 GRID: Final = 1e-4  # of privacy losses, which are rounded up to it
 # Beyond it Renyi's bound is told as it is: no job may ask for so much, and a grid for it fills the memory.
-MAX_FINE_EPSILON: Final = 60.0
+MAX_GRID_EPSILON: Final = 60.0
 MAX_GRID_POINTS: Final = 1 << 20  # of one step; a job with next to no noise gets a coarser grid
 TAIL_DEVIATIONS: Final = 12.0  # dp-accounting leaves out less than e^-50 of a law
 
@@ -50,10 +50,8 @@ def delta_at(releases: Releases, epsilon: float, *, sides_are_fixed: bool = True
     for side in sides_of(releases, sides_are_fixed=sides_are_fixed):
         if side:
             failure, distance = charges(side)
-            found = max(
-                found,
-                _loss_of(side).get_delta_for_epsilon(epsilon) + failure + (1 + math.exp(epsilon)) * distance,
-            )
+            more = failure + (1.0 + math.exp(epsilon)) * distance
+            found = max(found, float(_loss_of(side).get_delta_for_epsilon(epsilon)) + more)
     return min(found, 1.0)
 
 
@@ -69,8 +67,11 @@ def sides_of(releases: Releases, *, sides_are_fixed: bool) -> list[Counts]:
 
 
 def charges(counts: Counts) -> tuple[float, float]:
-    """What delta pays before epsilon is asked: the probability that a bound is exceeded, which costs itself,
-    and how far the releases' laws are from those that are composed, which costs 1 + e^epsilon times itself."""
+    """What delta pays before epsilon is asked: failure, distance.
+
+    The probability that a bound is exceeded costs itself. How far the releases' laws are from those that are
+    composed costs 1 + e^epsilon times itself.
+    """
     failure = sum(count * release.failure for release, count in counts.items())
     draws = sum(count * release.draws for release, count in counts.items())
     distance = sum(count * release.distance for release, count in counts.items())
@@ -96,9 +97,9 @@ def _epsilon(block: frozenset[tuple[Release, int]], delta: float) -> float:
 
 def _least_epsilon(counts: Counts, delta: float) -> float:
     bound = rdp_epsilon(rdp(counts), delta)
-    if bound > MAX_FINE_EPSILON or any(isinstance(release, Skellam) for release in counts):
+    if bound > MAX_GRID_EPSILON or any(isinstance(release, Skellam) for release in counts):
         return bound
-    return min(bound, _loss_of(counts).get_epsilon_for_delta(delta))
+    return min(bound, float(_loss_of(counts).get_epsilon_for_delta(delta)))
 
 
 def _loss_of(counts: Counts) -> Any:

@@ -87,24 +87,24 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
 
     Raises ConfigError for a job that costs more than the target it names.
     """
-    privacy, members, everyone = privacy_of(spec), spec.named_per_round, len(spec.silos)
+    privacy, members = privacy_of(spec), spec.named_per_round
     cost = planned_epsilon(spec, state)
     if privacy.epsilon is not None and cost > privacy.epsilon:
         raise ConfigError(
             f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
             f"got {cost:.4g}"
         )
+    tested = noise_deviations(_noised(spec, state, EVALUATE, len(spec.silos)), len(spec.silos))
     multipliers: dict[str, float | None] = {}
     if privacy.records is not None:
         multipliers["records.noise_multiplier"] = privacy.records.noise_multiplier
     update_noise = 0.0
     if privacy.sums is not None:
         multipliers["sums.noise_multiplier"] = privacy.sums.noise_multiplier
-        quantities = _noised(spec, TRAIN, state, members)
+        quantities = _noised(spec, state, TRAIN, members)
         update = next(each for each in quantities if each.discloses is Disclosure.UPDATE)
         longest = privacy.sums.clip_norm * (privacy.declared_weight(members) * members)
-        deviation = noise_deviations(quantities, members)[update.name]
-        update_noise = deviation * math.sqrt(update.size) / longest
+        update_noise = noise_deviations([update], members)[update.name] * math.sqrt(update.size) / longest
     multipliers["statistics_noise_multiplier"] = privacy.statistics_noise_multiplier
     return Promise(
         epsilon=cost,
@@ -118,15 +118,9 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
         epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
         multipliers={field: value for field, value in multipliers.items() if value is not None},
-        count_deviation=noise_deviations(_noised(spec, EVALUATE, state, everyone), everyone)["tested"],
+        count_deviation=tested["tested"],
         update_noise=update_noise,
     )
-
-
-def _noised(spec: JobSpec, kind: str, state: GlobalState, members: int) -> tuple[Quantity, ...]:
-    """What a phase sums, with its noise."""
-    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
-    return noised(spec.method.phase(kind).quantities(context), spec, members)
 
 
 def if_all_others_collude(epsilon: float | None) -> str:
@@ -143,3 +137,9 @@ def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
         f"for each record; by themselves updates cost epsilon {updates_per_silo:.4g} for each silo, "
         f"statistics epsilon {statistics_per_record:.4g} for each record"
     )
+
+
+def _noised(spec: JobSpec, state: GlobalState, kind: str, members: int) -> tuple[Quantity, ...]:
+    """The quantities of a phase with their noise."""
+    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+    return noised(spec.method.phase(kind).quantities(context), spec, members)

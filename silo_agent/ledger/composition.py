@@ -71,7 +71,7 @@ class Account:
         return replace(self, releases=together, is_one_job=self.is_one_job and is_same_job)
 
     def _buys_plan(self, budget: float) -> bool:
-        """Whether this budget pays the first job's plan as a block: the filter does not let all of it through."""
+        """Whether this budget pays the first job's plan as a block, which the filter would not let through."""
         if not self.first_plan or self._passes_filter(self.first_plan, budget, self.delta):
             return False
         return epsilon(self.first_plan, self.delta, sides_are_fixed=self.sides_are_fixed) <= budget
