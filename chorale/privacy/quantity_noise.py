@@ -33,6 +33,7 @@ from crypto.session.cohort import default_colluders, draw_risk
 
 MAX_EXPONENT = 60  # of the scale
 SMALL_ROUNDING_COST = 1.0 + 2.0**-10  # of the noise; a finer scale saves no more than that
+FINE_VARIANCE = 2.0**14  # where nothing is rounded: as fine as one table of noise allows
 MAX_ROUNDING_COST = 1.01  # of a step's gradient; above it the job asks for wider words
 
 
@@ -227,7 +228,7 @@ def _with_noise(
         if largest_word(made, members=members, survivors=members) > made.room:
             break
         finest = made
-        if _rounding_cost(quantity, scale, clip_l2) <= SMALL_ROUNDING_COST:
+        if variance >= FINE_VARIANCE and _rounding_cost(quantity, scale, clip_l2) <= SMALL_ROUNDING_COST:
             break
     if finest is None:
         raise ConfigError(
