@@ -208,9 +208,10 @@ def test_an_administrator_values_an_account_at_another_delta_and_the_audit_log_s
     book = make_book(delta=1e-5)
     book.budget.open_account()
     book.spend(job)
-    spent, accounts = book.balance.spent, book.ledger.accounts()
-    accounts.change_delta("data", 1e-7, unix_seconds=NOW.timestamp())
+    spent = book.balance.spent
+    book.ledger.accounts().change_delta("data", 1e-7, unix_seconds=NOW.timestamp())
     book.crash()
+    accounts = book.ledger.accounts()
     assert book.balance.delta == 1e-7
     assert book.balance.spent > 1.1 * spent
     book.of("data", policy(delta=1e-7)).open_account()
