@@ -176,8 +176,8 @@ def _gradient(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
     assert made.noise is not None
     if _rounding_cost(made, made.noise.scale, None) > MAX_ROUNDING_COST:
         raise ConfigError(
-            f"quantity {quantity.name}: {quantity.size} values rounded to {quantity.ring_bits} bits need over "
-            f"{MAX_ROUNDING_COST - 1:.0%} more noise; ask for update_bits: 64"
+            f"quantity {quantity.name}: rounding {quantity.size} values to {quantity.ring_bits} bits adds "
+            f"over {MAX_ROUNDING_COST - 1:.0%} of noise; {_advice(quantity)}"
         )
     return made
 
@@ -210,9 +210,13 @@ def _with_noise(
     if finest is None:
         raise ConfigError(
             f"quantity {quantity.name}: no scale leaves room in {quantity.ring_bits} bits for "
-            f"{quantity.size} values under a noise multiplier of {multiplier:g}"
+            f"{quantity.size} values under a noise multiplier of {multiplier:g}; {_advice(quantity)}"
         )
     return finest
+
+
+def _advice(quantity: Quantity) -> str:
+    return "train fewer parameters" if quantity.ring_bits == 64 else "ask for update_bits: 64"
 
 
 def _rounding_cost(quantity: Quantity, scale: float, clip_l2: float | None) -> float:
