@@ -37,7 +37,7 @@ def total(value_N: Floats) -> Floats:
 
 
 def power(base: float, exponent: int) -> float:
-    """base to a whole exponent of at least 0, by squaring: pow() of two machines may differ in its last bit."""
+    """base to a whole exponent from 0, by squaring: pow() of two machines may differ in its last bit."""
     result = 1.0
     while exponent:
         if exponent & 1:

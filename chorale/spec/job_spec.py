@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -34,14 +35,14 @@ from chorale.spec.plug_in_specs import (
     TaskSpec,
 )
 from chorale.spec.privacy_spec import PrivacySpec
-from chorale.spec.selection import KeepSpec, StopSpec, check_ends
+from chorale.spec.selection import KeepSpec, StopSpec, check_count, check_ends, with_rounds_of_steps
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count, expected_overlaps
-from strategies.checks import check_private, check_training
+from strategies.checks import check_private, check_steps, check_training, check_trains_head
 from strategies.methods import Strategy, strategy_of
 from strategies.tasks.base import TaskSizes
 
@@ -72,8 +73,8 @@ class JobSpec(SpecPart):
     rounds: int = Field(
         ge=0,
         le=100_000,
-        description="of training, used-up ones included; 0: evaluation alone; left out where the job says steps, "
-        "and then steps + spare_steps",
+        description="of training, used-up ones included; 0: evaluation alone; left out where the job says "
+        "steps, and then steps + spare_steps",
     )
     steps: int | None = Field(
         default=None,
@@ -169,8 +170,8 @@ class JobSpec(SpecPart):
     training: TrainingSpec = Field(description="local SGD")
     trains: Literal["all", "head"] = Field(
         default="all",
-        description="all parameters, or those of the last linear layer alone: the others stay as they are in the "
-        "first weights",
+        description="all parameters, or those of the last linear layer alone: the others stay as they are in "
+        "the first weights",
     )
     privacy: PrivacySpec | None = Field(
         default=None, description="differential privacy; null: masks alone, and the sums go out as they are"
@@ -288,6 +289,11 @@ class JobSpec(SpecPart):
         return self.training.rate_at(round, rounds=self.rounds)
 
     @property
+    def count(self) -> str:
+        """How much training the job asks for: `10 rounds`, or `50 steps`."""
+        return f"{self.rounds} rounds" if self.steps is None else f"{self.steps} steps"
+
+    @property
     def named_per_round(self) -> int:
         """ceil(q R): silos that a round names while all of them are on the roster."""
         return drawn_count(len(self.silos), self.fraction)
@@ -321,7 +327,14 @@ class JobSpec(SpecPart):
     def method(self) -> Strategy:
         task = None if self.task is None else self.task.model_dump_json()
         method = _composed(self.strategy.model_dump_json(), task, self.sizes)
-        return method if self.privacy is None else method.under_noise()
+        if self.trains == "head":
+            method = replace(method, trains_head_alone=True)
+        if self.privacy is None:
+            return method
+        records, under_noise = self.privacy.records, method.under_noise()
+        if records is None or not self.privacy.has_shared_noise:
+            return under_noise
+        return under_noise.by_steps(self.training.step_optimizer(records.clip_norm, rounds=self.rounds))
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -365,30 +378,7 @@ class JobSpec(SpecPart):
     @model_validator(mode="before")
     @classmethod
     def _rounds_of_steps(cls, values: object) -> object:
-        """A round for each step, and for each spare one."""
-        if not isinstance(values, dict) or not isinstance(steps := values.get("steps"), int):
-            return values
-        filled = dict(values)
-        if filled.get("spare_steps") is None:
-            filled["spare_steps"] = max(2, steps // 20)
-        if isinstance(filled["spare_steps"], int):
-            filled.setdefault("rounds", steps + filled["spare_steps"])
-        return filled
-
-    @model_validator(mode="after")
-    def _counts_rounds_or_steps(self) -> JobSpec:
-        has_shared_noise = self.privacy is not None and self.privacy.has_shared_noise
-        if has_shared_noise and self.steps is None:
-            raise ValueError("steps: privacy.records.noise sum counts steps: expected `steps`, not `rounds`")
-        if not has_shared_noise and (self.steps, self.spare_steps) != (None, None):
-            word = "spare_steps" if self.steps is None else "steps"
-            raise ValueError(f"{word}: only privacy.records.noise sum counts steps: expected `rounds`")
-        if self.steps is not None and self.rounds != self.steps + (self.spare_steps or 0):
-            raise ValueError(
-                f"rounds: expected none beside steps, or steps + spare_steps ({self.steps} + "
-                f"{self.spare_steps}), got {self.rounds}"
-            )
-        return self
+        return with_rounds_of_steps(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
@@ -422,7 +412,10 @@ class JobSpec(SpecPart):
                 self._check_images(method.task.target.shape)
                 self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            check_count(self)
             check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
+            if self.trains == "head":
+                check_trains_head(method.recipe, has_adapters=self.adapters is not None)
             if method.task.has_tokens and self.input_type != "int64":
                 needs = f"task {method.task.word} reads tokens and needs int64"
                 raise ConfigError(f"input_type: {needs}, got {self.input_type}")
@@ -440,8 +433,11 @@ class JobSpec(SpecPart):
                 method.options,
                 method.task,
                 has_records=self.privacy.records is not None,
+                has_shared_noise=self.privacy.has_shared_noise,
                 has_sums=self.privacy.sums is not None,
             )
+            if self.privacy.has_shared_noise:
+                check_steps(method.recipe, self.training, update_bits=self.update_bits)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self

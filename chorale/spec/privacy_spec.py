@@ -123,6 +123,14 @@ class PrivacySpec(_Part):
     def _promises_something(self) -> PrivacySpec:
         if self.records is None and self.sums is None:
             raise ValueError("expected records, sums or both: without either the updates go out as they are")
+        if self.has_shared_noise and self.sums is not None:
+            raise ValueError(
+                "sums: records.noise sum sums gradients of one step, and no update: expected none"
+            )
+        if self.has_shared_noise and self.weight is not None:
+            raise ValueError(
+                "weight: with records.noise sum every silo's records weigh the same: expected none"
+            )
         if self.unsolved and self.epsilon is None:
             raise ValueError(
                 f"epsilon: expected a target to solve for {self.unsolved[0]}, which is null, got nothing"

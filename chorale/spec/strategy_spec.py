@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
@@ -18,6 +19,7 @@ from strategies.parts.losses import TASK_LOSS, given_loss
 from strategies.parts.regularizers import NO_REGULARIZER, given_regularizer
 from strategies.presets import recipe_of
 from strategies.recipe import Part, Recipe
+from strategies.server_optimizer import StepOptimizer
 
 
 def _words(field: str) -> WithJsonSchema:
@@ -144,12 +146,35 @@ class TrainingSpec(SpecPart):
     local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
     optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="new in each round; adam has betas 0.9 and 0.999 and no momentum"
+        default="sgd",
+        description="adam has betas 0.9 and 0.999 and no momentum; new in each round at a silo, one for "
+        "all of a job's steps",
     )
     learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="in the first round")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd; starts from zero in each round")
+    momentum: float = Field(
+        default=0.9,
+        ge=0,
+        lt=1,
+        description="of sgd; from zero in each round, or at the first of a job's steps",
+    )
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="L2 penalty")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
+
+    @property
+    def has_exact_rates(self) -> bool:
+        """Whether every machine computes the same learning rates to the last bit."""
+        return self.schedule.kind != "cosine"
+
+    def step_optimizer(self, clip_norm: float, *, rounds: int) -> StepOptimizer:
+        """What the server does with the gradients of a job of steps."""
+        return StepOptimizer(
+            batch_size=self.batch_size,
+            clip_norm=clip_norm,
+            kind=self.optimizer,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            rate=partial(self.rate_at, rounds=rounds),
+        )
 
     def rate_at(self, round: int, *, rounds: int) -> float:
         """Learning rate in a round, counted from 1. rounds: of the job."""

@@ -17,7 +17,7 @@ C = classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -167,7 +167,9 @@ CLASS_RELATIONS = Regularizer(
             reason="the regularizer soft-labels moves the head's rows alone: it needs head trained-unbiased",
         ),
     ),
-    standing=WEIGHTS_ALONE,
+    standing=replace(
+        WEIGHTS_ALONE, shared="pulls at the weights alone, which the server's steps do not compute"
+    ),
     check_options=_check_first_matrix,
     reads=(SOFT_LABELS, KNOWN_ROWS),
 )
@@ -186,6 +188,7 @@ SOFT_LABEL_SUMS = Statistic(
     standing=Standing(
         why="in a record-level job the trained model is post-processing of DP-SGD, and one record moves the "
         "sums of its answers by 1",
+        shared="sums what the model answers that a silo has trained, and silos train none",
         sums="sums what the silo's own trained model answers, and no clip bounds what one record, or one "
         "silo, changes of that",
     ),

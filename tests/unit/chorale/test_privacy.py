@@ -468,7 +468,9 @@ class TestMethods:
     def test_a_part_that_stands_nowhere_is_refused(self) -> None:
         unsaid = replace(PRESETS["fedprox"], regularizer=Regularizer(word="new"))
         with pytest.raises(ConfigError, match="strategy.regularizer: it is not declared what new costs"):
-            check_private(unsaid, {}, CLASSIFICATION, has_records=True, has_sums=False)
+            check_private(
+                unsaid, {}, CLASSIFICATION, has_records=True, has_shared_noise=False, has_sums=False
+            )
 
     @pytest.mark.parametrize(
         ("preset", "options", "by_records", "by_sums"),
@@ -513,10 +515,9 @@ class TestMethods:
         for field, parts in PARTS.items():
             for part in parts:
                 assert part.standing is not None
-                records, sums = (
-                    "no" if refusal else "yes" for refusal in (part.standing.records, part.standing.sums)
-                )
-                assert f"| {field} | `{part}` | {records} | {sums} |" in page
+                own, sums = part.standing.records, part.standing.sums
+                stands = ("no" if refusal else "yes" for refusal in (own, own or part.standing.shared, sums))
+                assert f"| {field} | `{part}` | {' | '.join(stands)} |" in page
 
     def test_parts_of_a_recipe_are_all_its_parts(self) -> None:
         assert set(PRESETS["feddw"].parts) == set(Recipe.__dataclass_fields__) - {"defaults"}

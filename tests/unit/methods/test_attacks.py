@@ -25,7 +25,7 @@ from research.attacks import __main__ as program
 from research.attacks import chance, differences, gradients, membership, moments
 from research.attacks.digits import digits, job
 from research.attacks.mlp import logits, unit_features
-from silo_agent.training.dp_sgd.records import Draws
+from silo_agent.training.dp_sgd.micro_batches import Draws
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
 
