@@ -78,6 +78,16 @@ class SiloMetrics:
         self.epsilon_spent = gauge(
             "epsilon_spent", "Epsilon that private jobs have spent of a data set.", ["data_set"]
         )
+        self.epsilon_planned = gauge(
+            "epsilon_planned",
+            "Epsilon that the newest private job plans to spend of a data set.",
+            ["data_set"],
+        )
+        self.epsilon_planned_if_all_others_collude = gauge(
+            "epsilon_planned_if_all_others_collude",
+            "The same if all other silos collude with the coordinator; infinite without a bound.",
+            ["data_set"],
+        )
         self.unnoised_inputs = gauge(
             "unnoised_inputs", "Inputs of a data set that left without noise, ever.", ["data_set"]
         )
@@ -103,7 +113,13 @@ class SiloMetrics:
         for direction in Direction:
             self.transferred.labels(direction=direction.value)
         for data_set in data_sets:
-            for of_data_set in (self.epsilon_budget, self.epsilon_spent, self.unnoised_inputs):
+            for of_data_set in (
+                self.epsilon_budget,
+                self.epsilon_spent,
+                self.epsilon_planned,
+                self.epsilon_planned_if_all_others_collude,
+                self.unnoised_inputs,
+            ):
                 of_data_set.labels(data_set=data_set)
 
     def watch_disk(self, directory: Path) -> None:

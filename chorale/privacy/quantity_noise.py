@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from chorale.privacy.batch_cap import CUT_FAILURE
 from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
@@ -28,6 +29,7 @@ from crypto.noise.sensitivity import (
     rotated_bound,
     whole_sensitivity,
 )
+from crypto.session.cohort import default_colluders, draw_risk
 
 MAX_EXPONENT = 60  # of the scale
 SMALL_ROUNDING_COST = 1.0 + 2.0**-10  # of the noise; a finer scale saves no more than that
@@ -42,7 +44,8 @@ def privacy_of(spec: JobSpec) -> PrivacySpec:
 
 
 def dp_sgd_steps(spec: JobSpec) -> int:
-    """Steps of DP-SGD in one round, the same at every silo: local_epochs / sample_rate, rounded up.
+    """Steps of DP-SGD in one round, the same at every silo: local_epochs / sample_rate, rounded up; one where
+    silos share their noise.
 
     Each takes every record with the chance sample_rate and divides the noised sum of clipped gradients
     by training.batch_size, never by a number of records.
@@ -50,6 +53,8 @@ def dp_sgd_steps(spec: JobSpec) -> int:
     records = privacy_of(spec).records
     if records is None:
         raise ConfigError(f"job {spec.name}: privacy.records: nothing is trained by DP-SGD")
+    if records.noise == "sum":
+        return 1
     # 3 epochs at a rate of 0.1 are 30 steps, though 3 / 0.1 may be a little more than 30
     return math.ceil(spec.training.local_epochs / records.sample_rate - 1e-9)
 
@@ -78,24 +83,34 @@ def noise_deviations(quantities: Sequence[Quantity], members: int) -> dict[str, 
     }
 
 
-def releases_of(spec: JobSpec, kind: str, state: GlobalState, members: int) -> tuple[Release, ...]:
+def releases_of(
+    spec: JobSpec, kind: str, state: GlobalState, members: int, *, colluders: int | None = None
+) -> tuple[Release, ...]:
     """What one input to a phase of that kind costs a silo, to be paid before its data are touched.
 
     A sum is released with the noise of at least h silos; that of the others is not counted. Raises
-    ConfigError for a job without privacy, whose cost has no bound.
+    ConfigError for a job without privacy, whose cost has no bound. colluders: as below.
     """
-    return tuple(release for _, release in releases_by_quantity(spec, kind, state, members))
+    found = releases_by_quantity(spec, kind, state, members, colluders=colluders)
+    return tuple(release for _, release in found)
 
 
 def releases_by_quantity(
-    spec: JobSpec, kind: str, state: GlobalState, members: int, *, honest: int | None = None
+    spec: JobSpec,
+    kind: str,
+    state: GlobalState,
+    members: int,
+    *,
+    honest: int | None = None,
+    colluders: int | None = None,
 ) -> list[tuple[Quantity, Release]]:
     """The same, each with its quantity as the method declares it; DP-SGD's steps belong to the update.
 
-    honest: how many silos' noise is counted on; None: h. 1 leaves a silo its own noise alone.
+    honest: how many silos' noise is counted on; None: h. 1 leaves a silo its own noise alone. colluders: of
+    all silos of the job, of which a draw may name more than floor(m/3); None: `default_colluders`.
     """
     privacy, honest = privacy_of(spec), honest or spec.rule(members).min_honest
-    records = privacy.records
+    records, rounds = privacy.records, max(spec.rounds, 1)
     context = phase_context(spec, 1, state, members, public_seed=bytes(32))  # no seed changes the cost
     found: list[tuple[Quantity, Release]] = []
     for quantity in spec.method.phase(kind).quantities(context):
@@ -107,6 +122,8 @@ def releases_by_quantity(
                 sample_rate=records.sample_rate,
                 steps=steps,
                 draws=steps * math.prod(quantity.shape),
+                distance=CUT_FAILURE / rounds,
+                side=quantity.side,
             )
             found.append((quantity, dp_sgd))
         if quantity.discloses is Disclosure.DIAGNOSTIC:
@@ -117,23 +134,29 @@ def releases_by_quantity(
         moved = _sensitivity(quantity, noise.scale, noise.clip_l2)
         # Exchanging a silo's data moves the sum twice as far as leaving the silo out. The noise is scaled
         # by the second, the cost is counted by the first: one record's change is an exchange.
-        distance = moved.l2 if noise.clip_l2 is None else 2.0 * moved.l2
-        multiplier, draws = math.sqrt(honest * noise.variance) / distance, honest * quantity.size
+        l2 = moved.l2 if noise.clip_l2 is None else 2.0 * moved.l2
+        noised_sum = Gaussian(
+            noise_multiplier=_rounded_down(math.sqrt(honest * noise.variance) / l2),
+            draws=honest * quantity.size,
+            failure=moved.failure,
+            side=quantity.side,
+        )
         if quantity.is_whole_units:
             assert records is not None
             step = SampledGaussian(
-                noise_multiplier=multiplier,
-                sample_rate=records.sample_rate,
-                draws=draws,
-                failure=moved.failure,
-                side=quantity.side,
+                **asdict(noised_sum), sample_rate=records.sample_rate, distance=CUT_FAILURE / rounds
             )
             found.append((quantity, step))
         else:
-            noised_sum = Gaussian(
-                noise_multiplier=multiplier, draws=draws, failure=moved.failure, side=quantity.side
-            )
             found.append((quantity, noised_sum))
+    if found and records is not None and records.noise == "sum" and members < len(spec.silos):
+        # one draw names the silos of all sums of a phase, so its risk is paid once
+        quantity, first = found[0]
+        silos = len(spec.silos)
+        risk = draw_risk(
+            silos, members, colluders=default_colluders(silos) if colluders is None else colluders, rounds=1
+        )
+        found[0] = quantity, replace(first, failure=first.failure + float(risk))
     return found
 
 
@@ -233,6 +256,11 @@ def _sensitivity(quantity: Quantity, scale: float, clip_l2: float | None) -> Sen
         return clipped_sensitivity(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
     of = whole_sensitivity if quantity.is_count and scale >= 1.0 else record_sensitivity
     return of(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
+
+
+def _rounded_down(multiplier: float) -> float:
+    """To twelve digits: rounds that name fewer silos come to the same number but for its last bits."""
+    return float(f"{multiplier * (1.0 - 1e-11):.12g}")
 
 
 def _solved(multiplier: float | None, field: str) -> float:

@@ -34,6 +34,10 @@ class Gaussian:
     failure: float = 0.0
     side: Side = Side.BOTH
 
+    @property
+    def distance(self) -> float:
+        return 0.0
+
     def __post_init__(self) -> None:
         _check_positive("gaussian", "noise_multiplier", self.noise_multiplier)
         _check_failure_and_side("gaussian", self)
@@ -42,12 +46,17 @@ class Gaussian:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledGaussian:
-    """One noised sum over a batch that was drawn by Poisson sampling. Fields as those of Gaussian."""
+    """One noised sum over a batch that was drawn by Poisson sampling. Fields as those of Gaussian.
+
+    distance: how far the law may be from that of the sum of all that was drawn, in total variation: a batch
+    may be cut.
+    """
 
     noise_multiplier: float
     sample_rate: float
     draws: int
     failure: float = 0.0
+    distance: float = 0.0
     side: Side = Side.TRAIN
 
     def __post_init__(self) -> None:
@@ -61,8 +70,8 @@ class SampledGaussian:
 class DpSgd:
     """Steps of DP-SGD: Poisson sampling at a rate, Gaussian noise in units of the clip norm.
 
-    draws: samples of noise in all steps, where they come from a table (crypto/noise/gaussian.py). failure:
-    of all steps together.
+    draws: samples of noise in all steps, where they come from a table (crypto/noise/gaussian.py). failure and
+    distance: of all steps together, as above.
     """
 
     noise_multiplier: float
@@ -70,6 +79,7 @@ class DpSgd:
     steps: int
     draws: int = 0
     failure: float = 0.0
+    distance: float = 0.0
     side: Side = Side.TRAIN
 
     def __post_init__(self) -> None:
@@ -104,6 +114,10 @@ class Skellam:
     @property
     def side(self) -> Side:
         return Side.BOTH  # nobody noted it
+
+    @property
+    def distance(self) -> float:
+        return 0.0
 
 
 Release: TypeAlias = Gaussian | SampledGaussian | DpSgd | Skellam
@@ -168,7 +182,8 @@ def _check_range(what: str, name: str, value: int, least: int, most: int) -> Non
 
 
 def _check_failure_and_side(what: str, release: Release) -> None:
-    if not 0 <= release.failure < 1:
-        raise ConfigError(f"{what}: failure: expected 0 to 1, got {release.failure}")
+    for name in ("failure", "distance"):
+        if not 0 <= getattr(release, name) < 1:
+            raise ConfigError(f"{what}: {name}: expected 0 to 1, got {getattr(release, name)}")
     if not isinstance(release.side, Side):
         raise ConfigError(f"{what}: side: expected one of {', '.join(Side)}, got {release.side!r}")

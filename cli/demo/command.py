@@ -306,7 +306,9 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
         spent = (f"{silo} {epsilon:.4g}" for silo, epsilon in report["epsilon_spent_by_silo"].items())
         promised = f"epsilon {report['epsilon']:.4g} at delta {report['delta']:g}"
         click.echo(f"{promised} planned for the whole job, {units_told(report)}")
-        click.echo(f"against the coordinator; {if_all_others_collude(report['epsilon_if_all_others_collude'])}")
+        click.echo(
+            f"against the coordinator; {if_all_others_collude(report['epsilon_if_all_others_collude'])}"
+        )
         click.echo(f"epsilon spent for each record, by each silo's ledger: {', '.join(spent)}")
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
     click.echo("try next:")

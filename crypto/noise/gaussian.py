@@ -33,7 +33,7 @@ from crypto.errors import ConfigError, LocalProtocolError
 from crypto.noise.table import WEIGHT_BITS, Table, alias_table
 from crypto.noise.table_stream import BLOCK_SAMPLES, Integers, Pick, TableStream
 
-MIN_VARIANCE: Final = 64.0  # the sum of h noises is then the rounding of one but for h 2^-380
+MIN_VARIANCE: Final = 64.0  # the sum of h noises is then the rounding of one but for h 2^-800
 MAX_VARIANCE: Final = 2.0**44
 # of one sample: its tables and what separates L A + N from a Gaussian
 SAMPLE_DISTANCE: Final = 2.0**-78

@@ -1,5 +1,7 @@
 """The silo's memory, on disk: jobs and what was decided on them, the newest roster, the reveals.
 
+What is said here of a data set is kept under the id of its own account (`Accounts.charged`).
+
 A ledger lives on a local disk with one certificate; a ledger put back from a backup needs a new
 one, because the old certificate may have signed what the backup does not hold.
 Source: docs/protocol.md 6, 10.
@@ -8,7 +10,7 @@ Source: docs/protocol.md 6, 10.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +25,7 @@ from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger import roster_marks
+from silo_agent.ledger.accounts import Accounts
 from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.known_states import KnownStates
@@ -90,13 +93,21 @@ class Ledger:
         return Reveals(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
 
     def budget(
-        self, *, policy: Policy, data_set: str, tell: Callable[[Spend], None] = lambda _: None
+        self,
+        *,
+        policy: Policy,
+        data_set: str,
+        also: Mapping[str, float] | None = None,
+        tell: Callable[[Spend], None] = lambda _: None,
     ) -> Budget:
-        """What one data set has released and may still release under this policy.
+        """What one data set has released and may still release under this policy. As `Budget`."""
+        return Budget(
+            self._database, policy=policy, data_set=data_set, also=also, clock=self._clock, tell=tell
+        )
 
-        tell: called for every spend when it is durable and before a byte leaves.
-        """
-        return Budget(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
+    def accounts(self) -> Accounts:
+        """Which of them each data set is charged to."""
+        return Accounts(self._database)
 
     def data_refusals(self, *, policy: Policy, data_set: str) -> DataRefusals:
         """How often inputs were refused for one data set, and how often they still may be."""
@@ -109,12 +120,6 @@ class Ledger:
     def steps(self, *, policy: Policy, data_set: str) -> Steps:
         """How far global states moved, beside this silo's own steps on one data set."""
         return Steps(self._database, policy=policy, data_set=data_set)
-
-    def data_sets(self) -> list[str]:
-        """Every data set that an input was ever made of."""
-        with self._database.reading() as connection:
-            rows = connection.execute("SELECT DISTINCT data_set FROM releases ORDER BY data_set")
-            return [row["data_set"] for row in rows]
 
     def record_job(self, job: Job, *, is_approved: bool) -> tuple[Decision, bool]:
         """Remember an offered job; what was decided before stays.

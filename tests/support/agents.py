@@ -267,6 +267,7 @@ class Agent:
                 rosters=rosters,
                 data_sets=data_sets,
                 first_states=FirstStates(self.folder / "first", data_sets=data_sets),
+                metrics=self.metrics,
                 clock=clock,
             ),
             data_sets=data_sets,

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crypto.noise.gaussian import GaussianStream
 
 from bench.rows import Row
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.masking import masks
+from crypto.noise.gaussian import GaussianStream
 from research.attacks import __main__ as program
 from research.attacks import chance, differences, gradients, membership, moments
 from research.attacks.digits import digits, job
