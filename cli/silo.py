@@ -11,7 +11,7 @@ import click
 from chorale.runtime.files import write_atomic
 from cli.errors import require_extra, with_hint
 from cli.keys import csr_command
-from crypto.errors import ConfigError, PolicyRefusal
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.settings import SiloSettings, load_silo_settings
 
@@ -151,7 +151,7 @@ def _warnings(job: LedgerJob, settings: SiloSettings) -> list[str]:
     except PolicyRefusal as error:
         return [str(error)]
     found = (_foreign_code(job), _given_weights(job, policy), _what_sums_tell(job))
-    return [warning for warning in found if warning]
+    return [*(warning for warning in found if warning), *_promises(job, policy)]
 
 
 def _given_weights(job: LedgerJob, policy: Policy) -> str:
@@ -187,6 +187,33 @@ def _given_weights(job: LedgerJob, policy: Policy) -> str:
     except PolicyRefusal:
         return f"{warning}; this silo's policy refuses them (initial_state)"
     return warning
+
+
+def _promises(job: LedgerJob, policy: Policy) -> list[str]:
+    """What a private job's plan costs a record here, against few colluders and against all other silos."""
+    from chorale.job import JobSpec, SignedJob
+    from cli.output.promise import promise_of
+    from silo_agent.rounds.first_state import drawn_arrays
+
+    if job.spec_bytes is None:
+        return []
+    spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    if spec.privacy is None:
+        return []
+    if spec.distributions or not spec.model.is_built_in:
+        return ["what it costs is found out at its first phase: its model is not built in"]
+    signed = SignedJob(spec_bytes=job.spec_bytes, signature=b"", operator_certificate=b"")
+    try:
+        shapes = drawn_arrays(spec, signed.base, max_bytes=policy.max_state_megabytes << 20)
+        promise = promise_of(spec, shapes)
+        policy.privacy.check_collusion(spec, promise.epsilon_if_all_others_collude)
+    except PolicyRefusal as refusal:
+        return [*promise.lines(), f"this silo's policy refuses it: {refusal}"]
+    except ChoraleError as error:
+        return [f"what it costs cannot be told: {error}"]
+    except Exception as error:  # options of any operator, which no model has tried
+        return [f"what it costs cannot be told: drawing its weights fails with {type(error).__name__}"]
+    return promise.lines()
 
 
 def _foreign_code(job: LedgerJob) -> str:

@@ -33,6 +33,7 @@ from crypto.session.cohort import default_colluders, draw_risk
 
 MAX_EXPONENT = 60  # of the scale
 SMALL_ROUNDING_COST = 1.0 + 2.0**-10  # of the noise; a finer scale saves no more than that
+FINE_VARIANCE = 2.0**14  # where nothing is rounded: as fine as one table of noise allows
 MAX_ROUNDING_COST = 1.01  # of a step's gradient; above it the job asks for wider words
 
 
@@ -44,7 +45,8 @@ def privacy_of(spec: JobSpec) -> PrivacySpec:
 
 
 def dp_sgd_steps(spec: JobSpec) -> int:
-    """Steps of DP-SGD in one round, the same at every silo: local_epochs / sample_rate, rounded up.
+    """Steps of DP-SGD in one round, the same at every silo: local_epochs / sample_rate, rounded up; one where
+    silos share their noise.
 
     Each takes every record with the chance sample_rate and divides the noised sum of clipped gradients
     by training.batch_size, never by a number of records.
@@ -52,6 +54,8 @@ def dp_sgd_steps(spec: JobSpec) -> int:
     records = privacy_of(spec).records
     if records is None:
         raise ConfigError(f"job {spec.name}: privacy.records: nothing is trained by DP-SGD")
+    if records.noise == "sum":
+        return 1
     # 3 epochs at a rate of 0.1 are 30 steps, though 3 / 0.1 may be a little more than 30
     return math.ceil(spec.training.local_epochs / records.sample_rate - 1e-9)
 
@@ -224,7 +228,7 @@ def _with_noise(
         if largest_word(made, members=members, survivors=members) > made.room:
             break
         finest = made
-        if _rounding_cost(quantity, scale, clip_l2) <= SMALL_ROUNDING_COST:
+        if variance >= FINE_VARIANCE and _rounding_cost(quantity, scale, clip_l2) <= SMALL_ROUNDING_COST:
             break
     if finest is None:
         raise ConfigError(

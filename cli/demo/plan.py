@@ -278,7 +278,7 @@ def _digits_job(
         training = {"local_epochs": 1, "batch_size": expected_batch, "learning_rate": RECORDS_RATE}
     if "steps" in count:
         privacy["privacy"]["records"] = {**PRIVACY["records"], "noise": SHARED}
-        training |= {"learning_rate": STEP_RATE}
+        training |= {"learning_rate": STEP_RATE, "momentum": 0.0}
         privacy["enrollment_every"] = 1_000  # each costs epsilon, and the silos do not change
     return {
         "name": "digits",

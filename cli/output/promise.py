@@ -20,7 +20,9 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Disclosure
+from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.phases.evaluation import EVALUATE
+from strategies.phases.training import TRAIN
 
 DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
 
@@ -61,8 +63,8 @@ class Promise:
             f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
             f"{units(self.epsilon_updates_per_silo, self.epsilon_statistics_per_record)}; "
             f"noise multipliers: {noise}",
-            f"privacy: that holds against the coordinator and {self.colluders} of {self.members} silos, by the "
-            f"noise of {self.honest} honest ones (of more with a larger min_cohort); "
+            f"privacy: that holds against the coordinator and {self.colluders} of {self.members} silos, by "
+            f"the noise of {self.honest} honest ones (of more with a larger min_cohort); "
             f"{if_all_others_collude(self.epsilon_if_all_others_collude)}",
         ]
         if self.update_noise <= DROWNED:
@@ -92,24 +94,23 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
             f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
             f"got {cost:.4g}"
         )
-    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
-    quantities = noised(spec.method.phase("train").quantities(context), spec, members)
-    deviations = noise_deviations(quantities, members)
+    tested = noise_deviations(_noised(spec, state, EVALUATE, len(spec.silos)), len(spec.silos))
     multipliers: dict[str, float | None] = {}
     if privacy.records is not None:
         multipliers["records.noise_multiplier"] = privacy.records.noise_multiplier
     update_noise = 0.0
     if privacy.sums is not None:
         multipliers["sums.noise_multiplier"] = privacy.sums.noise_multiplier
+        quantities = _noised(spec, state, TRAIN, members)
         update = next(each for each in quantities if each.discloses is Disclosure.UPDATE)
         longest = privacy.sums.clip_norm * (privacy.declared_weight(members) * members)
-        update_noise = deviations[update.name] * math.sqrt(update.size) / longest
+        update_noise = noise_deviations([update], members)[update.name] * math.sqrt(update.size) / longest
     multipliers["statistics_noise_multiplier"] = privacy.statistics_noise_multiplier
     return Promise(
         epsilon=cost,
         delta=privacy.delta,
         unit=privacy.unit,
-        noise=privacy.records and privacy.records.noise,
+        noise=None if privacy.records is None else privacy.records.noise,
         epsilon_if_all_others_collude=planned_epsilon_if_all_others_collude(spec, state),
         members=members,
         colluders=members // 3,
@@ -117,7 +118,7 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
         epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
         multipliers={field: value for field, value in multipliers.items() if value is not None},
-        count_deviation=deviations["tested"],
+        count_deviation=tested["tested"],
         update_noise=update_noise,
     )
 
@@ -136,3 +137,9 @@ def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
         f"for each record; by themselves updates cost epsilon {updates_per_silo:.4g} for each silo, "
         f"statistics epsilon {statistics_per_record:.4g} for each record"
     )
+
+
+def _noised(spec: JobSpec, state: GlobalState, kind: str, members: int) -> tuple[Quantity, ...]:
+    """The quantities of a phase with their noise."""
+    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+    return noised(spec.method.phase(kind).quantities(context), spec, members)

@@ -15,13 +15,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.plan import planned_epsilon_if_all_others_collude
 from chorale.privacy.quantity_noise import dp_sgd_steps
-from chorale.privacy.releases import DpSgd
+from chorale.privacy.releases import DpSgd, Release, SampledGaussian
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec
-from chorale.spec.state import GlobalState
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.methods import known_quantities
@@ -129,15 +127,11 @@ class PrivacyPolicy(BaseModel):
                     f"a job without privacy that sums {name}", "noise on it (privacy.always_noised)"
                 )
 
-    def check_promise(self, spec: JobSpec, state: GlobalState) -> None:
-        """Raises PolicyRefusal for a job whose shared noise leaves too little if all other silos collude.
-
-        state: any of the job's global states, for its shapes.
-        """
-        most = self.max_epsilon_if_all_others_collude
+    def check_collusion(self, spec: JobSpec, epsilon_if_all_others_collude: float) -> None:
+        """Raises PolicyRefusal for a job whose shared noise leaves too little if all other silos collude."""
+        most, cost = self.max_epsilon_if_all_others_collude, epsilon_if_all_others_collude
         if most is None or spec.privacy is None or not spec.privacy.has_shared_noise:
             return
-        cost = planned_epsilon_if_all_others_collude(spec, state)
         if not cost <= most:
             raise _refusal(
                 f"{cost:.4g}" if math.isfinite(cost) else "no bound",
@@ -223,13 +217,12 @@ class PrivacyPolicy(BaseModel):
         records = spec.privacy.records
         if records is None or records.noise_multiplier is None:
             return
-        steps = DpSgd(
-            noise_multiplier=records.noise_multiplier,
-            sample_rate=records.sample_rate,
-            steps=dp_sgd_steps(spec),
-        )
+        multiplier, rate = records.noise_multiplier, records.sample_rate
+        round: Release = SampledGaussian(noise_multiplier=multiplier, sample_rate=rate, draws=0)
+        if not spec.privacy.has_shared_noise:
+            round = DpSgd(noise_multiplier=multiplier, sample_rate=rate, steps=dp_sgd_steps(spec))
         rounds = spec.rounds if self.partial_jobs is PartialJobs.REFUSE else 1
-        cost = _epsilon_of_rounds(steps, rounds, self.delta)
+        cost = _epsilon_of_rounds(round, rounds, self.delta)
         if cost > self.epsilon:
             what = f"{rounds} rounds of training" if rounds > 1 else "one round of training"
             raise _refusal(
@@ -247,8 +240,8 @@ def check_names(quantities: Iterable[str]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _epsilon_of_rounds(steps: DpSgd, rounds: int, delta: float) -> float:
-    return epsilon({steps: rounds}, delta)  # asked before every phase
+def _epsilon_of_rounds(round: Release, rounds: int, delta: float) -> float:
+    return epsilon({round: rounds}, delta)  # asked before every phase
 
 
 def _refusal(got: str, expected: str, *, code: Refusal = Refusal.POLICY) -> PolicyRefusal:

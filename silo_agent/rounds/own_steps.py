@@ -115,12 +115,10 @@ def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:
         deviation = context.noise.get("delta", 0.0) / (context.members * usual)
     if privacy.records is not None:
         # each of these steps sums clipped gradients and noise, and divides by the batch size
-        clip_norm = privacy.records.clip_norm
+        steps, clip_norm = dp_sgd_steps(job.spec), privacy.records.clip_norm
+        noise = clip_norm * (privacy.records.noise_multiplier or 0.0) / training.batch_size
         if privacy.has_shared_noise:
-            steps, noise = 1, context.noise[GRADIENT] / (context.members * training.batch_size)
-        else:
-            steps = dp_sgd_steps(job.spec)
-            noise = clip_norm * (privacy.records.noise_multiplier or 0.0) / training.batch_size
+            noise = context.noise[GRADIENT] / (context.members * training.batch_size)
         whole_rate = rate / (1.0 - training.momentum)
         clean = min(clean, whole_rate * clip_norm * steps)
         deviation += whole_rate * noise * math.sqrt(steps)

@@ -166,8 +166,8 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
     collude = planned_epsilon_if_all_others_collude(spec, VOTES)
     assert collude > 1.2 * cost
     assert against == (
-        "privacy: that holds against the coordinator and 1 of 3 silos, by the noise of 2 honest ones (of more "
-        f"with a larger min_cohort); if all other silos collude with it: epsilon {collude:.4g}"
+        "privacy: that holds against the coordinator and 1 of 3 silos, by the noise of 2 honest ones "
+        f"(of more with a larger min_cohort); if all other silos collude with it: epsilon {collude:.4g}"
     )
     times = promise_of(spec, VOTES).update_noise
     assert drowned.startswith(f"each round's noise is {times:.0f} times as long as the longest update: ")
