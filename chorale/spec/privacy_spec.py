@@ -48,7 +48,7 @@ class RecordsSpec(_Part):
 
 
 class SumsSpec(_Part):
-    """Skellam noise on the summed updates: hides a silo's whole update."""
+    """Noise on the summed updates: hides a silo's whole update."""
 
     clip_norm: ClipNorm = Field(
         description="L2 norm to which a silo's update is clipped, in parameter units, before its weight"
