@@ -18,8 +18,7 @@ from chorale.privacy.renyi import accounting, rdp, rdp_epsilon
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Side
 
-# no sample of the noise is further from its law (crypto/noise/skellam.py: 2^17 weights rounded at 2^-95;
-# crypto/noise/gaussian.py: less)
+# no sample of the noise is further from its law: crypto/noise/gaussian.py, and what earlier releases drew
 SAMPLER_DISTANCE: Final = 2.0**-77
 GRID: Final = 1e-4  # of privacy losses, which are rounded up to it
 # Beyond it Renyi's bound is told as it is: no job may ask for so much, and a grid for it fills the memory.

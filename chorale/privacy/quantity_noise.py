@@ -33,6 +33,7 @@ from crypto.session.cohort import default_colluders, draw_risk
 
 MAX_EXPONENT = 60  # of the scale
 SMALL_ROUNDING_COST = 1.0 + 2.0**-10  # of the noise; a finer scale saves no more than that
+FINE_VARIANCE = 2.0**14  # where nothing is rounded: as fine as one table of noise allows
 MAX_ROUNDING_COST = 1.01  # of a step's gradient; above it the job asks for wider words
 
 
@@ -198,8 +199,8 @@ def _gradient(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
     assert made.noise is not None
     if _rounding_cost(made, made.noise.scale, None) > MAX_ROUNDING_COST:
         raise ConfigError(
-            f"quantity {quantity.name}: {quantity.size} values rounded to {quantity.ring_bits} bits need over "
-            f"{MAX_ROUNDING_COST - 1:.0%} more noise; ask for update_bits: 64"
+            f"quantity {quantity.name}: rounding {quantity.size} values to {quantity.ring_bits} bits adds "
+            f"over {MAX_ROUNDING_COST - 1:.0%} of noise; {_advice(quantity)}"
         )
     return made
 
@@ -227,14 +228,18 @@ def _with_noise(
         if largest_word(made, members=members, survivors=members) > made.room:
             break
         finest = made
-        if _rounding_cost(quantity, scale, clip_l2) <= SMALL_ROUNDING_COST:
+        if variance >= FINE_VARIANCE and _rounding_cost(quantity, scale, clip_l2) <= SMALL_ROUNDING_COST:
             break
     if finest is None:
         raise ConfigError(
             f"quantity {quantity.name}: no scale leaves room in {quantity.ring_bits} bits for "
-            f"{quantity.size} values under a noise multiplier of {multiplier:g}"
+            f"{quantity.size} values under a noise multiplier of {multiplier:g}; {_advice(quantity)}"
         )
     return finest
+
+
+def _advice(quantity: Quantity) -> str:
+    return "train fewer parameters" if quantity.ring_bits == 64 else "ask for update_bits: 64"
 
 
 def _rounding_cost(quantity: Quantity, scale: float, clip_l2: float | None) -> float:

@@ -185,9 +185,7 @@ class Layout:
         for quantity in self.quantities:
             quantity.scale(self.members)
             if quantity.is_whole_units and quantity.noise is None:
-                raise ConfigError(
-                    f"quantity {quantity.name}: whole units are those of its noise, it has none"
-                )
+                raise ConfigError(f"quantity {quantity.name}: whole units need noise")
         if self.wrap_probability > MAX_WRAP_PROBABILITY:
             noised = ", ".join(one.name for one in self.quantities if one.noise is not None)
             raise ConfigError(
@@ -297,6 +295,7 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
             clip_l2=_from_hex(terms.text()),
         )
         is_whole_units = bool(terms.left and terms.number())
+        terms.end()
     return Quantity(
         name=name,
         shape=shape,
