@@ -68,7 +68,9 @@ class SiloMetrics:
             "Tries to connect that failed, by what a handshake of the agent's own then found.",
             ["reason"],
         )
-        self.samples_rate = gauge("samples_per_second", "Samples a second in the last training.")
+        self.samples_rate = gauge(
+            "samples_per_second", "Samples a second in the last training without privacy."
+        )
         self.connected = gauge("connected", "1 while the control stream is up.")
         self.clock_skew = gauge("clock_skew_seconds", "This clock minus the coordinator's.")
         self.data_share = gauge("data_share", "Share of the federation's data in the last round.")

@@ -10,8 +10,8 @@ whatever floating point did before. Source: docs/privacy.md, "Records".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -83,7 +83,8 @@ class RoundedSums:
         squares_N = torch.zeros(samples, dtype=torch.int64, device=factor_N.device)
         is_compiled = self._values >= compiled.WORTH_VALUES and factor_N.device.type == "cpu"
         loops = compiled.loops() if is_compiled else None
-        into, given = (round_into, _same) if loops is None else (loops[1], Tensor.numpy)
+        into: Callable[..., None] = round_into if loops is None else loops[1]
+        given: Callable[[Tensor], Any] = _same if loops is None else Tensor.numpy
         self._bits.seek(self._offset_bytes)
         bits = np.empty(samples * _BLOCK_VALUES, _BITS)
         first = 0
