@@ -6,6 +6,7 @@ computed again is charged again. Source: docs/privacy.md "A step in the sum".
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from contextlib import closing
 
@@ -37,8 +38,8 @@ JOB = {
         "statistics_noise_multiplier": 20.0,
     },
 }
-# of the noise of all steps in a vote, beside 1 / 3 for each silo and step: 9 deviations of all three silos
-VOTE_ERROR = 9 * 3 * NOISE_MULTIPLIER * 2 / (3 * BATCH)
+# nine deviations of the noise of three silos in three steps, each silo with half of the variance
+VOTE_ERROR = 9 * math.sqrt(3 * 3 / 2) * NOISE_MULTIPLIER / (3 * BATCH)
 
 
 def rows_of(federation: LocalFederation, name: str, query: str) -> list[tuple[object, ...]]:

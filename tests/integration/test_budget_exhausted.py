@@ -48,7 +48,9 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
 
         # the name alone is another: two names with a budget each let one data set out at both
         federation.services[silo].stop()
-        federation.silo = {"data": {"format": "module", "module": "tests.support.one_hot:data", "name": "new"}}
+        federation.silo = {
+            "data": {"format": "module", "module": "tests.support.one_hot:data", "name": "new"}
+        }
         federation.start_silo(silo)
         again = federation.submit(values=3, rounds=1, privacy=PRIVACY)
         told = federation.services[silo].wait_for(
