@@ -66,11 +66,11 @@ def test_a_lost_step_is_paid_for_and_no_input_is_revealed_twice(
     spent: dict[tuple[int, str], int],
 ) -> None:
     """Three silos, all of which a sum needs. The victim dies once its first input is paid for, the
-    coordinator in round 3."""
+    coordinator while it takes the masks off round 3."""
     federation = make_federation(
         silos=3, policy={"privacy": {"accept_shared_noise": True}, "answer_every_seconds": 0.0}
     )
-    federation.start_coordinator(halt=Halt(at={"event": "stage", "state": "masked", "round": 3}))
+    federation.start_coordinator(halt=Halt(at={"event": "stage", "state": "unmask", "round": 3}))
     halt = Halt(at=INPUT_READY, call="silo_agent.ledger.budget:Charge.spend")
     for name in federation.names:
         federation.start_silo(name, halt=halt if name == VICTIM else None)
