@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from bench.options import Parser, whole
 from research.private_sum.arms import CLIP_NORM, DELTA, RATES, SAMPLE_RATE, STEPS, TUNING_SEEDS
@@ -121,7 +121,8 @@ def encoder(steps: int, *, momentum: float, bands: int) -> FloatArray:
     found = minimize(cost, np.zeros(len(rows)), jac=True, method="L-BFGS-B", options={"maxiter": 3_000})
     # X = C^T C with C lower triangular: Cholesky's factor of X read from its last row on
     reversed_nn = np.linalg.cholesky(banded(found.x)[::-1, ::-1])
-    return reversed_nn[::-1, ::-1].T
+    encoder_nn: FloatArray = reversed_nn[::-1, ::-1].T
+    return encoder_nn
 
 
 def decoder(steps: int, *, momentum: float, bands: int) -> FloatArray:
@@ -170,7 +171,9 @@ def _clipped_sum(weights_DC: FloatArray, inputs_ND: FloatArray, labels_N: NDArra
     error_NC /= error_NC.sum(axis=1, keepdims=True)
     error_NC[np.arange(len(labels_N)), labels_N] -= 1.0
     length_N = np.linalg.norm(error_NC, axis=1) * np.linalg.norm(inputs_ND, axis=1)
-    return inputs_ND.T @ (error_NC * (CLIP_NORM / np.maximum(length_N, CLIP_NORM))[:, np.newaxis])
+    clipped_NC = error_NC * (CLIP_NORM / np.maximum(length_N, CLIP_NORM))[:, np.newaxis]
+    sum_DC: FloatArray = inputs_ND.T @ clipped_NC
+    return sum_DC
 
 
 def _inputs(samples: Samples) -> FloatArray:

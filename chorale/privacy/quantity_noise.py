@@ -259,8 +259,9 @@ def _sensitivity(quantity: Quantity, scale: float, clip_l2: float | None) -> Sen
     assert quantity.sensitivity_l2 is not None
     if quantity.is_whole_units:  # each record is rounded by itself, again until it is short enough
         return clipped_sensitivity(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
-    of = whole_sensitivity if quantity.is_count and scale >= 1.0 else record_sensitivity
-    return of(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
+    if quantity.is_count and scale >= 1.0:
+        return whole_sensitivity(quantity.sensitivity_l2, scale=scale)
+    return record_sensitivity(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
 
 
 def _rounded_down(multiplier: float) -> float:

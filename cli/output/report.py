@@ -197,13 +197,14 @@ def _privacy_section(report: Document) -> list[str]:
         return []
     told = (
         f"All that a silo lets out in this job as planned costs its data set at most epsilon "
-        f"{report['epsilon']:.4g} at delta {report['delta']:g}, {units_told(report)}. That holds against the "
-        "coordinator and up to a third of the silos of a round; "
-        f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. "
+        f"{report['epsilon']:.4g} at delta {report['delta']:g}, {units_told(report)}. "
     )
     if report["epsilon_updates_per_silo"] is not None:
         told += "No noise hides a whole silo in the statistics. "
-    told += "Accuracies carry noise too."
+    told += (
+        "That holds against the coordinator and up to a third of the silos of a round; "
+        f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. Accuracies carry noise too."
+    )
     spent = [(silo, f"{epsilon:.4g}") for silo, epsilon in report["epsilon_spent_by_silo"].items()]
     noise = [(name, f"{value:g}") for name, value in report["noise_multipliers"].items()]
     tables = [_table(("noise multiplier", "value"), noise)]

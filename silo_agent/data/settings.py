@@ -30,6 +30,8 @@ class DataFormat(StrEnum):
 # where a setting says whose a row is; a function of the institution's own gives units itself
 UNIT_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL, DataFormat.NPZ, DataFormat.DICOM)
 
+ROWS_PER_UNIT = 32  # a batch of a private job
+
 
 class PartitionKind(StrEnum):
     IID = "iid"
@@ -147,7 +149,7 @@ class DataSettings(BaseModel):
         "function says",
     )
     max_rows_per_unit: int = Field(
-        default=32,
+        default=ROWS_PER_UNIT,
         ge=1,
         le=1_000_000,
         description="most rows of one unit that are used; of more a choice by their hashes, always the same",
@@ -201,7 +203,7 @@ class DataSettings(BaseModel):
         if self.unit is not None and self.format not in UNIT_FORMATS:
             raise ValueError(f"unit: format {self.format} has none, expected {', '.join(UNIT_FORMATS)}")
         gives_units = self.unit is not None or self.source is not None or self.module is not None
-        if "max_rows_per_unit" in self.model_fields_set and not gives_units:
+        if self.max_rows_per_unit != ROWS_PER_UNIT and not gives_units:
             raise ValueError("max_rows_per_unit: expected with unit, or with a function that gives units")
         if self.unit is not None and self.partition is not None:
             raise ValueError("partition: expected without unit, whose rows it would share out among silos")

@@ -116,7 +116,7 @@ class Budget:
             self._delta = self._account_delta(connection, data_set) or policy.privacy.delta
 
     def open_account(self) -> None:
-        """When an agent starts: the first policy's delta is the data set's for good.
+        """When an agent starts: the first policy's delta is the account's until an administrator changes it.
 
         Raises ConfigError for a policy with another one, under which all that was spent would have other
         values.
@@ -126,9 +126,9 @@ class Budget:
             self._delta = self._account_delta(connection, self._data_set) or self._policy.privacy.delta
         if self._delta != self._policy.privacy.delta:
             raise ConfigError(
-                f"policy: privacy.delta: the account of data set {self._data_set} was opened with "
-                f"{self._delta:g}, got {self._policy.privacy.delta:g}: set privacy.delta back to "
-                f"{self._delta:g}, for all that was spent is valued at it"
+                f"policy: privacy.delta: expected that of account {self._data_set}, {self._delta:g}, at "
+                f"which all that was spent is valued, got {self._policy.privacy.delta:g}: set it back, or "
+                "change the account's (chorale silo ledger --delta)"
             )
 
     def release_dead(self) -> int:
@@ -373,7 +373,7 @@ class Budget:
         return None if found is None else found["delta"]
 
     def _write_account(self, connection: sqlite3.Connection) -> None:
-        """The account's first row; what it says stays."""
+        """The account's first row."""
         connection.execute(
             "INSERT INTO accounts (data_set, delta) VALUES (?, ?) ON CONFLICT (data_set) DO NOTHING",
             (self._data_set, self._delta),

@@ -397,6 +397,16 @@ _PLANS: Migration = (
         UNIQUE (account, job_digest)
     )
     """,
+    """
+    CREATE TABLE delta_changes ( -- by an administrator: everything of the account is valued at the new one
+        number INTEGER NOT NULL PRIMARY KEY,
+        account VARCHAR NOT NULL,
+        delta_before FLOAT NOT NULL,
+        delta FLOAT NOT NULL,
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
 )
 
 MIGRATIONS = (

@@ -22,7 +22,7 @@ def test_workload_is_what_sgd_does(momentum: float) -> None:
 
 @pytest.mark.parametrize("bands", [1, 2, 5])
 def test_encoder_has_its_bands_and_columns_of_norm_one(bands: int) -> None:
-    """A column longer than 1 would cost more than its multiplier says, and the comparison would flatter it."""
+    """A column longer than 1 would cost more than its multiplier says, and flatter the comparison."""
     encoder_nn = encoder(STEPS, momentum=0.0, bands=bands)
     assert np.allclose(np.linalg.norm(encoder_nn, axis=0), 1.0)
     outside_nn = np.triu(np.ones((STEPS, STEPS)), k=1) + np.tri(STEPS, k=-bands)

@@ -14,9 +14,10 @@ import pytest
 from chorale.job import Job
 from chorale.privacy.privacy_filter import filter_epsilon
 from chorale.privacy.quantity_noise import releases_of
-from chorale.runtime.audit import AuditLog
+from chorale.runtime.audit import AuditLog, read_entries
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from silo_agent.ledger.accounts import DELTA_EVENT
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
 from tests.support.sessions import NOW
 from tests.unit.silo_agent.privacy_book import (
@@ -190,8 +191,8 @@ def test_another_delta_is_refused_and_values_nothing_that_was_spent_again(
         assert (shown.spent, shown.delta) == (spent, 1e-5)
         other = book.of("data", policy(delta=delta))
         sentence = (
-            f"policy: privacy.delta: the account of data set data was opened with 1e-05, got {delta:g}: "
-            "set privacy.delta back to 1e-05"
+            "policy: privacy.delta: expected that of account data, 1e-05, at which all that was spent is "
+            f"valued, got {delta:g}: set it back, or change the account's"
         )
         with pytest.raises(ConfigError, match=sentence):
             other.open_account()
@@ -201,10 +202,36 @@ def test_another_delta_is_refused_and_values_nothing_that_was_spent_again(
     book.of("other", policy(delta=1e-9)).open_account()  # an account of its own
 
 
+def test_an_administrator_values_an_account_at_another_delta_and_the_audit_log_says_so(
+    make_book: MakeBook, job: Job
+) -> None:
+    book = make_book(delta=1e-5)
+    book.budget.open_account()
+    book.spend(job)
+    spent = book.balance.spent
+    book.ledger.accounts().change_delta("data", 1e-7, unix_seconds=NOW.timestamp())
+    book.crash()
+    accounts = book.ledger.accounts()
+    assert book.balance.delta == 1e-7
+    assert book.balance.spent > 1.1 * spent
+    book.of("data", policy(delta=1e-7)).open_account()
+    with pytest.raises(ConfigError, match="expected that of account data, 1e-07"):
+        book.budget.open_account()
+    log = AuditLog(book.folder / "audit.jsonl")
+    for _ in range(2):  # told once
+        accounts.tell(log)
+    log.close()
+    told = [entry for entry in read_entries(book.folder / "audit.jsonl") if entry["event"] == DELTA_EVENT]
+    assert [(each["account"], each["delta_before"], each["delta"]) for each in told] == [("data", 1e-5, 1e-7)]
+    for account, delta, words in (("other", 1e-6, "there is none"), ("data", 1e-7, "is 1e-07 already")):
+        with pytest.raises(ConfigError, match=words):
+            accounts.change_delta(account, delta, unix_seconds=0.0)
+
+
 def test_the_first_reservation_opens_an_account(make_book: MakeBook, job: Job) -> None:
     book = make_book(delta=1e-6)
     book.reserve(job)
-    with pytest.raises(ConfigError, match="was opened with 1e-06, got 1e-05"):
+    with pytest.raises(ConfigError, match="expected that of account data, 1e-06, .* got 1e-05"):
         book.of("data", policy(delta=1e-5)).open_account()
 
 
