@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from chorale.runtime.files import write_atomic
+from chorale.spec.privacy_spec import MAX_DELTA, MIN_DELTA
 from cli.errors import require_extra, with_hint
 from cli.keys import csr_command
-from crypto.errors import ConfigError, PolicyRefusal
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.settings import SiloSettings, load_silo_settings
 
@@ -151,7 +153,7 @@ def _warnings(job: LedgerJob, settings: SiloSettings) -> list[str]:
     except PolicyRefusal as error:
         return [str(error)]
     found = (_foreign_code(job), _given_weights(job, policy), _what_sums_tell(job))
-    return [warning for warning in found if warning]
+    return [*(warning for warning in found if warning), *_promises(job, policy)]
 
 
 def _given_weights(job: LedgerJob, policy: Policy) -> str:
@@ -187,6 +189,33 @@ def _given_weights(job: LedgerJob, policy: Policy) -> str:
     except PolicyRefusal:
         return f"{warning}; this silo's policy refuses them (initial_state)"
     return warning
+
+
+def _promises(job: LedgerJob, policy: Policy) -> list[str]:
+    """What a private job's plan costs a record here, against few colluders and against all other silos."""
+    from chorale.job import JobSpec, SignedJob
+    from cli.output.promise import promise_of
+    from silo_agent.rounds.first_state import drawn_arrays
+
+    if job.spec_bytes is None:
+        return []
+    spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    if spec.privacy is None:
+        return []
+    if spec.distributions or not spec.model.is_built_in:
+        return ["what it costs is found out at its first phase: its model is not built in"]
+    signed = SignedJob(spec_bytes=job.spec_bytes, signature=b"", operator_certificate=b"")
+    try:
+        shapes = drawn_arrays(spec, signed.base, max_bytes=policy.max_state_megabytes << 20)
+        promise = promise_of(spec, shapes)
+        policy.privacy.check_collusion(spec, promise.epsilon_if_all_others_collude)
+    except PolicyRefusal as refusal:
+        return [*promise.lines(), f"this silo's policy refuses it: {refusal}"]
+    except ChoraleError as error:
+        return [f"what it costs cannot be told: {error}"]
+    except Exception as error:  # options of any operator, which no model has tried
+        return [f"what it costs cannot be told: drawing its weights fails with {type(error).__name__}"]
+    return promise.lines()
 
 
 def _foreign_code(job: LedgerJob) -> str:
@@ -225,13 +254,24 @@ def _what_sums_tell(job: LedgerJob) -> str:
     help="Open a new account for data set NAME, of those records alone that no account holds; the agent is "
     "stopped, and trains on them from its next start on.",
 )
-def show_ledger(config: Path, check: bool, new_generation: str | None) -> None:
+@click.option(
+    "--delta",
+    type=(str, float),
+    metavar="NAME DELTA",
+    help="Value all that the account of data set NAME spent, and will spend, at another delta; the agent is "
+    "stopped.",
+)
+def show_ledger(
+    config: Path, check: bool, new_generation: str | None, delta: tuple[str, float] | None
+) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
     from silo_agent.ledger.accounts import Charged
 
     settings = load_silo_settings(config)
     if new_generation is not None:
         return _open_generation(new_generation, settings)
+    if delta is not None:
+        return _change_delta(*delta, settings)
     with closing(_ledger(settings)) as ledger:
         if check:
             return _check_ledger(ledger, settings)
@@ -339,6 +379,28 @@ def _open_generation(name: str, settings: SiloSettings) -> None:
         f"data set {name}: account {account} is open; from the agent's next start on, jobs train on the "
         "records that no other account holds, and on no other"
     )
+
+
+def _change_delta(name: str, delta: float, settings: SiloSettings) -> None:
+    from silo_agent.agent import alone
+
+    names = [each.name for each in settings.data_sets]
+    if name not in names:
+        raise ConfigError(f"--delta: expected one of {', '.join(names)}, got {name}")
+    if not MIN_DELTA <= delta <= MAX_DELTA:  # false for NaN too
+        raise ConfigError(f"--delta: expected {MIN_DELTA:g} to {MAX_DELTA:g}, got {delta:g}")
+    policy = load_policy(settings.policy_of(settings.data_set(name)))
+    with alone(settings.directory), closing(_ledger(settings)) as ledger:
+        account = ledger.accounts().charged(name).account
+        before = ledger.budget(policy=policy, data_set=account).balance()
+        ledger.accounts().change_delta(account, delta, unix_seconds=time.time())
+        after = ledger.budget(policy=policy, data_set=account).balance()
+    click.echo(
+        f"data set {name}: what account {account} spent is epsilon {after.spent:.4g} at delta {delta:g}; it "
+        f"was {before.spent:.4g} at {before.delta:g}"
+    )
+    if policy.privacy.delta != delta:
+        click.echo(f"the agent starts once the policy says so too: privacy.delta: {delta:g}")
 
 
 def _show_account(

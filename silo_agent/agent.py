@@ -273,6 +273,7 @@ class _Agent:
             rosters=self._rosters,
             data_sets=self._data_sets,
             first_states=FirstStates(self._settings.first_state_directory, data_sets=self._data_sets),
+            metrics=self._metrics,
             clock=_now,
         )
         local, known = LocalStates(self._settings.local_directory), self._ledger.known_states()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.spec.fields import Number
 
+MIN_DELTA, MAX_DELTA = 1e-12, 1e-2
 MIN_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
 MAX_MULTIPLIER = 1e6  # noise beyond any use
 
@@ -39,10 +40,15 @@ class RecordsSpec(_Part):
         description="chance of each record to be in a step (Poisson sampling); an epoch is 1 / sample_rate "
         "steps",
     )
+    noise: Literal["silo", "sum"] = Field(
+        default="silo",
+        description="silo: each adds all the noise that its own records need, and trains for itself between "
+        "sums; sum: all silos of a sum share it, and each sum is one step of the job's `steps`",
+    )
 
 
 class SumsSpec(_Part):
-    """Skellam noise on the summed updates: hides a silo's whole update."""
+    """Noise on the summed updates: hides a silo's whole update."""
 
     clip_norm: ClipNorm = Field(
         description="L2 norm to which a silo's update is clipped, in parameter units, before its weight"
@@ -59,8 +65,8 @@ class PrivacySpec(_Part):
 
     delta: Number = Field(
         default=1e-5,
-        ge=1e-12,
-        le=1e-2,
+        ge=MIN_DELTA,
+        le=MAX_DELTA,
         allow_inf_nan=False,
         description="chance that epsilon does not hold; below 1 / samples of the smallest silo",
     )
@@ -97,6 +103,11 @@ class PrivacySpec(_Part):
         return tuple(field for field, multiplier in multipliers.items() if multiplier is None)
 
     @property
+    def has_shared_noise(self) -> bool:
+        """Whether the silos of a sum share the noise that hides a record."""
+        return self.records is not None and self.records.noise == "sum"
+
+    @property
     def unit(self) -> str:
         """What a summed update hides: `silo` where it is noised as a whole, else `record`."""
         return "record" if self.sums is None else "silo"
@@ -113,6 +124,14 @@ class PrivacySpec(_Part):
     def _promises_something(self) -> PrivacySpec:
         if self.records is None and self.sums is None:
             raise ValueError("expected records, sums or both: without either the updates go out as they are")
+        if self.has_shared_noise and self.sums is not None:
+            raise ValueError(
+                "sums: records.noise sum sums gradients of one step, and no update: expected none"
+            )
+        if self.has_shared_noise and self.weight is not None:
+            raise ValueError(
+                "weight: with records.noise sum every silo's records weigh the same: expected none"
+            )
         if self.unsolved and self.epsilon is None:
             raise ValueError(
                 f"epsilon: expected a target to solve for {self.unsolved[0]}, which is null, got nothing"

@@ -59,11 +59,16 @@ class SampleSet(ABC):
         """The unit of each, ascending; None: each is one."""
 
     @property
+    @abstractmethod
+    def rows_per_unit(self) -> int:
+        """Most samples that a unit may have, whatever it has."""
+
+    @property
     def units(self) -> Units:
         return Units.of(self.units_N, len(self))
 
     @abstractmethod
-    def of_units(self, units_N: Indices | None) -> Self:
+    def of_units(self, units_N: Indices, *, rows_per_unit: int) -> Self:
         """The same samples, of those units."""
 
     @abstractmethod
@@ -87,13 +92,14 @@ class Samples(SampleSet):
 
     Shapes: features (N, ...), labels (N, *target): what each sample's target is, one class as a rule.
     strata (N,): what a cut keeps even; None: the classes, where a sample has one whole number, else nothing.
-    units (N,): as `SampleSet`.
+    units (N,), rows_per_unit: as `SampleSet`.
     """
 
     features: Features
     labels: Labels
     strata: Indices | None = None
     units_N: Indices | None = None
+    rows_per_unit: int = 1
 
     def __post_init__(self) -> None:
         if self.features.ndim == 0 or self.labels.shape[:1] != self.features.shape[:1]:
@@ -115,10 +121,10 @@ class Samples(SampleSet):
     def take(self, indices: Indices | slice) -> Samples:
         strata, units_N = (None if each is None else each[indices] for each in (self.strata, self.units_N))
         features, labels = self.features[indices], self.labels[indices]
-        return Samples(features=features, labels=labels, strata=strata, units_N=units_N)
+        return replace(self, features=features, labels=labels, strata=strata, units_N=units_N)
 
-    def of_units(self, units_N: Indices | None) -> Samples:
-        return replace(self, units_N=units_N)
+    def of_units(self, units_N: Indices, *, rows_per_unit: int) -> Samples:
+        return replace(self, units_N=units_N, rows_per_unit=rows_per_unit)
 
     def read(self, plan: Iterable[Indices]) -> Iterator[Samples]:
         return (self.take(places) for places in plan)

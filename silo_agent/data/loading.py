@@ -217,7 +217,9 @@ def _unit_by_unit(
         ],
         np.bool_,
     )
-    samples = found.samples.take(kept.places_N).of_units(kept.units_N if is_private else None)
+    samples = found.samples.take(kept.places_N)
+    if is_private:
+        samples = samples.of_units(kept.units_N, rows_per_unit=settings.max_rows_per_unit)
     return Scanned(samples=samples, places=(), is_held_N=is_held_U[kept.units_N])
 
 

@@ -30,6 +30,8 @@ class DataFormat(StrEnum):
 # where a setting says whose a row is; a function of the institution's own gives units itself
 UNIT_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL, DataFormat.NPZ, DataFormat.DICOM)
 
+ROWS_PER_UNIT = 32  # a batch of a private job
+
 
 class PartitionKind(StrEnum):
     IID = "iid"
@@ -146,10 +148,11 @@ class DataSettings(BaseModel):
         "(dicom) that says whose a row is, such as patient_id; null: every row by itself, or what the data's "
         "function says",
     )
-    max_rows_per_unit: int | None = Field(
-        default=None,
+    max_rows_per_unit: int = Field(
+        default=ROWS_PER_UNIT,
         ge=1,
-        description="most rows of one unit; of more a fixed choice by their hashes; null: all",
+        le=1_000_000,
+        description="most rows of one unit that are used; of more a choice by their hashes, always the same",
     )
     holdout: float = Field(
         default=0.2, ge=0.0, lt=1.0, description="share of the samples kept for evaluation"
@@ -200,7 +203,7 @@ class DataSettings(BaseModel):
         if self.unit is not None and self.format not in UNIT_FORMATS:
             raise ValueError(f"unit: format {self.format} has none, expected {', '.join(UNIT_FORMATS)}")
         gives_units = self.unit is not None or self.source is not None or self.module is not None
-        if self.max_rows_per_unit is not None and not gives_units:
+        if self.max_rows_per_unit != ROWS_PER_UNIT and not gives_units:
             raise ValueError("max_rows_per_unit: expected with unit, or with a function that gives units")
         if self.unit is not None and self.partition is not None:
             raise ValueError("partition: expected without unit, whose rows it would share out among silos")

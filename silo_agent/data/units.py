@@ -74,7 +74,7 @@ class Grouped:
     names_U: Sequence[str]
 
 
-def grouped(names: Sequence[str | None], hashes: Sequence[bytes], *, max_rows: int | None) -> Grouped:
+def grouped(names: Sequence[str | None], hashes: Sequence[bytes], *, max_rows: int) -> Grouped:
     """Units in the order in which they first appear, each unit's rows by their hash; of those beyond max_rows
     the least hashes stay. A row without a name is left out. What becomes of a row depends on the rows of its
     unit alone."""

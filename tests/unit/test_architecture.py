@@ -53,8 +53,8 @@ ARROWS = {
 # its left
 ROOMS = {
     "crypto": "errors < encoding < envelope_tree < prg < identity < noise < fixed_point < masking < session",
-    "strategies": "base < number_stream < exact < update_scale < recipe < tasks < phases < parts < checks "
-    "< presets < declared_parts < methods",
+    "strategies": "base < number_stream < exact < server_optimizer < update_scale < recipe < tasks < phases "
+    "< parts < checks < presets < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
     "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "

@@ -44,7 +44,12 @@ class Batch:
 
 
 class Batches(ABC):
-    """A silo's training set or hold-out as one phase reads it: batches on one device."""
+    """A silo's training set or hold-out as one phase reads it: batches on one device.
+
+    constant_work: units that a pass of a private job computes for at least, of `rows_per_unit` rows each.
+    """
+
+    constant_work: int
 
     @property
     @abstractmethod
@@ -63,6 +68,11 @@ class Batches(ABC):
     @property
     @abstractmethod
     def units_N(self) -> Indices | None:
+        """As SampleSet's."""
+
+    @property
+    @abstractmethod
+    def rows_per_unit(self) -> int:
         """As SampleSet's."""
 
     @property
@@ -98,9 +108,20 @@ class Batches(ABC):
         return True
 
     def passes(self, *, is_private: bool) -> Iterator[Batch]:
-        """All samples once, in their order. is_private: every batch has one shape, whatever their number."""
+        """All samples once, in their order. is_private: every batch has one shape, whatever their number, and
+        there are as many of them as for `constant_work` units."""
         for batch in self.in_order(PRIVATE_BATCH if is_private else self.pass_batch):
             yield batch.padded(PRIVATE_BATCH) if is_private else batch
+        if is_private:
+            rows = (len(self), self.constant_work * self.rows_per_unit)
+            taken, least = (math.ceil(each / PRIVATE_BATCH) for each in rows)
+            for _ in range(taken, least):
+                yield self.filler()
+
+    def filler(self) -> Batch:
+        """One of a private job without samples."""
+        (nothing,) = self.at([torch.zeros(0, dtype=torch.int64, device=self.device)])
+        return nothing.padded(PRIVATE_BATCH)
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """All samples once, `size` in a batch."""
@@ -121,16 +142,24 @@ class Tensors(Batches):
 
     features: Tensor
     labels: Tensor
+    constant_work: int = 0
     units_N: Indices | None = None
+    rows_per_unit: int = 1
 
     @classmethod
-    def of(cls, samples: SampleSet, device: torch.device) -> Tensors:
+    def of(cls, samples: SampleSet, device: torch.device, *, constant_work: int = 0) -> Tensors:
         """Without a copy on the CPU, unless the arrays are read-only."""
         features, labels = (
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
             for array in (samples.features, samples.labels)
         )
-        return cls(features=features, labels=labels, units_N=samples.units_N)
+        return cls(
+            features=features,
+            labels=labels,
+            constant_work=constant_work,
+            units_N=samples.units_N,
+            rows_per_unit=samples.rows_per_unit,
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -171,6 +200,7 @@ class Stream(Batches):
     input_shape: tuple[int, ...]
     pass_batch: int = PASS_BATCH
     keeps_outputs: bool = True
+    constant_work: int = 0
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -182,6 +212,10 @@ class Stream(Batches):
     @property
     def units_N(self) -> Indices | None:
         return self.samples.units_N
+
+    @property
+    def rows_per_unit(self) -> int:
+        return self.samples.rows_per_unit
 
     def at(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
         places = list(plan)
@@ -201,7 +235,7 @@ class Stream(Batches):
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
-def batches_of(samples: SampleSet, device: torch.device) -> Batches:
+def batches_of(samples: SampleSet, device: torch.device, *, constant_work: int = 0) -> Batches:
     """The form in which these samples are read on that device: in its memory, where they take no more than
     half of what is free."""
     if isinstance(samples, Streamed):
@@ -211,12 +245,14 @@ def batches_of(samples: SampleSet, device: torch.device) -> Batches:
             input_shape=samples.job.input_shape,
             pass_batch=samples.rows,
             keeps_outputs=False,
+            constant_work=constant_work,
         )
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         if samples.features.nbytes + samples.labels.nbytes > free_bytes // 2:
-            return Stream(samples=samples, device=device, input_shape=samples.features.shape[1:])
-    return Tensors.of(samples, device)
+            shape = samples.features.shape[1:]
+            return Stream(samples=samples, device=device, input_shape=shape, constant_work=constant_work)
+    return Tensors.of(samples, device, constant_work=constant_work)
 
 
 def padded(rows: Tensor, size: int) -> Tensor:

@@ -95,13 +95,15 @@ def evaluate(
             loss_N = loss_N.nan_to_num(nan=loss_clip).clamp(0.0, loss_clip)
         weight_N = weights_N[batch.places_N[: batch.count]]
         loss_sum += float((weight_N * loss_N).sum())
+        # what fills up is measured too where the number of records shall not show in the time
+        measured_count = len(batch.labels_N) if samples.constant_work else batch.count
         # no answer of a model's is beyond what a sum can count
-        answers = outputs.logits_NC[: batch.count].nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST)
-        targets = batch.labels_N[: batch.count]
+        answers = outputs.logits_NC[:measured_count].nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+        targets = batch.labels_N[:measured_count]
         if is_private:
             answers, targets = answers.cpu(), targets.cpu()
         size = 1 if is_private else max(batch.count, 1)
-        for start in range(0, batch.count, size):
+        for start in range(0, measured_count, size):
             chosen = (answers[start : start + size], targets[start : start + size])
             if is_private:  # memory of its own: a kernel may round by where a row lies
                 chosen = (chosen[0].clone(), chosen[1].clone())
@@ -111,7 +113,9 @@ def evaluate(
             for name in measured:
                 value = _checked(name, added, wanted[name])
                 if is_private:
-                    value = float(weight_N[start]) * _of_one_record(value, wanted[name])
+                    value = _of_one_record(value, wanted[name])
+                    weight = float(weight_N[start]) if start < batch.count else 0.0
+                    value = np.asarray(weight * value)
                 found[name] += value
     return Figures(
         sums={

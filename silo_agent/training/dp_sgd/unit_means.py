@@ -44,5 +44,8 @@ class UnitMeans:
                 for gradient_N in gradients:
                     gradient_N[ended] /= self._seen
                 self._unit, self._seen, ended = self._unit + 1, 0, ended + 1
+        for row in range(count, len(gradients[0])):
+            for gradient_N in gradients:  # what fills up takes as long
+                gradient_N[row] += gradient_N[row]
         self._begun = [gradient_N[ended].clone() for gradient_N in gradients] if self._seen else []
         return ended

@@ -29,7 +29,6 @@ from silo_agent.data.settings import DataSettings
 from silo_agent.data.units import Units
 from tests.fuzz.data import PRIVACY
 from tests.unit.data import loading
-from tests.unit.data.test_scans import write_slice
 
 HEADINGS = ("patient", "a", "b", "ill")
 COLUMNS = (ColumnSpec(name="a"), ColumnSpec(name="b"))
@@ -168,22 +167,6 @@ def test_a_missing_unit_is_told_with_its_place(tmp_path: Path, own_module: Modul
     problems = Problems()
     assert len(load_data(settings, job_of(), problems=problems).train) == 1
     assert problems.lines == [f"{tmp_path}/t.csv, line 2: expected whose it is (patient), got nothing"]
-
-
-def test_a_tag_of_dicom_says_whose_a_slice_is(tmp_path: Path) -> None:
-    lines = ["image,sick"]
-    for place in range(6):
-        write_slice(tmp_path / "images" / f"{place}.dcm", np.full((3, 4), 500 + place), series=str(place % 3))
-        lines.append(f"{place}.dcm,{place % 2}")
-    (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
-    job = loading.make_job(2, (1, 3, 4), privacy=PRIVACY, label_column="sick")
-    fields = {"format": "dicom", "path": tmp_path, "holdout": 0.0}
-    data = load_data(DataSettings.model_validate({**fields, "unit": "SeriesInstanceUID"}), job)
-    values = (data.train.features[:, 0, 0, 0] // 2).astype(int) % 3
-    assert data.train.units.sizes_U.tolist() == [2, 2, 2]
-    assert all(values[2 * unit] == values[2 * unit + 1] for unit in range(3))
-    with pytest.raises(ConfigError, match="data.unit: patient is no keyword of DICOM, such as PatientID"):
-        load_data(DataSettings.model_validate({**fields, "unit": "patient"}), job)
 
 
 @pytest.mark.parametrize(
