@@ -7,7 +7,6 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -120,9 +119,9 @@ class AccountMachine(RuleBasedStateMachine):
                 assert self.book.owner(row) in accounts
 
 
-TestAnySequence = pytest.mark.gate(AccountMachine.TestCase)
+TestAnySequence = AccountMachine.TestCase
 TestAnySequence.settings = settings(
-    max_examples=20,
+    max_examples=10,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
