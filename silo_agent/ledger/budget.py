@@ -29,6 +29,7 @@ from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.known_states import keep_check
+from silo_agent.ledger.standing import check_not_put_back
 from silo_agent.ledger.state_uses import StateUse, record_use
 from silo_agent.policy.policy import Policy
 from silo_agent.policy.privacy_policy import PartialJobs
@@ -171,6 +172,7 @@ class Budget:
             epsilon(cost, self._delta)  # what takes long is done before the lock is held
         input_id, cost_digest = os.urandom(INPUT_ID_BYTES), None
         with self._database.transaction(Commit.QUIET) as connection:
+            check_not_put_back(connection)
             self._write_account(connection)
             self._check_attempts(connection, key, what)
             if cost is not None:
@@ -236,6 +238,7 @@ class Budget:
         `known_states.keep_check`; nothing is spent then.
         """
         with self._database.transaction() as connection:
+            check_not_put_back(connection)
             found = connection.execute("SELECT * FROM releases WHERE input_id = ?", (input_id,)).fetchone()
             if found is None:
                 raise PolicyRefusal("budget: the input was given up, so it cannot leave", code=Refusal.STAGE)
