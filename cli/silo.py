@@ -217,10 +217,30 @@ def _what_sums_tell(job: LedgerJob) -> str:
 @silo.command("ledger")
 @CONFIG
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
-def show_ledger(config: Path, check: bool) -> None:
+@click.option(
+    "--recover",
+    "is_recovered",
+    is_flag=True,
+    help="The ledger was put back from a snapshot: charge every job that may have run since its whole plan, "
+    "and reject it.",
+)
+@click.option(
+    "--ran",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --recover: the signed text of a job that ran since the snapshot and that the ledger does not "
+    "show as approved. May be given several times.",
+)
+def show_ledger(config: Path, check: bool, is_recovered: bool, ran: tuple[Path, ...]) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
+    if ran and not is_recovered:
+        raise ConfigError("--ran: expected --recover with it")
     settings = load_silo_settings(config)
     with closing(_ledger(settings)) as ledger:
+        if is_recovered:
+            from cli.silo_recovery import recover
+
+            recover(ledger, settings, ran)
         if check:
             return _check_ledger(ledger, settings)
         click.echo(f"newest roster: version {ledger.roster_version}")

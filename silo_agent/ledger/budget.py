@@ -35,6 +35,7 @@ from silo_agent.policy.policy import Policy
 from silo_agent.policy.privacy_policy import PartialJobs
 
 INPUT_ID_BYTES = 16
+RECOVERY = "recovery"  # in place of a phase, of a plan that was charged because the ledger was put back
 
 Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where nothing bounds it
 
@@ -170,36 +171,21 @@ class Budget:
         cost = None if job.spec.privacy is None else releases_of(job.spec, key.kind, state, members)
         if cost is not None:
             epsilon(cost, self._delta)  # what takes long is done before the lock is held
-        input_id, cost_digest = os.urandom(INPUT_ID_BYTES), None
         with self._database.transaction(Commit.QUIET) as connection:
             check_not_put_back(connection)
             self._write_account(connection)
             self._check_attempts(connection, key, what)
             if cost is not None:
                 self._check_fits(self._inputs_by_cost(connection), Counter(cost), what=what)
-                text = releases_to_json(cost)
-                cost_digest = hashlib.sha256(text.encode()).digest()
-                connection.execute(
-                    "INSERT INTO costs (digest, releases) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING",
-                    (cost_digest, text),
-                )
-            connection.execute(
-                "INSERT INTO releases (input_id, data_set, job_digest, round, phase, cost_digest, delta,"
-                " status, process, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    input_id,
-                    self._data_set,
-                    key.job_digest,
-                    key.round,
-                    key.phase,
-                    cost_digest,
-                    self._delta,
-                    ReleaseStatus.RESERVED,
-                    self._process,
-                    self._clock().timestamp(),
-                ),
-            )
+            input_id = self._write_input(connection, key, cost, ReleaseStatus.RESERVED)
         return Charge(self, input_id, use)
+
+    def charge_plan(self, connection: sqlite3.Connection, job_digest: bytes, cost: Cost | None) -> None:
+        """All that a job may have spent beyond what the ledger holds, as one input that left; it may be more
+        than the budget. cost: None for a job without noise. Source: docs/protocol.md 6.13."""
+        self._write_account(connection)
+        key = PhaseKey(job_digest=job_digest, round=0, phase=RECOVERY, attempt=0)
+        self._write_input(connection, key, cost, ReleaseStatus.SPENT)
 
     def balance(self) -> BudgetBalance:
         """Where the data set stands now, job by job."""
@@ -268,6 +254,36 @@ class Budget:
             connection.execute(
                 "DELETE FROM releases WHERE input_id = ? AND status = ?", (input_id, ReleaseStatus.RESERVED)
             )
+
+    def _write_input(
+        self, connection: sqlite3.Connection, key: PhaseKey, cost: Cost | None, status: ReleaseStatus
+    ) -> bytes:
+        """The new row's input id."""
+        input_id, cost_digest = os.urandom(INPUT_ID_BYTES), None
+        if cost is not None:
+            text = releases_to_json(cost)
+            cost_digest = hashlib.sha256(text.encode()).digest()
+            connection.execute(
+                "INSERT INTO costs (digest, releases) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING",
+                (cost_digest, text),
+            )
+        connection.execute(
+            "INSERT INTO releases (input_id, data_set, job_digest, round, phase, cost_digest, delta,"
+            " status, process, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                input_id,
+                self._data_set,
+                key.job_digest,
+                key.round,
+                key.phase,
+                cost_digest,
+                self._delta,
+                status,
+                self._process,
+                self._clock().timestamp(),
+            ),
+        )
+        return input_id
 
     def _check_attempts(self, connection: sqlite3.Connection, key: PhaseKey, what: str) -> None:
         """After each crash an input is made again, with other noise; a phase is worth so many and no more."""

@@ -8,7 +8,7 @@ Source: docs/protocol.md 6, 10.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,17 +17,19 @@ from typing import Any
 from chorale.job import Job
 from chorale.runtime import audit
 from chorale.runtime.database import Database
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Anchors
 from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger import roster_marks
-from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
+from silo_agent.ledger.budget import Budget, Cost, ReleaseStatus, Spend, spend_of
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.known_states import KnownStates
 from silo_agent.ledger.migrations import MIGRATIONS
 from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
+from silo_agent.ledger.standing import check_not_put_back, settle
 from silo_agent.ledger.steps import Steps
 from silo_agent.policy.policy import Policy
 
@@ -54,6 +56,17 @@ class LedgerJob:
     @property
     def id(self) -> str:
         return self.job_digest.hex()[:12]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCharge:
+    """A job that may have run since a snapshot. releases: of its whole plan; None for one without noise."""
+
+    job_digest: bytes
+    spec_bytes: bytes = field(repr=False)  # as signed
+    spec: JobSpec = field(repr=False)
+    data_set: str
+    releases: Cost | None = field(repr=False)
 
 
 class Ledger:
@@ -253,6 +266,38 @@ class Ledger:
                 "UPDATE jobs SET decision = ? WHERE job_digest = ? AND decision = ?",
                 (Decision.SUSPENDED, job_digest, Decision.APPROVED),
             )
+
+    def check_not_put_back(self) -> None:
+        """Raises PolicyRefusal(code=LEDGER) for a ledger that forgot what this silo said of it."""
+        with self._database.reading() as connection:
+            check_not_put_back(connection)
+
+    def recover(self, charges: Sequence[PlanCharge], *, policies: Mapping[str, Policy]) -> None:
+        """Charge and reject jobs that may have run since a snapshot, and serve others again.
+
+        policies: by data set. What peers keep of this silo up to now stops it no more.
+        """
+        budgets = {name: self.budget(policy=policy, data_set=name) for name, policy in policies.items()}
+        now = self._clock().timestamp()
+        with self._database.transaction() as connection:
+            for charge in charges:
+                budgets[charge.data_set].charge_plan(connection, charge.job_digest, charge.releases)
+                spec = charge.spec
+                connection.execute(  # one that the ledger does not hold must not be approved by itself
+                    "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"
+                    " offered_unix_seconds, spec) VALUES (?, ?, '', ?, ?, ?, ?, ?)"
+                    " ON CONFLICT (job_digest) DO UPDATE SET decision = excluded.decision",
+                    (
+                        charge.job_digest,
+                        spec.name,
+                        spec.rounds,
+                        spec.max_attempts,
+                        Decision.REJECTED,
+                        now,
+                        charge.spec_bytes,
+                    ),
+                )
+            settle(connection, unix_seconds=now)
 
     def accept_roster(
         self, roster: Roster, *, authority: Anchors, lowest_version: int
