@@ -231,16 +231,25 @@ def _what_sums_tell(job: LedgerJob) -> str:
     help="With --recover: the signed text of a job that ran since the snapshot and that the ledger does not "
     "show as approved. May be given several times.",
 )
-def show_ledger(config: Path, check: bool, is_recovered: bool, ran: tuple[Path, ...]) -> None:
+@click.option(
+    "--init",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --recover: starting weights, safetensors, of such a job whose model is not built in.",
+)
+def show_ledger(
+    config: Path, check: bool, is_recovered: bool, ran: tuple[Path, ...], init: tuple[Path, ...]
+) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
-    if ran and not is_recovered:
-        raise ConfigError("--ran: expected --recover with it")
+    for option, files in (("--ran", ran), ("--init", init)):
+        if files and not is_recovered:
+            raise ConfigError(f"{option}: expected --recover with it")
     settings = load_silo_settings(config)
     with closing(_ledger(settings)) as ledger:
         if is_recovered:
             from cli.silo_recovery import recover
 
-            recover(ledger, settings, ran)
+            recover(ledger, settings, ran=ran, init=init)
         if check:
             return _check_ledger(ledger, settings)
         click.echo(f"newest roster: version {ledger.roster_version}")

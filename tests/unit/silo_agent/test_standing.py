@@ -297,7 +297,12 @@ def test_recovery_settles_what_was_lost_and_nothing_later(silos: Silos) -> None:
     with silos.ledgers[VICTIM]._database.transaction() as connection:
         settle(connection, unix_seconds=silos.now.timestamp())
     silos.session().run()
+    later = silos.snapshot(VICTIM)
     silos.put_back(VICTIM, copy)  # from before the recovery
+    check_refused(silos)
+    silos.put_back(VICTIM, later)  # nothing left since
+    silos.session().run()
+    silos.put_back(VICTIM, later)
     check_refused(silos)
 
 
