@@ -225,6 +225,11 @@ def _what_sums_tell(job: LedgerJob) -> str:
     "and reject it.",
 )
 @click.option(
+    "--restarts",
+    type=click.IntRange(0, 1_000_000),
+    help="With --recover: how often the agent was started between the snapshot and now, crashes included.",
+)
+@click.option(
     "--ran",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -238,18 +243,27 @@ def _what_sums_tell(job: LedgerJob) -> str:
     help="With --recover: starting weights, safetensors, of such a job whose model is not built in.",
 )
 def show_ledger(
-    config: Path, check: bool, is_recovered: bool, ran: tuple[Path, ...], init: tuple[Path, ...]
+    config: Path,
+    check: bool,
+    is_recovered: bool,
+    restarts: int | None,
+    ran: tuple[Path, ...],
+    init: tuple[Path, ...],
 ) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
-    for option, files in (("--ran", ran), ("--init", init)):
-        if files and not is_recovered:
+    for option, given in (("--restarts", restarts is not None), ("--ran", ran), ("--init", init)):
+        if given and not is_recovered:
             raise ConfigError(f"{option}: expected --recover with it")
+    if is_recovered and restarts is None:
+        raise ConfigError(
+            "--recover: expected --restarts with it: each may have made a job's input once more"
+        )
     settings = load_silo_settings(config)
     with closing(_ledger(settings)) as ledger:
-        if is_recovered:
+        if restarts is not None:
             from cli.silo_recovery import recover
 
-            recover(ledger, settings, ran=ran, init=init)
+            recover(ledger, settings, restarts=restarts, ran=ran, init=init)
         if check:
             return _check_ledger(ledger, settings)
         click.echo(f"newest roster: version {ledger.roster_version}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from chorale.privacy.accountant import Release
 from chorale.privacy.plan import planned_releases
 from chorale.runtime.files import read_limited
 from chorale.spec.first_state import SEED_ALONE
@@ -15,7 +16,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import MAX_STATE_BYTES, GlobalState, state_digest, state_from_bytes
 from cli.errors import with_hint
-from crypto.errors import ConfigError, PolicyRefusal
+from crypto.errors import ConfigError
 from silo_agent.ledger.ledger import Ledger, PlanCharge
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import load_policy
@@ -26,47 +27,62 @@ from silo_agent.settings import SiloSettings
 MAY_HAVE_RUN = (Decision.APPROVED, Decision.SUSPENDED)
 
 
-def recover(ledger: Ledger, settings: SiloSettings, *, ran: tuple[Path, ...], init: tuple[Path, ...]) -> None:
+def recover(
+    ledger: Ledger, settings: SiloSettings, *, restarts: int, ran: tuple[Path, ...], init: tuple[Path, ...]
+) -> None:
     """Charge every job that may have run since the snapshot its whole plan, reject it, and serve again.
 
-    ran: files of signed jobs that the ledger does not hold as approved. init: starting weights of jobs whose
-    model is not built in, found by their digest. Raises ConfigError where a plan is not known; nothing is
-    charged then.
+    restarts: of the agent between the snapshot and now; at each a job may have made the input of one phase
+    again, which its plan does not count. ran: files of signed jobs that the ledger does not hold as approved.
+    init: starting weights of jobs whose model is not built in, found by their digest. Raises ConfigError
+    where a plan is not known; nothing is charged then.
     """
     given = [read_limited(path, MAX_STATE_BYTES) for path in init]
     weights = {state_digest(data).hex(): data for data in given}
     jobs = {job.job_digest: job.spec_bytes for job in ledger.jobs() if job.decision in MAY_HAVE_RUN}
     named = [read_limited(path, MAX_BYTES) for path in ran]
     jobs |= {hashlib.sha256(spec_bytes).digest(): spec_bytes for spec_bytes in named}
-    charges = [_charge(digest, text, settings, weights) for digest, text in jobs.items()]
-    policies = {each.name: load_policy(settings.policy_of(each)) for each in settings.data_sets}
+    snapshot = ledger.last_reserved
+    charges = []
+    for digest, spec_bytes in jobs.items():
+        spec = _spec(digest, spec_bytes)
+        if snapshot is None or spec.not_after > snapshot:  # an earlier one had no session since
+            releases = _releases(digest, spec, weights, restarts)
+            data_set = ledger.account_of(digest) or name_for(spec, [each.name for each in settings.data_sets])
+            charges.append(PlanCharge(job_digest=digest, spec=spec, data_set=data_set, releases=releases))
+    own = {each.name: settings.policy_of(each) for each in settings.data_sets}
+    accounts = {charge.data_set for charge in charges}
+    policies = {account: load_policy(own.get(account, settings.policy)) for account in accounts}
     ledger.recover(charges, policies=policies)
     for charge in charges:
         what = "inputs without noise" if charge.releases is None else "its whole plan"
         click.echo(f"{charge.job_digest.hex()[:12]}: {what} charged to data set {charge.data_set}; rejected")
     if not charges:
-        click.echo("no job was approved here, so nothing is charged")
+        click.echo("no job that is approved here may have run since: nothing is charged")
 
 
-def _charge(
-    digest: bytes, spec_bytes: bytes | None, settings: SiloSettings, weights: Mapping[str, bytes]
-) -> PlanCharge:
+def _spec(digest: bytes, spec_bytes: bytes | None) -> JobSpec:
     job_id = digest.hex()[:12]
     if spec_bytes is None:
         message = f"job {job_id}: an earlier release recorded it without its text, so its plan is not known"
         raise with_hint(ConfigError(message), "name its file: --ran FILE")
-    spec = JobSpec.from_yaml(spec_bytes, source=f"job {job_id}")
+    return JobSpec.from_yaml(spec_bytes, source=f"job {job_id}")
+
+
+def _releases(
+    digest: bytes, spec: JobSpec, weights: Mapping[str, bytes], restarts: int
+) -> tuple[Release, ...] | None:
+    """At least what left since the snapshot; None for a job without noise."""
+    if spec.privacy is None:
+        return None
     try:
-        data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
-        releases = None
-        if spec.privacy is not None:
-            state = _first_state(spec, weights)
-            releases = tuple(planned_releases(spec, state).elements())
-    except (ConfigError, PolicyRefusal) as error:
-        raise ConfigError(f"job {job_id}: its plan is not known here: {error}") from None
-    return PlanCharge(
-        job_digest=digest, spec_bytes=spec_bytes, data_set=data_set.name, spec=spec, releases=releases
-    )
+        state = _first_state(spec, weights)
+        charged = planned_releases(spec, state)
+        for release, count in planned_releases(spec.model_copy(update={"rounds": 1}), state).items():
+            charged[release] += restarts * count  # any one phase is in a plan of one round
+    except ConfigError as error:
+        raise ConfigError(f"job {digest.hex()[:12]}: its plan is not known here: {error}") from None
+    return tuple(charged.elements())
 
 
 def _first_state(spec: JobSpec, weights: Mapping[str, bytes]) -> GlobalState:

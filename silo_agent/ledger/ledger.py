@@ -1,7 +1,7 @@
 """The silo's memory, on disk: jobs and what was decided on them, the newest roster, the reveals.
 
-A ledger lives on a local disk with one certificate; a ledger put back from a backup needs a new
-one, because the old certificate may have signed what the backup does not hold.
+A ledger lives on a local disk. One that is put back from a backup has forgotten what left since: the other
+silos know (standing.py).
 Source: docs/protocol.md 6, 10.
 """
 
@@ -63,7 +63,6 @@ class PlanCharge:
     """A job that may have run since a snapshot. releases: of its whole plan; None for one without noise."""
 
     job_digest: bytes
-    spec_bytes: bytes = field(repr=False)  # as signed
     spec: JobSpec = field(repr=False)
     data_set: str
     releases: Cost | None = field(repr=False)
@@ -272,6 +271,23 @@ class Ledger:
         with self._database.reading() as connection:
             check_not_put_back(connection)
 
+    @property
+    def last_reserved(self) -> datetime | None:
+        """When room was made for the last input; None before the first."""
+        with self._database.reading() as connection:
+            found = connection.execute(
+                "SELECT written_unix_seconds FROM releases ORDER BY rowid DESC LIMIT 1"
+            ).fetchone()
+        return None if found is None else datetime.fromtimestamp(found["written_unix_seconds"], UTC)
+
+    def account_of(self, job_digest: bytes) -> str | None:
+        """What the job's inputs were charged to; None where there was none."""
+        with self._database.reading() as connection:
+            found = connection.execute(
+                "SELECT data_set FROM releases WHERE job_digest = ? LIMIT 1", (job_digest,)
+            ).fetchone()
+        return None if found is None else found["data_set"]
+
     def recover(self, charges: Sequence[PlanCharge], *, policies: Mapping[str, Policy]) -> None:
         """Charge and reject jobs that may have run since a snapshot, and serve others again.
 
@@ -285,17 +301,9 @@ class Ledger:
                 spec = charge.spec
                 connection.execute(  # one that the ledger does not hold must not be approved by itself
                     "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"
-                    " offered_unix_seconds, spec) VALUES (?, ?, '', ?, ?, ?, ?, ?)"
+                    " offered_unix_seconds) VALUES (?, ?, '', ?, ?, ?, ?)"
                     " ON CONFLICT (job_digest) DO UPDATE SET decision = excluded.decision",
-                    (
-                        charge.job_digest,
-                        spec.name,
-                        spec.rounds,
-                        spec.max_attempts,
-                        Decision.REJECTED,
-                        now,
-                        charge.spec_bytes,
-                    ),
+                    (charge.job_digest, spec.name, spec.rounds, spec.max_attempts, Decision.REJECTED, now),
                 )
             settle(connection, unix_seconds=now)
 

@@ -21,7 +21,7 @@ from crypto.session.messages import LedgerMark, LedgerStatement, SessionTerms
 
 KEY_BYTES = 32
 HALF_BYTES = 16  # of a mark: the keyed hash of the head, and what only this ledger's key can make for it
-RECOVER = "chorale silo ledger --config <this silo's file> --recover"
+RECOVER = "chorale silo ledger --config <this silo's file> --recover --restarts N"
 _LAST_TIME = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())
 
 

@@ -83,7 +83,7 @@ def test_a_silo_that_was_put_back_refuses_at_its_next_phase_and_recovers(
 
     config = federation.folder / f"{VICTIM}.yaml"
     (federation.folder / "lost.yaml").write_bytes(lost_text or b"")
-    options = ("--recover", "--ran", federation.folder / "lost.yaml")
+    options = ("--recover", "--restarts", "2", "--ran", federation.folder / "lost.yaml")
     weights = federation.folder / "initial.safetensors"
     without = run_cli("silo", "ledger", *options, "--config", config)
     assert without.returncode != 0
