@@ -5,8 +5,8 @@ key streams that it cannot do without, so that a busy machine slows both. The re
 with the sum of the encoded inputs, bit for bit. Tags are those of the whole vector, and what they read of
 it is encoded once more.
 
-With `--noise` every silo clips its whole vector to half its norm, rounds it within that norm and adds Skellam
-noise, and the errors are those of the noise.
+With `--noise` every silo clips its whole vector to half its norm, rounds it within that norm and adds noise,
+and the errors are those of the noise.
 """
 
 # L = words of one vector
@@ -42,7 +42,7 @@ from crypto.fixed_point.layout import RING_BITS, TAG_WORDS
 from crypto.masking import tags
 from crypto.masking.masks import Masker, UnmaskPlan, vectors_from_stream
 from crypto.masking.tags import Tagger
-from crypto.noise.sensitivity import MAX_DEVIATION, Noise
+from crypto.noise.sensitivity import Noise
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
 
 TURNS = 7  # of every timed step at every silo
@@ -298,8 +298,8 @@ class _Run:
 
 
 def _noise(length: int, *, word: int) -> Noise:
-    """The most that a silo may add, in 16 bits the most that ten silos' sums have room for."""
-    deviation = 2.0**8 if word == 16 else MAX_DEVIATION
+    """About what a million parameters take, in 16 bits the most that ten silos' sums have room for."""
+    deviation = 2.0 ** (8 if word == 16 else 12)
     clip_l2 = masks.DEVIATION * math.sqrt(length) / 2
     return Noise(variance=deviation**2, scale=deviation, clip_l2=clip_l2)
 

@@ -42,7 +42,8 @@ from silo_agent.objective import Work
 from silo_agent.training.base.batches import PRIVATE_BATCH, Tensors
 from silo_agent.training.base.loss import LocalLoss, TaskLoss
 from silo_agent.training.base.setting import model_to_keep
-from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
+from silo_agent.training.dp_sgd.micro_batches import Draws, MicroBatches
+from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.loop.sgd import SGD
 from silo_agent.training.models.base import FederatedModel
@@ -273,15 +274,16 @@ class _DpSgd:
         loss = LocalLoss(loss=TaskLoss(Classification(Sizes(classes=CLASSES))))
         optimizer = SGD(self._model.parameters(), lr=RATE, momentum=0.0, weight_decay=0.0)
         with SampleGradients(self._model.train()) as gradients:
-            noised = NoisedGradients(
-                self._samples,
-                loss,
-                gradients,
-                records=RecordsSpec(sample_rate=DP_BATCH / DP_RECORDS, clip_norm=1.0, noise_multiplier=1.0),
-                expected_batch=DP_BATCH,
+            records = RecordsSpec(sample_rate=DP_BATCH / DP_RECORDS, clip_norm=1.0, noise_multiplier=1.0)
+            batches = MicroBatches(
+                samples=self._samples,
+                loss=loss,
+                gradients=gradients,
+                sample_rate=records.sample_rate,
                 draws=Draws(os.urandom),
                 is_cancelled=lambda: False,
             )
+            noised = NoisedGradients(batches, records=records, expected_batch=DP_BATCH)
             for step in range(DP_STEPS):
                 noised.write(step)
                 optimizer.step()

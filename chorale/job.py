@@ -14,12 +14,12 @@ from functools import lru_cache, partial
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.column_specs import ColumnSpec
-from chorale.spec.job_spec import JobSpec, ScheduleSpec, TrainingSpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState
-from chorale.spec.strategy_spec import StrategySpec
+from chorale.spec.strategy_spec import ScheduleSpec, StrategySpec, TrainingSpec
 from chorale.transport.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from chorale.v1 import federation_pb2, session_pb2
 from crypto import encoding
@@ -44,6 +44,7 @@ from strategies.base import DRAW_SEED, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
 from strategies.phases.enrollment import DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
 from strategies.phases.evaluation import EvaluatePhase
+from strategies.server_optimizer import steps_taken
 
 __all__ = [
     "ColumnSpec",
@@ -192,8 +193,8 @@ class Job:
         """Round and phase that follow the last round, also where rounds ended early."""
         return self.spec.rounds, f"{self.strategy.closing[0]}.{FIRST_REPEAT}"
 
-    def next_after(self, round: int, phase: str) -> tuple[int, str] | None:
-        """Round and phase that follow, or None after the last.
+    def next_after(self, round: int, phase: str, *, steps: int = 0) -> tuple[int, str] | None:
+        """Round and phase that follow, or None after the last. steps: those that were applied so far.
 
         An enrollment that is repeated between rounds leads on to the next round. Source: docs/protocol.md 7.
         """
@@ -205,7 +206,7 @@ class Job:
             return round, later[0] if kind in strategy.round_phases else f"{later[0]}.{FIRST_REPEAT}"
         if kind not in (*strategy.opening, *strategy.round_phases):
             return None
-        if round < self.spec.rounds:
+        if round < self.spec.rounds and not self._has_taken(steps):
             return round + 1, strategy.round_phases[0]
         return self.closing
 
@@ -295,7 +296,8 @@ class Job:
         """
         privacy = self.spec.privacy
         usual = 1.0 / len(self.spec.silos) if privacy is None else privacy.declared_weight(context.members)
-        guarded = replace(context, min_weight=max(context.min_weight, MIN_WEIGHT * survivors * usual))
+        least = max(context.min_weight, MIN_WEIGHT * survivors * usual)
+        guarded = replace(context, min_weight=least, survivors=survivors)
         if self.opens_draw(context.round, phase):
             if self_mask_seeds is None or len(self_mask_seeds) != survivors:
                 raise LocalProtocolError(f"job {self.id}: {phase}: expected {survivors} self-mask seeds")
@@ -362,6 +364,8 @@ class Job:
         state's seed of the draw is not what it must be.
         """
         self.check_phase(round, phase)
+        if not self.names_everyone(phase) and self._has_taken(steps_taken(state)):
+            raise ConfigError(f"job {self.id}: {phase}: expected no round after {self.spec.steps} steps")
         names = self.named(roster.silo_names, round, phase, draw_seed_in(state))
         key = PhaseKey(job_digest=self.digest, round=round, phase=phase, attempt=attempt)
         return SessionTerms(
@@ -377,6 +381,10 @@ class Job:
             layout=self.layout(key, state, len(names)),
             state_digest=state_digest,
         )
+
+    def _has_taken(self, steps: int) -> bool:
+        """Whether so many are all steps of a job that says steps; the spare ones are for those that fail."""
+        return self.spec.steps is not None and steps >= self.spec.steps
 
     def _context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
         # no attempt in the seed: later ones sum the same input

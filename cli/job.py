@@ -23,7 +23,7 @@ from chorale.spec.state import GlobalState, state_digest, state_from_bytes, stat
 from cli.errors import CommandFailed, require_extra, with_hint
 from cli.operations import Operations, connect
 from cli.operator import OperatorSettings, operator_settings
-from cli.output.progress import JobHistory, kept_line, personal_figures, score_word, show
+from cli.output.progress import JobHistory, counted, kept_line, personal_figures, score_word, show
 from cli.output.promise import promise_of
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.session.cohort import default_colluders, draw_risk
@@ -148,7 +148,8 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     spec = solve(spec, shapes)
     promise = promise_of(spec, shapes)
     told = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
-    return spec, [promise.line() + told, *promise.warnings()]
+    first, *others = promise.lines()
+    return spec, [first + told, *others]
 
 
 def tell_class_statistics(spec: JobSpec) -> None:
@@ -200,11 +201,9 @@ def list_jobs(settings: OperatorSettings) -> None:
     """List the coordinator's jobs."""
     with connect(settings) as (operations, _):
         for summary in operations.jobs():
-            rounds = f"{summary.rounds_completed}/{summary.rounds} rounds"
             note = summary.progress or summary.reason
-            click.echo(
-                f"{summary.job_digest.hex()[:12]}  {summary.status:<9}  {rounds}  {summary.name}  {note}"
-            )
+            told = f"{summary.status:<9}  {counted(summary)}  {summary.name}  {note}"
+            click.echo(f"{summary.job_digest.hex()[:12]}  {told}")
 
 
 @job.command("silos")
@@ -319,7 +318,8 @@ def end_of(history: JobHistory) -> None:
     figure, personal = history.closing(history.main), personal_figures(history)
     measured = "" if figure is None else f"  final {history.main} {figure:.4f}"
     measured += "" if personal is None else f"  personal {score_word(history.main)} {personal}"
-    click.echo(f"{summary.job_digest.hex()[:12]}  done  {summary.rounds_completed} rounds{measured}")
+    done = f"{summary.rounds_completed} rounds" if not summary.steps else counted(summary)
+    click.echo(f"{summary.job_digest.hex()[:12]}  done  {done}{measured}")
     if summary.reason:
         click.echo(summary.reason)
     if summary.kept:

@@ -11,13 +11,13 @@ import click
 from chorale.runtime.files import write_atomic
 from cli.errors import require_extra, with_hint
 from cli.keys import csr_command
-from crypto.errors import ConfigError, PolicyRefusal
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.settings import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
     from silo_agent.data.settings import DataSettings
-    from silo_agent.ledger.budget import BudgetBalance
+    from silo_agent.ledger.accounts import Account, Charged
     from silo_agent.ledger.ledger import Ledger, LedgerJob
     from silo_agent.local_storage.personal_models import KeptModel
 
@@ -110,11 +110,13 @@ def approve(config: Path, job: str | None, more_changes: int | None, more_refusa
             click.echo(f"{approved.id}: {approved.name} by {approved.operator} is approved")
             if more_changes is not None:
                 data_set = _data_set_of(approved, settings).name
-                ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=data_set)
+                account = ledger.accounts().charged(data_set).account
+                ledger.grant_cohort_changes(approved.job_digest, more_changes, data_set=account)
                 click.echo(f"{approved.id}: {more_changes} more cohort changes on data set {data_set}")
             if more_refusals is not None:
                 data_set = _data_set_of(approved, settings).name
-                ledger.grant_data_refusals(approved.job_digest, more_refusals, data_set=data_set)
+                account = ledger.accounts().charged(data_set).account
+                ledger.grant_data_refusals(approved.job_digest, more_refusals, data_set=account)
                 click.echo(f"{approved.id}: {more_refusals} more data refusals on data set {data_set}")
             for warning in _warnings(approved, settings):
                 click.echo(f"{approved.id}: {warning}")
@@ -149,7 +151,7 @@ def _warnings(job: LedgerJob, settings: SiloSettings) -> list[str]:
     except PolicyRefusal as error:
         return [str(error)]
     found = (_foreign_code(job), _given_weights(job, policy), _what_sums_tell(job))
-    return [warning for warning in found if warning]
+    return [*(warning for warning in found if warning), *_promises(job, policy)]
 
 
 def _given_weights(job: LedgerJob, policy: Policy) -> str:
@@ -187,6 +189,33 @@ def _given_weights(job: LedgerJob, policy: Policy) -> str:
     return warning
 
 
+def _promises(job: LedgerJob, policy: Policy) -> list[str]:
+    """What a private job's plan costs a record here, against few colluders and against all other silos."""
+    from chorale.job import JobSpec, SignedJob
+    from cli.output.promise import promise_of
+    from silo_agent.rounds.first_state import drawn_arrays
+
+    if job.spec_bytes is None:
+        return []
+    spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    if spec.privacy is None:
+        return []
+    if spec.distributions or not spec.model.is_built_in:
+        return ["what it costs is found out at its first phase: its model is not built in"]
+    signed = SignedJob(spec_bytes=job.spec_bytes, signature=b"", operator_certificate=b"")
+    try:
+        shapes = drawn_arrays(spec, signed.base, max_bytes=policy.max_state_megabytes << 20)
+        promise = promise_of(spec, shapes)
+        policy.privacy.check_collusion(spec, promise.epsilon_if_all_others_collude)
+    except PolicyRefusal as refusal:
+        return [*promise.lines(), f"this silo's policy refuses it: {refusal}"]
+    except ChoraleError as error:
+        return [f"what it costs cannot be told: {error}"]
+    except Exception as error:  # options of any operator, which no model has tried
+        return [f"what it costs cannot be told: drawing its weights fails with {type(error).__name__}"]
+    return promise.lines()
+
+
 def _foreign_code(job: LedgerJob) -> str:
     """Whose code the job runs on this silo's data, and with which options; nothing of Chorale's own."""
     from chorale.job import JobSpec
@@ -218,6 +247,12 @@ def _what_sums_tell(job: LedgerJob) -> str:
 @CONFIG
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
 @click.option(
+    "--new-generation",
+    metavar="NAME",
+    help="Open a new account for data set NAME, of those records alone that no account holds; the agent is "
+    "stopped, and trains on them from its next start on.",
+)
+@click.option(
     "--recover",
     "is_recovered",
     is_flag=True,
@@ -245,12 +280,15 @@ def _what_sums_tell(job: LedgerJob) -> str:
 def show_ledger(
     config: Path,
     check: bool,
+    new_generation: str | None,
     is_recovered: bool,
     restarts: int | None,
     ran: tuple[Path, ...],
     init: tuple[Path, ...],
 ) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
+    from silo_agent.ledger.accounts import Charged
+
     for option, given in (("--restarts", restarts is not None), ("--ran", ran), ("--init", init)):
         if given and not is_recovered:
             raise ConfigError(f"{option}: expected --recover with it")
@@ -259,6 +297,8 @@ def show_ledger(
             "--recover: expected --restarts with it: each may have made a job's input once more"
         )
     settings = load_silo_settings(config)
+    if new_generation is not None:
+        return _open_generation(new_generation, settings)
     with closing(_ledger(settings)) as ledger:
         if restarts is not None:
             from cli.silo_recovery import recover
@@ -269,10 +309,18 @@ def show_ledger(
         click.echo(f"newest roster: version {ledger.roster_version}")
         for job in ledger.jobs():
             click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
-        own = {each.name: settings.policy_of(each) for each in settings.data_sets}
-        for data_set in dict.fromkeys([*own, *ledger.data_sets()]):
-            policy = load_policy(own.get(data_set, settings.policy))
-            _show_budget(ledger.budget(policy=policy, data_set=data_set).balance(), ledger)
+        accounts = ledger.accounts()
+        known, shown = {each.id: each for each in accounts.all()}, set()
+        for each in settings.data_sets:
+            charged = accounts.charged(each.name)
+            title = f"data set {each.name}"
+            if charged.account != each.name:
+                title = f"{title} (account {charged.account})"
+            shown.add(charged.account)
+            _show_account(title, charged, known.get(charged.account), settings.policy_of(each), ledger)
+        for account in sorted(known.keys() - shown):
+            charged = Charged(account=account)
+            _show_account(f"account {account}", charged, known[account], settings.policy, ledger)
 
 
 @silo.command("personal")
@@ -343,12 +391,42 @@ def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
             )
 
 
-def _show_budget(balance: BudgetBalance, ledger: Ledger) -> None:
-    """Spent and left of one data set, then the jobs that spent it."""
+def _open_generation(name: str, settings: SiloSettings) -> None:
+    from silo_agent.agent import alone
+
+    names = [each.name for each in settings.data_sets]
+    if name not in names:
+        raise ConfigError(f"--new-generation: expected one of {', '.join(names)}, got {name}")
+    data = settings.data_set(name)
+    if data.source is not None:
+        raise ConfigError(
+            f"--new-generation: the records of data set {name} cannot be read without a job, so none is "
+            "provably outside an account"
+        )
+    delta = load_policy(settings.policy_of(data)).privacy.delta
+    with alone(settings.directory), closing(_ledger(settings)) as ledger:
+        account = ledger.accounts().open_generation(name, delta=delta)
+    click.echo(
+        f"data set {name}: account {account} is open; from the agent's next start on, jobs train on the "
+        "records that no other account holds, and on no other"
+    )
+
+
+def _show_account(
+    title: str, charged: Charged, account: Account | None, policy: Path, ledger: Ledger
+) -> None:
+    """Spent and left of one account, what it covers, then the jobs that spent it."""
+    balance = ledger.budget(policy=load_policy(policy), data_set=charged.account).balance()
     told = [f"epsilon {balance.spent:.4g} of {balance.budget:g} spent", f"{balance.left:.4g} left"]
     if balance.held > balance.spent:
         told.insert(1, f"{balance.held:.4g} with what is reserved")
-    click.echo(f"data set {balance.data_set}: {', '.join(told)} (delta {balance.delta:g})")
+    click.echo(f"{title}: {', '.join(told)} (delta {balance.delta:g})")
+    for other in charged.also:
+        click.echo(f"  also charged to account {other}, which holds or may hold records of it")
+    if account is not None and not account.units_are_known:
+        click.echo("  its records are not known: every data set of this silo is charged to it")
+    if account is not None and account.is_generation:
+        click.echo("  a new generation: records that other accounts hold are left out")
     names = {job.job_digest: job.name for job in ledger.jobs()}
     for job in balance.jobs:
         cost = "not private" if job.unnoised else f"{job.epsilon:.4g}"

@@ -20,6 +20,7 @@ import click
 
 from chorale.credentials import CredentialFiles
 from chorale.job import SignedJob
+from chorale.privacy.plan import planned_epsilon_if_all_others_collude
 from chorale.runtime.files import read_limited
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
@@ -221,6 +222,8 @@ def _job(
         with findings.step("budget"), _ledger(settings) as ledger:
             budget = ledger.budget(policy=policy, data_set=data_set.name)
             budget.check_plan(unsigned_job(spec, state), state)
+            collude = planned_epsilon_if_all_others_collude(spec, state)
+            policy.privacy.check_collusion(spec, collude)
             findings.fine("budget", f"data set {data_set.name} has room for the whole job")
     with findings.step("training", slow="running one batch of each phase"):
         objective = load_objective(settings)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from chorale.privacy.accountant import Release
 from chorale.privacy.plan import planned_releases
+from chorale.privacy.releases import Release
 from chorale.runtime.files import read_limited
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
@@ -42,21 +42,28 @@ def recover(
     jobs = {job.job_digest: job.spec_bytes for job in ledger.jobs() if job.decision in MAY_HAVE_RUN}
     named = [read_limited(path, MAX_BYTES) for path in ran]
     jobs |= {hashlib.sha256(spec_bytes).digest(): spec_bytes for spec_bytes in named}
+    policies = {each.name: settings.policy_of(each) for each in settings.data_sets}
     snapshot = ledger.last_reserved
     charges = []
     for digest, spec_bytes in jobs.items():
         spec = _spec(digest, spec_bytes)
         if snapshot is None or spec.not_after > snapshot:  # an earlier one had no session since
-            releases = _releases(digest, spec, weights, restarts)
-            data_set = ledger.account_of(digest) or name_for(spec, [each.name for each in settings.data_sets])
-            charges.append(PlanCharge(job_digest=digest, spec=spec, data_set=data_set, releases=releases))
-    own = {each.name: settings.policy_of(each) for each in settings.data_sets}
-    accounts = {charge.data_set for charge in charges}
-    policies = {account: load_policy(own.get(account, settings.policy)) for account in accounts}
-    ledger.recover(charges, policies=policies)
+            data_set = spec.data or name_for(spec, tuple(policies))  # it may have had another name
+            charges.append(
+                PlanCharge(
+                    job_digest=digest,
+                    spec=spec,
+                    policy=load_policy(policies.get(data_set, settings.policy)),
+                    charged=ledger.accounts().charged(data_set),
+                    releases=_releases(digest, spec, weights, restarts),
+                )
+            )
+    ledger.recover(charges)
     for charge in charges:
         what = "inputs without noise" if charge.releases is None else "its whole plan"
-        click.echo(f"{charge.job_digest.hex()[:12]}: {what} charged to data set {charge.data_set}; rejected")
+        click.echo(
+            f"{charge.job_digest.hex()[:12]}: {what} charged to account {charge.charged.account}; rejected"
+        )
     if not charges:
         click.echo("no job that is approved here may have run since: nothing is charged")
 

@@ -1,7 +1,7 @@
 """Calibration under noise: what the ridge saves, on scikit-learn's digits, five seeds.
 
 The backbone is trained by SphereFed on samples without protection, or not at all; the calibration runs
-over the rest, held by five silos, as a private job: the silos' objective, encoding and Skellam noise are the
+over the rest, held by five silos, as a private job: the silos' objective, encoding and noise are the
 product's, only masks, which change no sum, are left out. Epsilon is that of the calibration's two sums.
 """
 

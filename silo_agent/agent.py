@@ -32,6 +32,7 @@ from chorale.transport.line_probe import probe
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from crypto.identity.certificates import Anchors, Identity, Role
 from crypto.session.reveal import PendingReveal
+from silo_agent.account_units import OpenedData, open_accounts
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.own_data import own_function
@@ -113,11 +114,12 @@ async def run_agent(settings: SiloSettings) -> None:
             log.warning(
                 "private jobs train in one process, whatever `devices` says", devices=settings.devices
             )
-        stack.enter_context(_alone(settings.directory))
+        stack.enter_context(alone(settings.directory))
         shutil.rmtree(settings.processes_directory, ignore_errors=True)  # of one that was killed
         audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         _agree(ledger, audit, settings.audit_path)
+        opened = await asyncio.to_thread(open_accounts, settings, policies, ledger=ledger, audit=audit)
         metrics = SiloMetrics(tuple(policies))
         metrics.watch_disk(settings.directory)
         metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
@@ -127,6 +129,7 @@ async def run_agent(settings: SiloSettings) -> None:
             files=files,
             credentials=credentials,
             policies=policies,
+            opened=opened,
             ledger=ledger,
             audit=audit,
             metrics=metrics,
@@ -148,11 +151,13 @@ class _Agent:
         files: CredentialFiles,
         credentials: OwnCertificates,
         policies: Mapping[str, Policy],
+        opened: Mapping[str, OpenedData],
         ledger: Ledger,
         audit: AuditLog,
         metrics: SiloMetrics,
     ) -> None:
         self._settings = settings
+        self._opened = opened
         self._software = software
         self._files = files
         self._credentials = credentials
@@ -165,6 +170,8 @@ class _Agent:
                 ledger,
                 name=name,
                 policy=policy,
+                account=opened[name].charged.account,
+                also=opened[name].limits,
                 tell_reveal=partial(_tell_reveal, audit),
                 tell_spend=partial(_tell_spend, audit),
             )
@@ -266,6 +273,7 @@ class _Agent:
             rosters=self._rosters,
             data_sets=self._data_sets,
             first_states=FirstStates(self._settings.first_state_directory, data_sets=self._data_sets),
+            metrics=self._metrics,
             clock=_now,
         )
         local, known = LocalStates(self._settings.local_directory), self._ledger.known_states()
@@ -314,7 +322,11 @@ class _Agent:
 
     def _load_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
         name = self._data_sets.of(job.digest).name
-        return load_data(self._settings.data_set(name), job.spec, is_cancelled=is_cancelled)
+        opened = self._opened[name]
+        if opened.closed is not None:
+            raise ConfigError(f"{opened.closed} (when the agent started: it is read again at its next start)")
+        settings = self._settings.data_set(name)
+        return load_data(settings, job.spec, admitted=opened.admitted, is_cancelled=is_cancelled)
 
     def _is_revealed(self, key: PhaseKey) -> bool:
         reveals = self._data_sets.any_reveals
@@ -349,7 +361,7 @@ def _policy_of(data: DataSettings, settings: SiloSettings) -> Policy:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def alone(directory: Path) -> Iterator[None]:
     """One agent per directory: two would answer for one another from one ledger."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -68,13 +68,25 @@ class SiloMetrics:
             "Tries to connect that failed, by what a handshake of the agent's own then found.",
             ["reason"],
         )
-        self.samples_rate = gauge("samples_per_second", "Samples a second in the last training.")
+        self.samples_rate = gauge(
+            "samples_per_second", "Samples a second in the last training without privacy."
+        )
         self.connected = gauge("connected", "1 while the control stream is up.")
         self.clock_skew = gauge("clock_skew_seconds", "This clock minus the coordinator's.")
         self.data_share = gauge("data_share", "Share of the federation's data in the last round.")
         self.epsilon_budget = gauge("epsilon_budget", "Epsilon that the data set may spend.", ["data_set"])
         self.epsilon_spent = gauge(
             "epsilon_spent", "Epsilon that private jobs have spent of a data set.", ["data_set"]
+        )
+        self.epsilon_planned = gauge(
+            "epsilon_planned",
+            "Epsilon that the newest private job plans to spend of a data set.",
+            ["data_set"],
+        )
+        self.epsilon_planned_if_all_others_collude = gauge(
+            "epsilon_planned_if_all_others_collude",
+            "The same if all other silos collude with the coordinator; infinite without a bound.",
+            ["data_set"],
         )
         self.unnoised_inputs = gauge(
             "unnoised_inputs", "Inputs of a data set that left without noise, ever.", ["data_set"]
@@ -101,7 +113,13 @@ class SiloMetrics:
         for direction in Direction:
             self.transferred.labels(direction=direction.value)
         for data_set in data_sets:
-            for of_data_set in (self.epsilon_budget, self.epsilon_spent, self.unnoised_inputs):
+            for of_data_set in (
+                self.epsilon_budget,
+                self.epsilon_spent,
+                self.epsilon_planned,
+                self.epsilon_planned_if_all_others_collude,
+                self.unnoised_inputs,
+            ):
                 of_data_set.labels(data_set=data_set)
 
     def watch_disk(self, directory: Path) -> None:

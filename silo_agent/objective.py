@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import JobSpec
+from crypto.fixed_point.layout import Layout
 from silo_agent.data.base import Cancelled as Cancelled
 from silo_agent.data.base import SiloData
 from silo_agent.entry_point import load_entry_point
@@ -33,6 +34,9 @@ class Work:
     class_rows: by class, whether enough silos hold it for its row to be sent; None before class-presence.
     keep_personal: takes what a closing phase fine-tuned; it stays with the institution.
     local: what this silo keeps of the job between rounds; a method reads it and proposes the next.
+    layout: of the phase's quantities with their noise; a step of shared noise is handed over in its units.
+    constant_work: for how many records a private job computes, whatever the data hold; None: for what is
+    there.
     """
 
     spec: JobSpec
@@ -48,6 +52,8 @@ class Work:
     class_rows: NDArray[np.bool_] | None = None
     keep_personal: Callable[[PersonalModel], None] = forget
     local: LocalState = field(default_factory=LocalState, repr=False)
+    layout: Layout | None = None
+    constant_work: int | None = None
 
 
 class Objective(Protocol):
@@ -57,6 +63,9 @@ class Objective(Protocol):
         """Values of every quantity of the phase in its shape, but for `clipped` and `delta_mean_square`,
         which the agent fills in.
 
+        `gradient`, of a job whose silos share their noise, is int64 in the units of its noise: the sum of the
+        clipped gradients of the records that were drawn, each rounded to whole numbers within
+        crypto.noise.sensitivity.clipped_sensitivity, each number within the bound.
         A value that is not finite is left in place: the ring refuses it and the silo says so.
         The arrays are given up: those that own their memory are read-only from then on, without a copy.
         """

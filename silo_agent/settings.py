@@ -136,6 +136,10 @@ class SiloSettings(LineSettings):
         return self.directory / "audit.jsonl"
 
     @property
+    def unit_key_path(self) -> Path:
+        return self.directory / "unit.key"
+
+    @property
     def local_directory(self) -> Path:
         return self.directory / "local"
 

@@ -40,6 +40,7 @@ from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.evaluation import EVALUATE
+from strategies.server_optimizer import steps_taken
 
 NO_NONCE = "0" * 32  # of a job that is not submitted
 Step = tuple[int, str]  # round and phase
@@ -197,7 +198,8 @@ class Simulation:
         else:
             figures = self._watched(reports[-1].figures)
             self._keep(self.progress.measured.after_round(round, figures), before)
-        following = self.job.closing if self.stopped else self.job.next_after(round, kinds[-1])
+        applied = steps_taken(self.state)
+        following = self.job.closing if self.stopped else self.job.next_after(round, kinds[-1], steps=applied)
         self.progress = replace(self.progress, following=following)
         return round_result(round, reports, wall_seconds=time.monotonic() - started)
 

@@ -96,7 +96,8 @@ def _sum_of(quantity: Quantity, answers: Sequence[Answer]) -> Array:
             counts += np.asarray(answer.values[quantity.name]).astype(np.int64)
         return counts
     total = np.zeros(quantity.shape)
+    units = 1.0 if quantity.noise is None or not quantity.is_whole_units else quantity.noise.scale
     for answer in answers:
-        value = np.asarray(answer.values[quantity.name])
+        value = np.asarray(answer.values[quantity.name]) / units
         total += np.clip(value, -quantity.bound, quantity.bound) if answer.clipped else value
     return total

@@ -62,6 +62,8 @@ class Trial:
     ) -> None:
         shorter = {
             "rounds": min(spec.rounds, 1),
+            "steps": None if spec.steps is None else 1,
+            "spare_steps": None if spec.steps is None else 0,
             "keep": None,
             "stop": None,
             "training": spec.training.model_copy(update={"local_epochs": 1}),

@@ -92,6 +92,7 @@ class PhaseContext:
     buffers (BatchNorm) averaged as a quantity of their own. members: m of this session.
     public_seed: 32 bytes of job, round and phase.
     update_clip: L2 norm to which every silo's update is clipped, where noise protects silos; else None.
+    survivors: silos whose values a revealed sum holds; None before there is a sum.
     draw_seed: what the opening enrollment of a job that draws its rounds writes into the state; else None.
     noise: of each noised quantity, the standard deviation of the noise of all m silos in a number of the
     sum, in the quantity's units; public, and of no use to what a silo computes.
@@ -107,6 +108,7 @@ class PhaseContext:
     update_bits: int = 32
     update_clip: float | None = None
     public_seed: bytes = bytes(32)
+    survivors: int | None = None
     draw_seed: bytes | None = None
     min_weight: float = 0.0
     options: Mapping[str, OptionValue] = field(default_factory=dict)

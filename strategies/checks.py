@@ -4,6 +4,8 @@ part cannot be in. What each part needs, and how it stands, is said in its decla
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from crypto.errors import ConfigError
 from strategies.recipe import Options, Recipe
 from strategies.tasks.base import DeclaredTask
@@ -52,8 +54,62 @@ def check_training(recipe: Recipe, *, classes: int, optimizer: str) -> None:
         )
 
 
+def check_trains_head(recipe: Recipe, *, has_adapters: bool) -> None:
+    """Raises ConfigError where a job cannot train the last linear layer alone."""
+    if recipe.head.is_frozen or recipe.personalization.has_own_head:
+        part = recipe.head if recipe.head.is_frozen else recipe.personalization
+        raise ConfigError(f"trains: head is all that is trained, and {part} leaves it out of the sum")
+    if has_adapters:
+        raise ConfigError(
+            "trains: adapters are trained beside the head: expected all with adapters, got head"
+        )
+
+
+class StepTraining(Protocol):
+    """What a job says of its steps (chorale/spec/strategy_spec.py, TrainingSpec)."""
+
+    @property
+    def local_epochs(self) -> int: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def momentum(self) -> float: ...
+
+    @property
+    def has_exact_rates(self) -> bool: ...
+
+
+def check_steps(recipe: Recipe, training: StepTraining, *, update_bits: int) -> None:
+    """Raises ConfigError for what a job of steps, which the server takes, cannot have."""
+    if training.local_epochs != 1:
+        raise ConfigError(
+            f"training.local_epochs: a step sums one gradient: expected 1, got {training.local_epochs}"
+        )
+    if not training.has_exact_rates:
+        raise ConfigError(
+            "training.schedule.kind: silos compute the server's step to the last bit, and machines differ in "
+            "that of a cosine: expected constant, step or milestones"
+        )
+    if update_bits == 16:
+        raise ConfigError("update_bits: noise in the sum needs 32 or 64 bits a number, got 16")
+    update = recipe.server_update
+    if update.is_optimizer and (training.optimizer != "sgd" or training.momentum != 0.0):
+        raise ConfigError(
+            f"training.optimizer: {update} is the optimizer of the server's steps: expected sgd with "
+            f"momentum 0, got {training.optimizer} with momentum {training.momentum:g}"
+        )
+
+
 def check_private(
-    recipe: Recipe, options: Options, task: DeclaredTask, *, has_records: bool, has_sums: bool
+    recipe: Recipe,
+    options: Options,
+    task: DeclaredTask,
+    *,
+    has_records: bool,
+    has_shared_noise: bool,
+    has_sums: bool,
 ) -> None:
     """Raises ConfigError for a method or task that a private job cannot protect, with the reason.
 
@@ -71,6 +127,8 @@ def check_private(
             raise ConfigError(f"strategy.{field}: it is not declared what {part} costs in a private job")
         if has_records and standing.records:
             raise ConfigError(f"strategy.{field}: {part} {standing.records} (privacy.records)")
+        if has_shared_noise and standing.shared:
+            raise ConfigError(f"strategy.{field}: {part} {standing.shared} (privacy.records.noise: sum)")
         if has_sums and standing.sums:
             raise ConfigError(f"strategy.{field}: {part} {standing.sums} (privacy.sums)")
     for part in recipe.parts.values():

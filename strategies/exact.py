@@ -36,6 +36,17 @@ def total(value_N: Floats) -> Floats:
     return one
 
 
+def power(base: float, exponent: int) -> float:
+    """base to a whole exponent from 0, by squaring: pow() of two machines may differ in its last bit."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
 def product(left_NL: Floats, right_LC: Floats) -> Floats:
     """The product of two matrices; of each number the addends in ascending order. Shapes: -> (N, C)."""
     sum_NC = np.zeros((len(left_NL), right_LC.shape[1]))

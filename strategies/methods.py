@@ -15,13 +15,15 @@ from crypto.errors import ConfigError
 from crypto.fixed_point.layout import RING_BITS, Quantity
 from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, options_of
 from strategies.checks import check_recipe, check_task
-from strategies.parts.heads import HEAD
+from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
 from strategies.phases.evaluation import ACCURACY, EvaluatePhase, Evaluation
-from strategies.phases.training import TrainPhase
+from strategies.phases.step import GRADIENT, StepPhase
+from strategies.phases.training import TRAIN, TrainPhase
 from strategies.presets import PRESETS, recipe_of
 from strategies.recipe import Options, Part, Recipe
+from strategies.server_optimizer import StepOptimizer
 from strategies.tasks.base import DeclaredTask, TaskSizes
 from strategies.tasks.classification import CLASSIFICATION
 from strategies.tasks.declared_tasks import TASKS, task_of
@@ -41,6 +43,7 @@ class Strategy:
     closing: tuple[str, ...]
     phases: Mapping[str, Phase]
     task: DeclaredTask
+    trains_head_alone: bool = False
 
     def phase(self, kind: str) -> Phase:
         """Raises ConfigError for a kind that this method does not have."""
@@ -51,9 +54,12 @@ class Strategy:
             raise ConfigError(f"phase: expected one of {known} for {self.name}, got {kind}") from None
 
     def trains(self, parameter: str) -> bool:
-        """Whether silos train a parameter together: all but those of a frozen head or one of their own."""
+        """Whether silos train a parameter together: all but those of a frozen head or one of their own; where
+        the head alone is trained, those of the head."""
+        if self.trains_head_alone:
+            return parameter.startswith(HEAD_PREFIX)
         has_no_sum = self.recipe.head.is_frozen or self.recipe.personalization.has_own_head
-        return not (has_no_sum and parameter.startswith("head."))
+        return not (has_no_sum and parameter.startswith(HEAD_PREFIX))
 
     @property
     def needs_cut(self) -> str:
@@ -61,7 +67,7 @@ class Strategy:
         named = [
             f"{field} {part}" for field, part in self.recipe.parts.items() if part.needs_cut(self.options)
         ]
-        return ", ".join(named)
+        return ", ".join([*named, *(["trains head"] if self.trains_head_alone else [])])
 
     @property
     def server_rate(self) -> float:
@@ -92,6 +98,16 @@ class Strategy:
         opening = tuple(kind for kind in self.opening if kind != CLASS_PRESENCE)
         phases = {kind: phase for kind, phase in self.phases.items() if kind != CLASS_PRESENCE}
         return replace(self, opening=opening, phases=MappingProxyType(phases))
+
+    def by_steps(self, optimizer: StepOptimizer) -> Strategy:
+        """The method in a job whose silos share their noise: each round sums one gradient for the server."""
+        keeper = self.recipe.regularizer.keeper
+        step = StepPhase(
+            optimizer=optimizer,
+            update=self.recipe.server_update.rule,
+            keepers=() if keeper is None else (keeper,),
+        )
+        return replace(self, phases=MappingProxyType({**self.phases, TRAIN: step}))
 
     def options_of(self, part: type[T]) -> T:
         """The options of one part."""
@@ -160,12 +176,16 @@ def known_quantities() -> frozenset[str]:
         sizes = TaskSizes(classes=3, input_shape=(4,) if kind.has_tokens else (1, 2, 2))
         plain = task_of(word, sizes, options=options, metrics=())
         tasks.append(task_of(word, sizes, options=options, metrics=tuple(plain.further)))
-    return frozenset(
-        quantity.name
-        for method in methods
-        for ring_bits in RING_BITS
-        for quantity in method.quantities(has_buffers=True, update_bits=ring_bits)
-    ) | {each.name for task in tasks for each in (*task.round_sums, *task.closing_sums)}
+    return (
+        frozenset(
+            quantity.name
+            for method in methods
+            for ring_bits in RING_BITS
+            for quantity in method.quantities(has_buffers=True, update_bits=ring_bits)
+        )
+        | {GRADIENT}
+        | {each.name for task in tasks for each in (*task.round_sums, *task.closing_sums)}
+    )
 
 
 def parts_with_options(recipe: Recipe) -> list[Part]:

@@ -44,15 +44,17 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Why a part may be in a private job, or why not. records, sums: the refusal's sentence, "" if it may.
+    """Why a part may be in a private job, or why not. Each but why: the refusal's sentence, "" if it may.
 
-    A private job protects the trained update in one of two ways. *records*: DP-SGD, where one record moves
-    the clipped sum of a batch by at most the clip. *sums*: the silo's whole update is clipped, and noised in
-    the ring. Sentences read on after the part's word. docs/privacy.md has them as a table.
+    A private job protects the trained update in one of these ways. *records*: DP-SGD, where one record moves
+    the clipped sum of a batch by at most the clip. *shared*: the same with the noise in the sum, where silos
+    take no steps of their own. *sums*: the silo's whole update is clipped, and noised in the ring. Sentences
+    read on after the part's word. docs/privacy.md has them as a table.
     """
 
     why: str = ""
     records: str = ""
+    shared: str = ""
     sums: str = ""
 
 
@@ -139,12 +141,16 @@ class ServerUpdate(Part):
 
     rate: its learning rate, over all rounds in which a delta still moves the model; None: 1.
     stretch: how much longer the step of so many silos may be than one silo's by the rule itself; None: 1.
+    is_optimizer: keeps moments of its own. adapts: whether, with these options, it moves each parameter by
+    about its rate, however long the delta.
     """
 
     rule: ServerRule
     rate: Callable[[Options], float] | None = None
     stretch: Callable[[int], float] | None = None
     counts_steps: bool = False
+    is_optimizer: bool = False
+    adapts: Callable[[Options], bool] = never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

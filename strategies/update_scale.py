@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import BOUND_RANGE, Disclosure, Quantity
+from crypto.fixed_point.layout import BOUND_RANGE, Disclosure, Quantity, Side
 from crypto.fixed_point.projection import Projection
 from strategies.base import METHOD, Array, PhaseContext
 
@@ -88,6 +88,7 @@ def delta_quantity(context: PhaseContext, *, size: int) -> Quantity:
         projection=Projection.of(size, seed=context.public_seed) if is_rotated else None,
         is_tagged=True,
         discloses=Disclosure.UPDATE,
+        side=Side.TRAIN,
     )
 
 

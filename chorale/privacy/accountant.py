@@ -1,211 +1,137 @@
-"""What releases cost: Renyi differential privacy, composed, and turned into epsilon.
+"""What releases cost whose number and parameters were fixed before the data were touched: one block.
 
-A release is everything that one noised input, or one run of DP-SGD, reveals about a silo's data. Releases
-over the same data add up order by order (Mironov 2017, arXiv 1702.07476, Proposition 1), whichever
-jobs they belong to. Epsilon by the conversion of Canonne, Kamath and Steinke (2020, arXiv 2004.00010,
-Proposition 12) as dp-accounting computes it. Source: docs/privacy.md, "Accounting".
+A block is composed by its privacy loss distribution (Koskela, Jalko and Honkela 2020; dp-accounting's, which
+rounds losses up). Everything that may stop or leave out releases of a block, or take them in another order,
+costs no more. What an account of several jobs costs is `privacy_filter`'s. Source: docs/privacy.md,
+"Accounting".
 """
-
-# A = orders
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from chorale.privacy.releases import DpSgd, Gaussian, Release, Releases, Skellam
+from chorale.privacy.renyi import accounting, rdp, rdp_epsilon
 from crypto.errors import ConfigError
+from crypto.fixed_point.layout import Side
 
-# opacus' and dp-accounting's orders where both converge, and larger ones, which small epsilons need
-ORDERS: Final[tuple[float, ...]] = (
-    *(1.0 + tenth / 10.0 for tenth in range(1, 100)),
-    *(float(order) for order in (*range(11, 65), 72, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024)),
-)
-# no sample of the noise is further from its law (crypto/noise/skellam.py: 2^17 weights rounded at 2^-95;
-# crypto/noise/gaussian.py: less)
+# no sample of the noise is further from its law: crypto/noise/gaussian.py, and what earlier releases drew
 SAMPLER_DISTANCE: Final = 2.0**-77
+GRID: Final = 1e-4  # of privacy losses, which are rounded up to it
+# Beyond it Renyi's bound is told as it is: no job may ask for so much, and a grid for it fills the memory.
+MAX_GRID_EPSILON: Final = 60.0
+MAX_GRID_POINTS: Final = 1 << 20  # of one step; a job with next to no noise gets a coarser grid
+TAIL_DEVIATIONS: Final = 12.0  # dp-accounting leaves out less than e^-50 of a law
 
-MAX_STEPS: Final = 1 << 40
-MAX_DRAWS: Final = 1 << 60  # of one release
-MAX_RELEASES_BYTES: Final = 1 << 16  # of one input; a release takes about 200
-
-FloatArray: TypeAlias = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skellam:
-    """A sum of whole numbers with Skellam noise.
-
-    Units: ring units. l1, l2: how far the protected unit (a record, or a silo's update) moves the sum.
-    variance: of the noise that must be there, h times one silo's. draws: samples of it. failure: the
-    probability with which the sensitivity may be exceeded.
-    """
-
-    l1: float
-    l2: float
-    variance: float
-    draws: int
-    failure: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("l1", "l2", "variance"):
-            _check_positive("skellam", name, getattr(self, name))
-        if not 0 <= self.failure < 1:
-            raise ConfigError(f"skellam: failure: expected 0 to 1, got {self.failure}")
-        if not 1 <= self.draws <= MAX_STEPS:
-            raise ConfigError(f"skellam: draws: expected 1 to {MAX_STEPS}, got {self.draws}")
+Counts: TypeAlias = Counter[Release]
+Steps: TypeAlias = tuple[tuple[float, float, int], ...]  # noise multiplier, sample rate, how often
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DpSgd:
-    """Steps of DP-SGD: Poisson sampling at a rate, Gaussian noise in units of the clip norm.
+def epsilon(releases: Releases, delta: float, *, sides_are_fixed: bool = True) -> float:
+    """The epsilon at delta of a block; 0 of none, infinite where delta leaves no room.
 
-    draws: samples of noise in all steps, where they come from a table (crypto/noise/gaussian.py).
-    """
-
-    noise_multiplier: float
-    sample_rate: float
-    steps: int
-    draws: int = 0
-
-    def __post_init__(self) -> None:
-        _check_positive("dp-sgd", "noise_multiplier", self.noise_multiplier)
-        _check_positive("dp-sgd", "sample_rate", self.sample_rate)
-        if self.sample_rate > 1:
-            raise ConfigError(f"dp-sgd: sample_rate: expected at most 1, got {self.sample_rate}")
-        if not 1 <= self.steps <= MAX_STEPS:
-            raise ConfigError(f"dp-sgd: steps: expected 1 to {MAX_STEPS}, got {self.steps}")
-        if not 0 <= self.draws <= MAX_DRAWS:
-            raise ConfigError(f"dp-sgd: draws: expected 0 to {MAX_DRAWS}, got {self.draws}")
-
-
-Release: TypeAlias = Skellam | DpSgd
-Releases: TypeAlias = Iterable[Release] | Mapping[Release, int]  # a mapping says how often each
-
-_KINDS: Final[Mapping[str, type[Skellam] | type[DpSgd]]] = {"skellam": Skellam, "dp-sgd": DpSgd}
-
-
-def epsilon(releases: Releases, delta: float) -> float:
-    """The epsilon at delta of all releases together; 0 of none, infinite where delta leaves no room.
-
-    What a sensitivity may fail, and what the sampler is off its law, is taken out of delta first: a
-    failure with its probability (Bun and Steinke 2016, section 8), n samples at a distance d with
-    (1 + e^epsilon) n d. Raises ConfigError for a delta outside (0, 1).
+    sides_are_fixed: a record is in training or held out, and stays where it is: then the dearer of the two
+    sides counts. Raises ConfigError for a delta outside (0, 1).
     """
     if not 0 < delta < 1:  # false for NaN too
         raise ConfigError(f"delta: expected more than 0 and less than 1, got {delta}")
+    return max(
+        _epsilon(frozenset(side.items()), delta)
+        for side in sides_of(releases, sides_are_fixed=sides_are_fixed)
+    )
+
+
+def delta_at(releases: Releases, epsilon: float, *, sides_are_fixed: bool = True) -> float:
+    """The delta of a block at an epsilon: 1 where nothing is promised."""
+    found = 0.0
+    for side in sides_of(releases, sides_are_fixed=sides_are_fixed):
+        if side:
+            failure, distance = charges(side)
+            more = failure + (1.0 + math.exp(epsilon)) * distance
+            found = max(found, float(_loss_of(side).get_delta_for_epsilon(epsilon)) + more)
+    return min(found, 1.0)
+
+
+def sides_of(releases: Releases, *, sides_are_fixed: bool) -> list[Counts]:
+    """What touches a record, by the side that it may be on; all together where it may have been on both."""
     counts = Counter(releases)
+    if not sides_are_fixed or all(release.side is Side.BOTH for release in counts):
+        return [counts]
+    return [
+        Counter({release: count for release, count in counts.items() if release.side in (side, Side.BOTH)})
+        for side in (Side.TRAIN, Side.HOLDOUT)
+    ]
+
+
+def charges(counts: Counts) -> tuple[float, float]:
+    """What delta pays before epsilon is asked: failure, distance.
+
+    The probability that a bound is exceeded costs itself. How far the releases' laws are from those that are
+    composed costs 1 + e^epsilon times itself.
+    """
+    failure = sum(count * release.failure for release, count in counts.items())
+    draws = sum(count * release.draws for release, count in counts.items())
+    distance = sum(count * release.distance for release, count in counts.items())
+    return failure, draws * SAMPLER_DISTANCE + distance
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(block: frozenset[tuple[Release, int]], delta: float) -> float:
+    counts = Counter(dict(block))
     if not counts:
         return 0.0  # a silo that spent nothing says so at its first scrape, before dp-accounting is loaded
-    rdp_A = rdp(counts)
-    left = delta - sum(
-        count * release.failure for release, count in counts.items() if isinstance(release, Skellam)
-    )
+    failure, distance = charges(counts)
+    left = delta - failure
     if left <= 0:
         return math.inf
-    draws = sum(count * release.draws for release, count in counts.items())
-    if draws == 0:
-        return _converted(rdp_A, left)
+    if distance == 0.0:
+        return _least_epsilon(counts, left)
     # an epsilon at half of delta is no smaller than the one sought, so this much slack is enough
-    highest = _converted(rdp_A, left / 2)
-    slack = (1.0 + math.exp(min(highest, 500.0))) * draws * SAMPLER_DISTANCE
-    return _converted(rdp_A, left - slack) if slack <= left / 2 else math.inf
+    highest = _least_epsilon(counts, left / 2)
+    slack = (1.0 + math.exp(min(highest, 500.0))) * distance
+    return _least_epsilon(counts, left - slack) if slack <= left / 2 else math.inf
 
 
-def rdp(releases: Releases) -> FloatArray:
-    """Renyi divergence at ORDERS of all releases together. Shapes: -> (A,)."""
-    total_A = np.zeros(len(ORDERS))
-    for release, count in Counter(releases).items():
-        total_A += count * _rdp_of(release)
-    return total_A
+def _least_epsilon(counts: Counts, delta: float) -> float:
+    bound = rdp_epsilon(rdp(counts), delta)
+    if bound > MAX_GRID_EPSILON or any(isinstance(release, Skellam) for release in counts):
+        return bound
+    return min(bound, float(_loss_of(counts).get_epsilon_for_delta(delta)))
 
 
-def skellam_rdp(release: Skellam, order: float) -> float:
-    """Renyi divergence of one release at an order above 1.
+def _loss_of(counts: Counts) -> Any:
+    """dp-accounting's privacy loss distribution, both of adding and of removing a record."""
+    square, steps = 0.0, Counter[tuple[float, float]]()
+    for release, count in counts.items():
+        assert not isinstance(release, Skellam), "no law of privacy losses is known for it"
+        if isinstance(release, Gaussian) or release.sample_rate == 1.0:
+            times = release.steps if isinstance(release, DpSgd) else 1
+            square += times * count / release.noise_multiplier**2
+        else:
+            times = release.steps if isinstance(release, DpSgd) else 1
+            steps[release.noise_multiplier, release.sample_rate] += times * count
+    return _composed(square, tuple(sorted((*step, count) for step, count in steps.items())))
 
-    Agarwal, Kairouz, Liu 2021 (arXiv 2110.04995), Corollary 4.1 with scale 1: for whole orders a
-        a l2^2 / (2 mu) + min( ((2 a - 1) l2^2 + 6 l1) / (4 mu^2), 3 l1 / (2 mu) ).
-    The divergence never falls with the order, so the next whole order bounds one in between.
+
+@lru_cache(maxsize=8)  # of some ten megabytes each
+def _composed(square: float, steps: Steps) -> Any:
+    """Gaussians together are one (Dong, Roth and Su 2022, Corollary 3.3); equal steps are composed at once.
+
+    square: of the Gaussians' sensitivities in standard deviations, added up.
     """
-    a, l1, mu, square = math.ceil(order), release.l1, release.variance, release.l2**2
-    more = min(((2 * a - 1) * square + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
-    return a * square / (2 * mu) + more
+    accounting()
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-
-def releases_to_json(releases: Sequence[Release]) -> str:
-    """As the ledger keeps them."""
-    kinds = {made: kind for kind, made in _KINDS.items()}
-    rows = [{"kind": kinds[type(release)], **asdict(release)} for release in releases]
-    return json.dumps(rows, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def releases_from_json(text: str) -> tuple[Release, ...]:
-    """Raises ConfigError for anything that `releases_to_json` does not write."""
-    releases: list[Release] = []
-    try:
-        rows = json.loads(text) if len(text) <= MAX_RELEASES_BYTES else None
-        if not isinstance(rows, list):
-            raise ConfigError("releases: expected a list")
-        for row in rows:
-            values = dict(row)
-            made = _KINDS[values.pop("kind")]
-            if set(values) != {field.name for field in fields(made)}:
-                raise ConfigError(f"releases: expected the fields of {made.__name__}")
-            if any(
-                isinstance(value, bool) or not isinstance(value, int | float) for value in values.values()
-            ):
-                raise ConfigError("releases: expected numbers")
-            releases.append(made(**values))
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"releases: damaged, {error}") from None
-    return tuple(releases)
-
-
-def _converted(rdp_A: FloatArray, delta: float) -> float:
-    _accounting()
-    from dp_accounting.rdp import compute_epsilon
-
-    return float(compute_epsilon(ORDERS, rdp_A, delta)[0])
-
-
-@lru_cache(maxsize=4096)  # a ledger composes all that it ever held, before every input
-def _rdp_of(release: Release) -> FloatArray:
-    if isinstance(release, Skellam):
-        return np.array([skellam_rdp(release, order) for order in ORDERS])
-    accounting = _accounting()
-    from dp_accounting.rdp import RdpAccountant
-
-    event = accounting.PoissonSampledDpEvent(
-        release.sample_rate, accounting.GaussianDpEvent(release.noise_multiplier)
-    )
-    one_step_A = RdpAccountant(ORDERS).compose(event).rdp
-    return np.asarray(release.steps * one_step_A, dtype=np.float64)
-
-
-@lru_cache(maxsize=1)
-def _accounting() -> Any:
-    """dp-accounting, imported when it is needed: it takes a second, and no coordinator has it."""
-    try:
-        import dp_accounting
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "computing what noise costs needs the extra 'privacy' (no dp_accounting here): "
-            "pip install 'chorale[privacy]'"
-        ) from None
-
-    # it warns of each order whose series does not converge, and leaves that order out
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    return dp_accounting
-
-
-def _check_positive(what: str, name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):  # a comparison alone would let NaN pass
-        raise ConfigError(f"{what}: {name}: expected a finite number above 0, got {value}")
+    composed: Any = None
+    laws = [(square**-0.5, 1.0, 1)] if square else []
+    laws += list(steps)
+    grid = max(GRID, *((0.5 / noise**2 + TAIL_DEVIATIONS / noise) / MAX_GRID_POINTS for noise, _, _ in laws))
+    for noise_multiplier, sample_rate, times in laws:
+        law = from_gaussian_mechanism(
+            noise_multiplier, sampling_prob=sample_rate, value_discretization_interval=grid
+        ).self_compose(times)
+        composed = law if composed is None else composed.compose(law)
+    return composed

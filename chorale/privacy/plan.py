@@ -9,10 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from chorale.privacy.accountant import Release, Skellam, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import privacy_of, releases_by_quantity
+from chorale.privacy.releases import Gaussian, Release
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.privacy_spec import MAX_MULTIPLIER, MIN_MULTIPLIER
+from chorale.spec.privacy_spec import MAX_EPSILON, MAX_MULTIPLIER, MIN_MULTIPLIER
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
@@ -26,19 +27,25 @@ STATISTICS_SHARE = 0.4
 MIN_USED = 0.99  # of its target that a solved job costs at least
 _CLOSE_ENOUGH = 0.995  # leaves room for rounding the multiplier up
 _DIGITS = 5  # significant ones of a solved multiplier
-_HALVINGS = 60
+_AIM = 0.9975  # of its target, the middle of what is close enough
+_GUESSES = 60
 
 Chosen: TypeAlias = Callable[[Quantity, Release], bool]
 
 
 def planned_releases(
-    spec: JobSpec, state: GlobalState, of: Chosen = lambda quantity, release: True
+    spec: JobSpec,
+    state: GlobalState,
+    of: Chosen = lambda quantity, release: True,
+    *,
+    honest: int | None = None,
+    colluders: int | None = None,
 ) -> Counter[Release]:
     """All that the job's plan releases of a silo that takes part in everything, and how often.
 
     Counts every round, every enrollment that `enrollment_every` allows, and each other phase once; not what
     a crash makes a silo compute again. `fraction` lessens nothing. state: the initial one, for its shapes.
-    of: which of the releases count.
+    of: which of the releases count. honest, colluders: as of `releases_by_quantity`.
     """
     method, everyone, drawn = spec.method, len(spec.silos), spec.named_per_round
     enrollments = 1 + spec.rounds // spec.enrollment_every
@@ -50,7 +57,8 @@ def planned_releases(
     shapes = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
     planned: Counter[Release] = Counter()
     for kind, members, times in plan:
-        for quantity, release in releases_by_quantity(spec, kind, shapes, members):
+        found = releases_by_quantity(spec, kind, shapes, members, honest=honest, colluders=colluders)
+        for quantity, release in found:
             if of(quantity, release):
                 planned[release] += times
     return +planned  # of 0 rounds nothing
@@ -59,6 +67,15 @@ def planned_releases(
 def planned_epsilon(spec: JobSpec, state: GlobalState, of: Chosen = lambda quantity, release: True) -> float:
     """What the job as planned costs a silo's data set, at the job's delta. of: which releases count."""
     return epsilon(planned_releases(spec, state, of), privacy_of(spec).delta)
+
+
+def planned_epsilon_if_all_others_collude(spec: JobSpec, state: GlobalState) -> float:
+    """The same if every other silo sides with the coordinator, so that a silo's own noise is all there is.
+
+    Infinite above MAX_EPSILON: then nothing is promised.
+    """
+    cost = epsilon(planned_releases(spec, state, honest=1), privacy_of(spec).delta)
+    return cost if cost <= MAX_EPSILON else math.inf
 
 
 def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:
@@ -71,7 +88,7 @@ def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:
     return planned_epsilon(
         spec,
         state,
-        lambda quantity, release: quantity.discloses is Disclosure.UPDATE and isinstance(release, Skellam),
+        lambda quantity, release: quantity.discloses is Disclosure.UPDATE and isinstance(release, Gaussian),
     )
 
 
@@ -114,24 +131,24 @@ def _least_multiplier(cost: Callable[[float], float], target: float, *, asked: f
 
     cost: falls as the multiplier grows. asked: the job's epsilon, of which the target may be a share.
     """
-    low = high = 1.0  # to be a multiplier that costs too much, or the least there is, and one that does not
+    low, high, guess = MIN_MULTIPLIER, math.inf, 1.0
     try:
-        while cost(high) > target:
-            low, high = high, 2.0 * high
-            if high > MAX_MULTIPLIER:
+        for _ in range(_GUESSES):
+            spent = cost(guess)
+            low, high = (low, guess) if spent <= target else (guess, high)
+            if _CLOSE_ENOUGH * target <= spent <= target or guess == MIN_MULTIPLIER:
+                break
+            # costs fall about as the multiplier grows
+            aimed = guess * min(max(spent / (_AIM * target), 0.1), 10.0)
+            if not low < aimed < high:
+                aimed = math.sqrt(low * high) if high < math.inf else 2.0 * low
+            guess = max(aimed, MIN_MULTIPLIER)
+            if guess > MAX_MULTIPLIER:
                 raise ConfigError(f"no noise multiplier up to {MAX_MULTIPLIER:g} is enough")
-        while low > MIN_MULTIPLIER and cost(low) <= target:
-            low, high = max(low / 2.0, MIN_MULTIPLIER), low
     except ConfigError as error:
         raise ConfigError(
             f"privacy.epsilon: {asked:g} cannot be met, ask for a larger one or for fewer rounds: {error}"
         ) from None
-    for _ in range(_HALVINGS):
-        middle = math.sqrt(low * high)
-        spent = cost(middle)
-        low, high = (low, middle) if spent <= target else (middle, high)
-        if _CLOSE_ENOUGH * target <= spent <= target:
-            break
     # few digits, so that a person can read the job; more noise, never less
     unit = 10.0 ** (math.floor(math.log10(high)) + 1 - _DIGITS)
     return float(f"{math.ceil(high / unit) * unit:.{_DIGITS}g}")

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from chorale.privacy.accountant import DpSgd, Release, Skellam
+from chorale.privacy.batch_cap import CUT_FAILURE
+from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import MAX_QUANTITIES, Disclosure, Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.fixed_point.plausible import largest_word
+from crypto.noise.gaussian import MAX_VARIANCE, MIN_VARIANCE
 from crypto.noise.sensitivity import (
-    MAX_DEVIATION,
-    MAX_WRAP_PROBABILITY,
     Noise,
     Sensitivity,
     clipped_sensitivity,
@@ -28,8 +29,12 @@ from crypto.noise.sensitivity import (
     rotated_bound,
     whole_sensitivity,
 )
+from crypto.session.cohort import default_colluders, draw_risk
 
 MAX_EXPONENT = 60  # of the scale
+SMALL_ROUNDING_COST = 1.0 + 2.0**-10  # of the noise; a finer scale saves no more than that
+FINE_VARIANCE = 2.0**14  # where nothing is rounded: as fine as one table of noise allows
+MAX_ROUNDING_COST = 1.01  # of a step's gradient; above it the job asks for wider words
 
 
 def privacy_of(spec: JobSpec) -> PrivacySpec:
@@ -40,7 +45,8 @@ def privacy_of(spec: JobSpec) -> PrivacySpec:
 
 
 def dp_sgd_steps(spec: JobSpec) -> int:
-    """Steps of DP-SGD in one round, the same at every silo: local_epochs / sample_rate, rounded up.
+    """Steps of DP-SGD in one round, the same at every silo: local_epochs / sample_rate, rounded up; one where
+    silos share their noise.
 
     Each takes every record with the chance sample_rate and divides the noised sum of clipped gradients
     by training.batch_size, never by a number of records.
@@ -48,6 +54,8 @@ def dp_sgd_steps(spec: JobSpec) -> int:
     records = privacy_of(spec).records
     if records is None:
         raise ConfigError(f"job {spec.name}: privacy.records: nothing is trained by DP-SGD")
+    if records.noise == "sum":
+        return 1
     # 3 epochs at a rate of 0.1 are 30 steps, though 3 / 0.1 may be a little more than 30
     return math.ceil(spec.training.local_epochs / records.sample_rate - 1e-9)
 
@@ -76,30 +84,47 @@ def noise_deviations(quantities: Sequence[Quantity], members: int) -> dict[str, 
     }
 
 
-def releases_of(spec: JobSpec, kind: str, state: GlobalState, members: int) -> tuple[Release, ...]:
+def releases_of(
+    spec: JobSpec, kind: str, state: GlobalState, members: int, *, colluders: int | None = None
+) -> tuple[Release, ...]:
     """What one input to a phase of that kind costs a silo, to be paid before its data are touched.
 
     A sum is released with the noise of at least h silos; that of the others is not counted. Raises
-    ConfigError for a job without privacy, whose cost has no bound.
+    ConfigError for a job without privacy, whose cost has no bound. colluders: as below.
     """
-    return tuple(release for _, release in releases_by_quantity(spec, kind, state, members))
+    found = releases_by_quantity(spec, kind, state, members, colluders=colluders)
+    return tuple(release for _, release in found)
 
 
 def releases_by_quantity(
-    spec: JobSpec, kind: str, state: GlobalState, members: int
+    spec: JobSpec,
+    kind: str,
+    state: GlobalState,
+    members: int,
+    *,
+    honest: int | None = None,
+    colluders: int | None = None,
 ) -> list[tuple[Quantity, Release]]:
-    """The same, each with its quantity as the method declares it; DP-SGD's steps belong to the update."""
-    records, honest = privacy_of(spec).records, spec.rule(members).min_honest
+    """The same, each with its quantity as the method declares it; DP-SGD's steps belong to the update.
+
+    honest: how many silos' noise is counted on; None: h. 1 leaves a silo its own noise alone. colluders: of
+    all silos of the job, of which a draw may name more than floor(m/3); None: `default_colluders`.
+    """
+    privacy, honest = privacy_of(spec), honest or spec.rule(members).min_honest
+    records, rounds = privacy.records, max(spec.rounds, 1)
     context = phase_context(spec, 1, state, members, public_seed=bytes(32))  # no seed changes the cost
     found: list[tuple[Quantity, Release]] = []
     for quantity in spec.method.phase(kind).quantities(context):
-        if quantity.discloses is Disclosure.UPDATE and records is not None:
+        is_trained = quantity.discloses is Disclosure.UPDATE and not quantity.is_whole_units
+        if is_trained and records is not None:
             steps = dp_sgd_steps(spec)
             dp_sgd = DpSgd(
                 noise_multiplier=_solved(records.noise_multiplier, "records.noise_multiplier"),
                 sample_rate=records.sample_rate,
                 steps=steps,
                 draws=steps * math.prod(quantity.shape),
+                distance=CUT_FAILURE / rounds,
+                side=quantity.side,
             )
             found.append((quantity, dp_sgd))
         if quantity.discloses is Disclosure.DIAGNOSTIC:
@@ -108,18 +133,31 @@ def releases_by_quantity(
         if noise is None:
             continue
         moved = _sensitivity(quantity, noise.scale, noise.clip_l2)
-        if noise.clip_l2 is not None:
-            # Exchanging a silo's data moves the sum twice as far as leaving the silo out. The noise is scaled
-            # by the second, the cost is counted by the first: one record's change is an exchange.
-            moved = replace(moved, squared_l2=4 * moved.squared_l2)
-        noise_of_honest = Skellam(
-            l1=moved.l1,
-            l2=moved.l2,
-            variance=honest * noise.variance,
+        # Exchanging a silo's data moves the sum twice as far as leaving the silo out. The noise is scaled
+        # by the second, the cost is counted by the first: one record's change is an exchange.
+        l2 = moved.l2 if noise.clip_l2 is None else 2.0 * moved.l2
+        noised_sum = Gaussian(
+            noise_multiplier=_rounded_down(math.sqrt(honest * noise.variance) / l2),
             draws=honest * quantity.size,
             failure=moved.failure,
+            side=quantity.side,
         )
-        found.append((quantity, noise_of_honest))
+        if quantity.is_whole_units:
+            assert records is not None
+            step = SampledGaussian(
+                **asdict(noised_sum), sample_rate=records.sample_rate, distance=CUT_FAILURE / rounds
+            )
+            found.append((quantity, step))
+        else:
+            found.append((quantity, noised_sum))
+    if found and records is not None and records.noise == "sum" and members < len(spec.silos):
+        # one draw names the silos of all sums of a phase, so its risk is paid once
+        quantity, first = found[0]
+        silos = len(spec.silos)
+        risk = draw_risk(
+            silos, members, colluders=default_colluders(silos) if colluders is None else colluders, rounds=1
+        )
+        found[0] = quantity, replace(first, failure=first.failure + float(risk))
     return found
 
 
@@ -128,6 +166,8 @@ def _protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
     privacy, discloses = privacy_of(spec), quantity.discloses
     if discloses is Disclosure.CONSTANT:
         return quantity
+    if quantity.is_whole_units:
+        return _gradient(quantity, spec, members)
     if discloses in (Disclosure.UPDATE, Disclosure.FROM_UPDATE) and privacy.sums is None:
         return quantity  # post-processing of DP-SGD
     clip_l2 = privacy.update_clip(members)
@@ -137,7 +177,7 @@ def _protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
         block = 1 if quantity.projection is None else quantity.projection.block
         largest = rotated_bound(clip_l2, block=block, words=members * quantity.size)
         quantity = replace(quantity, bound=min(quantity.bound, largest))
-        return _at_finest_scale(quantity, spec, members, multiplier=multiplier, clip_l2=clip_l2)
+        return _with_noise(quantity, spec, members, multiplier=multiplier, clip_l2=clip_l2)
     # silo-level noise bounds the summed update, and nothing else that follows from the trained model
     is_of_update = discloses in (Disclosure.FROM_UPDATE, Disclosure.TRAINED_CLASS_STATISTIC)
     if quantity.sensitivity_l2 is None or (is_of_update and privacy.sums is not None):
@@ -146,31 +186,63 @@ def _protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
             f"{privacy.unit} changes of it"
         )
     multiplier = _solved(privacy.statistics_noise_multiplier, "statistics_noise_multiplier")
-    return _at_finest_scale(quantity, spec, members, multiplier=multiplier, clip_l2=None)
+    return _with_noise(quantity, spec, members, multiplier=multiplier, clip_l2=None)
 
 
-def _at_finest_scale(
+def _gradient(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
+    """The sum of clipped gradients, each rounded to whole units within its sensitivity."""
+    records = privacy_of(spec).records
+    if records is None or quantity.sensitivity_l2 is None:
+        raise ConfigError(f"quantity {quantity.name}: whole units are those of clipped gradients")
+    multiplier = _solved(records.noise_multiplier, "records.noise_multiplier")
+    made = _with_noise(quantity, spec, members, multiplier=multiplier, clip_l2=None)
+    assert made.noise is not None
+    if _rounding_cost(made, made.noise.scale, None) > MAX_ROUNDING_COST:
+        raise ConfigError(
+            f"quantity {quantity.name}: {quantity.size} values rounded to {quantity.ring_bits} bits need over "
+            f"{MAX_ROUNDING_COST - 1:.0%} more noise; ask for update_bits: 64"
+        )
+    return made
+
+
+def _with_noise(
     quantity: Quantity, spec: JobSpec, members: int, *, multiplier: float, clip_l2: float | None
 ) -> Quantity:
-    """The finest scale at which one silo's noise stays within MAX_DEVIATION and the sum within its word.
+    """The coarsest scale at which rounding costs next to nothing, else the finest that there is room for.
 
     The noise of h silos together has a standard deviation of multiplier times the sensitivity: those
-    that are sure to be in a sum and to be honest, not the m that were named.
+    that are sure to be in a sum and to be honest, not the m that were named. A finer scale would hide no
+    more, and its noise takes longer to draw.
     """
     honest = spec.rule(members).min_honest
     plain = replace(quantity, is_count=False)  # it is no count once it has noise
-    for exponent in range(MAX_EXPONENT, -MAX_EXPONENT, -1):
+    finest: Quantity | None = None
+    for exponent in range(-MAX_EXPONENT, MAX_EXPONENT + 1):
         scale = math.ldexp(1.0, exponent)
         variance = multiplier**2 * _sensitivity(quantity, scale, clip_l2).squared_l2 / honest
-        if variance > MAX_DEVIATION**2:
+        if variance < MIN_VARIANCE:
             continue
+        if variance > MAX_VARIANCE:
+            break
         made = replace(plain, noise=Noise(variance=variance, scale=scale, clip_l2=clip_l2))
-        if made.wrap_probability(members) <= MAX_WRAP_PROBABILITY / MAX_QUANTITIES:
-            return made
-    raise ConfigError(
-        f"quantity {quantity.name}: no scale leaves room in {quantity.ring_bits} bits for {quantity.size} "
-        f"values under a noise multiplier of {multiplier:g}"
-    )
+        if largest_word(made, members=members, survivors=members) > made.room:
+            break
+        finest = made
+        if variance >= FINE_VARIANCE and _rounding_cost(quantity, scale, clip_l2) <= SMALL_ROUNDING_COST:
+            break
+    if finest is None:
+        raise ConfigError(
+            f"quantity {quantity.name}: no scale leaves room in {quantity.ring_bits} bits for "
+            f"{quantity.size} values under a noise multiplier of {multiplier:g}"
+        )
+    return finest
+
+
+def _rounding_cost(quantity: Quantity, scale: float, clip_l2: float | None) -> float:
+    """How many times longer rounding makes what the noise has to hide. quantity: without its noise."""
+    l2 = quantity.sensitivity_l2 if clip_l2 is None else clip_l2
+    assert l2 is not None
+    return _sensitivity(quantity, scale, clip_l2).l2 / (scale * l2)
 
 
 def _sensitivity(quantity: Quantity, scale: float, clip_l2: float | None) -> Sensitivity:
@@ -181,8 +253,15 @@ def _sensitivity(quantity: Quantity, scale: float, clip_l2: float | None) -> Sen
     if clip_l2 is not None:
         return clipped_sensitivity(clip_l2, scale=scale, coordinates=quantity.size)
     assert quantity.sensitivity_l2 is not None
+    if quantity.is_whole_units:  # each record is rounded by itself, again until it is short enough
+        return clipped_sensitivity(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
     of = whole_sensitivity if quantity.is_count and scale >= 1.0 else record_sensitivity
     return of(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
+
+
+def _rounded_down(multiplier: float) -> float:
+    """To twelve digits: rounds that name fewer silos come to the same number but for its last bits."""
+    return float(f"{multiplier * (1.0 - 1e-11):.12g}")
 
 
 def _solved(multiplier: float | None, field: str) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -34,53 +35,18 @@ from chorale.spec.plug_in_specs import (
     TaskSpec,
 )
 from chorale.spec.privacy_spec import PrivacySpec
-from chorale.spec.selection import KeepSpec, StopSpec, check_ends
+from chorale.spec.selection import KeepSpec, StopSpec, check_count, check_ends, with_rounds_of_steps
 from chorale.spec.settings_file import check_values, parse_mapping
-from chorale.spec.strategy_spec import StrategySpec
+from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
-from strategies.checks import check_private, check_training
+from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count, expected_overlaps
+from strategies.checks import check_private, check_steps, check_training, check_trains_head
 from strategies.methods import Strategy, strategy_of
 from strategies.tasks.base import TaskSizes
 
 MAX_INPUT_VALUES = 1 << 24  # of one sample
-
-
-class ScheduleSpec(SpecPart):
-    """How the learning rate changes from round to round."""
-
-    kind: Literal["constant", "step", "milestones", "cosine"] = Field(
-        default="constant",
-        description="constant; step: times gamma every step_rounds rounds; milestones: times gamma after "
-        "each of those rounds; cosine: half a wave down to zero after the last round",
-    )
-    step_rounds: int = Field(default=10, ge=1, le=100_000, description="rounds between two steps")
-    milestones: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
-        default=(), max_length=100, description="last rounds before the rate falls, such as [160, 240]"
-    )
-    gamma: float = Field(default=0.1, gt=0, le=1, description="factor of one step")
-
-    @model_validator(mode="after")
-    def _has_milestones(self) -> ScheduleSpec:
-        if (self.kind == "milestones") != bool(self.milestones):
-            raise ValueError("milestones: expected with kind milestones, and with no other")
-        return self
-
-
-class TrainingSpec(SpecPart):
-    """Local training at a silo, in one round."""
-
-    local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
-    batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
-    optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="new in each round; adam has betas 0.9 and 0.999 and no momentum"
-    )
-    learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="in the first round")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd; starts from zero in each round")
-    weight_decay: float = Field(default=0.0, ge=0, le=1, description="L2 penalty")
-    schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
 
 
 class JobSpec(SpecPart):
@@ -105,7 +71,23 @@ class JobSpec(SpecPart):
         min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
     )
     rounds: int = Field(
-        ge=0, le=100_000, description="of training, used-up ones included; 0: evaluation alone"
+        ge=0,
+        le=100_000,
+        description="of training, used-up ones included; 0: evaluation alone; left out where the job says "
+        "steps, and then steps + spare_steps",
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="of training with privacy.records.noise sum, in place of rounds: each sums one gradient",
+    )
+    spare_steps: int | None = Field(
+        default=None,
+        ge=0,
+        le=100_000,
+        description="further steps, paid for in advance, for those whose sum is lost; null: a twentieth of "
+        "steps, at least 2",
     )
     keep: KeepSpec | None = Field(
         default=None, description="whose round's model is handed out; null: the last's"
@@ -186,6 +168,11 @@ class JobSpec(SpecPart):
         "several numbers",
     )
     training: TrainingSpec = Field(description="local SGD")
+    trains: Literal["all", "head"] = Field(
+        default="all",
+        description="all parameters, or those of the last linear layer alone: the others stay as they are in "
+        "the first weights",
+    )
     privacy: PrivacySpec | None = Field(
         default=None, description="differential privacy; null: masks alone, and the sums go out as they are"
     )
@@ -298,15 +285,13 @@ class JobSpec(SpecPart):
         return tuple(sorted({str(each.source) for each in self.plug_ins.values()}))
 
     def learning_rate_at(self, round: int) -> float:
-        """Learning rate of SGD in a round, counted from 1."""
-        schedule, first = self.training.schedule, self.training.learning_rate
-        if schedule.kind == "step":
-            return first * schedule.gamma ** ((round - 1) // schedule.step_rounds)
-        if schedule.kind == "milestones":
-            return first * schedule.gamma ** sum(last < round for last in schedule.milestones)
-        if schedule.kind == "cosine":
-            return first * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / self.rounds))
-        return first
+        """Learning rate in a round, counted from 1."""
+        return self.training.rate_at(round, rounds=self.rounds)
+
+    @property
+    def count(self) -> str:
+        """How much training the job asks for: `10 rounds`, or `50 steps`."""
+        return f"{self.rounds} rounds" if self.steps is None else f"{self.steps} steps"
 
     @property
     def named_per_round(self) -> int:
@@ -320,28 +305,9 @@ class JobSpec(SpecPart):
 
     @property
     def expected_cohort_changes(self) -> float:
-        """Overlapping cohorts that the rounds are expected to count while no silo drops out; an upper bound.
-
-        Two cohorts overlap if they differ by 1 to min_cohort - 1 silos (symmetric difference): the difference
-        of their sums shows those few. Policies bound their number by `max_cohort_changes`. Round r overlaps
-        one of the r - 1 before it with at most (r - 1) times the chance of one pair, and counts nothing where
-        it names the same silos as the round before. 0 where every round names all silos.
-        Source: docs/protocol.md 6.
-        """
-        if not self.draws_rounds:
-            return 0.0
+        """Overlapping cohorts that the rounds are expected to count; 0 where every round names all silos."""
         silos, named = len(self.silos), self.named_per_round
-        # two uniform sets of `named` silos share `common` of them with hypergeometric probability
-        min_cohort = self.rule(named).min_cohort
-        overlapping = [common for common in range(named) if 2 * (named - common) < min_cohort]
-        favorable = sum(
-            math.comb(named, common) * math.comb(silos - named, named - common) for common in overlapping
-        )
-        pair_chance = favorable / math.comb(silos, named)
-        max_chance = 1.0 - 1.0 / math.comb(silos, named)  # that a round names others than the round before
-        # the round from which on max_chance is the smaller bound, so that the sum has a closed form
-        last = self.rounds if pair_chance == 0.0 else min(self.rounds, int(max_chance / pair_chance) + 1)
-        return pair_chance * last * (last - 1) / 2 + max_chance * (self.rounds - last)
+        return expected_overlaps(silos, named, min_cohort=self.rule(named).min_cohort, rounds=self.rounds)
 
     @property
     def inputs(self) -> tuple[ColumnSpec, ...]:
@@ -361,7 +327,14 @@ class JobSpec(SpecPart):
     def method(self) -> Strategy:
         task = None if self.task is None else self.task.model_dump_json()
         method = _composed(self.strategy.model_dump_json(), task, self.sizes)
-        return method if self.privacy is None else method.under_noise()
+        if self.trains == "head":
+            method = replace(method, trains_head_alone=True)
+        if self.privacy is None:
+            return method
+        records, under_noise = self.privacy.records, method.under_noise()
+        if records is None or not self.privacy.has_shared_noise:
+            return under_noise
+        return under_noise.by_steps(self.training.step_optimizer(records.clip_norm, rounds=self.rounds))
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -402,6 +375,11 @@ class JobSpec(SpecPart):
             raise ValueError(f"{twice[0]} is named twice")
         return silos
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rounds_of_steps(cls, values: object) -> object:
+        return with_rounds_of_steps(values) if isinstance(values, dict) else values
+
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
         if self.named_per_round < SMALLEST_FEDERATION:
@@ -434,7 +412,10 @@ class JobSpec(SpecPart):
                 self._check_images(method.task.target.shape)
                 self._check_label_columns(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            check_count(self)
             check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
+            if self.trains == "head":
+                check_trains_head(method.recipe, has_adapters=self.adapters is not None)
             if method.task.has_tokens and self.input_type != "int64":
                 needs = f"task {method.task.word} reads tokens and needs int64"
                 raise ConfigError(f"input_type: {needs}, got {self.input_type}")
@@ -452,8 +433,11 @@ class JobSpec(SpecPart):
                 method.options,
                 method.task,
                 has_records=self.privacy.records is not None,
+                has_shared_noise=self.privacy.has_shared_noise,
                 has_sums=self.privacy.sums is not None,
             )
+            if self.privacy.has_shared_noise:
+                check_steps(method.recipe, self.training, update_bits=self.update_bits)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self

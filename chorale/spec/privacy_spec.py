@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -38,6 +38,11 @@ class RecordsSpec(_Part):
         allow_inf_nan=False,
         description="chance of each record to be in a step (Poisson sampling); an epoch is 1 / sample_rate "
         "steps",
+    )
+    noise: Literal["silo", "sum"] = Field(
+        default="silo",
+        description="silo: each adds all the noise that its own records need, and trains for itself between "
+        "sums; sum: all silos of a sum share it, and each sum is one step of the job's `steps`",
     )
 
 
@@ -97,6 +102,11 @@ class PrivacySpec(_Part):
         return tuple(field for field, multiplier in multipliers.items() if multiplier is None)
 
     @property
+    def has_shared_noise(self) -> bool:
+        """Whether the silos of a sum share the noise that hides a record."""
+        return self.records is not None and self.records.noise == "sum"
+
+    @property
     def unit(self) -> str:
         """What a summed update hides: `silo` where it is noised as a whole, else `record`."""
         return "record" if self.sums is None else "silo"
@@ -113,6 +123,14 @@ class PrivacySpec(_Part):
     def _promises_something(self) -> PrivacySpec:
         if self.records is None and self.sums is None:
             raise ValueError("expected records, sums or both: without either the updates go out as they are")
+        if self.has_shared_noise and self.sums is not None:
+            raise ValueError(
+                "sums: records.noise sum sums gradients of one step, and no update: expected none"
+            )
+        if self.has_shared_noise and self.weight is not None:
+            raise ValueError(
+                "weight: with records.noise sum every silo's records weigh the same: expected none"
+            )
         if self.unsolved and self.epsilon is None:
             raise ValueError(
                 f"epsilon: expected a target to solve for {self.unsolved[0]}, which is null, got nothing"

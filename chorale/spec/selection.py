@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 from pydantic import Field
 
 from chorale.spec.fields import SpecPart
+from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import ConfigError
 from strategies.methods import Strategy
 from strategies.phases.enrollment import ENROLLMENT
@@ -23,11 +24,26 @@ Measured: TypeAlias = tuple[int, float]  # a round, and the metric of the model 
 Figures: TypeAlias = Mapping[str, float]
 
 
+MIN_SPARE_STEPS, STEPS_PER_SPARE = 2, 20  # of a job that does not say its spare steps
+
+
 class _HasEnds(Protocol):
     """A JobSpec, whose module imports this one."""
 
     @property
+    def privacy(self) -> PrivacySpec | None: ...
+
+    @property
     def rounds(self) -> int: ...
+
+    @property
+    def steps(self) -> int | None: ...
+
+    @property
+    def spare_steps(self) -> int | None: ...
+
+    @property
+    def keep(self) -> KeepSpec | None: ...
 
     @property
     def stop(self) -> StopSpec | None: ...
@@ -59,6 +75,37 @@ class StopSpec(MetricSpec):
     improvement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.0, description="what the metric has to change by, and more, to count as improved"
     )
+
+
+def with_rounds_of_steps(values: Mapping[object, object]) -> dict[object, object]:
+    """A job's fields, with a round for each step and for each spare one where it says steps."""
+    filled, steps = dict(values), values.get("steps")
+    if isinstance(steps, int):
+        if filled.get("spare_steps") is None:
+            filled["spare_steps"] = max(MIN_SPARE_STEPS, steps // STEPS_PER_SPARE)
+        spare = filled["spare_steps"]
+        if isinstance(spare, int):
+            filled.setdefault("rounds", steps + spare)
+    return filled
+
+
+def check_count(spec: _HasEnds) -> None:
+    """Steps where silos share their noise, and rounds everywhere else. Raises ConfigError."""
+    if spec.privacy is None or not spec.privacy.has_shared_noise:
+        for field, count in (("steps", spec.steps), ("spare_steps", spec.spare_steps)):
+            if count is not None:
+                raise ConfigError(f"{field}: only privacy.records.noise sum counts steps: expected `rounds`")
+        return
+    if spec.steps is None or spec.spare_steps is None:
+        raise ConfigError("steps: privacy.records.noise sum counts steps: expected `steps`, not `rounds`")
+    if spec.rounds != spec.steps + spec.spare_steps:
+        raise ConfigError(
+            f"rounds: expected none beside steps, or steps + spare_steps, {spec.steps} + {spec.spare_steps}, "
+            f"got {spec.rounds}"
+        )
+    for field, rule in (("keep", spec.keep), ("stop", spec.stop)):
+        if rule is not None:
+            raise ConfigError(f"{field}: with steps the model is tested once, after the last: expected none")
 
 
 def check_ends(keep: KeepSpec | None, stop: StopSpec | None, *, rounds: int, method: Strategy) -> None:

@@ -1,9 +1,12 @@
-"""The training method as a job names it: a preset or parts, its numbers, and what a distribution adds."""
+"""The training method as a job names it: a preset or parts, its numbers, what a distribution adds, and how
+the optimizer steps."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
@@ -11,10 +14,12 @@ from chorale.spec.fields import Finite, SpecPart
 from chorale.spec.plug_in_specs import GivenPartSpec
 from crypto.errors import ConfigError
 from strategies.declared_parts import PARTS, part_named, recipe_from
+from strategies.exact import power
 from strategies.parts.losses import TASK_LOSS, given_loss
 from strategies.parts.regularizers import NO_REGULARIZER, given_regularizer
 from strategies.presets import recipe_of
 from strategies.recipe import Part, Recipe
+from strategies.server_optimizer import StepOptimizer
 
 
 def _words(field: str) -> WithJsonSchema:
@@ -112,3 +117,74 @@ class StrategySpec(SpecPart):
         if self.preset is not None and self.parts is not None:
             raise ValueError("parts: expected a preset or parts, not both")
         return self
+
+
+class ScheduleSpec(SpecPart):
+    """How the learning rate changes from round to round."""
+
+    kind: Literal["constant", "step", "milestones", "cosine"] = Field(
+        default="constant",
+        description="constant; step: times gamma every step_rounds rounds; milestones: times gamma after "
+        "each of those rounds; cosine: half a wave down to zero after the last round",
+    )
+    step_rounds: int = Field(default=10, ge=1, le=100_000, description="rounds between two steps")
+    milestones: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
+        default=(), max_length=100, description="last rounds before the rate falls, such as [160, 240]"
+    )
+    gamma: float = Field(default=0.1, gt=0, le=1, description="factor of one step")
+
+    @model_validator(mode="after")
+    def _has_milestones(self) -> ScheduleSpec:
+        if (self.kind == "milestones") != bool(self.milestones):
+            raise ValueError("milestones: expected with kind milestones, and with no other")
+        return self
+
+
+class TrainingSpec(SpecPart):
+    """Local training at a silo, in one round."""
+
+    local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
+    batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
+    optimizer: Literal["sgd", "adam"] = Field(
+        default="sgd",
+        description="adam has betas 0.9 and 0.999 and no momentum; new in each round at a silo, one for "
+        "all of a job's steps",
+    )
+    learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="in the first round")
+    momentum: float = Field(
+        default=0.9,
+        ge=0,
+        lt=1,
+        description="of sgd; from zero in each round, or at the first of a job's steps",
+    )
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="L2 penalty")
+    schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
+
+    @property
+    def has_exact_rates(self) -> bool:
+        """Whether every machine computes the same learning rates to the last bit."""
+        return self.schedule.kind != "cosine"
+
+    def step_optimizer(self, clip_norm: float, *, rounds: int) -> StepOptimizer:
+        """What the server does with the gradients of a job of steps."""
+        return StepOptimizer(
+            batch_size=self.batch_size,
+            clip_norm=clip_norm,
+            kind=self.optimizer,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            rate=partial(self.rate_at, rounds=rounds),
+        )
+
+    def rate_at(self, round: int, *, rounds: int) -> float:
+        """Learning rate in a round, counted from 1. rounds: of the job."""
+        schedule = self.schedule
+        if schedule.kind == "step":
+            return self.learning_rate * power(schedule.gamma, (round - 1) // schedule.step_rounds)
+        if schedule.kind == "milestones":
+            return self.learning_rate * power(
+                schedule.gamma, sum(last < round for last in schedule.milestones)
+            )
+        if schedule.kind == "cosine":
+            return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / rounds))
+        return self.learning_rate

@@ -219,6 +219,7 @@ class JobSummary(_message.Message):
     MAIN_FIGURE_FIELD_NUMBER: _builtins.int
     MODEL_ROUND_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
     name: _builtins.str
     status: _builtins.str
@@ -238,6 +239,8 @@ class JobSummary(_message.Message):
     """FetchModel gives the model after this round"""
     kept: _builtins.str
     """why that one, where the job keeps the best: its metric"""
+    steps: _builtins.int
+    """of training, spare ones left out, where the job says steps; 0 where it says rounds"""
     @_builtins.property
     def silos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -257,10 +260,11 @@ class JobSummary(_message.Message):
         main_figure: _builtins.str = ...,
         model_round: _builtins.int = ...,
         kept: _builtins.str = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "kept", b"kept", "main_figure", b"main_figure", "model_round", b"model_round", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "kept", b"kept", "main_figure", b"main_figure", "model_round", b"model_round", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "steps", b"steps", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,7 @@ from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import open_model
 from chorale.transport.wire import MAX_SILOS
-from cli.demo.plan import COORDINATOR, EPSILONS, FEDERATION, LOGS, Plan, digits_plan, job_plan
+from cli.demo.plan import COORDINATOR, EPSILONS, FEDERATION, LOGS, OWN, SHARED, Plan, digits_plan, job_plan
 from cli.demo.processes import Child, Processes, run_commands
 from cli.demo.setup import (
     clean_folder,
@@ -36,7 +36,7 @@ from cli.operations import Operations, connect
 from cli.operator import operator_settings
 from cli.output import report
 from cli.output.progress import JobHistory, score_word, show
-from cli.output.promise import Promise, promise_of
+from cli.output.promise import Promise, if_all_others_collude, promise_of
 from cli.output.report import units_told
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -47,7 +47,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SILOS = 4  # enough for one to be lost
-OF_THE_DIGITS = ("rounds", "strategy", "dp", "epsilon", "seed")  # what a job file says by itself
+OF_THE_DIGITS = (
+    "rounds",
+    "strategy",
+    "dp",
+    "epsilon",
+    "noise",
+    "steps",
+    "seed",
+)  # what a job file says by itself
 OF_A_JOB = (*GIVEN, "policy", "init")
 START_SECONDS = 60.0  # for a party to come up on a busy machine
 DROP_ROUND = 2
@@ -65,9 +73,7 @@ DROP_ROUND = 2
     type=click.IntRange(SMALLEST_FEDERATION, MAX_SILOS),
     help="Number of silos.  [default: 4, or the job's]",
 )
-@click.option(
-    "--rounds", default=10, show_default=True, type=click.IntRange(1, 1000), help="Training rounds."
-)
+@click.option("--rounds", type=click.IntRange(1, 1000), help="Training rounds.  [default: 10]")
 @click.option("--strategy", default="fedavg", show_default=True, help="Training method.")
 @click.option("--drop", default=0, show_default=True, help="Kill this many silos in round 2, for good.")
 @click.option(
@@ -77,6 +83,14 @@ DROP_ROUND = 2
 )
 @click.option(
     "--epsilon", type=float, help="Privacy budget of the whole run, with --dp.  [default: 8 records, 4 sums]"
+)
+@click.option(
+    "--noise",
+    type=click.Choice([SHARED, OWN]),
+    help="With --dp records: all silos share the noise in the sum, or each adds its own.  [default: sum]",
+)
+@click.option(
+    "--steps", type=click.IntRange(1, 1000), help="Training steps, with noise in the sum.  [default: 50]"
 )
 @click.option(
     "--out",
@@ -96,11 +110,13 @@ DROP_ROUND = 2
 def demo(
     file: Path | None,
     silos: int | None,
-    rounds: int,
+    rounds: int | None,
     strategy: str,
     drop: int,
     dp: str | None,
     epsilon: float | None,
+    noise: str | None,
+    steps: int | None,
     out: Path,
     seed: int,
     data_options: DataOptions,
@@ -123,6 +139,8 @@ def demo(
             seed=seed,
             dp=dp,
             epsilon=epsilon,
+            noise=noise,
+            steps=steps,
         )
     else:
         data_options.check_used()
@@ -166,7 +184,7 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
             what="all silos connected",
             seconds=START_SECONDS,
         )
-        _say(f"submitting job {plan.job['name']}: {plan.strategy}, {plan.rounds} rounds")
+        _say(f"submitting job {plan.job['name']}: {plan.strategy}, {plan.count}")
         signed, settings = str(plan.signed_job), str(config)
         submit = ["job", "submit", str(write_job(plan)), "--save", signed, "--config", settings]
         given = [] if plan.init is None else ["--init", str(plan.init)]
@@ -207,7 +225,7 @@ def _promise(plan: Plan, operations: Operations, digest: bytes) -> Promise:
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
     promise = promise_of(spec, open_model(b"".join(data))[0])
-    for line in (promise.line(), *promise.warnings()):
+    for line in promise.lines():
         _say(line)
     return promise
 
@@ -288,6 +306,9 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
         spent = (f"{silo} {epsilon:.4g}" for silo, epsilon in report["epsilon_spent_by_silo"].items())
         promised = f"epsilon {report['epsilon']:.4g} at delta {report['delta']:g}"
         click.echo(f"{promised} planned for the whole job, {units_told(report)}")
+        click.echo(
+            f"against the coordinator; {if_all_others_collude(report['epsilon_if_all_others_collude'])}"
+        )
         click.echo(f"epsilon spent for each record, by each silo's ledger: {', '.join(spent)}")
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
     click.echo("try next:")

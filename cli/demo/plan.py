@@ -50,9 +50,12 @@ RATES = {
 # behind a frozen head silos train at ten times RATE; the head itself would not bear that
 OPTIONS: dict[str, dict[str, float]] = {"fedbabu_ft": {"fine_tune_learning_rate": RATE}}
 # --dp: what digits at the default number of silos and rounds bear best (docs/privacy.md, "Trying it")
+ROUNDS = 10
 EPSILONS = {"records": 8.0, "sums": 4.0}
 SAMPLE_RATE, RECORDS_RATE = 0.2, 1.0
 PRIVACY = {"records": {"clip_norm": 1.0, "sample_rate": SAMPLE_RATE}, "sums": {"clip_norm": 0.5}}
+STEPS, STEP_RATE = 50, 1.0  # where the silos share the noise
+SHARED, OWN = "sum", "silo"
 PRIVATE_OPTIONS: dict[str, dict[str, float]] = {"fedcsd": {"logit_clip": 10.0}}  # what --dp makes necessary
 TRAIN_RECORDS = 1438  # of all silos together: digits without the hold-outs
 OF_A_SIGNED_JOB = ("nonce", "initial_state")  # filled in again: the silos may be others
@@ -93,7 +96,12 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        return int(self.job["rounds"])
+        """Of training, or steps."""
+        return int(self.job.get("steps") or self.job["rounds"])
+
+    @property
+    def count(self) -> str:
+        return f"{self.rounds} {'steps' if self.job.get('steps') else 'rounds'}"
 
     @property
     def strategy(self) -> str:
@@ -130,24 +138,36 @@ class Plan:
 def digits_plan(
     *,
     silos: int,
-    rounds: int,
+    rounds: int | None,
     strategy: str,
     drop: int,
     out: Path,
     seed: int,
     dp: str | None = None,
     epsilon: float | None = None,
+    noise: str | None = None,
+    steps: int | None = None,
 ) -> Plan:
-    """The digits, cut unevenly, and a small network. Raises ConfigError that names the option."""
+    """The digits, cut unevenly, and a small network. rounds, noise, steps: None where nothing was said.
+
+    Raises ConfigError that names the option.
+    """
     names = [f"silo-{number}" for number in range(1, silos + 1)]
     strategy_for(strategy, {})
-    budget = _budget(dp, epsilon)
+    budget, noise = _budget(dp, epsilon), _noise(dp, noise)
+    if noise == SHARED and rounds is not None:
+        raise ConfigError(
+            "--rounds: silos that share their noise count steps: expected --steps, or --noise silo"
+        )
+    if noise != SHARED and steps is not None:
+        raise ConfigError("--steps: expected --dp records with it, whose silos share their noise")
     policy: Settings = {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY}
     if dp is not None:  # nothing leaves without noise, and the budget is what was asked for
-        policy["privacy"] = {"epsilon": budget, "required": True}
+        policy["privacy"] = {"epsilon": budget, "required": True, "accept_shared_noise": True}
     cut = {"kind": "dirichlet", "alpha": 0.5, "silos": silos, "seed": seed}
     data = {"format": "digits", "name": "digits"}
-    job = _digits_job(names, rounds=rounds, strategy=strategy, seed=seed, dp=dp, budget=budget)
+    training = {"rounds": rounds or ROUNDS} if noise != SHARED else {"steps": steps or STEPS}
+    job = _digits_job(names, training, strategy=strategy, seed=seed, dp=dp, budget=budget)
     if dp is not None:
         # a method that cannot be private says so before anything is started
         check_values(JobSpec, {**job, "not_after": _tomorrow()}, source="--dp")
@@ -190,7 +210,7 @@ def job_plan(
         **OPEN_POLICY,
         "count_granularity": 1,
         "distributions": code,
-        "privacy": {"epsilon": CEILING},
+        "privacy": {"epsilon": CEILING, "accept_shared_noise": True},
     }
     if policy is not None:
         policy.check_job(spec, operator=policy.operators[0] if policy.operators else OPERATOR)
@@ -206,6 +226,15 @@ def job_plan(
         policy={**rules, "federation": spec.federation, "approval": "automatic"},
         init=None if init is None else init.resolve(),
     )
+
+
+def _noise(dp: str | None, noise: str | None) -> str | None:
+    """Where the noise of record-level privacy comes from; None without it. Raises ConfigError."""
+    if dp != "records":
+        if noise is not None:
+            raise ConfigError(f"--noise: expected --dp records with it, got {dp or 'neither'}")
+        return None
+    return noise or SHARED
 
 
 def _budget(dp: str | None, epsilon: float | None) -> float:
@@ -226,9 +255,18 @@ def _budget(dp: str | None, epsilon: float | None) -> float:
 
 
 def _digits_job(
-    names: Sequence[str], *, rounds: int, strategy: str, seed: int, dp: str | None, budget: float
+    names: Sequence[str],
+    count: Mapping[str, int],
+    *,
+    strategy: str,
+    seed: int,
+    dp: str | None,
+    budget: float,
 ) -> Settings:
-    """The small network and rates that reach 0.95 in ten rounds; under --dp what noise leaves of it."""
+    """The small network and rates that reach 0.95 in ten rounds; under --dp what noise leaves of it.
+
+    count: rounds, or the steps of silos that share their noise.
+    """
     options = OPTIONS.get(strategy, {})
     training = {"local_epochs": 3, "batch_size": 8, "learning_rate": RATES.get(strategy, RATE)}
     privacy: Settings = {}
@@ -238,11 +276,15 @@ def _digits_job(
     if dp == "records":
         expected_batch = max(1, round(SAMPLE_RATE * TRAIN_RECORDS / len(names)))
         training = {"local_epochs": 1, "batch_size": expected_batch, "learning_rate": RECORDS_RATE}
+    if "steps" in count:
+        privacy["privacy"]["records"] = {**PRIVACY["records"], "noise": SHARED}
+        training |= {"learning_rate": STEP_RATE, "momentum": 0.0}
+        privacy["enrollment_every"] = 1_000  # each costs epsilon, and the silos do not change
     return {
         "name": "digits",
         "federation": FEDERATION,
         "silos": list(names),
-        "rounds": rounds,
+        **count,
         "strategy": {"preset": strategy, "options": options},
         "model": {"name": "mlp", "hidden": [128], "seed": seed},
         "classes": 10,

@@ -45,6 +45,16 @@ class JobHistory:
     def of_kind(self, kind: str) -> list[PhaseRecord]:
         return [record for record in self.records if kind_of(record) == kind]
 
+    def title(self, record: PhaseRecord) -> str:
+        """Of a phase: `round 3/10`, or `step 3 of 50` in a job of steps; outside rounds its kind."""
+        if kind_of(record) != TRAIN:
+            return kind_of(record)
+        if not self.summary.steps:
+            return f"round {record.round}/{self.summary.rounds}"
+        applied = [each for each in self.of_kind(TRAIN) if each.result == "applied"]
+        taken = sum(each.round < record.round for each in applied)
+        return f"step {taken + 1} of {self.summary.steps}"
+
     @property
     def main(self) -> str:
         """The figure that the job's task tells first."""
@@ -108,15 +118,22 @@ def personal_of(figures: Mapping[str, float | None]) -> PersonalFigures | None:
     return PersonalFigures(accuracy=accuracy, deviation=deviation, silos=round(silos))
 
 
-def plain_line(record: PhaseRecord, *, rounds: int, main: str = ACCURACY) -> str:
-    """One line for one phase, for logs and pipes. main: the figure that the job's task tells first."""
+def counted(summary: JobSummary) -> str:
+    """How far a job came: `3/10 rounds`, or `3/50 steps`."""
+    total, word = (summary.steps, "steps") if summary.steps else (summary.rounds, "rounds")
+    return f"{summary.rounds_completed}/{total} {word}"
+
+
+def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY) -> str:
+    """One line for one phase, for logs and pipes. title: JobHistory.title. main: the figure that the job's
+    task tells first."""
     outcome = f"used up ({record.reason})"
     if record.result == "applied":
         share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
         attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
     missing = "; ".join(f"without {left.silo} ({left.stage}: {left.reason})" for left in record.left_out)
-    return "  ".join(filter(None, [_title(record, rounds), outcome, _measured(record, main), missing]))
+    return "  ".join(filter(None, [title, outcome, _measured(record, main), missing]))
 
 
 def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None = None) -> RenderableType:
@@ -131,7 +148,7 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
     for record in history.records[-(newest or len(history.records)) :]:
         figure, is_train = record.figures.get(history.main), kind_of(record) == TRAIN
         rows.add_row(
-            _title(record, history.summary.rounds),
+            history.title(record),
             "" if figure is None else f"{figure:.3f}",
             str(len(record.cohort)) if record.result == "applied" else record.result,
             f"{record.data_share:.0%}" if is_train and record.cohort else "",
@@ -146,10 +163,6 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
 
 def kept_line(summary: JobSummary) -> str:
     return f"kept: the model after round {summary.model_round}, {summary.kept}"
-
-
-def _title(record: PhaseRecord, rounds: int) -> str:
-    return f"round {record.round}/{rounds}" if kind_of(record) == TRAIN else kind_of(record)
 
 
 def _measured(record: PhaseRecord, main: str) -> str:
@@ -176,7 +189,7 @@ def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str
         for event in events:
             record = history.add(event)
             if record is not None:
-                click.echo(plain_line(record, rounds=history.summary.rounds, main=history.main), err=True)
+                click.echo(plain_line(record, title=history.title(record), main=history.main), err=True)
             patience.on_news(history.summary.progress)
 
 

@@ -9,20 +9,31 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
+from chorale.privacy.plan import (
+    planned_epsilon,
+    planned_epsilon_if_all_others_collude,
+    planned_statistics_epsilon,
+    planned_updates_epsilon,
+)
 from chorale.privacy.quantity_noise import noise_deviations, noised, privacy_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Disclosure
+from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.phases.evaluation import EVALUATE
+from strategies.phases.training import TRAIN
 
 DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """epsilon: what the whole plan costs one silo's data set, at delta. unit: record or silo.
+    """epsilon: what the whole plan costs one silo's data set, at delta, against the coordinator and up to
+    `colluders` of the `members` silos that a round names: the noise of `honest` silos counts. unit: record or
+    silo. noise: whose noise hides a record, `sum` or `silo`; None where no noise of its own does.
+    epsilon_if_all_others_collude: what the plan costs where all other silos give their noise away; infinite
+    where nothing is promised then.
 
     Statistics are noised by record whatever the unit is: epsilon_updates_per_silo and
     epsilon_statistics_per_record are what either costs by itself, the first None where the unit is record.
@@ -34,28 +45,34 @@ class Promise:
     epsilon: float
     delta: float
     unit: str
+    noise: str | None
+    epsilon_if_all_others_collude: float
+    members: int
+    colluders: int
+    honest: int
     epsilon_updates_per_silo: float | None
     epsilon_statistics_per_record: float
     multipliers: Mapping[str, float] = field(default_factory=dict)
     count_deviation: float = 0.0
     update_noise: float = 0.0
 
-    def line(self) -> str:
-        """One line for a person."""
+    def lines(self) -> list[str]:
+        """For a person: what is promised, against whom, and what few silos make of it."""
         noise = ", ".join(f"{name} {value:g}" for name, value in self.multipliers.items())
-        return (
+        told = [
             f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
             f"{units(self.epsilon_updates_per_silo, self.epsilon_statistics_per_record)}; "
-            f"noise multipliers: {noise}"
-        )
-
-    def warnings(self) -> list[str]:
-        """What few silos make of the promise: one line, or none."""
+            f"noise multipliers: {noise}",
+            f"privacy: that holds against the coordinator and {self.colluders} of {self.members} silos, by "
+            f"the noise of {self.honest} honest ones (of more with a larger min_cohort); "
+            f"{if_all_others_collude(self.epsilon_if_all_others_collude)}",
+        ]
         if self.update_noise <= DROWNED:
-            return []
+            return told
         return [
+            *told,
             f"each round's noise is {self.update_noise:.0f} times as long as the longest update: "
-            "expect an accuracy near chance; hiding whole silos takes many more of them"
+            "expect an accuracy near chance; hiding whole silos takes many more of them",
         ]
 
     def accuracy_deviation(self, accuracy: float, tested: float) -> float:
@@ -77,29 +94,39 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
             f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
             f"got {cost:.4g}"
         )
-    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
-    quantities = noised(spec.method.phase("train").quantities(context), spec, members)
-    deviations = noise_deviations(quantities, members)
+    tested = noise_deviations(_noised(spec, state, EVALUATE, len(spec.silos)), len(spec.silos))
     multipliers: dict[str, float | None] = {}
     if privacy.records is not None:
         multipliers["records.noise_multiplier"] = privacy.records.noise_multiplier
     update_noise = 0.0
     if privacy.sums is not None:
         multipliers["sums.noise_multiplier"] = privacy.sums.noise_multiplier
+        quantities = _noised(spec, state, TRAIN, members)
         update = next(each for each in quantities if each.discloses is Disclosure.UPDATE)
         longest = privacy.sums.clip_norm * (privacy.declared_weight(members) * members)
-        update_noise = deviations[update.name] * math.sqrt(update.size) / longest
+        update_noise = noise_deviations([update], members)[update.name] * math.sqrt(update.size) / longest
     multipliers["statistics_noise_multiplier"] = privacy.statistics_noise_multiplier
     return Promise(
         epsilon=cost,
         delta=privacy.delta,
         unit=privacy.unit,
+        noise=None if privacy.records is None else privacy.records.noise,
+        epsilon_if_all_others_collude=planned_epsilon_if_all_others_collude(spec, state),
+        members=members,
+        colluders=members // 3,
+        honest=spec.rule(members).min_honest,
         epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
         epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
         multipliers={field: value for field, value in multipliers.items() if value is not None},
-        count_deviation=deviations["tested"],
+        count_deviation=tested["tested"],
         update_noise=update_noise,
     )
+
+
+def if_all_others_collude(epsilon: float | None) -> str:
+    """The other promise, as a clause; null in a report stands for no bound."""
+    cost = "no bound" if epsilon is None or math.isinf(epsilon) else f"epsilon {epsilon:.4g}"
+    return f"if all other silos collude with it: {cost}"
 
 
 def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
@@ -110,3 +137,9 @@ def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
         f"for each record; by themselves updates cost epsilon {updates_per_silo:.4g} for each silo, "
         f"statistics epsilon {statistics_per_record:.4g} for each record"
     )
+
+
+def _noised(spec: JobSpec, state: GlobalState, kind: str, members: int) -> tuple[Quantity, ...]:
+    """The quantities of a phase with their noise."""
+    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+    return noised(spec.method.phase(kind).quantities(context), spec, members)

@@ -20,7 +20,7 @@ from cli.output.progress import (
     personal_figures,
     score_word,
 )
-from cli.output.promise import units
+from cli.output.promise import if_all_others_collude, units
 
 if TYPE_CHECKING:
     from cli.output.promise import Promise
@@ -175,9 +175,14 @@ def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, f
     noise = None
     if promise is not None and accuracy is not None and tested is not None:
         noise = promise.accuracy_deviation(accuracy, tested)
+    collude = None if promise is None else promise.epsilon_if_all_others_collude
+    if collude == math.inf:
+        collude = None  # no bound; JSON has no infinity
     return {
         "epsilon": promise and promise.epsilon,
+        "epsilon_if_all_others_collude": collude,
         "epsilon_unit": promise and promise.unit,
+        "noise": promise and promise.noise,
         "epsilon_updates_per_silo": promise and promise.epsilon_updates_per_silo,
         "epsilon_statistics_per_record": promise and promise.epsilon_statistics_per_record,
         "delta": promise and promise.delta,
@@ -196,7 +201,10 @@ def _privacy_section(report: Document) -> list[str]:
     )
     if report["epsilon_updates_per_silo"] is not None:
         told += "No noise hides a whole silo in the statistics. "
-    told += "Accuracies carry noise too."
+    told += (
+        "That holds against the coordinator and up to a third of the silos of a round; "
+        f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. Accuracies carry noise too."
+    )
     spent = [(silo, f"{epsilon:.4g}") for silo, epsilon in report["epsilon_spent_by_silo"].items()]
     noise = [(name, f"{value:g}") for name, value in report["noise_multipliers"].items()]
     tables = [_table(("noise multiplier", "value"), noise)]

@@ -123,7 +123,7 @@ def simulate(
 def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
     spec = simulation.job.spec
     drawn = f"{spec.named_per_round} of {len(spec.silos)} silos"
-    click.echo(f"{spec.strategy.name}, {spec.rounds} rounds of {drawn}", err=True)
+    click.echo(f"{spec.strategy.name}, {spec.count} of {drawn}", err=True)
     following = simulation.progress.following
     if following is not None and following[0] > 1:
         click.echo(f"continuing after round {following[0] - 1}", err=True)

@@ -288,6 +288,7 @@ class JobManager:
             "strategy": job.spec.strategy.name,
             "main_figure": job.strategy.task.main,
             "rounds": job.spec.rounds,
+            "steps": job.spec.steps or 0,
             "silos": job.spec.silos,
             "rounds_completed": completed_rounds(store, job),
             "model_round": store.last_applied(row.digest, TRAIN) if kept is None else kept.round,

@@ -310,7 +310,7 @@ class JobRunner:
             return JobFailed(f"{FailureReason.BUDGET.value}: {refusal}")
         return BudgetSpent(
             f"{FailureReason.BUDGET.value}: {refusal}; the model after {rounds} of "
-            f"{self.job.spec.rounds} rounds stays"
+            f"{self.job.spec.count} stays"
         )
 
     def _next_step(self) -> Step | None:

@@ -44,7 +44,9 @@ def next_step(
     if is_lost and job.names_everyone(last.phase):
         return _repeated(job, rows)
     # a phase that was used up uses up its round: what would follow in it lacks the phase's sum
-    following = job.next_after(last.round, job.strategy.round_phases[-1] if is_lost else last.phase)
+    last_of_round = job.strategy.round_phases[-1]
+    steps = sum(row.phase == last_of_round and row.state is PhaseState.APPLIED for row in rows)
+    following = job.next_after(last.round, last_of_round if is_lost else last.phase, steps=steps)
     if following is None or job.names_everyone(following[1]) or following[0] == last.round:
         return following
     if has_stalled:

@@ -8,6 +8,7 @@ often and in whatever pieces it is read. Source: docs/protocol.md 4.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +24,9 @@ from crypto.fixed_point import clipping, compiled, ring
 from crypto.fixed_point.compiled import Rounding
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from crypto.fixed_point.ring import Encoded, Words
-from crypto.noise import skellam_stream
+from crypto.noise.gaussian import GaussianStream
 from crypto.noise.sensitivity import clipped_sensitivity
-from crypto.noise.skellam import skellam_law
-from crypto.noise.skellam_stream import SkellamStream
+from crypto.noise.table_stream import numpy_pick
 from crypto.prg import Keystream
 
 BLOCK_VALUES: Final = 1 << 15  # numpy's arrays of a block stay in the L2 cache, docs/performance.md
@@ -269,8 +269,8 @@ def _arrays(values: Mapping[str, ArrayLike], layout: Layout) -> dict[str, NDArra
 
 
 def _part(array_N: NDArray[Any], quantity: Quantity, members: int, is_compiled: bool) -> _Part:
-    if quantity.is_count:
-        return _Exact(word_N=_whole(array_N, quantity))
+    if quantity.is_count or quantity.is_whole_units:
+        return _Exact(word_N=_whole(array_N, quantity, members))
     scale, factor = quantity.scale(members), 1.0
     clip_l2 = None if quantity.noise is None else quantity.noise.clip_l2
     if clip_l2 is not None:
@@ -313,28 +313,33 @@ def _squared_norm(part: _Rounded, ring_bits: int, first_word: int) -> int:
     return total
 
 
-def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -> dict[str, SkellamStream]:
+def _noises(layout: Layout, random: Callable[[int], bytes], is_compiled: bool) -> dict[str, GaussianStream]:
     """By name of a quantity with noise. The key is of this input alone, and another than the rounding's."""
     noised = {place: each for place, each in enumerate(layout.quantities) if each.noise is not None}
     if not noised:
         return {}
-    key, pick = random(prg.KEY_BYTES), None if is_compiled else skellam_stream.numpy_pick
+    key, pick = random(prg.KEY_BYTES), None if is_compiled else numpy_pick
     return {
-        each.name: SkellamStream(skellam_law(each.noise.variance), key, quantity=place, pick=pick)
+        each.name: GaussianStream(each.noise.variance, key, quantity=place, pick=pick)
         for place, each in noised.items()
         if each.noise is not None
     }
 
 
-def _whole(count_N: NDArray[Any], quantity: Quantity) -> Words:
+def _whole(count_N: NDArray[Any], quantity: Quantity, members: int) -> Words:
+    """Of counts, and of whole numbers of the noise's units."""
+    if quantity.is_whole_units and count_N.dtype.kind == "f":
+        raise _odd(quantity, f"holds {count_N.dtype}, expected whole numbers of its units")
+    most = math.floor(quantity.scale(members) * quantity.bound)
     word_N = np.empty(count_N.size, ring.WORD_TYPES[quantity.ring_bits])
     for block in _blocks(count_N.size):
         count_B = count_N[block]
         if count_B.dtype.kind == "f" and not (np.isfinite(count_B) & (np.floor(count_B) == count_B)).all():
             raise _odd(quantity, "a count is not a whole number")
         # Python numbers, because the negative of the least int64 is no int64
-        if max(int(count_B.max()), -int(count_B.min())) > int(quantity.bound):
-            raise _odd(quantity, f"a count is beyond its bound {quantity.bound:g}")
+        if max(int(count_B.max()), -int(count_B.min())) > most:
+            what = "a number of units" if quantity.is_whole_units else "a count"
+            raise _odd(quantity, f"{what} is beyond its bound {most}")
         word_N[block] = count_B.astype(np.int64).astype(word_N.dtype)
     return word_N
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from functools import cached_property
 
 from crypto import encoding
 from crypto.errors import ConfigError
 from crypto.fixed_point.projection import Projection
+from crypto.noise.gaussian import wrap_probability
 from crypto.noise.sensitivity import MAX_WRAP_PROBABILITY, Noise
-from crypto.noise.skellam import wrap_probability
 
 RING_BITS = (16, 32, 64)
 CLIPPED = "clipped"  # reserved: the encoder itself fills in how many values it clipped
@@ -47,6 +47,14 @@ class Disclosure(Enum):
         return self in (Disclosure.CLASS_STATISTIC, Disclosure.TRAINED_CLASS_STATISTIC)
 
 
+class Side(StrEnum):
+    """Which of a silo's records a quantity is about: each record is in training or held out, not both."""
+
+    BOTH = "both"
+    TRAIN = "train"
+    HOLDOUT = "holdout"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One named array of a phase.
@@ -55,10 +63,12 @@ class Quantity:
     ring_bits: of the ring it is summed in. is_count: an exact integer, scale 1.
     sensitivity_l2: change by one record, where the quantity can be noised per record.
     projection: the values are summed as its numbers, of which `bound` is the largest; shape stays theirs.
+    is_whole_units: values are whole numbers of 1 / scale, handed over as int64 and encoded as they are.
     noise: what every silo adds to its own; the sum of a noised count is a real number.
     is_tagged: whether silos check its sum, because the next global state is computed from it.
     discloses: not encoded, so not compared either; the default is what policies refuse. at_most: the count
-    beside it that it never exceeds at any silo; not encoded either.
+    beside it that it never exceeds at any silo; not encoded either. side: the records that it is about, which
+    the accounting reads; not encoded either.
     """
 
     name: str
@@ -70,8 +80,10 @@ class Quantity:
     projection: Projection | None = None
     noise: Noise | None = None
     is_tagged: bool = False
+    is_whole_units: bool = False
     discloses: Disclosure = field(default=Disclosure.CLASS_STATISTIC, compare=False)
     at_most: str = field(default="", compare=False)
+    side: Side = field(default=Side.BOTH, compare=False)
 
     def __post_init__(self) -> None:
         if self.ring_bits not in RING_BITS:
@@ -90,6 +102,8 @@ class Quantity:
             raise ConfigError(f"quantity {self.name}: a count with noise is no count")
         if self.projection is not None and self.is_count:
             raise ConfigError(f"quantity {self.name}: a count is not projected")
+        if self.is_whole_units and (self.is_count or self.projection is not None):
+            raise ConfigError(f"quantity {self.name}: whole units are neither a count nor projected")
         if self.projection is not None and self.projection.size != math.prod(self.shape):
             raise ConfigError(
                 f"quantity {self.name}: expected a projection of {math.prod(self.shape)} values, "
@@ -170,6 +184,8 @@ class Layout:
             raise ConfigError("layout: a quantity is named twice")
         for quantity in self.quantities:
             quantity.scale(self.members)
+            if quantity.is_whole_units and quantity.noise is None:
+                raise ConfigError(f"quantity {quantity.name}: whole units need noise")
         if self.wrap_probability > MAX_WRAP_PROBABILITY:
             noised = ", ".join(one.name for one in self.quantities if one.noise is not None)
             raise ConfigError(
@@ -236,8 +252,8 @@ class Layout:
 def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
     """A quantity as the layout's digest covers it; floats in hexadecimal, so exact.
 
-    A quantity without noise ends with its sensitivity, projection and mark. What it discloses is not among
-    them.
+    A quantity without noise ends with its sensitivity, projection and mark; only the noise on whole units
+    ends with a 1. What it discloses is not among them.
     """
     projection, noise = quantity.projection, quantity.noise
     fields: list[encoding.Field] = [
@@ -251,7 +267,8 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
         int(quantity.is_tagged),
     ]
     if noise is not None:
-        fields.append([_hex(noise.variance), _hex(noise.scale), _hex(noise.clip_l2)])
+        terms: list[encoding.Field] = [_hex(noise.variance), _hex(noise.scale), _hex(noise.clip_l2)]
+        fields.append([*terms, 1] if quantity.is_whole_units else terms)
     return fields
 
 
@@ -269,10 +286,16 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
             block=projected.number(),
             kept=projected.number(),
         )
-    is_tagged = reader.number()
+    is_tagged, is_whole_units = reader.number(), False
     if reader.left:
-        variance, scale, clip = reader.texts()
-        noise = Noise(variance=float.fromhex(variance), scale=float.fromhex(scale), clip_l2=_from_hex(clip))
+        terms = reader.fields()
+        noise = Noise(
+            variance=float.fromhex(terms.text()),
+            scale=float.fromhex(terms.text()),
+            clip_l2=_from_hex(terms.text()),
+        )
+        is_whole_units = bool(terms.left and terms.number())
+        terms.end()
     return Quantity(
         name=name,
         shape=shape,
@@ -283,6 +306,7 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
         projection=projection,
         noise=noise,
         is_tagged=bool(is_tagged),
+        is_whole_units=is_whole_units,
     )
 
 

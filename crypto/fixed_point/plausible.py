@@ -16,13 +16,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from crypto.errors import Refusal, RemoteProtocolError
-from crypto.fixed_point.layout import MAX_QUANTITIES, Layout, Quantity
+from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.ring import SIGNED_TYPES, Words
-from crypto.noise.sensitivity import MAX_WRAP_PROBABILITY
-from crypto.noise.skellam import wrap_probability
-
-# that honest noise takes any number of a quantity's sum out of its box; 2^-40 over a whole layout
-_TAIL = MAX_WRAP_PROBABILITY / MAX_QUANTITIES
+from crypto.noise.gaussian import noise_tail
 
 
 class ImplausibleSum(RemoteProtocolError):
@@ -59,11 +55,4 @@ def largest_word(quantity: Quantity, *, members: int, survivors: int) -> int:
     clean = survivors * math.ceil(quantity.scale(members) * quantity.bound)
     if quantity.noise is None:
         return clean
-    variance, low, high = survivors * quantity.noise.variance, 0, 1 << quantity.ring_bits
-    while low < high:  # the least tail that is seldom enough
-        middle = (low + high) // 2
-        if wrap_probability(0.0, variance, quantity.size, middle) <= _TAIL:
-            high = middle
-        else:
-            low = middle + 1
-    return clean + low
+    return clean + noise_tail(survivors * quantity.noise.variance, quantity.size)

@@ -1,7 +1,7 @@
 """How far one input can move a sum of whole numbers, and the noise that a quantity declares for it.
 
-The noise is Skellam's, in ring units: whole numbers, added by every silo before masking
-(crypto/noise/skellam_stream.py).
+The noise is a rounded Gaussian in ring units: whole numbers, added by every silo before masking
+(crypto/noise/gaussian.py).
 What is derived here is proved in docs/privacy.md, "Sensitivity after rounding".
 """
 
@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 from crypto.errors import ConfigError
+from crypto.noise.gaussian import MAX_VARIANCE, MIN_VARIANCE
 
-MAX_DEVIATION = 4096.0  # of one silo's noise, in ring units: the alias table then stays in the cache
 MAX_WRAP_PROBABILITY = 2.0**-40  # that any number of a sum leaves its word
 
 # Both sides of a layout need the same last bit, so these are numbers and not calls of log()
@@ -45,10 +45,10 @@ class Noise:
             raise ConfigError(f"noise: expected finite numbers above 0, got {numbers}")
         if math.frexp(self.scale)[0] != 0.5:
             raise ConfigError(f"noise: the scale is a power of two, got {self.scale}")
-        if self.variance > MAX_DEVIATION**2:
+        if not MIN_VARIANCE <= self.variance <= MAX_VARIANCE:
             raise ConfigError(
-                f"noise: expected a standard deviation of at most {MAX_DEVIATION:g} units, "
-                f"got {math.sqrt(self.variance):g}"
+                f"noise: expected a standard deviation of {math.sqrt(MIN_VARIANCE):g} to "
+                f"{math.sqrt(MAX_VARIANCE):g} units, got {math.sqrt(self.variance):g}"
             )
 
 

@@ -152,3 +152,25 @@ def _raised(field: str, default: int, given: int | None, members: int) -> int:
     if not default <= given <= members:
         raise ConfigError(f"{field}: expected {default} to {members} for {members} silos, got {given}")
     return given
+
+
+def expected_overlaps(silos: int, named: int, *, min_cohort: int, rounds: int) -> float:
+    """Overlapping cohorts that so many rounds are expected to count while no silo drops out; an upper bound.
+
+    Two cohorts overlap if they differ by 1 to min_cohort - 1 silos (symmetric difference): the difference of
+    their sums shows those few. Policies bound their number by `max_cohort_changes`. Round r overlaps one of
+    the r - 1 before it with at most (r - 1) times the chance of one pair, and counts nothing where it names
+    the same silos as the round before. 0 where every round names all silos. Source: docs/protocol.md 6.
+    """
+    if named == silos:
+        return 0.0
+    # two uniform sets of `named` silos share `common` of them with hypergeometric probability
+    overlapping = [common for common in range(named) if 2 * (named - common) < min_cohort]
+    favorable = sum(
+        math.comb(named, common) * math.comb(silos - named, named - common) for common in overlapping
+    )
+    pair_chance = favorable / math.comb(silos, named)
+    max_chance = 1.0 - 1.0 / math.comb(silos, named)  # that a round names others than the round before
+    # the round from which on max_chance is the smaller bound, so that the sum has a closed form
+    last = rounds if pair_chance == 0.0 else min(rounds, int(max_chance / pair_chance) + 1)
+    return pair_chance * last * (last - 1) / 2 + max_chance * (rounds - last)

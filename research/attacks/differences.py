@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.rows import Row
-from chorale.privacy.accountant import Skellam, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import noise_deviations, releases_of
+from chorale.privacy.releases import Gaussian
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point.layout import Layout
 from research.attacks import chance
@@ -169,5 +170,5 @@ def _epsilon(spec: JobSpec, state: Mapping[str, Array], layouts: list[Layout]) -
         for layout in layouts
         for release in releases_of(spec, "calibrate", dict(state), layout.members)
     ]
-    assert all(isinstance(release, Skellam) for release in both)
+    assert all(isinstance(release, Gaussian) for release in both)
     return epsilon(both, spec.privacy.delta)

@@ -256,6 +256,7 @@ class HonestSilos:
             rosters=rosters,
             data_sets=data_sets,
             first_states=FirstStates(folder / "first", data_sets=data_sets),
+            metrics=SiloMetrics(),
             clock=clock,
         )
         self._open.callback(checks.close)

@@ -124,6 +124,17 @@ class RawData(Data):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Every record of a data set as it is stored, whatever a job makes of it, one after the other.
+
+    holdout: of its own test split; None where it has none.
+    """
+
+    train: Iterable[bytes]
+    holdout: Iterable[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
     """Float32 features in the job's input shape, or int64. name: data set id in the ledger."""
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
-from chorale_models.data import Data
 from crypto.errors import ConfigError
 from silo_agent.data import private
 from silo_agent.data.base import Indices, Loader, RawData, Samples, SampleSet, SiloData
@@ -28,8 +27,9 @@ from silo_agent.data.partition import (
     split_holdout,
 )
 from silo_agent.data.problems import Problems
-from silo_agent.data.scan import scanned
+from silo_agent.data.scan import Scanned, scanned
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
+from silo_agent.ledger.unit_marks import Admitted
 from silo_agent.seeding import derive_seed
 
 log = get_logger("silo_agent.data.loading")
@@ -53,6 +53,7 @@ def load_data(
     settings: DataSettings,
     job: JobSpec,
     *,
+    admitted: Admitted | None = None,
     problems: Problems | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> SiloData:
@@ -62,12 +63,15 @@ def load_data(
     class that depends on the settings alone, so no sample ever changes sides. In a private job each
     record is held out by itself, and none can have the job refused (`private`).
     Samples that are read by place are in memory where all of them fit `data.cache_megabytes`.
+    admitted: the records that may be used, and the account by whose id they are split; None: all of them, by
+    the data set's name.
     problems: takes all that is wrong with single records; if anything is, the rest is prepared as in a
     private job.
     Raises ConfigError that names the setting or file and what is allowed, and Cancelled.
     """
     index = 0 if settings.partition is None else settings.partition.index
-    return next(_parts(settings, job, [index], problems=problems, is_cancelled=is_cancelled))
+    parts = _parts(settings, job, [index], admitted=admitted, problems=problems, is_cancelled=is_cancelled)
+    return next(parts)
 
 
 def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]:
@@ -96,12 +100,13 @@ def _parts(
     job: JobSpec,
     indices: Sequence[int],
     *,
+    admitted: Admitted | None = None,
     problems: Problems | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[SiloData]:
     """The parts of those silos; all of it where there is no partition."""
     raw = _raw(settings, job)
-    opened = _opened(raw, settings, job, is_cancelled)
+    opened = _opened(raw, settings, job, admitted, is_cancelled)
     is_strict = _is_strict(raw, job, problems)
     cut = _plain_parts if is_strict else _private_parts
     for train, holdout in cut(opened, settings, indices, job=job):
@@ -114,40 +119,62 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     if settings.source is None and settings.module is None:
         return LOADERS[DataFormat(settings.format)](settings, job)
     own = own_data(settings, job)
-    if not isinstance(own, Data):
-        field, named = "data.module", settings.module
-        if settings.source is not None:
-            field, named = "data.from", f"{settings.format} of {settings.source}"
-        returned = type(own).__name__
-        raise ConfigError(f"{field}: {named} returned {returned}, expected chorale_models.Data")
     if isinstance(own, RawData):
         return own
     return RawData(train=own.train, holdout=own.holdout, strata=own.strata, identities=own.identities)
 
 
-def _opened(raw: RawData, settings: DataSettings, job: JobSpec, is_cancelled: Callable[[], bool]) -> _Opened:
-    """Arrays as they are; samples that are read by place in the job's form, without those that do not fit."""
+def _opened(
+    raw: RawData,
+    settings: DataSettings,
+    job: JobSpec,
+    admitted: Admitted | None,
+    is_cancelled: Callable[[], bool],
+) -> _Opened:
+    """Arrays as they are; samples that are read by place in the job's form, without those that do not fit.
+    Without records that are not admitted."""
     classes = job.classes if raw.strata is None else 0
     for name, of_each in (("strata", raw.strata), ("identities", raw.identities)):
         if of_each is not None and len(of_each) != len(raw.train):
             expected = f"expected one for each of {len(raw.train)} samples, got {len(of_each)}"
             raise ConfigError(f"data {settings.name}: {name}: {expected}")
-    if isinstance(raw.train, Samples):
-        strata_N = raw.train.strata if raw.strata is None else np.asarray(raw.strata, np.int64)
-        train, is_held_N = replace(raw.train, strata=strata_N), None
-        if raw.holdout is None and job.privacy is not None:
-            is_held_N = private.held_out(train, raw.identities, name=settings.name, fraction=settings.holdout)
-        opened = _Opened(train=train, classes=classes, is_held_N=is_held_N)
-    else:
-        found = scanned(raw, settings, job, of_holdout=False, is_cancelled=is_cancelled)
-        opened = _Opened(train=found.samples, classes=classes, is_held_N=found.is_held_N)
+    found = _side(raw, settings, job, admitted, is_cancelled, of_holdout=False)
+    opened = _Opened(train=found.samples, classes=classes, is_held_N=found.is_held_N)
     if raw.holdout is None:
         return opened
-    if isinstance(raw.holdout, Samples):
-        return replace(opened, test=raw.holdout)
-    return replace(
-        opened, test=scanned(raw, settings, job, of_holdout=True, is_cancelled=is_cancelled).samples
+    return replace(opened, test=_side(raw, settings, job, admitted, is_cancelled, of_holdout=True).samples)
+
+
+def _side(
+    raw: RawData,
+    settings: DataSettings,
+    job: JobSpec,
+    admitted: Admitted | None,
+    is_cancelled: Callable[[], bool],
+    *,
+    of_holdout: bool,
+) -> Scanned:
+    """The samples of the data, or of its own test split."""
+    found = raw.holdout if of_holdout else raw.train
+    if not isinstance(found, Samples):
+        return scanned(
+            raw, settings, job, admitted=admitted, of_holdout=of_holdout, is_cancelled=is_cancelled
+        )
+    identities = None if of_holdout else raw.identities
+    if not of_holdout and raw.strata is not None:
+        found = replace(found, strata=np.asarray(raw.strata, np.int64))
+    account, is_held_N = settings.name if admitted is None else admitted.account, None
+    if raw.holdout is None and job.privacy is not None:
+        is_held_N = private.held_out(found, identities, name=account, fraction=settings.holdout)
+    if admitted is None:
+        return Scanned(samples=found, is_held_N=is_held_N)
+    is_in_N = admitted.rows(
+        private.stored(found, identities), is_held_out=of_holdout if raw.holdout is not None else None
     )
+    if is_in_N.all():
+        return Scanned(samples=found, is_held_N=is_held_N)
+    kept = np.flatnonzero(is_in_N)
+    return Scanned(samples=found.take(kept), is_held_N=None if is_held_N is None else is_held_N[kept])
 
 
 def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:

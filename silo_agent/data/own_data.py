@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from chorale.runtime import distributions
 from chorale.spec.job_spec import JobSpec
+from chorale_models.data import Data
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.settings import DataSettings
 from silo_agent.entry_point import load_entry_point
@@ -35,17 +36,27 @@ def own_function(settings: DataSettings) -> Callable[..., object] | None:
     return partial(found, **settings.options)
 
 
-def own_data(settings: DataSettings, job: JobSpec) -> object:
-    """What that function returns: of a module for the settings, of a distribution for the job's sizes.
+def own_data(settings: DataSettings, job: JobSpec | None) -> Data:
+    """What that function returns: of a module for the settings alone, of a distribution for the job's sizes.
 
-    Raises ConfigError for whatever it raises.
+    Raises ConfigError for whatever it raises, and for what is no Data.
     """
     function = own_function(settings)
     assert function is not None
-    named = settings.module or f"{settings.format} of {settings.source}"
+    field, named = "data.module", settings.module
+    if settings.source is not None:
+        field, named = "data.from", f"{settings.format} of {settings.source}"
     try:
-        return function(settings) if settings.module is not None else function(job.sizes)
+        if settings.source is None:
+            own = function(settings)
+        else:
+            assert job is not None
+            own = function(job.sizes)
     except ChoraleError:
         raise
     except Exception as error:  # it is not our code
         raise ConfigError(f"data {settings.name}: {named}: {distributions.told(error)}") from error
+    if not isinstance(own, Data):
+        returned = type(own).__name__
+        raise ConfigError(f"{field}: {named} returned {returned}, expected chorale_models.Data")
+    return own

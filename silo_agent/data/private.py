@@ -10,12 +10,14 @@ N = records.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from chorale_models.data import Identities
 from crypto import encoding
-from silo_agent.data.base import Features, Labels, Samples
+from silo_agent.data.base import MAX_LABEL, Features, Labels, Samples
 
 FARTHEST = 1_000_000  # no feature of a private job is beyond it; standardized ones are about 1
 HASHED_BITS = 64
@@ -43,8 +45,7 @@ def boxed(features: Features) -> tuple[Features, int]:
 def held_out(samples: Samples, identities: Identities | None, *, name: str, fraction: float) -> Mask:
     """(N,): which records are kept for evaluation. identities: each record as its file holds it, where the
     features are already made for the job; None: features and labels are what the file holds."""
-    made = (record_bytes(*pair) for pair in zip(samples.features, samples.labels, strict=True))
-    records = made if identities is None else (identities[place] for place in range(len(samples)))
+    records = stored(samples, identities)
     return np.array([is_held_out(record, name=name, fraction=fraction) for record in records], np.bool_)
 
 
@@ -60,8 +61,27 @@ def is_held_out(record: bytes, *, name: str, fraction: float) -> bool:
 
 def record_bytes(features: Features, label: Labels) -> bytes:
     """In one number format, whatever other records made of the array's: an integer is the same as a float.
-    A class is the 8 bytes of its number, any other target float64."""
+    A label that is one whole number is the 8 bytes of it, whatever the job's task is; any other one float64.
+    """
     made = np.asarray(features, dtype="<f8").tobytes()
-    if label.ndim == 0 and label.dtype.kind in "iu":
-        return made + int(label).to_bytes(8, "big", signed=True)
-    return made + np.asarray(label, dtype="<f8").tobytes()
+    label_f8 = np.asarray(label, dtype="<f8")
+    if label_f8.size == 1 and abs(value := label_f8.item()) <= MAX_LABEL and value.is_integer():
+        return made + int(label_f8.item()).to_bytes(8, "big", signed=True)
+    return made + label_f8.tobytes()
+
+
+def every(identities: Identities) -> Iterator[bytes]:
+    """All that can be read."""
+    for place in range(len(identities)):
+        try:
+            record = identities[place]
+        except Exception:  # what files and an institution's own data sets raise is on no list
+            continue
+        yield record
+
+
+def stored(samples: Samples, identities: Identities | None = None) -> Iterator[bytes]:
+    """Each record as its file holds it. identities: where the features are already made for the job."""
+    if identities is not None:
+        return (identities[place] for place in range(len(identities)))
+    return (record_bytes(*pair) for pair in zip(samples.features, samples.labels, strict=True))

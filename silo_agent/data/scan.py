@@ -22,6 +22,7 @@ from silo_agent.data.settings import DataSettings
 from silo_agent.data.store import Store
 from silo_agent.data.streamed import Streamed, fitting
 from silo_agent.data.workers import Found, Unread
+from silo_agent.ledger.unit_marks import Admitted
 
 MOST_ROWS = 512  # samples of a batch of a pass, of small samples
 PART_OF_CACHE = 16  # a batch is at most this part of the bound: some are on their way at any time
@@ -40,10 +41,12 @@ def scanned(
     settings: DataSettings,
     job: JobSpec,
     *,
+    admitted: Admitted | None,
     of_holdout: bool,
     is_cancelled: Callable[[], bool],
 ) -> Scanned:
-    """The training samples, or the hold-out. Raises ConfigError, Cancelled; bad samples are problems."""
+    """The training samples, or the hold-out, as far as they are admitted. Raises ConfigError, Cancelled; bad
+    samples are problems."""
     source = raw.holdout if of_holdout else raw.train
     assert source is not None
     total = len(raw.train) + (0 if raw.holdout is None else len(raw.holdout))
@@ -61,6 +64,8 @@ def scanned(
     )
     found = _Found(count, job, keeps_inputs=is_in_memory)
     hashes = job.privacy is not None and raw.holdout is None
+    account = settings.name if admitted is None else admitted.account
+    side = None if raw.holdout is None else of_holdout
     is_held: list[bool] = []
 
     def told(error: ConfigError) -> None:
@@ -71,11 +76,17 @@ def scanned(
         if is_cancelled():
             raise Cancelled("data: no longer wanted")
         kept, samples = fitting(read, places, store, job, misfit=told)
+        records = []
+        if hashes or admitted is not None:
+            identities = None if of_holdout else raw.identities
+            records = [_record(identities, place, read[place - int(places[0])]) for place in kept]
+        if admitted is not None:
+            chosen = np.flatnonzero(admitted.rows(records, is_held_out=side)).tolist()
+            kept, samples = [kept[each] for each in chosen], samples.take(np.array(chosen, np.int64))
+            records = [records[each] for each in chosen]
         found.add(kept, samples)
         if hashes:
-            for place in kept:
-                record = _record(raw.identities, place, read[place - int(places[0])])
-                is_held.append(is_held_out(record, name=settings.name, fraction=settings.holdout))
+            is_held += [is_held_out(each, name=account, fraction=settings.holdout) for each in records]
     strata = None if of_holdout else raw.strata
     held_N = np.array(is_held, np.bool_) if hashes else None
     return Scanned(samples=found.result(store, rows, strata), is_held_N=held_N)

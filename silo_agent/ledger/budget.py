@@ -20,9 +20,10 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from chorale.job import Job
-from chorale.privacy.accountant import Release, epsilon, releases_from_json, releases_to_json
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.releases import Release, releases_from_json, releases_to_json
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
@@ -88,7 +89,9 @@ class BudgetBalance:
 class Budget:
     """One data set under one policy. Synchronous and durable; safe in any thread.
 
-    tell: called for every spend when it is durable and before a byte leaves.
+    data_set: the id of its own account. also: further accounts that its inputs are charged to, because they
+    hold a unit of it, and the most epsilon of each. tell: called for every spend when it is durable and
+    before a byte leaves.
     """
 
     def __init__(
@@ -99,16 +102,20 @@ class Budget:
         data_set: str,
         clock: Callable[[], datetime],
         tell: Callable[[Spend], None],
+        also: Mapping[str, float] | None = None,
     ) -> None:
         self._database = database
         self._policy = policy
         self._data_set = data_set
+        self._limits = {data_set: policy.privacy.epsilon}
+        for account, most in (also or {}).items():
+            self._limits[account] = min(most, policy.privacy.epsilon)
         self._clock = clock
         self._tell = tell
         self._process = os.urandom(8)
         self._costs: dict[bytes, Cost] = {}  # by digest, so an entry never changes
         with database.transaction() as connection:
-            self._delta = self._account_delta(connection) or policy.privacy.delta
+            self._delta = self._account_delta(connection, data_set) or policy.privacy.delta
 
     def open_account(self) -> None:
         """When an agent starts: the first policy's delta is the data set's for good.
@@ -118,7 +125,7 @@ class Budget:
         """
         with self._database.transaction() as connection:
             self._write_account(connection)
-            self._delta = self._account_delta(connection) or self._policy.privacy.delta
+            self._delta = self._account_delta(connection, self._data_set) or self._policy.privacy.delta
         if self._delta != self._policy.privacy.delta:
             raise ConfigError(
                 f"policy: privacy.delta: the account of data set {self._data_set} was opened with "
@@ -154,10 +161,8 @@ class Budget:
                 "SELECT 1 FROM releases WHERE data_set = ? AND job_digest = ? LIMIT 1",
                 (self._data_set, job.digest),
             ).fetchone()
-            if begun is not None:
-                return
-            held = self._inputs_by_cost(connection)
-        self._check_fits(held, planned, what=f"job {job.id}: its plan")
+            if begun is None:
+                self._check_fits(connection, planned, what=f"job {job.id}: its plan")
 
     def reserve(
         self, job: Job, key: PhaseKey, state: GlobalState, *, members: int, use: StateUse | None = None
@@ -176,7 +181,7 @@ class Budget:
             self._write_account(connection)
             self._check_attempts(connection, key, what)
             if cost is not None:
-                self._check_fits(self._inputs_by_cost(connection), Counter(cost), what=what)
+                self._check_fits(connection, Counter(cost), what=what)
             input_id = self._write_input(connection, key, cost, ReleaseStatus.RESERVED)
         return Charge(self, input_id, use)
 
@@ -188,11 +193,11 @@ class Budget:
         self._write_input(connection, key, cost, ReleaseStatus.SPENT)
 
     def balance(self) -> BudgetBalance:
-        """Where the data set stands now, job by job."""
+        """Where the data set's own account stands now, job by job."""
         with self._database.transaction() as connection:
             by_job = self._spent_by_job(connection)
-            spent = self._inputs_by_cost(connection, ReleaseStatus.SPENT)
-            held = self._inputs_by_cost(connection)
+            spent = self._inputs_by_cost(connection, self._data_set, ReleaseStatus.SPENT)
+            held = self._inputs_by_cost(connection, self._data_set)
         return BudgetBalance(
             data_set=self._data_set,
             budget=self._policy.privacy.epsilon,
@@ -212,10 +217,18 @@ class Budget:
         )
 
     def spent(self) -> tuple[float, int]:
-        """Epsilon spent on the data set, and inputs that left without noise."""
+        """Epsilon spent on the data set, and inputs that left without noise: the most of any account that
+        holds a unit of it."""
         with self._database.transaction() as connection:
-            inputs = self._inputs_by_cost(connection, ReleaseStatus.SPENT)
-        return self._epsilon(inputs), inputs[None]
+            of_each = [
+                (inputs, self._account_delta(connection, account) or self._delta)
+                for account in self._limits
+                for inputs in [self._inputs_by_cost(connection, account, ReleaseStatus.SPENT)]
+            ]
+        return (
+            max(epsilon(_composed(inputs), delta) for inputs, delta in of_each),
+            max(inputs[None] for inputs, _ in of_each),
+        )
 
     def spend(self, input_id: bytes, use: StateUse | None = None, check: SumCheck | None = None) -> None:
         """Durable, and told, before the first byte leaves. check: of the sum that the input goes into.
@@ -283,6 +296,10 @@ class Budget:
                 self._clock().timestamp(),
             ),
         )
+        connection.executemany(
+            "INSERT INTO also_charged (account, input_id) VALUES (?, ?)",
+            [(account, input_id) for account in self._limits if account != self._data_set],
+        )
         return input_id
 
     def _check_attempts(self, connection: sqlite3.Connection, key: PhaseKey, what: str) -> None:
@@ -298,27 +315,29 @@ class Budget:
                 f"and {left} have left already"
             )
 
-    def _check_fits(self, held: Counter[Cost | None], more: Mapping[Release, int], *, what: str) -> None:
-        privacy = self._policy.privacy
-        before = self._epsilon(held)
-        after = epsilon(_composed(held) + Counter(more), self._delta)
-        if after <= privacy.epsilon:
-            return
-        alone = epsilon(more, self._delta)
-        raise PolicyRefusal(
-            f"{what}: expected at most epsilon {privacy.epsilon:g} on data set {self._data_set} "
-            f"(delta {self._delta:g}), got {after:.4g}: {before:.4g} spent or reserved before, "
-            f"{alone:.4g} by itself",
-            code=Refusal.BUDGET,
-        )
+    def _check_fits(self, connection: sqlite3.Connection, more: Mapping[Release, int], *, what: str) -> None:
+        """In every account that is charged."""
+        for account, most in self._limits.items():
+            delta = self._account_delta(connection, account) or self._delta
+            held = _composed(self._inputs_by_cost(connection, account))
+            after = epsilon(held + Counter(more), delta)
+            if after <= most:
+                continue
+            of = f"data set {self._data_set}"
+            if account != self._data_set:
+                of = f"account {account}, which holds records of data set {self._data_set},"
+            raise PolicyRefusal(
+                f"{what}: expected at most epsilon {most:g} on {of} (delta {delta:g}), got {after:.4g}: "
+                f"{epsilon(held, delta):.4g} spent or reserved before, {epsilon(more, delta):.4g} by itself",
+                code=Refusal.BUDGET,
+            )
 
     def _epsilon(self, inputs: Counter[Cost | None]) -> float:
         return epsilon(_composed(inputs), self._delta)
 
-    def _account_delta(self, connection: sqlite3.Connection) -> float | None:
-        found = connection.execute(
-            "SELECT delta FROM accounts WHERE data_set = ?", (self._data_set,)
-        ).fetchone()
+    @staticmethod
+    def _account_delta(connection: sqlite3.Connection, account: str) -> float | None:
+        found = connection.execute("SELECT delta FROM accounts WHERE data_set = ?", (account,)).fetchone()
         return None if found is None else found["delta"]
 
     def _write_account(self, connection: sqlite3.Connection) -> None:
@@ -329,20 +348,20 @@ class Budget:
         )
 
     def _inputs_by_cost(
-        self, connection: sqlite3.Connection, only: ReleaseStatus | None = None
+        self, connection: sqlite3.Connection, account: str, only: ReleaseStatus | None = None
     ) -> Counter[Cost | None]:
-        """How many inputs of each cost the data set has given: spent and reserved, or `only` the ones."""
+        """How many inputs of each cost an account was charged for: spent and reserved, or `only` the ones."""
         rows = connection.execute(
-            "SELECT cost_digest, count(*) AS inputs FROM releases"
-            " WHERE data_set = :data_set AND (:only IS NULL OR status = :only) GROUP BY cost_digest",
-            {"data_set": self._data_set, "only": only},
+            "SELECT cost_digest, count(*) AS inputs FROM charges"
+            " WHERE account = :account AND (:only IS NULL OR status = :only) GROUP BY cost_digest",
+            {"account": account, "only": only},
         ).fetchall()
         return Counter({self._cost(connection, row["cost_digest"]): row["inputs"] for row in rows})
 
     def _spent_by_job(self, connection: sqlite3.Connection) -> dict[bytes, Counter[Cost | None]]:
         rows = connection.execute(
-            "SELECT job_digest, cost_digest, count(*) AS inputs FROM releases"
-            " WHERE data_set = ? AND status = ? GROUP BY job_digest, cost_digest",
+            "SELECT job_digest, cost_digest, count(*) AS inputs FROM charges"
+            " WHERE account = ? AND status = ? GROUP BY job_digest, cost_digest",
             (self._data_set, ReleaseStatus.SPENT),
         ).fetchall()
         by_job: dict[bytes, Counter[Cost | None]] = {}

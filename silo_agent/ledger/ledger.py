@@ -1,5 +1,7 @@
 """The silo's memory, on disk: jobs and what was decided on them, the newest roster, the reveals.
 
+What is said here of a data set is kept under the id of its own account (`Accounts.charged`).
+
 A ledger lives on a local disk. One that is put back from a backup has forgotten what left since: the other
 silos know (standing.py).
 Source: docs/protocol.md 6, 10.
@@ -7,6 +9,7 @@ Source: docs/protocol.md 6, 10.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +27,7 @@ from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger import roster_marks
+from silo_agent.ledger.accounts import Accounts, Charged
 from silo_agent.ledger.budget import Budget, Cost, ReleaseStatus, Spend, spend_of
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.known_states import KnownStates
@@ -60,11 +64,15 @@ class LedgerJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCharge:
-    """A job that may have run since a snapshot. releases: of its whole plan; None for one without noise."""
+    """A job that may have run since a snapshot. releases: of its whole plan; None for one without noise.
+
+    policy: of its data set. charged: the accounts that pay.
+    """
 
     job_digest: bytes
     spec: JobSpec = field(repr=False)
-    data_set: str
+    policy: Policy = field(repr=False)
+    charged: Charged
     releases: Cost | None = field(repr=False)
 
 
@@ -102,13 +110,21 @@ class Ledger:
         return Reveals(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
 
     def budget(
-        self, *, policy: Policy, data_set: str, tell: Callable[[Spend], None] = lambda _: None
+        self,
+        *,
+        policy: Policy,
+        data_set: str,
+        also: Mapping[str, float] | None = None,
+        tell: Callable[[Spend], None] = lambda _: None,
     ) -> Budget:
-        """What one data set has released and may still release under this policy.
+        """What one data set has released and may still release under this policy. As `Budget`."""
+        return Budget(
+            self._database, policy=policy, data_set=data_set, also=also, clock=self._clock, tell=tell
+        )
 
-        tell: called for every spend when it is durable and before a byte leaves.
-        """
-        return Budget(self._database, policy=policy, data_set=data_set, clock=self._clock, tell=tell)
+    def accounts(self) -> Accounts:
+        """Which of them each data set is charged to."""
+        return Accounts(self._database)
 
     def data_refusals(self, *, policy: Policy, data_set: str) -> DataRefusals:
         """How often inputs were refused for one data set, and how often they still may be."""
@@ -121,12 +137,6 @@ class Ledger:
     def steps(self, *, policy: Policy, data_set: str) -> Steps:
         """How far global states moved, beside this silo's own steps on one data set."""
         return Steps(self._database, policy=policy, data_set=data_set)
-
-    def data_sets(self) -> list[str]:
-        """Every data set that an input was ever made of."""
-        with self._database.reading() as connection:
-            rows = connection.execute("SELECT DISTINCT data_set FROM releases ORDER BY data_set")
-            return [row["data_set"] for row in rows]
 
     def record_job(self, job: Job, *, is_approved: bool) -> tuple[Decision, bool]:
         """Remember an offered job; what was decided before stays.
@@ -280,24 +290,23 @@ class Ledger:
             ).fetchone()
         return None if found is None else datetime.fromtimestamp(found["written_unix_seconds"], UTC)
 
-    def account_of(self, job_digest: bytes) -> str | None:
-        """What the job's inputs were charged to; None where there was none."""
-        with self._database.reading() as connection:
-            found = connection.execute(
-                "SELECT data_set FROM releases WHERE job_digest = ? LIMIT 1", (job_digest,)
-            ).fetchone()
-        return None if found is None else found["data_set"]
-
-    def recover(self, charges: Sequence[PlanCharge], *, policies: Mapping[str, Policy]) -> None:
+    def recover(self, charges: Sequence[PlanCharge]) -> None:
         """Charge and reject jobs that may have run since a snapshot, and serve others again.
 
-        policies: by data set. What peers keep of this silo up to now stops it no more.
+        What peers keep of this silo up to now stops it no more.
         """
-        budgets = {name: self.budget(policy=policy, data_set=name) for name, policy in policies.items()}
+        budgets = [
+            self.budget(
+                policy=charge.policy,
+                data_set=charge.charged.account,
+                also=dict.fromkeys(charge.charged.also, math.inf),
+            )
+            for charge in charges
+        ]
         now = self._clock().timestamp()
         with self._database.transaction() as connection:
-            for charge in charges:
-                budgets[charge.data_set].charge_plan(connection, charge.job_digest, charge.releases)
+            for charge, budget in zip(charges, budgets, strict=True):
+                budget.charge_plan(connection, charge.job_digest, charge.releases)
                 spec = charge.spec
                 connection.execute(  # one that the ledger does not hold must not be approved by itself
                     "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"

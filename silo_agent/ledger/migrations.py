@@ -335,6 +335,56 @@ _LISTED_CERTIFICATES: Migration = (
     "DROP TABLE roster_mark",
 )
 
+# From here on `data_set` of every table is the id of an account. Each name of before is an account of that
+# id; its units are learned when the agent next starts, and on which sides they were is not known.
+_ACCOUNTS_OF_UNITS: Migration = (
+    "ALTER TABLE accounts ADD COLUMN units_are_known BOOLEAN NOT NULL DEFAULT 0",
+    "ALTER TABLE accounts ADD COLUMN sides_are_fixed BOOLEAN NOT NULL DEFAULT 0",
+    "ALTER TABLE accounts ADD COLUMN is_generation BOOLEAN NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE own_accounts ( -- of the data sets that an agent started with
+        data_set VARCHAR NOT NULL PRIMARY KEY, -- its name in the settings
+        account VARCHAR NOT NULL,
+        also VARCHAR NOT NULL, -- a JSON list of the other accounts that its inputs are charged to
+        is_told BOOLEAN NOT NULL DEFAULT 0 -- in the audit log
+    )
+    """,
+    """
+    INSERT INTO own_accounts (data_set, account, also)
+    SELECT data_set, data_set, '[]' FROM (SELECT data_set FROM accounts UNION SELECT data_set FROM releases)
+    """,
+    """
+    CREATE TABLE unit_marks ( -- each unit belongs to the account that saw it first
+        number INTEGER NOT NULL PRIMARY KEY,
+        account VARCHAR NOT NULL,
+        is_held_out BOOLEAN NOT NULL, -- when it was first seen
+        marks BLOB NOT NULL -- 16 bytes each, sorted: HMAC-SHA256 by the silo's unit.key
+    )
+    """,
+    "CREATE INDEX unit_marks_by_account ON unit_marks (account, is_held_out)",
+    """
+    CREATE TABLE unit_keys ( -- what tells the key of the marks from another
+        only INTEGER NOT NULL PRIMARY KEY, -- always 1
+        digest BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE also_charged ( -- the other accounts that an input is charged to
+        account VARCHAR NOT NULL,
+        input_id BLOB NOT NULL REFERENCES releases (input_id) ON DELETE CASCADE,
+        PRIMARY KEY (account, input_id)
+    )
+    """,
+    "CREATE INDEX also_charged_by_input ON also_charged (input_id)",
+    """
+    CREATE VIEW charges AS -- every input under each account that it is charged to
+    SELECT data_set AS account, input_id, job_digest, round, phase, cost_digest, status FROM releases
+    UNION ALL
+    SELECT also_charged.account, input_id, job_digest, round, phase, cost_digest, status
+    FROM also_charged JOIN releases USING (input_id)
+    """,
+)
+
 # What peers keep shows whether this file was put back from a snapshot. A file of before said nothing yet.
 _STANDING: Migration = (
     """
@@ -376,5 +426,6 @@ MIGRATIONS = (
     _DRAWN_USES,
     _DATA_REFUSALS,
     _LISTED_CERTIFICATES,
+    _ACCOUNTS_OF_UNITS,
     _STANDING,
 )

@@ -188,6 +188,21 @@ class Policy(BaseModel):
         le=1e6,
         description="highest learning rate of the server update, divided by 1 - momentum where it has one",
     )
+    answer_every_seconds: float = Field(
+        default=0.25,
+        ge=0,
+        le=3_600,
+        allow_inf_nan=False,
+        description="inputs of private jobs are offered or refused at multiples of it since their task came; "
+        "0: at once, so that the time tells how many records were drawn",
+    )
+    constant_work_records: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000_000,
+        description="private jobs compute as much as for so many records, whatever the data set holds; null: "
+        "as much as there is",
+    )
     max_roster_age_days: float = Field(
         default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
     )

@@ -6,6 +6,7 @@ coordinator says leads below it. Source: docs/privacy.md, "The ledger".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
@@ -13,8 +14,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from chorale.privacy.accountant import DpSgd, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import dp_sgd_steps
+from chorale.privacy.releases import DpSgd, Release, SampledGaussian
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec
@@ -60,6 +62,16 @@ class PrivacyPolicy(BaseModel):
         default=PartialJobs.REFUSE,
         description="jobs that plan more than is left: refuse, or allow until the budget stops them",
     )
+    accept_shared_noise: bool = Field(
+        default=False,
+        description="true: jobs whose records are hidden by noise that all silos add together "
+        "(privacy.records.noise: sum); their privacy rests on the other silos",
+    )
+    max_epsilon_if_all_others_collude: Limit | None = Field(
+        default=None,
+        description="most that a job with shared noise may cost where all other silos give their noise away; "
+        "null: any, once shared noise is accepted",
+    )
     max_records_clip_norm: Limit | None = Field(
         default=None, description="largest privacy.records.clip_norm of a record-level job; null: any"
     )
@@ -99,6 +111,11 @@ class PrivacyPolicy(BaseModel):
         """Raises PolicyRefusal: POLICY for a job below the floor, BUDGET where its training alone passes the
         whole budget."""
         if spec.privacy is not None:
+            if spec.privacy.has_shared_noise and not self.accept_shared_noise:
+                raise _refusal(
+                    "privacy.records.noise sum, which rests on the other silos' noise",
+                    "noise silo (privacy.accept_shared_noise)",
+                )
             self._check_floor(spec.privacy)
             self._check_training(spec)
             return
@@ -109,6 +126,18 @@ class PrivacyPolicy(BaseModel):
                 raise _refusal(
                     f"a job without privacy that sums {name}", "noise on it (privacy.always_noised)"
                 )
+
+    def check_collusion(self, spec: JobSpec, epsilon_if_all_others_collude: float) -> None:
+        """Raises PolicyRefusal for a job whose shared noise leaves too little if all other silos collude."""
+        most, cost = self.max_epsilon_if_all_others_collude, epsilon_if_all_others_collude
+        if most is None or spec.privacy is None or not spec.privacy.has_shared_noise:
+            return
+        if not cost <= most:
+            raise _refusal(
+                f"{cost:.4g}" if math.isfinite(cost) else "no bound",
+                f"at most epsilon {most:g} if all other silos collude "
+                "(privacy.max_epsilon_if_all_others_collude)",
+            )
 
     def check_quantities(self, spec: JobSpec, quantities: Iterable[Quantity]) -> None:
         """Raises PolicyRefusal for a quantity of `always_noised` that would leave as it is: without noise of
@@ -133,6 +162,13 @@ class PrivacyPolicy(BaseModel):
             lines.append("private jobs that plan more than is left")
         if self.required:
             lines.append("every job without privacy")
+        if not self.accept_shared_noise:
+            lines.append("private jobs whose silos share their noise (privacy.records.noise: sum)")
+        elif self.max_epsilon_if_all_others_collude is not None:
+            lines.append(
+                "private jobs with shared noise that cost more than epsilon "
+                f"{self.max_epsilon_if_all_others_collude:g} if all other silos collude"
+            )
         lines += [f"a job's privacy.{field} above {most:g}" for field, most in self._max.items() if most]
         lines += [f"a job's privacy.{field} below {least:g}" for field, least in self._min.items() if least]
         if self.always_noised:
@@ -181,13 +217,12 @@ class PrivacyPolicy(BaseModel):
         records = spec.privacy.records
         if records is None or records.noise_multiplier is None:
             return
-        steps = DpSgd(
-            noise_multiplier=records.noise_multiplier,
-            sample_rate=records.sample_rate,
-            steps=dp_sgd_steps(spec),
-        )
+        multiplier, rate = records.noise_multiplier, records.sample_rate
+        round: Release = SampledGaussian(noise_multiplier=multiplier, sample_rate=rate, draws=0)
+        if not spec.privacy.has_shared_noise:
+            round = DpSgd(noise_multiplier=multiplier, sample_rate=rate, steps=dp_sgd_steps(spec))
         rounds = spec.rounds if self.partial_jobs is PartialJobs.REFUSE else 1
-        cost = _epsilon_of_rounds(steps, rounds, self.delta)
+        cost = _epsilon_of_rounds(round, rounds, self.delta)
         if cost > self.epsilon:
             what = f"{rounds} rounds of training" if rounds > 1 else "one round of training"
             raise _refusal(
@@ -205,8 +240,8 @@ def check_names(quantities: Iterable[str]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _epsilon_of_rounds(steps: DpSgd, rounds: int, delta: float) -> float:
-    return epsilon({steps: rounds}, delta)  # asked before every phase
+def _epsilon_of_rounds(round: Release, rounds: int, delta: float) -> float:
+    return epsilon({round: rounds}, delta)  # asked before every phase
 
 
 def _refusal(got: str, expected: str, *, code: Refusal = Refusal.POLICY) -> PolicyRefusal:

@@ -22,9 +22,10 @@ from silo_agent.policy.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """One data set under its policy, as the ledger accounts for it."""
+    """One data set under its policy, as the ledger accounts for it. account: the id of its own account."""
 
     name: str
+    account: str
     policy: Policy
     reveals: Reveals
     budget: Budget
@@ -38,17 +39,22 @@ class DataSet:
         *,
         name: str,
         policy: Policy,
+        account: str | None = None,
+        also: Mapping[str, float] | None = None,
         tell_reveal: Callable[[PendingReveal], None] = lambda _: None,
         tell_spend: Callable[[Spend], None] = lambda _: None,
     ) -> Self:
-        """Of a ledger. tell_reveal, tell_spend: as of `Ledger.reveals` and `Ledger.budget`."""
+        """Of a ledger. account: None: the id is the name. also: as of `Budget`. tell_reveal, tell_spend: as
+        of `Ledger.reveals` and `Ledger.budget`."""
+        own = name if account is None else account
         return cls(
             name=name,
+            account=own,
             policy=policy,
-            reveals=ledger.reveals(policy=policy, data_set=name, tell=tell_reveal),
-            budget=ledger.budget(policy=policy, data_set=name, tell=tell_spend),
-            steps=ledger.steps(policy=policy, data_set=name),
-            refusals=ledger.data_refusals(policy=policy, data_set=name),
+            reveals=ledger.reveals(policy=policy, data_set=own, tell=tell_reveal),
+            budget=ledger.budget(policy=policy, data_set=own, also=also, tell=tell_spend),
+            steps=ledger.steps(policy=policy, data_set=own),
+            refusals=ledger.data_refusals(policy=policy, data_set=own),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,6 +59,7 @@ class _Entry:
     layout_digest: bytes
     is_cancelled: threading.Event
     prepared: asyncio.Future[Prepared]
+    asked_at: float  # by the cache's clock
 
 
 class InputCache:
@@ -74,6 +75,8 @@ class InputCache:
         personal: PersonalModels,
         load_data: LoadData,
         load_objective: Callable[[], Objective],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._silo = silo
         self._data_sets = data_sets
@@ -82,6 +85,7 @@ class InputCache:
         self._personal = personal
         self._load_data = load_data
         self._objective = _MeasuredObjective(load=load_objective, metrics=metrics)
+        self._clock, self._sleep = clock, sleep
         self._data: dict[bytes, SiloData] = {}
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
@@ -92,7 +96,8 @@ class InputCache:
         Raises PolicyRefusal(code=STATE) for another state or layout than the first attempt's,
         PolicyRefusal(code=BUDGET) where the data set's budget does not cover it,
         PolicyRefusal(code=POLICY) where too many were refused for the data set, and what
-        `phase_input` raises. Of a job without noise that is counted before it is raised.
+        `phase_input` raises. Of a job without noise that is counted before it is raised, of a private one it
+        is raised when an input would be returned.
         """
         name, layout_digest = phase_name(request.key), request.layout.digest
         entry = self._entries.get(name)
@@ -109,18 +114,29 @@ class InputCache:
                 layout_digest=layout_digest,
                 is_cancelled=cancelled,
                 prepared=computing,
+                asked_at=self._clock(),
             )
         if (state_digest, layout_digest) != (entry.state_digest, entry.layout_digest):
             raise request.refusal("another global state or layout than before", Refusal.STATE)
         try:
-            return await asyncio.shield(entry.prepared)
+            prepared = await asyncio.shield(entry.prepared)
         except asyncio.CancelledError:
             raise
         except BaseException:
             # nothing was computed, so a later attempt may try again
             if self._entries.get(name) is entry:
                 del self._entries[name]
+            await self._answer_time(request.job, entry)
             raise
+        await self._answer_time(request.job, entry)
+        return prepared
+
+    async def _answer_time(self, job: Job, entry: _Entry) -> None:
+        """Of a private job: the next multiple of `answer_every_seconds` since the phase's input was first
+        asked for, by whichever attempt. Security: the time it took tells how many records were drawn."""
+        every = self._data_sets.of(job.digest).policy.answer_every_seconds
+        if job.spec.privacy is not None and every > 0:
+            await self._sleep((entry.asked_at - self._clock()) % every)
 
     def drop_phase(self, key: PhaseKey) -> None:
         """The phase is over: its input is never needed again."""
@@ -258,7 +274,8 @@ class _MeasuredObjective:
             self.loaded = self.load()
         started = time.monotonic()
         values = self.loaded.compute(work)
-        if work.phase_kind == "train":
+        # Security: in a private job the number of records is what noise hides
+        if work.phase_kind == "train" and work.spec.privacy is None:
             seen = len(work.data.train) * work.spec.training.local_epochs
             self.metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
         return values

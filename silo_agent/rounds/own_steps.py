@@ -19,6 +19,7 @@ from chorale.privacy.quantity_noise import dp_sgd_steps
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.layout import CLIPPED
 from strategies.base import METHOD, MODEL, Array, Arrays, PhaseContext, Pieces, blocks
+from strategies.phases.step import GRADIENT
 
 WEIGHT = "weight"
 # P(|Z| > this sqrt(size)) of a standard normal vector Z: below 2^-40 for any size (chi-squared tail)
@@ -41,7 +42,7 @@ def own_lengths(
     count as if all had moved like those that did. Empty where the server would not apply them.
     """
     if job.spec.privacy is not None:
-        return _private_lengths(job, context) if WEIGHT in values else {}
+        return _private_lengths(job, context) if values.keys() & {WEIGHT, GRADIENT} else {}
     own_weight = float(values[WEIGHT]) if WEIGHT in values else 1.0 / context.members
     if own_weight <= 0.0:
         return {}
@@ -97,10 +98,17 @@ def _by_class(name: str, after: Array, context: PhaseContext) -> float:
 def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:
     """Of the model's arrays: the longest update that clip and noise allow, through the server's rate.
 
-    Statistics by class have no length here: their sums keep the plausible box alone.
+    An optimizer that adapts to each parameter moves it by about its rate, whatever the update. Statistics by
+    class have no length here: their sums keep the plausible box alone.
     """
-    privacy, training = job.spec.privacy, job.spec.training
+    privacy, training, server = job.spec.privacy, job.spec.training, job.strategy.recipe.server_update
     assert privacy is not None
+    sizes = {MODEL + name: context.state[MODEL + name].size for name in context.trained}
+    rate = job.spec.learning_rate_at(max(1, context.round))
+    if server.adapts(job.strategy.options):
+        return {name: job.strategy.server_rate * math.sqrt(size) for name, size in sizes.items()}
+    if privacy.has_shared_noise and training.optimizer == "adam":
+        return {name: rate * math.sqrt(size) for name, size in sizes.items()}
     usual, clean, deviation = privacy.declared_weight(context.members), math.inf, 0.0
     if privacy.sums is not None:
         clean = privacy.sums.clip_norm
@@ -108,14 +116,15 @@ def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:
     if privacy.records is not None:
         # each of these steps sums clipped gradients and noise, and divides by the batch size
         steps, clip_norm = dp_sgd_steps(job.spec), privacy.records.clip_norm
-        rate = float(job.spec.learning_rate_at(max(1, context.round)) / (1.0 - training.momentum))
-        clean = min(clean, float(rate * clip_norm * steps))
         noise = clip_norm * (privacy.records.noise_multiplier or 0.0) / training.batch_size
-        deviation += rate * noise * math.sqrt(steps)
-    server = job.strategy.server_rate
+        if privacy.has_shared_noise:
+            noise = context.noise[GRADIENT] / (context.members * training.batch_size)
+        whole_rate = rate / (1.0 - training.momentum)
+        clean = min(clean, whole_rate * clip_norm * steps)
+        deviation += whole_rate * noise * math.sqrt(steps)
     return {
-        name: server * (clean + deviation * (math.sqrt(context.state[name].size) + NORMAL_TAIL))
-        for name in (MODEL + trained for trained in context.trained)
+        name: job.strategy.server_rate * (clean + deviation * (math.sqrt(size) + NORMAL_TAIL))
+        for name, size in sizes.items()
     }
 
 

@@ -117,6 +117,8 @@ def phase_input(
                 class_rows=_class_rows(request, policy),
                 keep_personal=keep_personal,
                 local=local or LocalState(),
+                layout=request.layout,
+                constant_work=None if spec.privacy is None else policy.constant_work_records,
             )
             values = with_mean_square(work.context, objective.compute(work))
         values = taken_over(values)

@@ -11,7 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from chorale.job import Job
-from chorale.spec.state import state_from_file
+from chorale.privacy.plan import planned_epsilon, planned_epsilon_if_all_others_collude
+from chorale.spec.state import GlobalState, state_from_file
 from chorale.transport.wire import PhaseKey, checked_digest
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
@@ -22,8 +23,8 @@ from crypto.session.messages import Abandoned, SessionTerms
 from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
 from silo_agent.ledger.state_uses import StateUse
-from silo_agent.metrics import PhaseEnd
-from silo_agent.rounds.data_sets import DataSets
+from silo_agent.metrics import PhaseEnd, SiloMetrics
+from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.own_certificates import OwnCertificates
@@ -46,6 +47,7 @@ class TaskChecks:
         rosters: Rosters,
         data_sets: DataSets,
         first_states: FirstStates,
+        metrics: SiloMetrics,
         clock: Callable[[], datetime],
     ) -> None:
         self._credentials = credentials
@@ -53,6 +55,7 @@ class TaskChecks:
         self._rosters = rosters
         self._data_sets = data_sets
         self._first_states = first_states
+        self._metrics = metrics
         self._clock = clock
         self._missed_enrollment: set[bytes] = set()
 
@@ -119,6 +122,8 @@ class TaskChecks:
             self._check_enrolled(key)
         if key.round == 0 and key.kind == ENROLLING:  # later the plan is partly behind
             data_set.budget.check_plan(job, state)
+        if key.kind == ENROLLING and job.spec.privacy is not None:
+            self._check_promises(job, state, data_set)
         colluders = data_set.policy.colluders(job.spec)
         use = StateUse.of(job, key, state, rule=terms.rule, assumed_colluders=colluders)
         if use is not None:
@@ -197,6 +202,20 @@ class TaskChecks:
         except ConfigError as error:
             raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
         return roster, job
+
+    def _check_promises(self, job: Job, state: GlobalState, data_set: DataSet) -> None:
+        """What the job's whole plan costs, against few colluders and against all others, is told and bounded.
+
+        Raises PolicyRefusal.
+        """
+        try:
+            planned = planned_epsilon(job.spec, state)
+            collude = planned_epsilon_if_all_others_collude(job.spec, state)
+        except ConfigError as error:
+            raise PolicyRefusal(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
+        self._metrics.epsilon_planned.labels(data_set=data_set.name).set(planned)
+        self._metrics.epsilon_planned_if_all_others_collude.labels(data_set=data_set.name).set(collude)
+        data_set.policy.privacy.check_collusion(job.spec, collude)
 
     def _check_enrolled(self, key: PhaseKey) -> None:
         missed = key.job_digest in self._missed_enrollment

@@ -46,7 +46,9 @@ def local_loss(
             regularizer_weight=weight,
         )
     find = kind.teacher or received_teacher
-    if augmentation is not None or not samples.keeps_outputs:
+    privacy = setting.work.spec.privacy
+    is_one_step = privacy is not None and privacy.has_shared_noise  # which sees few of them
+    if augmentation is not None or not samples.keeps_outputs or is_one_step:
         return LocalLoss(
             loss=loss,
             loss_weight=loss_weight,

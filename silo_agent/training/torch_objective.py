@@ -26,6 +26,7 @@ from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
+from silo_agent.training.loop.local_training import summed_gradient
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.forms import Forms
 from silo_agent.training.models.registry import job_model_on_its_base
@@ -43,6 +44,7 @@ from strategies.base import MODEL, Array
 from strategies.parts.closing.fine_tuning import FINE_TUNE
 from strategies.phases.enrollment import CLASS_PRESENCE
 from strategies.phases.evaluation import EVALUATE
+from strategies.phases.step import GRADIENT
 from strategies.phases.training import TRAIN
 from strategies.tasks.base import LOSS_CLIP
 
@@ -74,6 +76,7 @@ class TorchObjective:
         self._threads, self._forms, self._shares = threads, forms or Forms(), shares
         self._cache = TeacherCache()
         self._told: JobSpec | None = None
+        self._checked: JobSpec | None = None  # the job whose steps' model was tried with probes
         self._earlier = EarlierPhases()
         self._base_models = base_models
         self._with_base: tuple[JobSpec, FederatedModel] | None = None
@@ -105,10 +108,14 @@ class TorchObjective:
                 cache=self._cache,
                 shares=self._shares,
             )
-            if work.spec.privacy is not None:
-                spec = work.spec
+            privacy = work.spec.privacy
+            if privacy is not None:
                 self._tell_private(work)
                 check_keeps_samples_apart(received)
+            if privacy is not None and privacy.has_shared_noise and work.phase_kind == TRAIN:
+                return self._step(setting)
+            if privacy is not None:
+                spec = work.spec
                 probes = Probes(
                     input_shape=spec.input_shape,
                     input_type=spec.input_type,
@@ -120,6 +127,16 @@ class TorchObjective:
             values = computes(setting)
             self._earlier.add(work, seconds=time.monotonic() - started)
             return values
+
+    def _step(self, setting: Setting) -> Mapping[str, Array]:
+        """The step's gradient alone: a step tests nothing."""
+        spec = setting.work.spec
+        gradient_P = summed_gradient(
+            setting, local_loss(setting, setting.train), is_checked=self._checked == spec
+        )
+        # kernels are chosen by shapes, which stay; the probes are ten times a step's work
+        self._checked = spec
+        return {GRADIENT: gradient_P}
 
     def _tell_private(self, work: Work) -> None:
         """Once a job. Its exactness is that of float32 in one process (docs/privacy.md)."""

@@ -20,7 +20,8 @@ from strategies.base import MODEL, FloatArray
 from strategies.number_stream import NumberStream, orthonormal_rows
 from strategies.recipe import Features, Head, Need, Standing, always
 
-HEAD = MODEL + "head.weight"
+HEAD_PREFIX = "head."  # of its parameters
+HEAD = MODEL + HEAD_PREFIX + "weight"
 MAX_PRODUCTS = 1 << 36  # of rows drawn by Gram-Schmidt: minutes; a job asks every silo to draw them
 NO_DATA = Standing(why="says how the model is built; no data")
 

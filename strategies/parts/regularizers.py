@@ -6,6 +6,8 @@ with its teacher, in csd.py, and soft-labels with its statistic, in statistics/s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from strategies.base import PartOptions, options_of
@@ -17,6 +19,9 @@ GLOBAL_TEACHER = Standing(
     why="compares each sample with the received model, which is post-processing of sums paid for before"
 )
 WEIGHTS_ALONE = Standing(why="of the weights alone, so its exact gradient is added after clipping and noise")
+FROM_THE_RECEIVED = (
+    "compares the trained model with the received one, which a step's gradient is taken of: it adds nothing"
+)
 
 
 class AdditiveWeight(PartOptions):
@@ -46,22 +51,24 @@ class MoonOptions(PartOptions):
 
 
 NO_REGULARIZER = Regularizer(word="none", standing=ADDS_NOTHING)
-PROX = Regularizer(word="prox", standing=WEIGHTS_ALONE)
+PROX = Regularizer(word="prox", standing=replace(WEIGHTS_ALONE, shared=FROM_THE_RECEIVED))
 MOON = Regularizer(
     word="moon",
     options=MoonOptions,
     standing=Standing(
         why="compares each sample with the received model and with the one that the silo sent last, "
         "which came out of DP-SGD; in a silo-level job the whole update is clipped",
+        shared="compares with the model that the silo sent last, and silos train none",
     ),
     keeps_local_state=True,
 )
-KD = Regularizer(word="kd", options=TemperatureOptions, standing=GLOBAL_TEACHER, needs_classes=True)
+RECEIVED_TEACHER = replace(GLOBAL_TEACHER, shared=FROM_THE_RECEIVED)
+KD = Regularizer(word="kd", options=TemperatureOptions, standing=RECEIVED_TEACHER, needs_classes=True)
 NTD = Regularizer(
-    word="ntd", options=TemperatureOptions, standing=GLOBAL_TEACHER, min_classes=3, needs_classes=True
+    word="ntd", options=TemperatureOptions, standing=RECEIVED_TEACHER, min_classes=3, needs_classes=True
 )
-LD = Regularizer(word="ld", standing=GLOBAL_TEACHER, needs_classes=True)
-FD = Regularizer(word="fd", standing=GLOBAL_TEACHER, needs_cut=always)
+LD = Regularizer(word="ld", standing=RECEIVED_TEACHER, needs_classes=True)
+FD = Regularizer(word="fd", standing=RECEIVED_TEACHER, needs_cut=always)
 
 
 def given_regularizer(word: str, *, is_mean: bool) -> Regularizer:

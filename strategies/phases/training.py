@@ -67,7 +67,7 @@ class TrainPhase:
             written |= _averaged_buffers(context, sums["buffers"] / weight)
         for part in self.statistics:
             written |= part.arrays(context, sums)
-        state = {**context.state, **_moved(context, step), **written}
+        state = {**context.state, **moved(context, step), **written}
         for keeper in self.keepers:
             state |= keeper.arrays(context, state)
         return PhaseResult(state=state, figures=step.figures, data_share=data_share)
@@ -112,7 +112,7 @@ def _size(context: PhaseContext, names: tuple[str, ...]) -> int:
     return sum(context.state[MODEL + name].size for name in names)
 
 
-def _moved(context: PhaseContext, step: ServerStep) -> dict[str, Array]:
+def moved(context: PhaseContext, step: ServerStep) -> dict[str, Array]:
     """The model after the step, which is the only vector of its length that is held."""
     arrays, start = {}, 0
     for name in (MODEL + name for name in context.trained):

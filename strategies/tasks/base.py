@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import Array, FloatArray, PartOptions
 
 MAX_COUNT = float(1 << 40)  # samples at one silo; 2^22 such silos fit a 64-bit word
@@ -50,6 +50,7 @@ class Sum:
             sensitivity_l2=self.per_record,
             discloses=Disclosure.CLASS_STATISTIC if self.is_by_class else Disclosure.STATISTIC,
             at_most=self.at_most,
+            side=Side.HOLDOUT,
         )
 
 

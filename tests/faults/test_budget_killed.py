@@ -11,7 +11,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from chorale.privacy.accountant import epsilon, releases_from_json
+from chorale.privacy.accountant import epsilon
+from chorale.privacy.releases import releases_from_json
 from silo_agent.ledger.budget import BudgetBalance
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.policy.policy import Policy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chorale.privacy.accountant import DpSgd, Skellam, releases_from_json, releases_to_json
+from chorale.privacy.releases import DpSgd, Skellam, releases_from_json, releases_to_json
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping

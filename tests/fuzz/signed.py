@@ -237,7 +237,8 @@ def _quantities() -> Iterator[bytes]:
     made = (
         Quantity(name="delta", shape=(7,), bound=8.0, ring_bits=32, is_tagged=True, sensitivity_l2=1.0),
         Quantity(name="counts", shape=(3, 2), bound=1000, is_count=True),
-        Quantity(name="loss", bound=8.0, noise=Noise(variance=1.0, scale=2.0, clip_l2=1.0)),
+        Quantity(name="loss", bound=8.0, noise=Noise(variance=99.5, scale=2.0, clip_l2=1.0)),
+        Quantity(name="gradient", bound=8.0, noise=Noise(variance=99.5, scale=2.0), is_whole_units=True),
         Quantity(
             name="half",
             shape=(16,),

@@ -315,11 +315,12 @@ def test_snapshot_keeps_every_field_of_the_layout():
             Quantity(name="one", shape=(), bound=0.1, ring_bits=16, sensitivity_l2=0.3),
             Quantity(name="two", shape=(2, 3), bound=1e3, ring_bits=32),
             Quantity(name="three", shape=(1,), bound=7, is_count=True),
-            Quantity(name="four", bound=0.5, noise=Noise(variance=9.5, scale=8.0)),
-            Quantity(name="five", bound=0.5, noise=Noise(variance=9.5, scale=8.0, clip_l2=0.3)),
+            Quantity(name="four", bound=0.5, noise=Noise(variance=99.5, scale=8.0)),
+            Quantity(name="five", bound=0.5, noise=Noise(variance=99.5, scale=8.0, clip_l2=0.3)),
             Quantity(name="six", shape=(100,), bound=1.0, ring_bits=16, projection=projection),
             Quantity(name="seven", bound=0.5, is_tagged=True),
-            Quantity(name="eight", bound=0.5, noise=Noise(variance=9.5, scale=8.0), is_tagged=True),
+            Quantity(name="eight", bound=0.5, noise=Noise(variance=99.5, scale=8.0), is_tagged=True),
+            Quantity(name="nine", bound=0.5, noise=Noise(variance=99.5, scale=8.0), is_whole_units=True),
         ),
     )
     exchange = make_session(4, layout=layout)

@@ -185,6 +185,7 @@ class Agent:
         self.objective, self.samples = objective, samples
         self.folder = hub.folder / name
         self.folder.mkdir()
+        self.seconds = 0.0  # by the clock of its inputs, which no wall moves
         self._start()
 
     async def restart(self) -> None:
@@ -266,6 +267,7 @@ class Agent:
                 rosters=rosters,
                 data_sets=data_sets,
                 first_states=FirstStates(self.folder / "first", data_sets=data_sets),
+                metrics=self.metrics,
                 clock=clock,
             ),
             data_sets=data_sets,
@@ -277,6 +279,8 @@ class Agent:
                 personal=self.personal,
                 load_data=lambda job, _: self._data(job),
                 load_objective=lambda: self.objective,
+                clock=lambda: self.seconds,
+                sleep=self._sleep,
             ),
             local=self.local,
             chain=StateChain(
@@ -303,6 +307,9 @@ class Agent:
             metrics=self.metrics,
             send=self.sent.put_nowait,
         )
+
+    async def _sleep(self, seconds: float) -> None:
+        self.seconds += seconds
 
     def _tell_spend(self, spend: Spend) -> None:
         self.audit.append_unflushed(SPENT_EVENT, **spend_fields(spend))

@@ -53,6 +53,8 @@ def make_job(strategy: dict[str, Any] | None = None, **fields: Any) -> JobSpec:
         "input_shape": (1, 8, 8),
         "seed": 7,
     }
+    if "steps" in fields:
+        del values["rounds"]
     return JobSpec.model_validate(values | fields)
 
 

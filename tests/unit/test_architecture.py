@@ -53,16 +53,16 @@ ARROWS = {
 # its left
 ROOMS = {
     "crypto": "errors < encoding < envelope_tree < prg < identity < noise < fixed_point < masking < session",
-    "strategies": "base < number_stream < exact < update_scale < recipe < tasks < phases < parts < checks "
-    "< presets < declared_parts < methods",
+    "strategies": "base < number_stream < exact < server_optimizer < update_scale < recipe < tasks < phases "
+    "< parts < checks < presets < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
     "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
-    "< data < settings < objective < rounds < connection < training < agent",
+    "< data < settings < account_units < objective < rounds < connection < training < agent",
     "silo_agent.data": "settings < own_data < problems < base < private < fitting < misfits < workers "
-    "< store < streamed < scan < partition < formats < loading",
+    "< store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
     "< processes < objective_of_settings",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "

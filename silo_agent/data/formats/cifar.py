@@ -11,7 +11,8 @@ import numpy as np
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData, Samples, required_path
+from silo_agent.data.base import RawData, Records, Samples, required_path
+from silo_agent.data.private import stored
 from silo_agent.data.settings import DataFormat, DataSettings
 
 CLASSES = {DataFormat.CIFAR10: 10, DataFormat.CIFAR100: 100}
@@ -31,6 +32,13 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         train=_split(folder, form, is_train=True),
         holdout=_split(folder, form, is_train=False),
     )
+
+
+def records(settings: DataSettings) -> Records:
+    """Raises ConfigError as `load`."""
+    folder, form = required_path(settings), DataFormat(settings.format)
+    of_each = (stored(_split(folder, form, is_train=is_train)) for is_train in (True, False))
+    return Records(train=next(of_each), holdout=next(of_each))
 
 
 def _split(folder: Path, kind: DataFormat, *, is_train: bool) -> Samples:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData, required_path
+from silo_agent.data.base import RawData, Records, required_path
 from silo_agent.data.formats.tables import Table, check_headings, raw_data, wanted_columns
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
@@ -24,9 +25,21 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; what a row lacks is missing. Raises ConfigError for a file without columns."""
     path, wanted = required_path(settings), wanted_columns(settings, job)
     table, texts = read_table(path, settings, wanted, is_private=job.privacy is not None)
-    identities = tuple("\n".join(row).encode() for row in texts)
+    identities = tuple(map(_identity, texts))
     places = [table.place(row) for row in range(table.rows)]
     return replace(raw_data(table, settings, job, identities=identities), places=places)
+
+
+def records(settings: DataSettings) -> Records:
+    """By line and, where a quote or an end of line may make other rows of it, also as jobs without privacy
+    read them. Raises ConfigError as `load`."""
+    path = required_path(settings)
+    read = [_read(path, settings.columns_in_file, is_private=True)]
+    content = path.read_bytes()
+    if b'"' in content or b"\r" in content.replace(b"\r\n", b""):
+        with suppress(ConfigError):  # then those jobs cannot read it either
+            read.append(_read(path, settings.columns_in_file, is_private=False))
+    return Records(train=(_identity(_filled(row, names)) for names, rows in read for _, row in rows))
 
 
 def read_table(
@@ -35,11 +48,11 @@ def read_table(
     """The columns that are wanted, and all texts row by row. Raises ConfigError for a file without them."""
     names, rows = _read(path, settings.columns_in_file, is_private=is_private)
     check_headings(str(path), names, (*settings.missing, *wanted))
-    problems, padding = Problems(), ("",) * len(names)
+    problems = Problems()
     for line, row in rows:
         if len(row) != len(names):
             problems.add(f"{path}, line {line}: expected {len(names)} values, got {len(row)}")
-    texts = [(row + padding)[: len(names)] for _, row in rows]
+    texts = [_filled(row, names) for _, row in rows]
     table = Table(
         cells={
             name: [row[at] for row in texts]
@@ -50,6 +63,15 @@ def read_table(
         problems=problems,
     )
     return table, texts
+
+
+def _identity(texts: tuple[str, ...]) -> bytes:
+    return "\n".join(texts).encode()
+
+
+def _filled(row: tuple[str, ...], names: Sequence[str]) -> tuple[str, ...]:
+    """As long as the header: what a row lacks is missing."""
+    return (row + ("",) * len(names))[: len(names)]
 
 
 def _read(path: Path, names: Sequence[str] | None, *, is_private: bool) -> tuple[list[str], list[Row]]:

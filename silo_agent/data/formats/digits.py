@@ -12,7 +12,8 @@ import numpy as np
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData, Samples
+from silo_agent.data.base import RawData, Records, Samples
+from silo_agent.data.private import stored
 from silo_agent.data.settings import DataSettings
 
 CLASSES = 10
@@ -27,6 +28,11 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     if job.classes != CLASSES:
         raise ConfigError(f"classes: the digits data has {CLASSES} classes, the job says {job.classes}")
     return RawData(train=read_all())
+
+
+def records(settings: DataSettings) -> Records:
+    """Raises ConfigError."""
+    return Records(train=stored(read_all()))
 
 
 def read_all() -> Samples:

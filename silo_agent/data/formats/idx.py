@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData, Samples, required_path
+from silo_agent.data.base import RawData, Records, Samples, required_path
+from silo_agent.data.private import stored
 from silo_agent.data.settings import DataSettings
 
 IMAGES_MAGIC = 2051  # unsigned bytes in three dimensions
@@ -27,6 +28,12 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     """
     folder = required_path(settings)
     return RawData(train=_split(folder, "train"), holdout=_split(folder, "t10k"))
+
+
+def records(settings: DataSettings) -> Records:
+    """Raises ConfigError as `load`."""
+    folder = required_path(settings)
+    return Records(train=stored(_split(folder, "train")), holdout=stored(_split(folder, "t10k")))
 
 
 def _split(folder: Path, prefix: str) -> Samples:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData, required_path
+from silo_agent.data.base import RawData, Records, required_path
 from silo_agent.data.formats import scans
+from silo_agent.data.private import every
 from silo_agent.data.settings import DataSettings
 
 # Pillow's names by suffix; no other decoder reads a file, whatever its name (EPS starts a program)
@@ -90,18 +92,35 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     )
 
 
-def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:
-    """Every image with its class, folder by folder."""
+def records(settings: DataSettings) -> Records:
+    """Images in folders of classes and, where a folder `images` is there, those beside masks or a table: the
+    job says which of both they are. Raises ConfigError as `load`."""
+    root = required_path(settings)
+    files = [path for folder in _folders(root) for path in _images(folder)]
+    beside = scans.stored_in(root, tuple(FORMATS)) if (root / scans.IMAGES).is_dir() else ()
+    return Records(train=chain(every(Contents(files)), beside))
+
+
+def _folders(root: Path) -> list[Path]:
     if not root.is_dir():
         raise ConfigError(f"data.path: {root} is not a folder")
-    folders = sorted(path for path in root.iterdir() if path.is_dir())
+    return sorted(path for path in root.iterdir() if path.is_dir())
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
+
+
+def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:
+    """Every image with its class, folder by folder."""
+    folders = _folders(root)
     if len(folders) != classes:
         raise ConfigError(
             f"data.path: {root} has {len(folders)} class folders, the job says classes {classes}"
         )
     files, labels = [], []
     for label, folder in enumerate(folders):
-        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in FORMATS)
+        found = _images(folder)
         files += found
         labels += [label] * len(found)
     return files, labels

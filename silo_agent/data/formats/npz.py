@@ -6,6 +6,7 @@ MedMNIST's names (train_images, train_labels, test_images, test_labels) are read
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData, Samples, required_path, whole_labels
+from silo_agent.data.base import RawData, Records, Samples, required_path, whole_labels
+from silo_agent.data.private import stored
 from silo_agent.data.settings import DataSettings
 
 TRAIN_KEYS = (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"))
@@ -25,6 +27,26 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Features as stored, classes as int64 and other targets as stored. Raises ConfigError if keys or file
     are unusable."""
     path = required_path(settings)
+    train, holdout = _read(path)
+    if job.method.task.has_classes:
+        is_private = job.privacy is not None
+        train, *tests = (
+            replace(each, labels=whole_labels(each.labels, source=str(path), is_private=is_private))
+            for each in (train, holdout)
+            if each is not None
+        )
+        holdout = tests[0] if tests else None
+    return RawData(train=train, holdout=holdout)
+
+
+def records(settings: DataSettings) -> Records:
+    """Raises ConfigError as `load`."""
+    train, holdout = _read(required_path(settings))
+    return Records(train=stored(train), holdout=None if holdout is None else stored(holdout))
+
+
+def _read(path: Path) -> tuple[Samples, Samples | None]:
+    """Training samples, and those of a test split."""
     known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair}
     try:
         with path.open("rb") as file:
@@ -36,23 +58,20 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         raise
     except Exception as error:  # what zipfile and numpy raise is on no list
         raise ConfigError(f"{path}: not a readable .npz archive of plain arrays") from error
-    train = _first(arrays, TRAIN_KEYS, path, job)
+    train = _first(arrays, TRAIN_KEYS, path)
     if train is None:
         names = ", ".join(sorted(arrays)) or "nothing"
         raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
-    return RawData(train=train, holdout=_first(arrays, TEST_KEYS, path, job))
+    return train, _first(arrays, TEST_KEYS, path)
 
 
 def _first(
-    arrays: Mapping[str, NDArray[Any]], pairs: tuple[tuple[str, str], ...], path: Path, job: JobSpec
+    arrays: Mapping[str, NDArray[Any]], pairs: tuple[tuple[str, str], ...], path: Path
 ) -> Samples | None:
     """Samples of the first pair of names that the file has."""
     for features_name, labels_name in pairs:
         if features_name in arrays and labels_name in arrays:
-            features = arrays[features_name]
-            labels = arrays[labels_name]
-            if job.method.task.has_classes:
-                labels = whole_labels(labels, source=str(path), is_private=job.privacy is not None)
+            features, labels = arrays[features_name], arrays[labels_name]
             if features.shape[:1] != labels.shape[:1]:
                 count = labels.shape[0] if labels.ndim else 1
                 raise ConfigError(f"{path}: {count} labels for features of shape {features.shape}")

@@ -5,6 +5,8 @@ N = rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +14,59 @@ import numpy as np
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData, required_path
+from silo_agent.data.base import RawData, Records, required_path
 from silo_agent.data.formats.tables import Cells, Table, check_headings, identity, raw_data, wanted_columns
+from silo_agent.data.private import every
 from silo_agent.data.settings import DataSettings
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; null and NaN are missing. Raises ConfigError for a file without the columns."""
-    try:
-        import pyarrow
-    except ModuleNotFoundError:
-        raise ConfigError("data.format: parquet needs pyarrow: pip install '.[tables]'") from None
-    files, names = _opened(required_path(settings))
-    source = str(settings.path)
+    read, names, source = *_read(required_path(settings)), str(settings.path)
     wanted = wanted_columns(settings, job)
     check_headings(source, names, (*settings.missing, *wanted))
-    is_private = job.privacy is not None
-    try:
-        # a private job's record is the whole row, so that no choice of columns moves it to the hold-out
-        read = pyarrow.concat_tables([file.read(names if is_private else wanted) for file in files])
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(f"{source}: not readable parquet files of the same columns") from error
     table = Table(
         cells={name: _cells(read[name], f"{source}: column {name}") for name in wanted},
         rows=read.num_rows,
         place=lambda row: f"{source}, record {row}",
     )
-    rows = zip(*(read[name].to_pylist() for name in names), strict=True) if is_private else ()
-    return raw_data(table, settings, job, identities=tuple(map(identity, rows)) if is_private else None)
+    return raw_data(table, settings, job, identities=_Rows(read, names))
+
+
+def records(settings: DataSettings) -> Records:
+    """Raises ConfigError as `load`."""
+    return Records(train=every(_Rows(*_read(required_path(settings)))))
+
+
+class _Rows:
+    """Each record, the whole row with all its columns: no choice of columns moves it to the hold-out."""
+
+    def __init__(self, read: Any, names: Sequence[str]) -> None:
+        self._read, self._names = read, names
+
+    def __len__(self) -> int:
+        return int(self._read.num_rows)
+
+    def __getitem__(self, place: int) -> bytes:
+        return self._all[place]
+
+    @cached_property
+    def _all(self) -> list[bytes]:
+        columns = (self._read[name].to_pylist() for name in self._names)
+        return [identity(row) for row in zip(*columns, strict=True)]
+
+
+def _read(path: Path) -> tuple[Any, list[str]]:
+    """The whole table and the names of its columns. Raises ConfigError."""
+    try:
+        import pyarrow
+    except ModuleNotFoundError:
+        raise ConfigError("data.format: parquet needs pyarrow: pip install '.[tables]'") from None
+    files, names = _opened(path)
+    try:
+        return pyarrow.concat_tables([file.read(names) for file in files]), names
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"{path}: not readable parquet files of the same columns") from error
 
 
 def _opened(path: Path) -> tuple[list[Any], list[str]]:

@@ -14,7 +14,7 @@ N = images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Labels, RawData, required_path
+from silo_agent.data.base import Labels, RawData, Records, required_path
 from silo_agent.data.formats.csv import read_table
 from silo_agent.data.formats.tables import labels_of
+from silo_agent.data.private import every
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataFormat, DataSettings
 
@@ -101,6 +102,16 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         )
     read = _read_nifti if settings.format is DataFormat.NIFTI else _read_dicom
     return load_with(read, settings, job, suffixes=SUFFIXES[DataFormat(settings.format)])
+
+
+def records(settings: DataSettings) -> Records:
+    """Every image in the folder, whether a job's table or masks name it or not. Raises ConfigError."""
+    return Records(train=stored_in(required_path(settings), SUFFIXES[DataFormat(settings.format)]))
+
+
+def stored_in(root: Path, suffixes: tuple[str, ...]) -> Iterator[bytes]:
+    """What is stored of each image. Raises ConfigError."""
+    return every(Files(list(_listed(root / IMAGES, suffixes).values()), root))
 
 
 def load_with(read: Read, settings: DataSettings, job: JobSpec, *, suffixes: tuple[str, ...]) -> RawData:

@@ -19,7 +19,7 @@ import numpy as np
 from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import RawData
+from silo_agent.data.base import RawData, Records
 from silo_agent.data.formats.tables import (
     Cells,
     Table,
@@ -52,6 +52,12 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         place=lambda row: f"{source}, record {row} by its texts",
     )
     return raw_data(table, settings, job, identities=tuple(text for text, _ in rows_by_text))
+
+
+def records(settings: DataSettings) -> Records:
+    """Raises ConfigError as `load`."""
+    assert settings.database is not None
+    return Records(train=map(identity, _read(settings.database)[1]))
 
 
 def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale_models.data import Identities
 from crypto.errors import ConfigError
 from silo_agent.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
 from silo_agent.data.problems import Problems
@@ -70,9 +71,7 @@ def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> 
         raise ConfigError(f"{source}: no {what} {_some(missing)}; it has {', '.join(names)}")
 
 
-def raw_data(
-    table: Table, settings: DataSettings, job: JobSpec, *, identities: tuple[bytes, ...] | None
-) -> RawData:
+def raw_data(table: Table, settings: DataSettings, job: JobSpec, *, identities: Identities) -> RawData:
     """Shapes: features (N, D), float64 or the job's int64, a missing value its fill; labels (N, *target).
 
     A cell that is no number or none of its column's categories is missing; a label that is none is NO_LABEL,

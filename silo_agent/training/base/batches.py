@@ -43,7 +43,12 @@ class Batch:
 
 
 class Batches(ABC):
-    """A silo's training set or hold-out as one phase reads it: batches on one device."""
+    """A silo's training set or hold-out as one phase reads it: batches on one device.
+
+    constant_work: samples that a pass of a private job computes for at least.
+    """
+
+    constant_work: int
 
     @property
     @abstractmethod
@@ -84,9 +89,19 @@ class Batches(ABC):
         return True
 
     def passes(self, *, is_private: bool) -> Iterator[Batch]:
-        """All samples once, in their order. is_private: every batch has one shape, whatever their number."""
+        """All samples once, in their order. is_private: every batch has one shape, whatever their number, and
+        there are as many of them as for `constant_work` samples."""
         for batch in self.in_order(PRIVATE_BATCH if is_private else self.pass_batch):
             yield batch.padded(PRIVATE_BATCH) if is_private else batch
+        if is_private:
+            taken, least = (math.ceil(each / PRIVATE_BATCH) for each in (len(self), self.constant_work))
+            for _ in range(taken, least):
+                yield self.filler()
+
+    def filler(self) -> Batch:
+        """One of a private job without samples."""
+        (nothing,) = self.at([torch.zeros(0, dtype=torch.int64, device=self.device)])
+        return nothing.padded(PRIVATE_BATCH)
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """All samples once, `size` in a batch."""
@@ -107,15 +122,16 @@ class Tensors(Batches):
 
     features: Tensor
     labels: Tensor
+    constant_work: int = 0
 
     @classmethod
-    def of(cls, samples: SampleSet, device: torch.device) -> Tensors:
+    def of(cls, samples: SampleSet, device: torch.device, *, constant_work: int = 0) -> Tensors:
         """Without a copy on the CPU, unless the arrays are read-only."""
         features, labels = (
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
             for array in (samples.features, samples.labels)
         )
-        return cls(features=features, labels=labels)
+        return cls(features=features, labels=labels, constant_work=constant_work)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -156,6 +172,7 @@ class Stream(Batches):
     input_shape: tuple[int, ...]
     pass_batch: int = PASS_BATCH
     keeps_outputs: bool = True
+    constant_work: int = 0
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -182,7 +199,7 @@ class Stream(Batches):
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
-def batches_of(samples: SampleSet, device: torch.device) -> Batches:
+def batches_of(samples: SampleSet, device: torch.device, *, constant_work: int = 0) -> Batches:
     """The form in which these samples are read on that device: in its memory, where they take no more than
     half of what is free."""
     if isinstance(samples, Streamed):
@@ -192,12 +209,14 @@ def batches_of(samples: SampleSet, device: torch.device) -> Batches:
             input_shape=samples.job.input_shape,
             pass_batch=samples.rows,
             keeps_outputs=False,
+            constant_work=constant_work,
         )
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         if samples.features.nbytes + samples.labels.nbytes > free_bytes // 2:
-            return Stream(samples=samples, device=device, input_shape=samples.features.shape[1:])
-    return Tensors.of(samples, device)
+            shape = samples.features.shape[1:]
+            return Stream(samples=samples, device=device, input_shape=shape, constant_work=constant_work)
+    return Tensors.of(samples, device, constant_work=constant_work)
 
 
 def padded(rows: Tensor, size: int) -> Tensor:

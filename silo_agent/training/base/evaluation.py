@@ -90,13 +90,15 @@ def evaluate(
         if loss_clip is not None:
             loss_N = loss_N.nan_to_num(nan=loss_clip).clamp(0.0, loss_clip)
         loss_sum += float(loss_N.sum())
+        # what fills up is measured too where the number of records shall not show in the time
+        measured_count = len(batch.labels_N) if samples.constant_work else batch.count
         # no answer of a model's is beyond what a sum can count
-        answers = outputs.logits_NC[: batch.count].nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST)
-        targets = batch.labels_N[: batch.count]
+        answers = outputs.logits_NC[:measured_count].nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+        targets = batch.labels_N[:measured_count]
         if is_private:
             answers, targets = answers.cpu(), targets.cpu()
         size = 1 if is_private else max(batch.count, 1)
-        for start in range(0, batch.count, size):
+        for start in range(0, measured_count, size):
             chosen = (answers[start : start + size], targets[start : start + size])
             if is_private:  # memory of its own: a kernel may round by where a row lies
                 chosen = (chosen[0].clone(), chosen[1].clone())
@@ -105,6 +107,8 @@ def evaluate(
                 added |= task.measure_metric(word, *chosen)
             for name in measured:
                 value = _checked(name, added, wanted[name])
+                if start >= batch.count:
+                    continue
                 found[name] += _of_one_record(value, wanted[name]) if is_private else value
     return Figures(
         sums={

@@ -71,11 +71,11 @@ class Setting:
     @property
     def train(self) -> Batches:
         """This silo's training samples on the training's device."""
-        return batches_of(self.work.data.train, self.device)
+        return batches_of(self.work.data.train, self.device, constant_work=self.work.constant_work or 0)
 
     @property
     def holdout(self) -> Batches:
-        return batches_of(self.work.data.holdout, self.device)
+        return batches_of(self.work.data.holdout, self.device, constant_work=self.work.constant_work or 0)
 
     def options(self, part: type[Options]) -> Options:
         return self.work.spec.method.options_of(part)

@@ -10,10 +10,14 @@ was cut towards zero, and whole numbers add up exactly. Source: docs/privacy.md 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from silo_agent.training.dp_sgd import compiled
 
 # room for the float32 products below and the float64 norm: less than 2^-22 together
 _MARGIN = 1.0 - 2.0**-20
@@ -37,17 +41,40 @@ def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_u
     gradients.
     """
     rows = [gradient.flatten(1) for gradient in gradients]
-    # in float64: no square of a float32 overflows, and the sum is right to P 2^-53
-    squares = [part.double().square_().sum(dim=1) for row in rows for part in _parts(row)]
-    norm_N = torch.stack(squares).sum(dim=0).sqrt()
+    factor_N, dropped = clip_factors(rows, count=count, clip_norm=clip_norm, clip_units=clip_units)
+    return Clipped(sum_P=torch.cat([_units(row, factor_N) for row in rows]), dropped=dropped)
+
+
+def clip_factors(
+    rows: Sequence[Tensor], *, count: int, clip_norm: float, clip_units: float
+) -> tuple[Tensor, int]:
+    """What takes each sample to units, within the clip; and how many of the first `count` are not finite.
+
+    Those, and what is past `count`, get zero. Overwrites what is not finite: NaN times zero is NaN.
+    Shapes: (N, values) of each parameter -> (N,) float64.
+    """
+    norm_N = _squares(rows).sqrt()
     is_finite_N = norm_N.isfinite()
     factor_N = (_MARGIN * clip_units / norm_N.clamp(min=clip_norm)).masked_fill(~is_finite_N, 0.0)
     factor_N[count:] = 0.0
-    dropped = int((~is_finite_N[:count]).sum())
     if not is_finite_N.all():
-        for row in rows:  # NaN times zero is NaN
+        for row in rows:
             row.masked_fill_(~is_finite_N[:, None], 0.0)
-    return Clipped(sum_P=torch.cat([_units(row, factor_N) for row in rows]), dropped=dropped)
+    return factor_N, int((~is_finite_N[:count]).sum())
+
+
+def _squares(rows: Sequence[Tensor]) -> Tensor:
+    """Of all values of each sample, in float64: no square of a float32 overflows, and the sum is right to
+    P 2^-53. Shapes: -> (N,)."""
+    is_compiled = sum(row.shape[1] for row in rows) >= compiled.WORTH_VALUES and rows[0].device.type == "cpu"
+    loops = compiled.loops() if is_compiled else None
+    if loops is None:
+        parts = [part.double().square_().sum(dim=1) for row in rows for part in _parts(row)]
+        return torch.stack(parts).sum(dim=0)
+    squares_N = np.zeros(len(rows[0]))
+    for row in rows:
+        loops[0](row.contiguous().numpy(), squares_N)
+    return torch.from_numpy(squares_N)
 
 
 def _units(row: Tensor, factor_N: Tensor) -> Tensor:

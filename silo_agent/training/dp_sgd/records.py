@@ -1,68 +1,28 @@
-"""DP-SGD: Poisson sampling, a clip of each sample's gradient, noise once on the sum, a public divisor.
+"""DP-SGD: Poisson sampling, a clip of each sample's gradient, and a sum of whole numbers.
 
 Abadi et al. 2016 (arXiv 1607.00133), algorithm 1. Unlike there, all up to and including the noise is whole
-numbers (clipping.py, crypto/noise/gaussian.py): what is released is a function of round(x + N), x the sum of
-the clipped gradients in units and N Gaussian. Source: docs/privacy.md "Records".
+numbers: what is released is a function of round(x + N), x the sum of the clipped gradients in units and N
+Gaussian. The silo adds the noise itself and trains on, or all silos of a secure sum share it.
+Source: docs/privacy.md "Records".
 """
 
-# N = records of the training set, P = values of all trained parameters together
+# P = values of all trained parameters together
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chorale.observability.logs import get_logger
 from chorale.spec.privacy_spec import RecordsSpec
 from crypto.errors import ConfigError
-from crypto.noise.gaussian import DEVIATION, GaussianStream
-from crypto.prg import KEY_BYTES, Keystream
-from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import PRIVATE_BATCH, Batch, Batches
-from silo_agent.training.base.loss import LocalLoss
+from crypto.fixed_point.layout import Quantity
 from silo_agent.training.dp_sgd.clipping import clipped_sum
-from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-
-_WORD_BITS = 64
-
-log = get_logger("silo_agent.training.dp_sgd")
-
-
-class Draws:
-    """Everything random that DP-SGD relies on: who is in each step, and its noise.
-
-    From AES-256-CTR under keys drawn for one round's training alone. Neither the job's seed nor the round is
-    in it: one who knew them could draw the same and subtract it. random: the system's CSPRNG, asked for two
-    keys.
-    """
-
-    def __init__(self, random: Callable[[int], bytes]) -> None:
-        self._records = Keystream(random(KEY_BYTES))
-        self._noise = GaussianStream(random(KEY_BYTES))
-        self._position = 0
-
-    def records(self, count: int, *, rate: float) -> NDArray[np.int64]:
-        """The places of the records of a step: each is drawn by itself, with a chance of at most `rate`.
-
-        Shapes: -> (<= N,), ascending. The chance is the rate cut to 64 bits.
-        """
-        word_N = np.empty(count, "<u8")
-        self._records.fill(word_N.view(np.uint8))
-        below = int(math.ldexp(rate, _WORD_BITS))
-        if below >> _WORD_BITS:
-            return np.arange(count)
-        return np.flatnonzero(word_N < np.uint64(below))
-
-    def noise(self, count: int) -> NDArray[np.int64]:
-        """Fresh noise of standard deviation crypto.noise.gaussian.DEVIATION. Shapes: -> (P,)."""
-        noise_P = self._noise.sample(self._position, count)
-        self._position += count
-        return noise_P
+from silo_agent.training.dp_sgd.micro_batches import DEVIATION, MicroBatches, log_dropped
+from silo_agent.training.dp_sgd.rounding import RoundedSums
 
 
 class NoisedGradients:
@@ -72,61 +32,58 @@ class NoisedGradients:
     norms. expected_batch: the job's, never the number of records that were drawn.
     """
 
-    def __init__(
-        self,
-        samples: Batches,
-        loss: LocalLoss,
-        gradients: SampleGradients,
-        *,
-        records: RecordsSpec,
-        expected_batch: int,
-        draws: Draws,
-        is_cancelled: Callable[[], bool],
-    ) -> None:
+    def __init__(self, batches: MicroBatches, *, records: RecordsSpec, expected_batch: int) -> None:
         if records.noise_multiplier is None:
             raise ConfigError("privacy.records.noise_multiplier: it is null, and has to be solved for first")
-        self._samples, self._loss, self._gradients = samples, loss, gradients
-        self._records, self._expected_batch = records, expected_batch
-        self._draws, self._is_cancelled = draws, is_cancelled
+        self._batches, self._records, self._expected_batch = batches, records, expected_batch
         self._clip_units = DEVIATION / records.noise_multiplier
-        self._size = sum(parameter.numel() for parameter in gradients.parameters)
+        self._size = sum(parameter.numel() for parameter in batches.gradients.parameters)
         self._dropped = 0
 
     def write(self, step: int) -> None:
         """One step: draw, clip, sum, noise, divide. Without records it is noise alone. Raises Cancelled."""
-        places_N = self._draws.records(len(self._samples), rate=self._records.sample_rate)
-        device = self._samples.device
+        device = self._batches.samples.device
         sum_P = torch.zeros(self._size, dtype=torch.int64, device=device)
-        if len(places_N):  # splitting nothing gives one empty part
-            for batch in self._samples.at(torch.split(torch.from_numpy(places_N).to(device), PRIVATE_BATCH)):
-                sum_P += self._clipped(batch, step)
-        sum_P += torch.from_numpy(self._draws.noise(self._size)).to(device)
+        for gradients, count in self._batches.of(step):
+            clipped = clipped_sum(
+                gradients, count=count, clip_norm=self._records.clip_norm, clip_units=self._clip_units
+            )
+            sum_P += clipped.sum_P
+            self._dropped += clipped.dropped
+        sum_P += torch.from_numpy(self._batches.draws.noise(self._size)).to(device)
         # post-processing from here on: floats may do as they like
         scale = self._records.clip_norm / self._clip_units / self._expected_batch
         self._put(sum_P.double() * scale)
 
     def log_dropped(self) -> None:
-        """In the silo's own log alone: the number is data."""
-        if self._dropped:
-            log.warning("samples without a finite gradient counted as zero", times=self._dropped)
-
-    def _clipped(self, batch: Batch, step: int) -> Tensor:
-        if self._is_cancelled():
-            raise Cancelled("training: no longer wanted")
-        # of one fixed shape, or a sample's gradient would tell how many others were drawn
-        filled = self._loss.augmented(batch, step=step).padded(PRIVATE_BATCH)
-        gradients = self._gradients.of(self._loss, filled.inputs, filled.labels_N, filled.places_N)
-        clipped = clipped_sum(
-            gradients,
-            count=batch.count,
-            clip_norm=self._records.clip_norm,
-            clip_units=self._clip_units,
-        )
-        self._dropped += clipped.dropped
-        return clipped.sum_P
+        log_dropped(self._dropped)
 
     def _put(self, gradient_P: Tensor) -> None:
-        parameters = self._gradients.parameters
+        parameters = self._batches.gradients.parameters
         parts = torch.split(gradient_P, [parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+
+def gradient_sum(batches: MicroBatches, *, clip_norm: float, quantity: Quantity) -> NDArray[np.int64]:
+    """What a silo adds to the sum of a step, without its noise: clipped gradients of the records that are
+    drawn, in whole units, each number within the quantity's bound.
+
+    A record moves it by at most `clipped_sensitivity`: the clamp brings no two sums farther apart. Without
+    records it is zero. Shapes: -> (P,) in the order of the model's parameters. Raises ConfigError, Cancelled.
+    """
+    assert quantity.noise is not None
+    rounded = RoundedSums(
+        clip_norm=clip_norm,
+        scale=quantity.noise.scale,
+        values=quantity.size,
+        bits=batches.draws.rounding_bits,
+    )
+    sum_P, dropped = np.zeros(quantity.size, np.int64), 0
+    for gradients, count in batches.of(0):
+        clipped = rounded.of(gradients, count=count)
+        sum_P += clipped.sum_P.numpy(force=True)
+        dropped += clipped.dropped
+    log_dropped(dropped)
+    most = math.floor(quantity.noise.scale * quantity.bound)
+    return np.clip(sum_P, -most, most)

@@ -6,9 +6,13 @@ Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
@@ -29,7 +33,11 @@ from silo_agent.training.dp_sgd.checks import (
 )
 from silo_agent.training.loop.sgd import SGD, Optimizer
 from silo_agent.training.models.base import FederatedModel
+from strategies.phases.step import GRADIENT
 from strategies.phases.training import TRAIN
+
+if TYPE_CHECKING:
+    from silo_agent.training.dp_sgd.micro_batches import MicroBatches
 
 
 def train_received(setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
@@ -45,7 +53,41 @@ def train_received(setting: Setting, samples: Batches, generator: torch.Generato
         is_cancelled=work.is_cancelled,
         shares=setting.shares,
         is_summed=work.phase_kind == TRAIN,
+        constant_work=work.constant_work,
     )
+
+
+def summed_gradient(
+    setting: Setting, loss: LocalLoss, *, is_checked: bool, random: Callable[[int], bytes] = os.urandom
+) -> NDArray[np.int64]:
+    """This silo's part of one step that all silos take together, in the units of its noise.
+
+    is_checked: this process tried the job's model with probes before. Shapes: -> (P,) in the order of
+    context.trained. Raises ConfigError, Cancelled.
+    """
+    # opacus takes a second to load, and most jobs do not need it
+    from silo_agent.training.dp_sgd.records import gradient_sum
+
+    work, records = setting.work, privacy_of(setting.work.spec).records
+    assert records is not None
+    assert work.layout is not None
+    (quantity,) = (each for each in work.layout.quantities if each.name == GRADIENT)
+    with _micro_batches(
+        setting.received,
+        setting.train,
+        spec=work.spec,
+        loss=loss,
+        is_cancelled=work.is_cancelled,
+        random=random,
+        steps=work.spec.rounds,
+        constant_work=work.constant_work,
+        is_checked=is_checked,
+    ) as batches:
+        sum_P = gradient_sum(batches, clip_norm=records.clip_norm, quantity=quantity)
+    named = [(name, each) for name, each in setting.received.named_parameters() if each.requires_grad]
+    cuts = np.cumsum([each.numel() for _, each in named])[:-1]
+    parts = dict(zip((name for name, _ in named), np.split(sum_P, cuts), strict=True))
+    return np.concatenate([parts[name] for name in work.context.trained])
 
 
 def train_locally(
@@ -60,19 +102,27 @@ def train_locally(
     shares: Shares = ALONE,
     random: Callable[[int], bytes] = os.urandom,
     is_summed: bool = False,
+    constant_work: int | None = None,
 ) -> int:
     """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
 
     generator: of the shuffles. shares: of the batches, but for DP-SGD's. random: of DP-SGD, which takes
-    nothing from the job. is_summed: what comes of it would be refused if it were not finite, so without
-    privacy a loss that is not raises QuantizationError.
+    nothing from the job. constant_work: for how many records DP-SGD computes. is_summed: what comes of it
+    would be refused if it were not finite, so without privacy a loss that is not raises QuantizationError.
     """
     if spec.privacy is not None:
         check_keeps_samples_apart(model)
     if spec.privacy is not None and spec.privacy.records is not None:
         with one_thread():
             return _train_on_records(
-                model, samples, spec=spec, round=round, loss=loss, is_cancelled=is_cancelled, random=random
+                model,
+                samples,
+                spec=spec,
+                round=round,
+                loss=loss,
+                is_cancelled=is_cancelled,
+                random=random,
+                constant_work=constant_work,
             )
     optimizer, plan = optimizer_of(model, spec, round), spec.training
     least = min_batch(model, len(samples))
@@ -111,39 +161,72 @@ def _train_on_records(
     loss: LocalLoss,
     is_cancelled: Callable[[], bool],
     random: Callable[[int], bytes],
+    constant_work: int | None,
 ) -> int:
     """DP-SGD: the same number of steps at every silo, whatever it holds."""
-    # opacus takes a second to load, and most jobs do not need it
-    from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
-    from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+    from silo_agent.training.dp_sgd.records import NoisedGradients
 
     records = privacy_of(spec).records
     assert records is not None
     optimizer, steps = optimizer_of(model, spec, round), dp_sgd_steps(spec)
-    probes = Probes(
-        input_shape=samples.input_shape,
-        input_type=spec.input_type,
-        target=spec.method.task.target,
-        device=samples.device,
-    )
-    check_gradients(model, probes, loss=loss)
-    model.train()
-    with SampleGradients(model) as gradients:
-        noised = NoisedGradients(
-            samples,
-            loss,
-            gradients,
-            records=records,
-            expected_batch=spec.training.batch_size,
-            draws=Draws(random),
-            is_cancelled=is_cancelled,
-        )
+    with _micro_batches(
+        model,
+        samples,
+        spec=spec,
+        loss=loss,
+        is_cancelled=is_cancelled,
+        random=random,
+        steps=spec.rounds * steps,
+        constant_work=constant_work,
+    ) as batches:
+        noised = NoisedGradients(batches, records=records, expected_batch=spec.training.batch_size)
         for step in range(steps):
             noised.write(step)
             loss.add_penalty_gradient(model)
             optimizer.step()
         noised.log_dropped()
     return steps
+
+
+@contextmanager
+def _micro_batches(
+    model: FederatedModel,
+    samples: Batches,
+    *,
+    spec: JobSpec,
+    loss: LocalLoss,
+    is_cancelled: Callable[[], bool],
+    random: Callable[[int], bytes],
+    steps: int,
+    constant_work: int | None,
+    is_checked: bool = False,
+) -> Iterator[MicroBatches]:
+    """Of a model whose gradients were tried with probes; steps: of the whole job."""
+    from silo_agent.training.dp_sgd.micro_batches import Draws, MicroBatches
+    from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+
+    records = privacy_of(spec).records
+    assert records is not None
+    if not is_checked:
+        probes = Probes(
+            input_shape=samples.input_shape,
+            input_type=spec.input_type,
+            target=spec.method.task.target,
+            device=samples.device,
+        )
+        check_gradients(model, probes, loss=loss)
+    model.train()
+    with SampleGradients(model) as gradients:
+        yield MicroBatches(
+            samples=samples,
+            loss=loss,
+            gradients=gradients,
+            sample_rate=records.sample_rate,
+            draws=Draws(random),
+            is_cancelled=is_cancelled,
+            steps=steps,
+            constant_work=constant_work,
+        )
 
 
 def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:

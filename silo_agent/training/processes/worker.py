@@ -20,6 +20,7 @@ from torch import distributed
 from chorale.observability import logs
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ChoraleError
+from silo_agent.account_units import admitted_records
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.settings import SiloSettings
@@ -98,7 +99,9 @@ class _Data:
     def of(self, spec: JobSpec, name: str) -> SiloData:
         if self._loaded is None or self._loaded[:2] != (name, spec):
             self._loaded = None  # the old one's memory first
-            self._loaded = (name, spec, load_data(self._settings.data_set(name), spec))
+            admitted = admitted_records(self._settings, name)
+            data = load_data(self._settings.data_set(name), spec, admitted=admitted)
+            self._loaded = (name, spec, data)
         return self._loaded[2]
 
 

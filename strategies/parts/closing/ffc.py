@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import Field
 
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import (
     TOTAL,
     Array,
@@ -88,6 +88,7 @@ class CalibratePhase:
                 sensitivity_l2=change,
                 is_tagged=True,
                 discloses=Disclosure.STATISTIC,
+                side=Side.TRAIN,
             ),
             Quantity(
                 name="moment",
@@ -96,6 +97,7 @@ class CalibratePhase:
                 sensitivity_l2=change,
                 is_tagged=True,
                 discloses=Disclosure.CLASS_STATISTIC,
+                side=Side.TRAIN,
             ),
         )
 

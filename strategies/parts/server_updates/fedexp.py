@@ -77,6 +77,7 @@ FEDEXP = ServerUpdate(
     stretch=lambda silos: max(1.0, silos / 2),  # eta_g of deltas that are orthogonal and of one length
     standing=Standing(
         why="in a record-level job the update's length is post-processing of DP-SGD",
+        shared="stretches the step by the lengths of the silos' own updates, and silos make none",
         sums="sums the length of the silo's update with the update, which the clip of the update does "
         "not bound and no noise covers",
     ),

@@ -137,6 +137,8 @@ FEDOPT = ServerUpdate(
     word="fedopt",
     options=FedOptOptions,
     rule=FedOpt(),
+    is_optimizer=True,
+    adapts=lambda options: options_of(FedOptOptions, options).server_optimizer is not ServerOptimizer.SGD,
     rate=lambda options: options_of(FedOptOptions, options).whole_rate,
     standing=POST_PROCESSING,
 )

@@ -70,6 +70,7 @@ FEDNOVA = ServerUpdate(
     counts_steps=True,
     standing=Standing(
         why="in a record-level job the number of steps is the job's own and tells nothing",
+        shared="divides by the local steps, and silos take none",
         sums="sums the silo's number of steps, which tells how many samples it holds",
     ),
 )

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity
+from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
 from strategies.parts.csd import CSD
 from strategies.phases.enrollment import MAX_SAMPLES
@@ -72,6 +72,7 @@ class PrototypesPhase:
                 sensitivity_l2=change,
                 is_tagged=True,
                 discloses=Disclosure.CLASS_STATISTIC,
+                side=Side.TRAIN,
             )
             return means, clipped
         sums = Quantity(
@@ -81,6 +82,7 @@ class PrototypesPhase:
             sensitivity_l2=change,
             is_tagged=True,
             discloses=Disclosure.CLASS_STATISTIC,
+            side=Side.TRAIN,
         )
         counts = Quantity(
             name="class_counts",
@@ -90,6 +92,7 @@ class PrototypesPhase:
             sensitivity_l2=1.0,
             is_tagged=True,
             discloses=Disclosure.CLASS_STATISTIC,
+            side=Side.TRAIN,
         )
         return sums, counts, clipped
 

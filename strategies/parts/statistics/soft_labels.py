@@ -17,7 +17,7 @@ C = classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, Arrays, FloatArray, PartOptions, PhaseContext, options_of
 from strategies.exact import total
 from strategies.parts.heads import TRAINED_UNBIASED
@@ -90,6 +90,7 @@ class SoftLabels:
                 sensitivity_l2=1.0,
                 is_tagged=True,
                 discloses=Disclosure.TRAINED_CLASS_STATISTIC,
+                side=Side.TRAIN,
             ),
             Quantity(
                 name="class_counts",
@@ -99,6 +100,7 @@ class SoftLabels:
                 sensitivity_l2=1.0,
                 is_tagged=True,
                 discloses=Disclosure.CLASS_STATISTIC,
+                side=Side.TRAIN,
             ),
         )
 
@@ -165,7 +167,9 @@ CLASS_RELATIONS = Regularizer(
             reason="the regularizer soft-labels moves the head's rows alone: it needs head trained-unbiased",
         ),
     ),
-    standing=WEIGHTS_ALONE,
+    standing=replace(
+        WEIGHTS_ALONE, shared="pulls at the weights alone, which the server's steps do not compute"
+    ),
     check_options=_check_first_matrix,
     reads=(SOFT_LABELS, KNOWN_ROWS),
 )
@@ -184,6 +188,7 @@ SOFT_LABEL_SUMS = Statistic(
     standing=Standing(
         why="in a record-level job the trained model is post-processing of DP-SGD, and one record moves the "
         "sums of its answers by 1",
+        shared="sums what the model answers that a silo has trained, and silos train none",
         sums="sums what the silo's own trained model answers, and no clip bounds what one record, or one "
         "silo, changes of that",
     ),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.privacy.accountant import DpSgd, Skellam, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import (
     MIN_USED,
     planned_epsilon,
@@ -21,11 +21,13 @@ from chorale.privacy.plan import (
     solve,
 )
 from chorale.privacy.quantity_noise import dp_sgd_steps, noised, privacy_of, releases_by_quantity, releases_of
+from chorale.privacy.releases import DpSgd, Gaussian
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import MAX_QUANTITIES, Disclosure, Layout, Quantity
-from crypto.noise.sensitivity import MAX_DEVIATION, MAX_WRAP_PROBABILITY, rotated_bound
+from crypto.noise.gaussian import MAX_VARIANCE, MIN_VARIANCE
+from crypto.noise.sensitivity import MAX_WRAP_PROBABILITY, rotated_bound
 from crypto.session.cohort import CohortRule
 from strategies.base import TOTAL, Array
 from strategies.checks import check_private
@@ -200,18 +202,25 @@ class TestNoise:
     @pytest.mark.parametrize(
         ("kind", "name"), [("train", "delta"), ("train", "loss_sum"), ("enrollment", "samples")]
     )
-    def test_the_scale_is_the_finest_that_keeps_the_deviation_and_the_word(
-        self, make_spec: MakeSpec, multiplier: float, kind: str, name: str
+    @pytest.mark.parametrize("ring_bits", [16, 32])
+    def test_the_scale_is_the_coarsest_that_rounding_allows_or_the_finest_with_room(
+        self, make_spec: MakeSpec, multiplier: float, kind: str, name: str, ring_bits: int
     ) -> None:
+        multiplier = min(multiplier, 50.0) if ring_bits == 16 else multiplier  # more has no room there
         privacy = {"sums": SUMS | {"noise_multiplier": multiplier}, "statistics_noise_multiplier": multiplier}
-        quantity = named(private(make_spec, privacy=privacy), kind, name)
+        spec = private(make_spec, privacy=privacy, update_bits=ring_bits)
+        quantity = named(spec, kind, name)
         noise = quantity.noise
         assert noise is not None
         assert math.frexp(noise.scale)[0] == 0.5
-        assert math.sqrt(noise.variance) <= MAX_DEVIATION
-        if math.sqrt(noise.variance) <= MAX_DEVIATION / 2.01:  # a tagged sum has 47 bits of its word
-            assert name == "samples"
-            twice = replace(noise, variance=4 * noise.variance, scale=2 * noise.scale)
+        assert MIN_VARIANCE <= noise.variance <= MAX_VARIANCE
+        l2 = noise.clip_l2 or quantity.sensitivity_l2
+        assert l2 is not None
+        cost = math.sqrt(spec.rule(10).min_honest * noise.variance) / (multiplier * noise.scale * l2)
+        assert cost >= 1 - 1e-12
+        if cost > 1.001:  # then a finer scale has no room
+            assert (ring_bits, name) == (16, "delta")
+            twice = replace(noise, variance=3.9 * noise.variance, scale=2 * noise.scale)
             finer = replace(quantity, noise=twice)
             assert finer.wrap_probability(10) > MAX_WRAP_PROBABILITY / MAX_QUANTITIES
 
@@ -329,16 +338,16 @@ class TestNoise:
         assert quantities(wide, "train", state=state)[0].bound == 0.5 / 10
 
     def test_noise_that_fits_no_word_is_refused(self, make_spec: MakeSpec) -> None:
-        privacy = {"sums": SUMS | {"noise_multiplier": 5_000.0}}
-        with pytest.raises(ConfigError, match="quantity delta: no scale leaves room in 32 bits"):
-            quantities(private(make_spec, privacy=privacy), "train")
+        privacy = {"sums": SUMS | {"noise_multiplier": 700.0}}
+        with pytest.raises(ConfigError, match="quantity delta: no scale leaves room in 16 bits for 208 val"):
+            quantities(private(make_spec, privacy=privacy, update_bits=16), "train")
 
 
 class TestCost:
     def test_a_enrollment_costs_one_release_of_the_counts(self, make_spec: MakeSpec) -> None:
         (release,) = releases_of(private(make_spec), "enrollment", STATE, 10)
-        assert isinstance(release, Skellam)
-        assert release.variance == pytest.approx((5.0 * release.l2) ** 2, rel=1e-12)
+        assert isinstance(release, Gaussian)
+        assert release.noise_multiplier == pytest.approx(5.0, rel=1e-12)
         assert release.failure == 0.0
 
     def test_training_by_records_costs_its_steps_and_the_evaluation(self, make_spec: MakeSpec) -> None:
@@ -352,23 +361,24 @@ class TestCost:
         """A record that changes makes another update of it: as if one were taken out and one put in."""
         spec = private(make_spec, privacy={"sums": SUMS})
         delta, *_ = releases_of(spec, "train", STATE, 10)
-        assert isinstance(delta, Skellam)
-        assert delta.variance == pytest.approx((3.0 * delta.l2 / 2.0) ** 2, rel=1e-12)
+        assert isinstance(delta, Gaussian)
+        assert delta.noise_multiplier == pytest.approx(3.0 / 2.0, rel=1e-12)
 
     def test_the_cost_is_that_of_h_silos_and_not_of_all(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec)
         noise = named(spec, "enrollment", "samples").noise
         (release,) = releases_of(spec, "enrollment", STATE, 10)
         assert noise is not None
-        assert isinstance(release, Skellam)
-        assert release.variance == 4 * noise.variance
+        assert isinstance(release, Gaussian)
+        assert release.noise_multiplier == pytest.approx(math.sqrt(4 * noise.variance) / noise.scale)
+        assert release.draws == 4
 
     def test_each_release_is_told_with_its_quantity(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec, privacy={"records": RECORDS, "sums": SUMS})
         found = releases_by_quantity(spec, "train", STATE, 10)
         assert [(quantity.name, type(release)) for quantity, release in found] == [
             ("delta", DpSgd),
-            *((name, Skellam) for name in ("delta", "correct", "tested", "loss_sum")),
+            *((name, Gaussian) for name in ("delta", "correct", "tested", "loss_sum")),
         ]
         assert all(quantity.noise is None for quantity, _ in found)
 
@@ -458,7 +468,9 @@ class TestMethods:
     def test_a_part_that_stands_nowhere_is_refused(self) -> None:
         unsaid = replace(PRESETS["fedprox"], regularizer=Regularizer(word="new"))
         with pytest.raises(ConfigError, match="strategy.regularizer: it is not declared what new costs"):
-            check_private(unsaid, {}, CLASSIFICATION, has_records=True, has_sums=False)
+            check_private(
+                unsaid, {}, CLASSIFICATION, has_records=True, has_shared_noise=False, has_sums=False
+            )
 
     @pytest.mark.parametrize(
         ("preset", "options", "by_records", "by_sums"),
@@ -503,10 +515,9 @@ class TestMethods:
         for field, parts in PARTS.items():
             for part in parts:
                 assert part.standing is not None
-                records, sums = (
-                    "no" if refusal else "yes" for refusal in (part.standing.records, part.standing.sums)
-                )
-                assert f"| {field} | `{part}` | {records} | {sums} |" in page
+                own, sums = part.standing.records, part.standing.sums
+                stands = ("no" if refusal else "yes" for refusal in (own, own or part.standing.shared, sums))
+                assert f"| {field} | `{part}` | {' | '.join(stands)} |" in page
 
     def test_parts_of_a_recipe_are_all_its_parts(self) -> None:
         assert set(PRESETS["feddw"].parts) == set(Recipe.__dataclass_fields__) - {"defaults"}

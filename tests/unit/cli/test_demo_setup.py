@@ -26,7 +26,7 @@ Calls = Callable[..., Ended]
 
 
 def _plan(out: Path, **changes: Any) -> Plan:
-    asked = {"silos": 4, "rounds": 10, "strategy": "fedavg", "drop": 0, "seed": 1, "out": out}
+    asked = {"silos": 4, "rounds": None, "strategy": "fedavg", "drop": 0, "seed": 1, "out": out}
     return digits_plan(**{**asked, **changes})
 
 
@@ -95,7 +95,11 @@ def test_epsilon_without_privacy_is_refused(tmp_path: Path) -> None:
 
 
 def test_method_that_cannot_be_private_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    _plan(tmp_path, dp="records", strategy="fedexp")
+    _plan(tmp_path, dp="records", noise="silo", strategy="fedexp")
+    with pytest.raises(
+        ConfigError, match="^--dp: .*the lengths of the silos' own updates, and silos make none"
+    ):
+        _plan(tmp_path, dp="records", strategy="fedexp")
     _plan(tmp_path, dp="sums", strategy="fedcsd")  # whose logits the demo clips
     with pytest.raises(ConfigError, match="^--dp: .*sums the length of the silo's update"):
         _plan(tmp_path, dp="sums", strategy="fedexp")
@@ -116,6 +120,32 @@ def test_private_plan_gives_job_and_policy_the_same_epsilon(dp: str, default: fl
             dp == "records",
             dp == "sums",
         )
+
+
+def test_noise_is_in_the_sum_unless_it_is_asked_of_each_silo(tmp_path: Path) -> None:
+    shared, own = _plan(tmp_path, dp="records"), _plan(tmp_path, dp="records", noise="silo", rounds=3)
+    assert (shared.count, own.count, _plan(tmp_path, dp="records", steps=20).count) == (
+        "50 steps",
+        "3 rounds",
+        "20 steps",
+    )
+    assert shared.job["privacy"]["records"]["noise"] == "sum"
+    assert "noise" not in own.job["privacy"]["records"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"dp": "records", "rounds": 3}, "--rounds: silos that share their noise count steps"),
+        ({"dp": "records", "noise": "silo", "steps": 3}, "--steps: expected --dp records with it"),
+        ({"steps": 3}, "--steps: expected --dp records with it"),
+        ({"dp": "sums", "noise": "sum"}, "--noise: expected --dp records with it, got sums"),
+        ({"noise": "silo"}, "--noise: expected --dp records with it, got neither"),
+    ],
+)
+def test_options_of_another_way_are_refused(asked: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        _plan(tmp_path, **asked)
 
 
 def test_plan_without_privacy_leaves_the_policy_as_it_is(tmp_path: Path) -> None:

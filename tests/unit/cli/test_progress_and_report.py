@@ -27,7 +27,7 @@ REPORT_KEYS = {
     "strategy", "silos", "rounds_completed", "final_accuracy", "accuracy_by_round", "secure_aggregation",
     "quantities", "dropped", "wall_seconds", "upload_bytes_per_silo_round", "float32_bytes", "epsilon",
     "epsilon_unit", "epsilon_updates_per_silo", "epsilon_statistics_per_record", "sums_verified",
-    "verified_by",
+    "verified_by", "noise", "epsilon_if_all_others_collude",
 }  # fmt: skip
 SILOS = ["a", "b", "c", "d"]
 
@@ -260,6 +260,11 @@ PROMISE = Promise(
     epsilon=7.98,
     delta=1e-5,
     unit="record",
+    noise="sum",
+    epsilon_if_all_others_collude=22.5,
+    members=20,
+    colluders=6,
+    honest=8,
     epsilon_updates_per_silo=None,
     epsilon_statistics_per_record=1.25,
     multipliers={"records.noise_multiplier": 1.5},
@@ -280,7 +285,16 @@ def test_report_of_a_private_job_tells_what_it_cost(history: JobHistory) -> None
         assert told in text
     assert "exact in fixed point" not in text
     assert "each silo, statistics" not in text
+    assert (document["noise"], document["epsilon_if_all_others_collude"]) == ("sum", 22.5)
+    assert "if all other silos collude with it: epsilon 22.5" in text
     assert (document["epsilon_updates_per_silo"], document["epsilon_statistics_per_record"]) == (None, 1.25)
+
+
+def test_report_says_no_bound_in_words_where_all_other_silos_collude(history: JobHistory) -> None:
+    promise = replace(PROMISE, epsilon_if_all_others_collude=math.inf)
+    text = json.dumps(report.document(history, promise=promise), allow_nan=False)
+    assert json.loads(text)["epsilon_if_all_others_collude"] is None
+    assert "if all other silos collude with it: no bound" in report.page(json.loads(text))
 
 
 def test_report_of_noised_sums_says_which_epsilon_is_for_a_silo_and_which_for_a_record(

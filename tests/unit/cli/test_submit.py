@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.privacy.plan import planned_epsilon, planned_statistics_epsilon, planned_updates_epsilon
+from chorale.privacy.plan import (
+    planned_epsilon,
+    planned_epsilon_if_all_others_collude,
+    planned_statistics_epsilon,
+    planned_updates_epsilon,
+)
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts, state_to_bytes
@@ -141,7 +146,7 @@ def _private(desk: Desk, **privacy: Any) -> JobSpec:
 
 
 def test_noise_is_solved_for_and_told(desk: Desk) -> None:
-    spec, (line, drowned) = solved(_private(desk), state_to_bytes(VOTES))
+    spec, (line, against, drowned) = solved(_private(desk), state_to_bytes(VOTES))
     assert spec.privacy is not None
     assert spec.privacy.sums is not None
     assert spec.privacy.unsolved == ()
@@ -158,6 +163,12 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
         f"statistics_noise_multiplier {spec.privacy.statistics_noise_multiplier:g} "
         "(solved for: statistics_noise_multiplier, sums.noise_multiplier)"
     )
+    collude = planned_epsilon_if_all_others_collude(spec, VOTES)
+    assert collude > 1.2 * cost
+    assert against == (
+        "privacy: that holds against the coordinator and 1 of 3 silos, by the noise of 2 honest ones "
+        f"(of more with a larger min_cohort); if all other silos collude with it: epsilon {collude:.4g}"
+    )
     times = promise_of(spec, VOTES).update_noise
     assert drowned.startswith(f"each round's noise is {times:.0f} times as long as the longest update: ")
 
@@ -166,7 +177,7 @@ def test_given_noise_that_costs_more_than_the_target_is_refused(desk: Desk) -> N
     given = {"statistics_noise_multiplier": 50.0, "sums": {"clip_norm": 0.5, "noise_multiplier": 2.0}}
     with pytest.raises(ConfigError, match=r"privacy\.epsilon: expected noise .* at most 4, got [0-9.]+$"):
         solved(_private(desk, **given), state_to_bytes(VOTES))
-    spec, (line, _) = solved(_private(desk, **given, epsilon=None), state_to_bytes(VOTES))
+    spec, (line, *_) = solved(_private(desk, **given, epsilon=None), state_to_bytes(VOTES))
     assert "solved" not in line
     assert f"epsilon {planned_epsilon(spec, VOTES):.4g} " in line
 

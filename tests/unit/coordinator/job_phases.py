@@ -20,7 +20,7 @@ def make_job(preset: str = "fedavg", **fields: Any) -> Job:
             "federation": "test",
             "not_after": datetime(2100, 1, 1, tzinfo=UTC),
             "silos": ("a", "b", "c", "d"),
-            "rounds": 3,
+            **({} if "steps" in fields else {"rounds": 3}),
             "enrollment_every": 1,
             "max_attempts": 2,
             "strategy": {"preset": preset},

@@ -44,6 +44,26 @@ def test_next_phase_follows_from_what_has_ended(ended, following):
     assert step_after(rows(*ended)) == following
 
 
+SHARED_NOISE = {
+    "delta": 1e-5,
+    "records": {"clip_norm": 1.0, "sample_rate": 0.1, "noise": "sum"},
+    "epsilon": 1,
+}
+
+
+def test_training_ends_with_its_steps_and_spare_ones_take_the_place_of_lost_ones():
+    job = {"steps": 2, "spare_steps": 2, "privacy": SHARED_NOISE, "enrollment_every": 100}
+    opened = (0, "enrollment.0", DONE)
+    assert step_after(rows(opened, (1, "train", DONE)), **job) == (2, "train")
+    assert step_after(rows(opened, (1, "train", DONE), (2, "train", DONE)), **job) == (4, "evaluate.0")
+    once = rows(opened, (1, "train", DONE), (2, "train", LOST))
+    assert step_after(once, **job) == (3, "train")
+    assert step_after([*once, *rows((3, "train", DONE))], **job) == (4, "evaluate.0")
+    # with all spare ones lost the job closes with what it has
+    lost = [*once, *rows((3, "train", LOST), (4, "train", LOST))]
+    assert step_after(lost, **job) == (4, "evaluate.0")
+
+
 def test_opening_phase_that_is_used_up_too_often_ends_the_job():
     ended = rows((0, "enrollment.0", LOST), (0, "enrollment.1", LOST))
     with pytest.raises(JobFailed, match="enrollment: used up 2 times, the last time by too-few-silos"):

@@ -25,16 +25,14 @@ from crypto.fixed_point.clipping import shrunk, squared_norm
 from crypto.fixed_point.encoder import BLOCK_VALUES, Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
+from crypto.noise.gaussian import GaussianStream, gaussian_tables
 from crypto.noise.sensitivity import Noise, clipped_sensitivity
-from crypto.noise.skellam import skellam_law
-from crypto.noise.skellam_stream import SkellamStream
 from tests.support.projections import keeping
 from tests.unit.crypto.test_encoder import normal, words_of
 
 MEMBERS = 4
 CLIP = 0.5
 NOISE = Noise(variance=900.0, scale=2.0**12, clip_l2=CLIP)
-FAINT = replace(NOISE, variance=2.0**-20)  # one number in a million: words are those before the noise
 SOURCES = Path(__file__).resolve().parents[3] / "crypto"
 
 
@@ -65,6 +63,17 @@ def signed(encoded: Encoder, ring_bits: int = 32) -> np.ndarray:
     return words_of(encoded, ring_bits).view(ring.SIGNED_TYPES[ring_bits]).astype(np.int64)
 
 
+def rounded(encoded: Encoder, ring_bits: int = 32) -> np.ndarray:
+    """Words before their noise."""
+    word_N = signed(encoded, ring_bits)
+    for place, _, stream in encoded._parts[ring_bits]:
+        if stream is not None:
+            noise_N = np.empty(place.stop - place.start, np.int64)
+            stream.sample_into(0, noise_N)
+            word_N[place] -= noise_N
+    return word_N
+
+
 def squared_limit(encoded: Encoder) -> int:
     quantity = encoded.layout.quantities[0]
     assert quantity.noise is not None
@@ -79,8 +88,16 @@ LAYOUT = Layout(
         Quantity(name="delta", shape=(2 * BLOCK_VALUES + 13,), bound=CLIP, ring_bits=32, noise=NOISE),
         Quantity(name="half", shape=(501,), bound=CLIP, ring_bits=16, noise=replace(NOISE, scale=2.0**10)),
         Quantity(name="weight", bound=1.0, ring_bits=64),
-        Quantity(name="tested", bound=100.0, ring_bits=64, noise=Noise(variance=50.0, scale=4.0)),
+        Quantity(name="tested", bound=100.0, ring_bits=64, noise=Noise(variance=80.0, scale=4.0)),
         Quantity(name="sums", shape=(19,), bound=3.0, ring_bits=32, noise=Noise(variance=1e6, scale=8.0)),
+        Quantity(
+            name="gradient",
+            shape=(70,),
+            bound=20.0,
+            ring_bits=32,
+            noise=Noise(variance=2.0**40, scale=2.0**10),
+            is_whole_units=True,
+        ),
     ),
     members=MEMBERS,
 )
@@ -90,6 +107,7 @@ VALUES: dict[str, Any] = {
     "weight": 0.25,
     "tested": 37,
     "sums": normal((19,), seed=4, dtype=np.float64),
+    "gradient": np.arange(-35, 35) * 585,  # units, up to 20 * 2^10 of them
 }
 
 ONE = several(1)
@@ -103,8 +121,8 @@ class TestClip:
     def test_the_whole_array_is_no_longer_than_the_clip(self, size: int, norm: float, dtype: Any) -> None:
         value_N = np.random.default_rng(size).normal(size=size)
         value_N = (value_N * (norm / np.linalg.norm(value_N))).astype(dtype)
-        encoded = single(value_N, terms=FAINT)
-        word_N = signed(encoded)
+        encoded = single(value_N)
+        word_N = rounded(encoded)
         assert squared_norm(word_N) <= squared_limit(encoded)
         expected_N = value_N.astype(np.float64) / max(1.0, norm / CLIP) * NOISE.scale
         assert np.abs(word_N - expected_N).max() <= 1.02 + 1e-5 * NOISE.scale
@@ -113,7 +131,7 @@ class TestClip:
         """Four tensors of the clip norm each are one update of twice the norm."""
         value_N = np.zeros(4000, np.float32)
         value_N[::1000] = CLIP
-        decoded_N = signed(single(value_N, terms=FAINT)) / NOISE.scale
+        decoded_N = rounded(single(value_N)) / NOISE.scale
         assert np.linalg.norm(decoded_N) == pytest.approx(CLIP, rel=1e-3)
         assert decoded_N[::1000] == pytest.approx(np.full(4, CLIP / 2), rel=1e-3)
 
@@ -127,8 +145,8 @@ class TestClip:
     @pytest.mark.parametrize("projected", [False, True])
     def test_an_update_of_nothing_but_zeros_stays_that(self, projected: bool, dtype: Any) -> None:
         projection = Projection.of(64, seed=bytes(32)) if projected else None
-        encoded = single(np.zeros(64, dtype), terms=FAINT, projection=projection)
-        assert not signed(encoded).any()
+        encoded = single(np.zeros(64, dtype), projection=projection)
+        assert not rounded(encoded).any()
 
     @pytest.mark.parametrize(
         ("dtype", "large"), [(np.float32, 3e38), (np.float64, 1.7e308), (np.float64, 1e200)]
@@ -140,20 +158,23 @@ class TestClip:
         value_N = np.full(64, large, dtype)
         value_N[1::2] *= -1
         projection = Projection.of(64, seed=bytes(range(32))) if projected else None
-        encoded = single(value_N, terms=FAINT, projection=projection)
-        decoded_N = ring.decode(encoded.encode().vectors, layout=encoded.layout)["delta"]
+        encoded = single(value_N, projection=projection)
+        decoded_N = ring.decode_quantity(
+            rounded(encoded).astype(np.uint32), quantity=encoded.layout.quantities[0], members=MEMBERS
+        )
         expected_N = np.tile([CLIP / 8, -CLIP / 8], 32)
         assert decoded_N == pytest.approx(expected_N, abs=2 / NOISE.scale)
 
     @pytest.mark.parametrize("clip_l2", [1e-29, 1e-20])
     def test_a_tiny_clip_is_kept_to_in_float32(self, clip_l2: float) -> None:
-        terms = Noise(variance=2.0**-20, scale=2.0**60, clip_l2=clip_l2)
+        terms = Noise(variance=64.0, scale=2.0**60, clip_l2=clip_l2)
         kept_N, factor = shrunk(np.array([3.0, 4.0], np.float32), clip_l2, name="delta")
         assert np.linalg.norm(kept_N.astype(np.float64) * np.float32(factor)) == pytest.approx(
             clip_l2, rel=1e-5
         )
         assert (
-            np.abs(signed(single(np.array([3.0, 4.0], np.float32), terms=terms, ring_bits=64), 64)).max() <= 1
+            np.abs(rounded(single(np.array([3.0, 4.0], np.float32), terms=terms, ring_bits=64), 64)).max()
+            <= 1
         )
 
     @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
@@ -173,21 +194,21 @@ class TestClip:
         value_N = normal((5000,), seed=3)
         for share in (1.0, 0.25):
             projection = keeping(share, value_N.size, seed=bytes(32))
-            encoded = single(value_N, terms=FAINT, projection=projection)
-            assert 0 < squared_norm(signed(encoded)) <= squared_limit(encoded)
+            encoded = single(value_N, projection=projection)
+            assert 0 < squared_norm(rounded(encoded)) <= squared_limit(encoded)
             # near the norm that is left of it, so it was clipped once and not twice
-            norm = np.linalg.norm(signed(encoded)) / NOISE.scale
+            norm = np.linalg.norm(rounded(encoded)) / NOISE.scale
             assert norm == pytest.approx(CLIP * math.sqrt(share), rel=0.1)
 
     def test_words_beyond_the_bound_are_clipped_and_the_norm_only_shrinks(self) -> None:
-        quantity = replace(quantity_of((100,), terms=FAINT), bound=CLIP / 4)
+        quantity = replace(quantity_of((100,)), bound=CLIP / 4)
         value_N = np.zeros(100, np.float32)
         value_N[:2] = 40.0, -30.0
         encoded = Encoder(
             {"delta": value_N}, layout=Layout(quantities=(quantity,), members=MEMBERS), random=keys(1)
         )
         assert encoded.clipped_total == 2
-        assert signed(encoded)[:3].tolist() == [CLIP / 4 * NOISE.scale, -CLIP / 4 * NOISE.scale, 0]
+        assert rounded(encoded)[:3].tolist() == [CLIP / 4 * NOISE.scale, -CLIP / 4 * NOISE.scale, 0]
 
 
 class TestConditionalRounding:
@@ -198,11 +219,11 @@ class TestConditionalRounding:
         value_N = np.full(1000, 0.5 / NOISE.scale, np.float32)
         limit = 490
         monkeypatch.setattr(encoder, "MAX_ROUNDINGS", 200)
-        free = [squared_norm(signed(single(value_N, terms=FAINT, seed=seed))) for seed in range(20)]
+        free = [squared_norm(rounded(single(value_N, seed=seed))) for seed in range(20)]
         assert max(free) > limit
         limited = replace(clipped_sensitivity(CLIP, scale=NOISE.scale, coordinates=1000), squared_l2=limit)
         monkeypatch.setattr(encoder, "clipped_sensitivity", lambda *_, **__: limited)
-        kept = [squared_norm(signed(single(value_N, terms=FAINT, seed=seed))) for seed in range(20)]
+        kept = [squared_norm(rounded(single(value_N, seed=seed))) for seed in range(20)]
         assert max(kept) <= limit
 
     def test_an_array_that_keeps_no_norm_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,12 +243,12 @@ class TestConditionalRounding:
     def test_rounding_has_no_bias(self) -> None:
         """The mean of 20,000 roundings is 0.25 +- 0.0031; false alarms below 2 * 10^-9 (six deviations)."""
         value_N = np.full(20_000, 10.25 / NOISE.scale)
-        terms = replace(FAINT, clip_l2=2.0)
+        terms = replace(NOISE, clip_l2=2.0)
         quantity = replace(quantity_of((20_000,), terms=terms), bound=2.0)
         encoded = Encoder(
             {"delta": value_N}, layout=Layout(quantities=(quantity,), members=MEMBERS), random=keys(5)
         )
-        assert signed(encoded).mean() == pytest.approx(10.25, abs=6 * math.sqrt(3 / 16 / 20_000))
+        assert rounded(encoded).mean() == pytest.approx(10.25, abs=6 * math.sqrt(3 / 16 / 20_000))
 
     @pytest.mark.parametrize("size", [3, 8192, 8193])
     @pytest.mark.parametrize("most", [1, 2**15, 2**31 - 1, 2**62])
@@ -254,8 +275,8 @@ class TestNoise:
                 if quantity.noise is None or quantity.ring_bits != ring_bits:
                     continue
                 sample_N = np.empty(quantity.size, np.int32)
-                law = skellam_law(quantity.noise.variance)
-                SkellamStream(law, drawn[-1], quantity=place).sample_into(0, sample_N)
+                drawn_noise = GaussianStream(quantity.noise.variance, drawn[-1], quantity=place)
+                drawn_noise.sample_into(0, sample_N)
                 part = before[LAYOUT.slices(ring_bits)[quantity.name]]
                 part -= sample_N.astype(part.dtype)
             for name, place_of in LAYOUT.slices(ring_bits).items():
@@ -263,8 +284,11 @@ class TestNoise:
                 value_N: Any = np.asarray(VALUES[name], np.float64).reshape(-1)
                 if quantity.noise is not None and quantity.noise.clip_l2 is not None:
                     value_N = value_N * min(1.0, float(CLIP / np.linalg.norm(value_N)))
-                units_N = np.clip(value_N, -quantity.bound, quantity.bound) * quantity.scale(MEMBERS)
                 whole_N = before[place_of].view(ring.SIGNED_TYPES[ring_bits]).astype(np.float64)
+                if quantity.is_whole_units:
+                    assert whole_N.tolist() == value_N.tolist()
+                    continue
+                units_N = np.clip(value_N, -quantity.bound, quantity.bound) * quantity.scale(MEMBERS)
                 assert np.abs(whole_N - units_N).max() <= 1.001
 
     @settings(max_examples=40, deadline=None)
@@ -308,12 +332,12 @@ class TestNoise:
     def test_a_noised_count_is_not_rounded(self, tested: int) -> None:
         """Its sensitivity is that of whole numbers, at scales of 1 and more."""
         quantity = Quantity(
-            name="tested", bound=100.0, ring_bits=64, noise=Noise(variance=2.0**-20, scale=2.0**12)
+            name="tested", bound=100.0, ring_bits=64, noise=Noise(variance=100.0, scale=2.0**12)
         )
         layout = Layout(quantities=(quantity,), members=MEMBERS)
         for seed in range(20):
             encoded = Encoder({"tested": tested}, layout=layout, random=keys(seed))
-            assert signed(encoded, 64).tolist() == [tested * 2**12]
+            assert rounded(encoded, 64).tolist() == [tested * 2**12]
 
     @pytest.mark.parametrize("ring_bits", [16, 32])
     def test_numpy_and_the_compiled_loops_give_the_same_words(
@@ -331,7 +355,7 @@ class TestNoise:
         value_N = np.ones(1 << 21, np.float32)
         out = np.empty(1 << 14, np.uint32)
         words_of(single(np.ones(10, np.float32)), 32)
-        skellam_law(NOISE.variance)
+        gaussian_tables(NOISE.variance)
         tracemalloc.start()
         try:
             encoded = single(value_N)
@@ -350,12 +374,50 @@ class TestNoise:
         assert "factor" not in repr(encoded._parts)
 
 
+class TestWholeUnits:
+    """A step's sum of clipped gradients: the silo rounded each record's, so nothing may be rounded here."""
+
+    QUANTITY = Quantity(
+        name="gradient",
+        shape=(3,),
+        bound=2.5,
+        ring_bits=32,
+        noise=Noise(variance=2.0**20, scale=2.0**6),
+        is_tagged=True,
+        is_whole_units=True,
+    )
+    LAYOUT = Layout(quantities=(QUANTITY,), members=MEMBERS)
+
+    @pytest.mark.parametrize("units", [[160, -160, 7], [0, 0, 0]])
+    def test_they_are_encoded_as_they_are_under_noise(self, units: list[int]) -> None:
+        encoded = Encoder({"gradient": np.array(units)}, layout=self.LAYOUT, random=keys(2))
+        assert rounded(encoded).tolist() == units
+        assert signed(encoded).tolist() != units
+        assert encoded.clipped_total == 0
+
+    @pytest.mark.parametrize("units", [161, -161, 1 << 40, -(1 << 63)])
+    def test_what_is_beyond_the_bound_is_refused(self, units: int) -> None:
+        """The silo clamps by itself, before the noise; a value that it forgot would leave its word."""
+        with pytest.raises(QuantizationError, match="gradient: a number of units is beyond its bound 160$"):
+            Encoder({"gradient": np.array([units, 0, 0])}, layout=self.LAYOUT)
+
+    def test_floats_are_refused(self) -> None:
+        """A gradient in its own units would go out as good as zero, under noise for a thousand times more."""
+        with pytest.raises(QuantizationError, match="gradient: holds float32, expected whole numbers of its"):
+            Encoder({"gradient": np.ones(3, np.float32)}, layout=self.LAYOUT)
+
+    def test_the_sum_is_decoded_in_the_quantitys_units(self) -> None:
+        word_N = np.array([64, -32, 1], np.int32).view(np.uint32)
+        decoded_N = ring.decode_quantity(word_N, quantity=self.QUANTITY, members=MEMBERS)
+        assert decoded_N.tolist() == [1.0, -0.5, 1 / 64]
+
+
 class TestSources:
     """What the sampler and its callers may be made of."""
 
     @pytest.mark.parametrize(
         "name",
-        ["fixed_point/encoder.py", "fixed_point/clipping.py", "noise/skellam_stream.py"],
+        ["fixed_point/encoder.py", "fixed_point/clipping.py", "noise/table_stream.py", "noise/gaussian.py"],
     )
     def test_no_other_generator_makes_noise_or_rounding_bits(self, name: str) -> None:
         tree = ast.parse((SOURCES / name).read_text())
@@ -371,7 +433,7 @@ class TestSources:
 
     def test_no_float_is_in_the_sampler(self) -> None:
         """A float's last bits tell what it was added to."""
-        tree = ast.parse((SOURCES / "noise/skellam_stream.py").read_text())
+        tree = ast.parse((SOURCES / "noise/table_stream.py").read_text())
         numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         assert not [each for each in numbers if isinstance(each, float)]
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Div)]

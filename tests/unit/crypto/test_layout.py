@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto import encoding
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.fixed_point.layout import (
     CLIPPED,
     MAX_QUANTITIES,
@@ -148,12 +148,23 @@ def test_under_noise_a_tagged_sum_of_64_bits_leaves_47_no_more_often_than_a_word
     assert layout(plain, members=2).wrap_probability < 2.0**-100
 
 
-@pytest.mark.parametrize("noise", [None, Noise(variance=1.0, scale=1.0)])
+@pytest.mark.parametrize("noise", [None, Noise(variance=64.0, scale=1.0)])
 @pytest.mark.parametrize("is_tagged", [True, False])
 def test_the_mark_survives_its_fields(is_tagged: bool, noise: Noise | None) -> None:
     quantity = replace(DELTA, is_tagged=is_tagged, noise=noise)
     fields = encoding.decode("test", encoding.encode("test", *quantity_fields(quantity)))
     assert read_quantity(encoding.FieldReader(fields, what="quantity")) == quantity
+
+
+def test_whole_units_survive_their_fields() -> None:
+    quantity = replace(DELTA, is_whole_units=True, noise=Noise(variance=64.0, scale=1.0))
+    fields = encoding.decode("test", encoding.encode("test", *quantity_fields(quantity)))
+    assert read_quantity(encoding.FieldReader(fields, what="quantity")) == quantity
+    *rest, terms = quantity_fields(quantity)
+    assert isinstance(terms, list)
+    surplus = encoding.decode("test", encoding.encode("test", *rest, [*terms, 1]))
+    with pytest.raises(RemoteProtocolError, match="quantity: 1 fields too many"):
+        read_quantity(encoding.FieldReader(surplus, what="quantity"))
 
 
 def test_a_projected_quantity_takes_the_words_that_are_kept() -> None:

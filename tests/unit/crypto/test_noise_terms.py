@@ -14,7 +14,6 @@ from crypto.fixed_point.projection import Projection
 from crypto.noise.sensitivity import (
     CLIP_REDRAW,
     CLIP_SPREAD,
-    MAX_DEVIATION,
     RECORD_FAILURE,
     RECORD_SPREAD,
     ROTATED_BEYOND,
@@ -43,7 +42,8 @@ DELTA = Quantity(name="delta", shape=(4,), bound=0.5, ring_bits=32, noise=NOISE)
             for value in (0.0, -1.0, math.nan, math.inf)
         ),
         ({"scale": 3.0}, "the scale is a power of two, got 3.0"),
-        ({"variance": 2.0**24 + 4}, "standard deviation of at most 4096 units"),
+        ({"variance": 2.0**44 + 4096}, "standard deviation of 8 to 4.1943e.06 units, got 4.1943e.06"),
+        ({"variance": 63.0}, "standard deviation of 8 to 4.1943e.06 units, got 7.9"),
     ],
 )
 def test_odd_noise_is_refused(fields: dict[str, float], message: str) -> None:
@@ -81,8 +81,23 @@ def test_a_count_carries_no_noise() -> None:
         Quantity(name="n", bound=5, is_count=True, noise=NOISE)
 
 
+def test_whole_units_have_a_digest_of_their_own() -> None:
+    whole = replace(DELTA, is_whole_units=True, noise=replace(NOISE, clip_l2=None))
+    plain = replace(whole, is_whole_units=False)
+    digests = {Layout(quantities=(each,), members=4).digest for each in (whole, plain, DELTA)}
+    assert len(digests) == 3
+
+
+def test_whole_units_are_those_of_noise() -> None:
+    with pytest.raises(ConfigError, match="quantity delta: whole units need noise"):
+        Layout(quantities=(replace(DELTA, is_whole_units=True, noise=None),), members=4)
+    for fields in ({"is_count": True, "noise": None}, {"projection": Projection.of(4, seed=bytes(32))}):
+        with pytest.raises(ConfigError, match="quantity d: whole units are neither a count nor projected"):
+            Quantity(name="d", shape=(4,), bound=1.0, is_whole_units=True, **fields)  # type: ignore[arg-type]
+
+
 def test_a_layout_whose_noise_may_leave_its_word_is_refused() -> None:
-    loud = Noise(variance=MAX_DEVIATION**2, scale=8.0)
+    loud = Noise(variance=2.0**24, scale=8.0)
     narrow = Quantity(name="delta", shape=(4,), bound=0.5, ring_bits=16, noise=loud)
     with pytest.raises(ConfigError, match="a probability of at most 2.-40, got .* for delta"):
         Layout(quantities=(narrow,), members=4)

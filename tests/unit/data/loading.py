@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from chorale.spec.job_spec import JobSpec, ModelSpec, TrainingSpec
+from chorale.spec.job_spec import JobSpec, ModelSpec
+from chorale.spec.strategy_spec import TrainingSpec
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings

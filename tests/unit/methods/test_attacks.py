@@ -20,12 +20,12 @@ import torch
 from bench.rows import Row
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.masking import masks
-from crypto.noise.skellam_stream import SkellamStream
+from crypto.noise.gaussian import GaussianStream
 from research.attacks import __main__ as program
 from research.attacks import chance, differences, gradients, membership, moments
 from research.attacks.digits import digits, job
 from research.attacks.mlp import logits, unit_features
-from silo_agent.training.dp_sgd.records import Draws
+from silo_agent.training.dp_sgd.micro_batches import Draws
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
 
@@ -42,7 +42,7 @@ def without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of its ways into the words."""
-    monkeypatch.setattr(SkellamStream, "add_into", lambda stream, start, word_N: None)
+    monkeypatch.setattr(GaussianStream, "add_into", lambda stream, start, word_N: None)
 
 
 # --- what chance does

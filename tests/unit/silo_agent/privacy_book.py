@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from chorale.job import Job
-from chorale.privacy.accountant import ORDERS, SAMPLER_DISTANCE, Release, Skellam
+from chorale.privacy.accountant import ORDERS, SAMPLER_DISTANCE
+from chorale.privacy.releases import Release, Skellam
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
 from silo_agent.ledger.budget import Budget, BudgetBalance, Charge, Spend

@@ -156,7 +156,7 @@ def test_jobs_over_one_data_set_add_up_and_other_data_sets_do_not(
     other = book.of("another").balance()
     assert (other.spent, other.held) == pytest.approx((alone, alone))
     assert balance.held == balance.spent
-    assert book.ledger.data_sets() == ["another", "data"]
+    assert [each.id for each in book.ledger.accounts().all()] == ["data", "another"]
 
 
 def test_a_job_that_is_gone_keeps_its_spend(make_book: MakeBook, job: Job) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from chorale.job import Job
-from chorale.privacy.accountant import Release
 from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.releases import Release
 from crypto.errors import PolicyRefusal
 from silo_agent.ledger.budget import Charge
 from silo_agent.ledger.ledger import Ledger

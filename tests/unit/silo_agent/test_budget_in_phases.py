@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.privacy.accountant import Release, epsilon
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.releases import Release
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey, phase_kind

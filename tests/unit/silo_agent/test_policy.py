@@ -94,7 +94,7 @@ def test_a_job_whose_sums_by_class_silos_see_is_refused_where_policy_says_so(
 
 def test_noise_does_not_make_a_shared_sum_another_one() -> None:
     refuse, seen = policy(shared_sums="refuse"), Quantity(name="moment", bound=1.0, is_tagged=True)
-    noise = Noise(variance=4.0, scale=1.0)
+    noise = Noise(variance=64.0, scale=1.0)
     for quantity in (seen, replace(seen, noise=noise)):
         policy(class_statistics="allow").check_quantities([quantity])
         refused("shared_sums", lambda quantity=quantity: refuse.check_quantities([quantity]))  # type: ignore[misc]
@@ -221,7 +221,7 @@ def test_a_policy_refuses_by_what_a_quantity_discloses(discloses: Disclosure) ->
         policy().check_quantities([bare], is_private=True)
     else:
         policy().check_quantities([bare])
-    policy().check_quantities([replace(bare, noise=Noise(variance=1.0, scale=1.0))])
+    policy().check_quantities([replace(bare, noise=Noise(variance=64.0, scale=1.0))])
 
 
 def test_sample_counts_are_rounded_down() -> None:

@@ -22,6 +22,7 @@ NUMBERS = (
     "epsilon",
     "accept_epsilon_up_to",
     "delta",
+    "max_epsilon_if_all_others_collude",
     "max_records_clip_norm",
     "max_sums_clip_norm",
     "min_records_noise_multiplier",
@@ -33,6 +34,12 @@ NUMBERS = (
 def spec(folder: Path, *, rounds: int = 3, **privacy: Any) -> JobSpec:
     given = {"statistics_noise_multiplier": STATISTICS, **privacy}
     return Hub(folder, rounds=rounds, privacy=given if privacy else None).job.spec
+
+
+def sharing(folder: Path, *, steps: int = 3) -> JobSpec:
+    """A job whose silos share their noise."""
+    privacy = {"statistics_noise_multiplier": STATISTICS, "records": RECORDS | {"noise": "sum"}}
+    return Hub(folder, rounds=steps + 2, steps=steps, spare_steps=2, privacy=privacy).job.spec
 
 
 def policy(**privacy: Any) -> Policy:
@@ -107,6 +114,42 @@ def test_a_job_below_the_floor_is_refused_with_the_number(
 def test_a_floor_for_a_part_that_the_job_does_not_have_refuses_nothing(tmp_path: Path) -> None:
     of_records = policy(min_records_noise_multiplier=9.0, max_records_clip_norm=0.1)
     of_records.check_job(spec(tmp_path, sums=SUMS), operator="ops")
+
+
+def test_shared_noise_is_refused_unless_the_policy_accepts_it(tmp_path: Path) -> None:
+    """Such a job's epsilon rests on the other silos, which a file without the word never accepted."""
+    shared = sharing(tmp_path)
+    refused(
+        r"accept_shared_noise.*, got privacy\.records\.noise sum",
+        lambda: policy().check_job(shared, operator="ops"),
+    )
+    policy(accept_shared_noise=True).check_job(shared, operator="ops")
+    policy().check_job(spec(tmp_path, records=RECORDS | {"noise_multiplier": 4.0}), operator="ops")
+
+
+def test_what_is_left_if_all_other_silos_collude_is_bounded_by_the_policy(tmp_path: Path) -> None:
+    shared, own = sharing(tmp_path), spec(tmp_path, records=RECORDS)
+    bounded = policy(accept_shared_noise=True, max_epsilon_if_all_others_collude=5.0).privacy
+    bounded.check_collusion(shared, 5.0)
+    refused(
+        r"epsilon 5 if all other silos collude \(privacy\.max_epsilon_if_all_others_collude\), got 5\.1$",
+        lambda: bounded.check_collusion(shared, 5.1),
+    )
+    refused("got no bound$", lambda: bounded.check_collusion(shared, math.inf))
+    bounded.check_collusion(own, math.inf)  # each silo adds all the noise itself
+    policy(accept_shared_noise=True).privacy.check_collusion(shared, math.inf)
+
+
+def test_a_step_counts_once_for_the_policy_whatever_a_pass_would_have(tmp_path: Path) -> None:
+    """Steps were counted as passes of 1 / sample_rate steps each, and good jobs were refused."""
+    policy(accept_shared_noise=True, epsilon=2.0).check_job(sharing(tmp_path, steps=20), operator="ops")
+    refused(
+        "for 22 rounds of training",
+        lambda: policy(accept_shared_noise=True, epsilon=0.5).check_job(
+            sharing(tmp_path, steps=20), operator="ops"
+        ),
+        Refusal.BUDGET,
+    )
 
 
 def test_a_job_without_privacy_is_refused_where_privacy_is_required(tmp_path: Path) -> None:
@@ -203,6 +246,12 @@ def test_the_description_tells_budget_and_floor() -> None:
         "- without noise: delta",
     ):
         assert line in text
+    assert "- private jobs whose silos share their noise (privacy.records.noise: sum)" in text
+    shared = policy(accept_shared_noise=True, max_epsilon_if_all_others_collude=5.0).describe()
+    assert "share their noise" not in shared
+    assert (
+        "- private jobs with shared noise that cost more than epsilon 5 if all other silos collude" in shared
+    )
     relaxed = policy(partial_jobs="allow").describe()
     assert "- private jobs that plan more" not in relaxed
     assert "every job without privacy" not in relaxed

@@ -19,7 +19,8 @@ from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
-from silo_agent.training.dp_sgd.records import Draws, NoisedGradients
+from silo_agent.training.dp_sgd.micro_batches import Draws, MicroBatches
+from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import FederatedModel
@@ -73,6 +74,26 @@ def make_model(**fields: Any) -> FederatedModel:
         return cut_model(body, width=5, classes=4, **fields).train()
 
 
+def micro_batches(
+    samples: Tensors,
+    gradients: SampleGradients,
+    *,
+    draws: Draws | None = None,
+    loss: LocalLoss = CROSS_ENTROPY,
+    rate: float = RECORDS["sample_rate"],
+    **fields: Any,
+) -> MicroBatches:
+    return MicroBatches(
+        samples=samples,
+        loss=loss,
+        gradients=gradients,
+        sample_rate=rate,
+        draws=draws or Quiet(),
+        is_cancelled=lambda: False,
+        **fields,
+    )
+
+
 def gradient_of(
     model: FederatedModel,
     samples: Tensors,
@@ -84,15 +105,9 @@ def gradient_of(
 ) -> Tensor:
     """What one step writes into the parameters, laid end to end. Shapes: -> (P,)."""
     with SampleGradients(model) as gradients:
-        step = NoisedGradients(
-            samples,
-            loss,
-            gradients,
-            records=RecordsSpec(**(RECORDS | fields)),
-            expected_batch=batch,
-            draws=draws or Quiet(),
-            is_cancelled=lambda: False,
-        )
+        records = RecordsSpec(**(RECORDS | fields))
+        batches = micro_batches(samples, gradients, draws=draws, loss=loss, rate=records.sample_rate)
+        step = NoisedGradients(batches, records=records, expected_batch=batch)
         step.write(0)
         return torch.cat([parameter.grad.flatten().clone() for parameter in gradients.parameters])
 
@@ -109,15 +124,8 @@ class Released(NoisedGradients):
 def released_units(model: FederatedModel, samples: Tensors, draws: Draws | None = None) -> NDArray[np.int64]:
     """At a clip of 1 and a noise multiplier of 1: DEVIATION units are the clip. Shapes: -> (P,)."""
     with SampleGradients(model) as gradients:
-        step = Released(
-            samples,
-            CROSS_ENTROPY,
-            gradients,
-            records=RecordsSpec(**RECORDS),
-            expected_batch=64,
-            draws=draws or Quiet(),
-            is_cancelled=lambda: False,
-        )
+        batches = micro_batches(samples, gradients, draws=draws)
+        step = Released(batches, records=RecordsSpec(**RECORDS), expected_batch=64)
         step.write(0)
         return step.units_P
 

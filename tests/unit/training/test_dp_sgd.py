@@ -24,7 +24,7 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import outputs_of, run_model
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.dp_sgd.records import Draws
+from silo_agent.training.dp_sgd.micro_batches import Draws
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.base import FederatedModel

@@ -23,10 +23,9 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 from torch import Tensor, nn
 
-from crypto.noise.gaussian import DEVIATION
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.dp_sgd.clipping import clipped_sum
-from silo_agent.training.dp_sgd.records import Draws
+from silo_agent.training.dp_sgd.micro_batches import DEVIATION, Draws
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import cut_model
@@ -68,7 +67,7 @@ class TestClip:
         found_P = gradient_of(head.train(), samples, clip_norm=0.5, batch=4)
         weight_and_bias = np.array([-3, -4, 3, 4, -1, 1]) / 2
         expected_P = 0.5 * weight_and_bias / math.sqrt(13) / 4
-        np.testing.assert_allclose(found_P, expected_P, rtol=2e-6)
+        np.testing.assert_allclose(found_P, expected_P, rtol=3e-6)
 
     @pytest.mark.parametrize("clip", [0.01, 0.5, 1e6])
     def test_without_noise_a_step_is_opacus_own(self, clip: float) -> None:
@@ -212,7 +211,7 @@ class TestNoise:
 
     def test_no_other_generator_is_near(self) -> None:
         """torch's and numpy's are not cryptographic; a seed gives all that they will ever draw."""
-        files = [*(ROOT / "silo_agent/training/dp_sgd").glob("*.py"), ROOT / "crypto/noise/gaussian.py"]
+        files = [*(ROOT / "silo_agent/training/dp_sgd").glob("*.py"), *(ROOT / "crypto/noise").glob("*.py")]
         names = {name for file in files for name in names_in(ast.parse(file.read_text()))}
         assert len(files) > 4
         assert "Keystream" in names

@@ -45,7 +45,7 @@ from strategies.parts import heads
 from strategies.parts.closing.ffc import UNIT_ROUNDING
 from strategies.tasks.base import LOSS_CLIP, Target
 from tests.support.objectives import cut_model, figures_of, task_loss
-from tests.unit.training.dp_sgd import Quiet, make_job, make_work
+from tests.unit.training.dp_sgd import make_job, make_work, micro_batches
 
 CPU = torch.device("cpu")
 HUGE = 1e6
@@ -163,14 +163,11 @@ class TestOneRecordMore:
 
         def summed(start: int) -> Tensor:
             with SampleGradients(model.train()) as gradients:
+                samples = Tensors(features=inputs[start:].clone(), labels=labels[start:])
                 step = NoisedGradients(
-                    Tensors(features=inputs[start:].clone(), labels=labels[start:]),
-                    LocalLoss(loss=task_loss()),
-                    gradients,
+                    micro_batches(samples, gradients, loss=LocalLoss(loss=task_loss())),
                     records=RecordsSpec(clip_norm=1.0, noise_multiplier=1.0, sample_rate=1.0),
                     expected_batch=batch_size,
-                    draws=Quiet(),
-                    is_cancelled=lambda: False,
                 )
                 step.write(0)
                 grads = [parameter.grad for parameter in gradients.parameters]

@@ -42,11 +42,12 @@ def feature_sums(setting: Setting) -> tuple[FloatArray, FloatArray]:
     for batch in setting.train.passes(is_private=setting.is_private):
         if setting.work.is_cancelled():
             raise Cancelled("calibrate: no longer wanted")
-        unit_ND = model.embed(model.features(batch.inputs))[: batch.count].double()
+        unit_ND = model.embed(model.features(batch.inputs)).double()
+        unit_ND[batch.count :] = 0.0  # what fills up adds nothing
         if setting.is_private:
             # at a length of at most 1, in float64: float32 may leave a wide vector longer by UNIT_ROUNDING
             lengths_N1: Tensor = torch.linalg.vector_norm(unit_ND, dim=1, keepdim=True)
             unit_ND = finite_rows(unit_ND / lengths_N1.clamp(min=1.0))
         gram_DD += unit_ND.T @ unit_ND
-        moment_DC += unit_ND.T @ one_hot(batch.labels_N[: batch.count], classes).double()
+        moment_DC += unit_ND.T @ one_hot(batch.labels_N, classes).double()
     return gram_DD.cpu().numpy(), moment_DC.cpu().numpy()

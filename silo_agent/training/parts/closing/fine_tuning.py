@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from chorale.observability.logs import get_logger
-from chorale.spec.job_spec import JobSpec, ScheduleSpec
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.strategy_spec import ScheduleSpec
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.seeding import derive_seed, shuffler
 from silo_agent.training.base.batches import Batches, Tensors

@@ -1,8 +1,8 @@
-"""Skellam noise as a function of a fresh key and of the position, from AES-256-CTR alone.
+"""Samples of a table as a function of a key and of the position, from AES-256-CTR alone.
 
-A sample takes a 32-bit word of the key stream: sign, cell of the table (crypto/noise/skellam.py), first bits
+A sample takes a 32-bit word of the key stream: sign, cell of the table (crypto/noise/table.py), first bits
 of a fraction. Once in 2^15 draws at most these do not decide, and 64 bits of a second stream do.
-Source: docs/protocol.md 4, docs/privacy.md "The noise".
+Source: docs/privacy.md "The noise".
 
 The table is looked up by a compiled loop where numba, of the extra `silo`, is there and finds a folder for
 what it compiled (next to this file, NUMBA_CACHE_DIR, the user's cache), else in numpy, with the same
@@ -14,25 +14,21 @@ undecided; never the key. The noise protects against those who see the sums, not
 machine.
 """
 
-# B = samples of one block, C = cells of the table, N = samples asked for
+# B = samples of one block, C = cells of the table
 
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from crypto import prg
-from crypto.errors import LocalProtocolError
-from crypto.noise.skellam import MORE_BITS, Law
+from crypto.noise.table import MORE_BITS, Table
 
 BLOCK_SAMPLES: Final = 1 << 15  # words and samples stay in the cache with the table
 _WORD: Final = np.dtype("<u4")
@@ -83,45 +79,25 @@ def compiled_pick() -> Pick | None:
     return compiled
 
 
-class SkellamStream:
-    """The noise of one quantity in one silo's input: the same sample at the same position, however cut.
+class TableStream:
+    """The same sample at the same position, however a vector is cut. Threads may share a stream.
 
-    key: 32 fresh bytes from the system's CSPRNG for each input, used for nothing else. quantity: its
-    place in the layout. Threads may share a stream.
+    word_key, more_key: 32 bytes each, used for nothing else.
     """
 
-    def __init__(self, law: Law, key: bytes, *, quantity: int, pick: Pick | None = None) -> None:
-        if len(key) != prg.KEY_BYTES:
-            raise LocalProtocolError(f"noise: expected a key of {prg.KEY_BYTES} bytes, got {len(key)}")
-        self._law = law
+    def __init__(self, table: Table, *, word_key: bytes, more_key: bytes, pick: Pick | None = None) -> None:
+        self._table = table
         self._pick = pick or compiled_pick() or numpy_pick
-        self._word_key = _derived(key, quantity, b"words")
-        self._more_key = _derived(key, quantity, b"more")
+        self._word_key, self._more_key = word_key, more_key
 
-    def sample_into(self, start: int, out_N: Integers) -> None:
-        """Write the samples of positions start, start + 1, ... into a contiguous int32 or int64 vector.
-
-        Raises LocalProtocolError for another vector or a negative start.
-        """
-        if out_N.dtype not in (np.int32, np.int64) or out_N.ndim != 1 or not out_N.flags.c_contiguous:
-            raise LocalProtocolError("noise: expected a contiguous vector of int32 or int64")
-        if start < 0:
-            raise LocalProtocolError(f"noise: a position is not negative, got {start}")
-        deque(self._drawn(start, out_N.size, lambda first, size: out_N[first : first + size]), maxlen=0)
-
-    def add_into(self, start: int, word_N: NDArray[np.unsignedinteger[Any]]) -> None:
-        """Add the samples of positions start, start + 1, ... to ring words, modulo 2^w."""
-        signed_N = word_N.view(f"i{word_N.itemsize}")
-        buffer_B = np.empty(min(BLOCK_SAMPLES, word_N.size), np.int32)
-        for first, sample_B in self._drawn(start, word_N.size, lambda _, size: buffer_B[:size]):
-            part_B = signed_N[first : first + sample_B.size]
-            np.add(part_B, sample_B, out=part_B, casting="same_kind")
-
-    def _drawn(
+    def blocks(
         self, start: int, size: int, room: Callable[[int, int], Integers]
     ) -> Iterator[tuple[int, Integers]]:
-        """The samples block by block, each with its first place, in the room for so many from there on."""
-        law = self._law
+        """Samples of positions start to start + size, block by block, each with its first place.
+
+        room: a contiguous vector of int32 or int64 for so many samples from that place on.
+        """
+        table = self._table
         keystream = prg.Keystream(self._word_key, offset_bytes=start * _WORD.itemsize)
         buffer_B = np.empty(min(BLOCK_SAMPLES, size), _WORD)
         place_B = np.empty(buffer_B.size, np.int64)
@@ -130,7 +106,7 @@ class SkellamStream:
             word_B = buffer_B[: size - first]
             out_B = room(first, word_B.size)
             keystream.fill(word_B.view(np.uint8))
-            found = self._pick(law.entries_C, law.index_bits, word_B, out_B, place_B)
+            found = self._pick(table.entries_C, table.index_bits, word_B, out_B, place_B)
             if found and further is None:
                 # block p of AES-256-CTR is AES of p: ECB of distinct numbers, without a stream for each
                 further = Cipher(algorithms.AES256(self._more_key), modes.ECB()).encryptor().update
@@ -138,21 +114,16 @@ class SkellamStream:
                 assert further is not None
                 position = (start + first + int(place)).to_bytes(_CIPHER_BLOCK_BYTES, "big")
                 more = int.from_bytes(further(position)[: MORE_BITS // 8], "little")
-                out_B[place] = decided(law, int(word_B[place]), more)
+                out_B[place] = decided(table, int(word_B[place]), more)
             yield first, out_B
 
 
-def decided(law: Law, word: int, more: int) -> int:
+def decided(table: Table, word: int, more: int) -> int:
     """The sample of an undecided word: the cell's own magnitude if `more` is below the threshold's rest."""
-    mask = (1 << law.index_bits) - 1
+    mask = (1 << table.index_bits) - 1
     own = word >> 1 & mask
-    magnitude = own if more < int(law.more_C[own]) else int(law.entries_C[own]) & mask
+    magnitude = own if more < int(table.more_C[own]) else int(table.entries_C[own]) & mask
     return -magnitude if word & 1 else magnitude
-
-
-def _derived(key: bytes, quantity: int, use: bytes) -> bytes:
-    info = b"chorale/v1/noise\0" + quantity.to_bytes(4, "big") + use
-    return HKDF(algorithm=hashes.SHA256(), length=prg.KEY_BYTES, salt=None, info=info).derive(key)
 
 
 def _pick(
