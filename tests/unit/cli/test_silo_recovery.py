@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from chorale.job import Job
-from chorale.privacy.accountant import releases_from_json
 from chorale.privacy.plan import planned_releases
+from chorale.privacy.releases import releases_from_json
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from silo_agent.ledger.ledger import Ledger
