@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chorale.runtime.files import write_atomic
+from chorale.spec.privacy_spec import MAX_DELTA, MIN_DELTA
 from cli.errors import require_extra, with_hint
 from cli.keys import csr_command
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
@@ -253,6 +255,13 @@ def _what_sums_tell(job: LedgerJob) -> str:
     "stopped, and trains on them from its next start on.",
 )
 @click.option(
+    "--delta",
+    type=(str, float),
+    metavar="NAME DELTA",
+    help="Value all that the account of data set NAME spent, and will spend, at another delta; the agent is "
+    "stopped.",
+)
+@click.option(
     "--recover",
     "is_recovered",
     is_flag=True,
@@ -281,6 +290,7 @@ def show_ledger(
     config: Path,
     check: bool,
     new_generation: str | None,
+    delta: tuple[str, float] | None,
     is_recovered: bool,
     restarts: int | None,
     ran: tuple[Path, ...],
@@ -299,6 +309,8 @@ def show_ledger(
     settings = load_silo_settings(config)
     if new_generation is not None:
         return _open_generation(new_generation, settings)
+    if delta is not None:
+        return _change_delta(*delta, settings)
     with closing(_ledger(settings)) as ledger:
         if restarts is not None:
             from cli.silo_recovery import recover
@@ -410,6 +422,28 @@ def _open_generation(name: str, settings: SiloSettings) -> None:
         f"data set {name}: account {account} is open; from the agent's next start on, jobs train on the "
         "records that no other account holds, and on no other"
     )
+
+
+def _change_delta(name: str, delta: float, settings: SiloSettings) -> None:
+    from silo_agent.agent import alone
+
+    names = [each.name for each in settings.data_sets]
+    if name not in names:
+        raise ConfigError(f"--delta: expected one of {', '.join(names)}, got {name}")
+    if not MIN_DELTA <= delta <= MAX_DELTA:  # false for NaN too
+        raise ConfigError(f"--delta: expected {MIN_DELTA:g} to {MAX_DELTA:g}, got {delta:g}")
+    policy = load_policy(settings.policy_of(settings.data_set(name)))
+    with alone(settings.directory), closing(_ledger(settings)) as ledger:
+        account = ledger.accounts().charged(name).account
+        before = ledger.budget(policy=policy, data_set=account).balance()
+        ledger.accounts().change_delta(account, delta, unix_seconds=time.time())
+        after = ledger.budget(policy=policy, data_set=account).balance()
+    click.echo(
+        f"data set {name}: what account {account} spent is epsilon {after.spent:.4g} at delta {delta:g}; it "
+        f"was {before.spent:.4g} at {before.delta:g}"
+    )
+    if policy.privacy.delta != delta:
+        click.echo(f"the agent starts once the policy says so too: privacy.delta: {delta:g}")
 
 
 def _show_account(

@@ -49,13 +49,14 @@ def recover(
         spec = _spec(digest, spec_bytes)
         if snapshot is None or spec.not_after > snapshot:  # an earlier one had no session since
             data_set = spec.data or name_for(spec, tuple(policies))  # it may have had another name
+            policy = load_policy(policies.get(data_set, settings.policy))
             charges.append(
                 PlanCharge(
                     job_digest=digest,
                     spec=spec,
-                    policy=load_policy(policies.get(data_set, settings.policy)),
+                    policy=policy,
                     charged=ledger.accounts().charged(data_set),
-                    releases=_releases(digest, spec, weights, restarts),
+                    releases=_releases(digest, spec, weights, restarts, policy.colluders(spec)),
                 )
             )
     ledger.recover(charges)
@@ -77,16 +78,17 @@ def _spec(digest: bytes, spec_bytes: bytes | None) -> JobSpec:
 
 
 def _releases(
-    digest: bytes, spec: JobSpec, weights: Mapping[str, bytes], restarts: int
+    digest: bytes, spec: JobSpec, weights: Mapping[str, bytes], restarts: int, colluders: int
 ) -> tuple[Release, ...] | None:
     """At least what left since the snapshot; None for a job without noise."""
     if spec.privacy is None:
         return None
     try:
         state = _first_state(spec, weights)
-        charged = planned_releases(spec, state)
-        for release, count in planned_releases(spec.model_copy(update={"rounds": 1}), state).items():
-            charged[release] += restarts * count  # any one phase is in a plan of one round
+        charged = planned_releases(spec, state, colluders=colluders)
+        one_round = spec.model_copy(update={"rounds": 1})  # its plan has every kind of phase
+        for release, count in planned_releases(one_round, state, colluders=colluders).items():
+            charged[release] += restarts * count
     except ConfigError as error:
         raise ConfigError(f"job {digest.hex()[:12]}: its plan is not known here: {error}") from None
     return tuple(charged.elements())

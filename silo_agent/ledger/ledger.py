@@ -28,7 +28,8 @@ from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger import roster_marks
 from silo_agent.ledger.accounts import Accounts, Charged
-from silo_agent.ledger.budget import Budget, Cost, ReleaseStatus, Spend, spend_of
+from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
+from silo_agent.ledger.costs import Cost
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.known_states import KnownStates
 from silo_agent.ledger.migrations import MIGRATIONS

@@ -385,6 +385,30 @@ _ACCOUNTS_OF_UNITS: Migration = (
     """,
 )
 
+# A job's plan is fixed before its data are touched, and costs less than what is chosen as one goes.
+_PLANS: Migration = (
+    """
+    CREATE TABLE plans (
+        number INTEGER NOT NULL PRIMARY KEY, -- in the order in which jobs first touched the account's data
+        account VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        cost_digest BLOB NOT NULL REFERENCES costs (digest), -- the releases, each once
+        times VARCHAR NOT NULL, -- a JSON list: how often each is planned
+        UNIQUE (account, job_digest)
+    )
+    """,
+    """
+    CREATE TABLE delta_changes ( -- by an administrator: everything of the account is valued at the new one
+        number INTEGER NOT NULL PRIMARY KEY,
+        account VARCHAR NOT NULL,
+        delta_before FLOAT NOT NULL,
+        delta FLOAT NOT NULL,
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+)
+
 # What peers keep shows whether this file was put back from a snapshot. A file of before said nothing yet.
 _STANDING: Migration = (
     """
@@ -427,5 +451,6 @@ MIGRATIONS = (
     _DATA_REFUSALS,
     _LISTED_CERTIFICATES,
     _ACCOUNTS_OF_UNITS,
+    _PLANS,
     _STANDING,
 )
