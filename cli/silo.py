@@ -268,18 +268,61 @@ def _what_sums_tell(job: LedgerJob) -> str:
     help="Value all that the account of data set NAME spent, and will spend, at another delta; the agent is "
     "stopped.",
 )
+@click.option(
+    "--recover",
+    "is_recovered",
+    is_flag=True,
+    help="The ledger was put back from a snapshot: charge every job that may have run since its whole plan, "
+    "and reject it.",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1_000_000),
+    help="With --recover: how often the agent was started between the snapshot and now, crashes included.",
+)
+@click.option(
+    "--ran",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --recover: the signed text of a job that ran since the snapshot and that the ledger does not "
+    "show as approved. May be given several times.",
+)
+@click.option(
+    "--init",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --recover: starting weights, safetensors, of such a job whose model is not built in.",
+)
 def show_ledger(
-    config: Path, check: bool, new_generation: str | None, delta: tuple[str, float] | None
+    config: Path,
+    check: bool,
+    new_generation: str | None,
+    delta: tuple[str, float] | None,
+    is_recovered: bool,
+    restarts: int | None,
+    ran: tuple[Path, ...],
+    init: tuple[Path, ...],
 ) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
     from silo_agent.ledger.accounts import Charged
 
+    for option, given in (("--restarts", restarts is not None), ("--ran", ran), ("--init", init)):
+        if given and not is_recovered:
+            raise ConfigError(f"{option}: expected --recover with it")
+    if is_recovered and restarts is None:
+        raise ConfigError(
+            "--recover: expected --restarts with it: each may have made a job's input once more"
+        )
     settings = load_silo_settings(config)
     if new_generation is not None:
         return _open_generation(new_generation, settings)
     if delta is not None:
         return _change_delta(*delta, settings)
     with closing(_ledger(settings)) as ledger:
+        if restarts is not None:
+            from cli.silo_recovery import recover
+
+            recover(ledger, settings, restarts=restarts, ran=ran, init=init)
         if check:
             return _check_ledger(ledger, settings)
         click.echo(f"newest roster: version {ledger.roster_version}")
