@@ -53,6 +53,8 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
     for ended in (waiting, approved):
         assert ended.code == 0, ended.err
         assert ended.out.count(WARNING) == is_warned
+        assert ("records in one silo: epsilon" in ended.out) != is_warned
+        assert ("data set data: a record is one row; where one person has several" in ended.out) != is_warned
 
 
 def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., Ended]) -> None:
