@@ -148,12 +148,19 @@ def _data_set_of(job: LedgerJob, settings: SiloSettings) -> DataSettings:
 
 def _warnings(job: LedgerJob, settings: SiloSettings) -> list[str]:
     """What an institution should know before it approves the job."""
+    from silo_agent.data.settings import unit_told
+
     try:
-        policy = load_policy(settings.policy_of(_data_set_of(job, settings)))
+        data_set = _data_set_of(job, settings)
+        policy = load_policy(settings.policy_of(data_set))
     except PolicyRefusal as error:
         return [str(error)]
     found = (_foreign_code(job), _given_weights(job, policy), _what_sums_tell(job))
-    return [*(warning for warning in found if warning), *_promises(job, policy)]
+    promises = _promises(job, policy)
+    # whether a function's data have units, no setting says
+    if promises and (data_set.unit is not None or (data_set.source is None and data_set.module is None)):
+        promises.append(unit_told(data_set, has_units=data_set.unit is not None))
+    return [*(warning for warning in found if warning), *promises]
 
 
 def _given_weights(job: LedgerJob, policy: Policy) -> str:

@@ -121,7 +121,7 @@ class AccountMachine(RuleBasedStateMachine):
 
 TestAnySequence = AccountMachine.TestCase
 TestAnySequence.settings = settings(
-    max_examples=25,
+    max_examples=10,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
