@@ -43,10 +43,13 @@ class Data:
     share of `train` is. strata: one whole number a sample of `train`, such as its class: the hold-out gets
     its share of each, and so does each part of a partition; None: the classes, where a target is one.
     identities: each sample of `train` as it is stored, for the hold-out of private jobs; None: its input and
-    target are that.
+    target are that. units: whose each sample of `train` is, such as a patient's number: private jobs protect
+    all samples of one unit as one, and the hold-out is cut by unit; None: every sample is one.
+    A sample whose unit is None is left out.
     """
 
     train: Samples
     holdout: Samples | None = None
     strata: Sequence[int] | None = None
     identities: Identities | None = None
+    units: Sequence[str | int | None] | None = None

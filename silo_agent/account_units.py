@@ -8,16 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
 import numpy as np
 
 from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError
-from silo_agent.data.private import is_held_out
+from silo_agent.data.private import is_held_out, unit_bytes
 from silo_agent.data.records import records_of
 from silo_agent.data.settings import DataSettings
+from silo_agent.data.units import unit_name
 from silo_agent.ledger.accounts import Accounts, Charged
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.unit_marks import Admitted, SideMarks, UnitKey
@@ -128,21 +129,30 @@ def _read(data: DataSettings, key: UnitKey, account: str, clock: Callable[[], fl
     records = records_of(data)
     if records is None:
         return None
+    units = repeat(None) if records.units is None else records.units
     train, held_out = [SideMarks().train], [SideMarks().train]
-    passed = _with_progress(data.name, records.train, clock)
+    passed = zip(_with_progress(data.name, records.train, clock), units, strict=records.units is not None)
     while chunk := list(islice(passed, ROWS)):
-        marks = key.rows(chunk)
-        is_held = np.zeros(len(chunk), np.bool_)
+        rows = [row for row, _ in chunk if row is not None]
+        by, marks = rows, [key.rows(rows)]
+        if records.units is not None:
+            named = [(row, name) for row, unit in chunk if row is not None and (name := unit_name(unit))]
+            by = [unit_bytes(name) for _, name in named]
+            marks = [key.rows(row for row, _ in named), key.units(name for _, name in named)]
+        is_held = np.zeros(len(by), np.bool_)
         if records.holdout is None:
-            is_held = np.array([is_held_out(each, name=account, fraction=data.holdout) for each in chunk])
-        train.append(marks[~is_held])
-        held_out.append(marks[is_held])
+            is_held = np.array([is_held_out(each, name=account, fraction=data.holdout) for each in by], bool)
+        train += [each[~is_held] for each in marks]
+        held_out += [each[is_held] for each in marks]
     if records.holdout is not None:
-        held_out.append(key.rows(_with_progress(data.name, records.holdout, clock)))
+        tested = _with_progress(data.name, records.holdout, clock)
+        held_out.append(key.rows(row for row in tested if row is not None))
     return SideMarks(train=np.unique(np.concatenate(train)), held_out=np.unique(np.concatenate(held_out)))
 
 
-def _with_progress(name: str, records: Iterable[bytes], clock: Callable[[], float]) -> Iterator[bytes]:
+def _with_progress(
+    name: str, records: Iterable[bytes | None], clock: Callable[[], float]
+) -> Iterator[bytes | None]:
     """The same records; a line in the log every few seconds."""
     told, count = clock(), 0
     for count, record in enumerate(records, start=1):

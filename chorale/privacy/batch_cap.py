@@ -12,7 +12,7 @@ import math
 from typing import Final
 
 # that any step of a job draws more than the cap; every private job's delta pays for it, whatever policies say
-CUT_FAILURE: Final = 2.0**-40
+CUT_FAILURE: Final = 2.0**-64
 _ROUNDING_UP: Final = 1.0 + 1e-6  # of lgamma's float64: up to 1e8 records it is right to 1e-7
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ STATISTICS = "statistics_noise_multiplier"
 # of a target epsilon, where training and statistics are both to be solved for: costs add up about by
 # their squares, so training has a tenth more noise than without statistics
 STATISTICS_SHARE = 0.4
+ROWS = (2, 5, 10, 20)  # of one person, that epsilon for each record is told for
 MIN_USED = 0.99  # of its target that a solved job costs at least
 _CLOSE_ENOUGH = 0.995  # leaves room for rounding the multiplier up
 _DIGITS = 5  # significant ones of a solved multiplier
@@ -76,6 +78,39 @@ def planned_epsilon_if_all_others_collude(spec: JobSpec, state: GlobalState) -> 
     """
     cost = epsilon(planned_releases(spec, state, honest=1), privacy_of(spec).delta)
     return cost if cost <= MAX_EPSILON else math.inf
+
+
+def planned_epsilon_of_rows(spec: JobSpec, state: GlobalState) -> dict[int, float]:
+    """What the plan costs somebody who has several records in one silo's data set, by their number (ROWS).
+
+    Infinite above MAX_EPSILON: then nothing is promised. Where a silo's data set has a unit, such as a
+    patient, all records of one are one, and none of this counts.
+    """
+    privacy, found = privacy_of(spec), dict.fromkeys(ROWS, math.inf)
+
+    def of_update(quantity: Quantity) -> bool:
+        return privacy.sums is not None and quantity.discloses is Disclosure.UPDATE
+
+    statistics = planned_releases(spec, state, lambda quantity, _: not of_update(quantity))
+    updates = planned_releases(spec, state, lambda quantity, _: of_update(quantity))
+    for rows in ROWS:
+        # a silo's update is exchanged for another once, however many records change
+        exchanged = {
+            replace(each, noise_multiplier=rows * each.noise_multiplier): count
+            for each, count in updates.items()
+            if isinstance(each, Gaussian)
+        }
+        cost = epsilon(statistics + Counter(exchanged), privacy.delta, rows=rows)
+        if cost > MAX_EPSILON:
+            break  # and more records cost more
+        found[rows] = cost
+    return found
+
+
+def rows_told(costs: Mapping[int, float]) -> str:
+    """The same as a clause."""
+    told = ("no bound" if math.isinf(cost) else f"{cost:.3g}" for cost in costs.values())
+    return f"somebody with {', '.join(map(str, costs))} records in one silo: epsilon {', '.join(told)}"
 
 
 def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:

@@ -35,13 +35,14 @@ MAX_BUDGET: Final = 1e6  # as a policy may have it
 # better for the one and worse for the other (docs/decisions/0024).
 _CENTER: Final = 0.7
 _WIDTH: Final = 0.4  # of the logarithm of order - 1
-_HALVINGS: Final = 40
+_HALVINGS: Final = 32
 
 _ORDERS_A: Final[FloatArray] = np.array(ORDERS)
 _LOG_A: Final[FloatArray] = np.log(_ORDERS_A - 1.0)
 _SPACING_A: Final[FloatArray] = np.gradient(_LOG_A)
 # the left side at the end of each interval is compared with the right side at its beginning: both grow with x
-_EXCESS_X: Final[FloatArray] = np.concatenate([[0.0], np.geomspace(1e-5, 40.0, 160)])
+_EXCESS_X: Final[FloatArray] = np.concatenate([[0.0], np.geomspace(1e-4, 10.0, 160)])
+_OF_EXCESS_XA: Final[FloatArray] = _EXCESS_X[:, None] * (_ORDERS_A - 1.0)
 _LOG_NEEDED_X: Final[FloatArray] = np.append(np.log(-np.expm1(-_EXCESS_X[1:])), 0.0)
 
 
@@ -90,10 +91,11 @@ def _side_epsilon(block: frozenset[tuple[Release, int]], delta: float) -> float:
 
 def _is_within(counts: Counter[Release], epsilon: float, delta: float) -> bool:
     failure, distance = charges(counts)
-    if failure + (1.0 + math.exp(min(epsilon, 500.0))) * distance > RESERVED * delta:
+    paid = max(failure + distance, math.exp(min(epsilon, 500.0)) * distance)
+    if paid > RESERVED / 2.0 * delta:  # one of each neighbor's transcripts
         return False
     rdp_A = rdp(counts)
-    exponents_XA = _log_weights(epsilon, delta) + (_ORDERS_A - 1.0) * (epsilon + _EXCESS_X[:, None] - rdp_A)
+    exponents_XA = _OF_EXCESS_XA + (_log_weights(epsilon, delta) + (_ORDERS_A - 1.0) * (epsilon - rdp_A))
     largest_X1 = exponents_XA.max(axis=1, keepdims=True)
     if not np.isfinite(largest_X1).all():
         return False  # no order's divergence is known

@@ -199,8 +199,8 @@ def _gradient(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
     assert made.noise is not None
     if _rounding_cost(made, made.noise.scale, None) > MAX_ROUNDING_COST:
         raise ConfigError(
-            f"quantity {quantity.name}: {quantity.size} values rounded to {quantity.ring_bits} bits need over "
-            f"{MAX_ROUNDING_COST - 1:.0%} more noise; ask for update_bits: 64"
+            f"quantity {quantity.name}: rounding {quantity.size} values to {quantity.ring_bits} bits adds "
+            f"over {MAX_ROUNDING_COST - 1:.0%} of noise; {_advice(quantity)}"
         )
     return made
 
@@ -233,9 +233,13 @@ def _with_noise(
     if finest is None:
         raise ConfigError(
             f"quantity {quantity.name}: no scale leaves room in {quantity.ring_bits} bits for "
-            f"{quantity.size} values under a noise multiplier of {multiplier:g}"
+            f"{quantity.size} values under a noise multiplier of {multiplier:g}; {_advice(quantity)}"
         )
     return finest
+
+
+def _advice(quantity: Quantity) -> str:
+    return "train fewer parameters" if quantity.ring_bits == 64 else "ask for update_bits: 64"
 
 
 def _rounding_cost(quantity: Quantity, scale: float, clip_l2: float | None) -> float:
@@ -255,8 +259,9 @@ def _sensitivity(quantity: Quantity, scale: float, clip_l2: float | None) -> Sen
     assert quantity.sensitivity_l2 is not None
     if quantity.is_whole_units:  # each record is rounded by itself, again until it is short enough
         return clipped_sensitivity(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
-    of = whole_sensitivity if quantity.is_count and scale >= 1.0 else record_sensitivity
-    return of(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
+    if quantity.is_count and scale >= 1.0:
+        return whole_sensitivity(quantity.sensitivity_l2, scale=scale)
+    return record_sensitivity(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
 
 
 def _rounded_down(multiplier: float) -> float:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.spec.fields import Number
 
+MIN_DELTA, MAX_DELTA = 1e-12, 1e-2
 MIN_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
 MAX_MULTIPLIER = 1e6  # noise beyond any use
 
@@ -47,7 +48,7 @@ class RecordsSpec(_Part):
 
 
 class SumsSpec(_Part):
-    """Skellam noise on the summed updates: hides a silo's whole update."""
+    """Noise on the summed updates: hides a silo's whole update."""
 
     clip_norm: ClipNorm = Field(
         description="L2 norm to which a silo's update is clipped, in parameter units, before its weight"
@@ -64,8 +65,8 @@ class PrivacySpec(_Part):
 
     delta: Number = Field(
         default=1e-5,
-        ge=1e-12,
-        le=1e-2,
+        ge=MIN_DELTA,
+        le=MAX_DELTA,
         allow_inf_nan=False,
         description="chance that epsilon does not hold; below 1 / samples of the smallest silo",
     )

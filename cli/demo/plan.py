@@ -54,7 +54,7 @@ ROUNDS = 10
 EPSILONS = {"records": 8.0, "sums": 4.0}
 SAMPLE_RATE, RECORDS_RATE = 0.2, 1.0
 PRIVACY = {"records": {"clip_norm": 1.0, "sample_rate": SAMPLE_RATE}, "sums": {"clip_norm": 0.5}}
-STEPS, STEP_RATE = 50, 1.0  # where the silos share the noise
+STEPS, STEP_RATE, STEP_MOMENTUM = 50, 1.0, 0.5  # where the silos share the noise
 SHARED, OWN = "sum", "silo"
 PRIVATE_OPTIONS: dict[str, dict[str, float]] = {"fedcsd": {"logit_clip": 10.0}}  # what --dp makes necessary
 TRAIN_RECORDS = 1438  # of all silos together: digits without the hold-outs
@@ -278,7 +278,7 @@ def _digits_job(
         training = {"local_epochs": 1, "batch_size": expected_batch, "learning_rate": RECORDS_RATE}
     if "steps" in count:
         privacy["privacy"]["records"] = {**PRIVACY["records"], "noise": SHARED}
-        training |= {"learning_rate": STEP_RATE, "momentum": 0.0}
+        training |= {"learning_rate": STEP_RATE, "momentum": STEP_MOMENTUM}
         privacy["enrollment_every"] = 1_000  # each costs epsilon, and the silos do not change
     return {
         "name": "digits",

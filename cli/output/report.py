@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from chorale.privacy.plan import rows_told
 from chorale.v1.records_pb2 import PhaseRecord
 from cli.output.progress import (
     ACCURACY,
@@ -182,6 +183,7 @@ def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, f
         "epsilon": promise and promise.epsilon,
         "epsilon_if_all_others_collude": collude,
         "epsilon_unit": promise and promise.unit,
+        "epsilon_of_rows": {} if promise is None else _or_null(promise.epsilon_of_rows),
         "noise": promise and promise.noise,
         "epsilon_updates_per_silo": promise and promise.epsilon_updates_per_silo,
         "epsilon_statistics_per_record": promise and promise.epsilon_statistics_per_record,
@@ -190,6 +192,11 @@ def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, f
         "epsilon_spent_by_silo": dict(spent),
         "accuracy_noise": noise,
     }
+
+
+def _or_null(costs: Mapping[int, float]) -> dict[str, float | None]:
+    """By number of records; null: no bound, as JSON has no infinity."""
+    return {str(rows): None if cost == math.inf else cost for rows, cost in costs.items()}
 
 
 def _privacy_section(report: Document) -> list[str]:
@@ -203,7 +210,8 @@ def _privacy_section(report: Document) -> list[str]:
         told += "No noise hides a whole silo in the statistics. "
     told += (
         "That holds against the coordinator and up to a third of the silos of a round; "
-        f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. Accuracies carry noise too."
+        f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. "
+        f"{_rows_told(report)}. Accuracies carry noise too."
     )
     spent = [(silo, f"{epsilon:.4g}") for silo, epsilon in report["epsilon_spent_by_silo"].items()]
     noise = [(name, f"{value:g}") for name, value in report["noise_multipliers"].items()]
@@ -211,6 +219,12 @@ def _privacy_section(report: Document) -> list[str]:
     if spent:
         tables.append(_table(("silo", "epsilon spent for each record, by its own ledger"), spent))
     return ["<h2>Differential privacy</h2>", f"<p>{html.escape(told)}</p>", *tables]
+
+
+def _rows_told(report: Document) -> str:
+    costs = {int(rows): cost for rows, cost in report["epsilon_of_rows"].items()}
+    told = rows_told({rows: math.inf if cost is None else cost for rows, cost in costs.items()})
+    return f"{told[:1].upper()}{told[1:]}; at a silo whose data set has units, all rows of one are one record"
 
 
 def _phase(record: PhaseRecord) -> Document:

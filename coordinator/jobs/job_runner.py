@@ -236,6 +236,7 @@ class JobRunner:
         """Run it, tell its outcome to the job's silos, and drop the checkpoints that no phase needs."""
         row = self._begin(round, phase)
         earlier = [other for other in self._history.rows() if other.sequence < row.sequence]
+        title = self._title(round, phase)
         runner = self._phase = PhaseRunner(
             resources=self._resources,
             job=self.job,
@@ -243,7 +244,7 @@ class JobRunner:
             away_since=self._away_since,
             complaints_before=self._resources.store.complaints(earlier[-1].sequence) if earlier else [],
             model_since=model_since(self.job, earlier),
-            on_progress=self._tell_progress,
+            on_progress=lambda line: self._tell_progress(f"{title}, {line}"),
         )
         try:
             record = await runner.run()
@@ -263,6 +264,12 @@ class JobRunner:
         self._on_change()
         if runner.ends_job:
             raise self._refused(record, runner.absences)
+
+    def _title(self, round: int, phase: str) -> str:
+        steps = self.job.spec.steps
+        if steps is None or self.job.names_everyone(phase):
+            return f"round {round}, {phase}"
+        return f"step {completed_rounds(self._resources.store, self.job) + 1} of {steps}, {phase}"
 
     def _keep_sum(self, revealed: RevealedFile | None) -> None:
         """Of the newest phase that moved the state; silos that were slower still compute it themselves."""

@@ -460,8 +460,8 @@ class PhaseRunner:
         self._tell_progress("")
 
     def _tell_progress(self, detail: str) -> None:
-        """One line for those who watch: round, phase, stage, who is awaited."""
-        line = f"round {self._row.round}, {self._row.phase}, attempt {self._machine.attempt}: "
+        """One line for those who watch: attempt, stage, who is awaited."""
+        line = f"attempt {self._machine.attempt}: "
         self._on_progress(line + ", ".join(filter(None, [self._machine.state.value, detail])))
 
     def _terms(self, roster: Roster, state: GlobalState) -> SessionTerms:

@@ -7,7 +7,7 @@ uniform, so the same holds for a sum of silos. A table holds a variance of up to
 
     X = L A + B,    A discrete Gaussian, B rounded Gaussian, L a power of two, both of variance v / (L^2 + 1).
 
-L A plus a continuous Gaussian is a Gaussian of variance v but for a relative 2^-111 of its density (Regev
+L A plus a continuous Gaussian is a Gaussian of variance v but for a relative 2^-110 of its density (Regev
 2009, Claim 3.9), and rounding leaves the whole number L A alone. Proofs: docs/privacy.md, "The noise".
 """
 

@@ -56,27 +56,21 @@ class Noise:
 class Sensitivity:
     """How far one record, or one silo's clipped array, moves the sum of whole numbers.
 
-    squared_l2: of the difference's norm, in ring units. coordinates: how many numbers may differ.
-    failure: probability with which this does not hold; it is charged to delta.
+    squared_l2: of the difference's norm, in ring units. failure: probability with which this does not hold;
+    it is charged to delta.
     """
 
     squared_l2: int
-    coordinates: int
     failure: float = 0.0
 
     @property
     def l2(self) -> float:
         return math.sqrt(self.squared_l2)
 
-    @property
-    def l1(self) -> float:
-        """Cauchy and Schwarz; and for whole numbers |x| <= x^2."""
-        return min(math.sqrt(self.coordinates * self.squared_l2), float(self.squared_l2))
 
-
-def whole_sensitivity(l2: float, *, scale: float, coordinates: int) -> Sensitivity:
+def whole_sensitivity(l2: float, *, scale: float) -> Sensitivity:
     """Of counts under a scale of 1 or more: they stay whole numbers and nothing is rounded."""
-    return Sensitivity(squared_l2=max(1, math.ceil((scale * l2) ** 2)), coordinates=coordinates)
+    return Sensitivity(squared_l2=max(1, math.ceil((scale * l2) ** 2)))
 
 
 def record_sensitivity(l2: float, *, scale: float, coordinates: int) -> Sensitivity:
@@ -92,8 +86,8 @@ def record_sensitivity(l2: float, *, scale: float, coordinates: int) -> Sensitiv
     norm += _ROUNDING_STEP * root
     mostly = (norm**2 + coordinates / 4.0 + RECORD_SPREAD * (norm + root / 2.0)) * _ROUNDING_UP
     if always <= mostly:
-        return Sensitivity(squared_l2=math.ceil(always), coordinates=coordinates)
-    return Sensitivity(squared_l2=math.ceil(mostly), coordinates=coordinates, failure=RECORD_FAILURE)
+        return Sensitivity(squared_l2=math.ceil(always))
+    return Sensitivity(squared_l2=math.ceil(mostly), failure=RECORD_FAILURE)
 
 
 def clipped_sensitivity(clip_l2: float, *, scale: float, coordinates: int) -> Sensitivity:
@@ -106,7 +100,7 @@ def clipped_sensitivity(clip_l2: float, *, scale: float, coordinates: int) -> Se
     norm, root = scale * clip_l2, math.sqrt(coordinates)
     always = (norm + root) ** 2
     mostly = norm**2 + coordinates / 4.0 + CLIP_SPREAD * (norm + root / 2.0)
-    return Sensitivity(squared_l2=math.ceil(min(always, mostly) * _ROUNDING_UP), coordinates=coordinates)
+    return Sensitivity(squared_l2=math.ceil(min(always, mostly) * _ROUNDING_UP))
 
 
 def rotated_bound(clip_l2: float, *, block: int, words: int) -> float:

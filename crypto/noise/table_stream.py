@@ -19,6 +19,7 @@ machine.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -50,19 +51,41 @@ def numpy_pick(
 ) -> int:
     """Write the sample of every word, the alias where the word does not decide, and list those places.
 
-    Returns how many there are. The reference: the compiled one gives the same.
+    Returns how many there are. Takes BLOCK_SAMPLES words at most. The reference: the compiled loop gives the
+    same.
     """
-    mask = np.uint32((1 << index_bits) - 1)
-    drawn_B = word_B >> np.uint32(1)
-    own_B = drawn_B & mask
-    entry_B = entries_C.take(own_B)
-    alias_B = entry_B & mask
-    magnitude_B = np.where(drawn_B < entry_B - alias_B, own_B, alias_B)
-    sign_B = -(word_B & np.uint32(1)).astype(np.int32)  # 0 or -1: both zeros are the same
-    np.subtract(magnitude_B.astype(np.int32) ^ sign_B, sign_B, out=out_B)
-    places = np.flatnonzero((drawn_B ^ entry_B) <= mask)
+    mask, size = np.uint32((1 << index_bits) - 1), word_B.size
+    drawn_B, entry_B, magnitude_B, sign_B = _scratch.words[:, :size]
+    own_B, is_true_B = _scratch.own[:size], _scratch.is_true[:size]
+    np.right_shift(word_B, np.uint32(1), out=drawn_B)
+    np.bitwise_and(drawn_B, mask, out=own_B)
+    np.take(entries_C, own_B, out=entry_B, mode="clip")  # a cell is always there; clip skips the check
+    np.bitwise_and(entry_B, mask, out=magnitude_B)  # the alias
+    np.subtract(entry_B, magnitude_B, out=sign_B)  # the threshold, for a moment
+    np.less(drawn_B, sign_B, out=is_true_B)
+    np.copyto(magnitude_B, own_B, where=is_true_B, casting="unsafe")
+    np.bitwise_and(word_B, np.uint32(1), out=sign_B)
+    np.negative(sign_B, out=sign_B)  # 0 or all ones: both zeros are the same
+    magnitude_B ^= sign_B
+    magnitude_B -= sign_B
+    np.copyto(out_B, magnitude_B.view(np.int32))
+    drawn_B ^= entry_B
+    np.less_equal(drawn_B, mask, out=is_true_B)
+    places = np.flatnonzero(is_true_B)
     undecided_B[: places.size] = places
     return places.size
+
+
+class _Scratch(threading.local):
+    """Buffers of a thread: fresh ones for every block would cost more than what is done in them."""
+
+    def __init__(self) -> None:
+        self.words = np.empty((4, BLOCK_SAMPLES), np.uint32)
+        self.own = np.empty(BLOCK_SAMPLES, np.intp)
+        self.is_true = np.empty(BLOCK_SAMPLES, np.bool_)
+
+
+_scratch = _Scratch()
 
 
 @cache

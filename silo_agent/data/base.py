@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,10 +19,11 @@ from chorale_models.data import Data
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
+from silo_agent.data.units import Indices as Indices
+from silo_agent.data.units import Units
 
 Features = NDArray[Any]
 Labels = NDArray[Any]
-Indices = NDArray[np.int64]
 
 NO_LABEL = int(np.iinfo(np.int64).min)  # of a record whose label is no whole number, and no label itself
 MAX_LABEL = float(1 << 53)  # whole numbers up to here are exact as floats
@@ -52,6 +53,24 @@ class SampleSet(ABC):
     def strata_N(self) -> Indices:
         """What a cut keeps even."""
 
+    @property
+    @abstractmethod
+    def units_N(self) -> Indices | None:
+        """The unit of each, ascending; None: each is one."""
+
+    @property
+    @abstractmethod
+    def rows_per_unit(self) -> int:
+        """Most samples that a unit may have, whatever it has."""
+
+    @property
+    def units(self) -> Units:
+        return Units.of(self.units_N, len(self))
+
+    @abstractmethod
+    def of_units(self, units_N: Indices, *, rows_per_unit: int) -> Self:
+        """The same samples, of those units."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -73,11 +92,14 @@ class Samples(SampleSet):
 
     Shapes: features (N, ...), labels (N, *target): what each sample's target is, one class as a rule.
     strata (N,): what a cut keeps even; None: the classes, where a sample has one whole number, else nothing.
+    units (N,), rows_per_unit: as `SampleSet`.
     """
 
     features: Features
     labels: Labels
     strata: Indices | None = None
+    units_N: Indices | None = None
+    rows_per_unit: int = 1
 
     def __post_init__(self) -> None:
         if self.features.ndim == 0 or self.labels.shape[:1] != self.features.shape[:1]:
@@ -97,8 +119,12 @@ class Samples(SampleSet):
         return strata_of(self.labels) if self.strata is None else self.strata
 
     def take(self, indices: Indices | slice) -> Samples:
-        strata = None if self.strata is None else self.strata[indices]
-        return Samples(features=self.features[indices], labels=self.labels[indices], strata=strata)
+        strata, units_N = (None if each is None else each[indices] for each in (self.strata, self.units_N))
+        features, labels = self.features[indices], self.labels[indices]
+        return replace(self, features=features, labels=labels, strata=strata, units_N=units_N)
+
+    def of_units(self, units_N: Indices, *, rows_per_unit: int) -> Samples:
+        return replace(self, units_N=units_N, rows_per_unit=rows_per_unit)
 
     def read(self, plan: Iterable[Indices]) -> Iterator[Samples]:
         return (self.take(places) for places in plan)
@@ -127,11 +153,13 @@ class RawData(Data):
 class Records:
     """Every record of a data set as it is stored, whatever a job makes of it, one after the other.
 
-    holdout: of its own test split; None where it has none.
+    train: a None is one that cannot be read. holdout: of its own test split; None where it has none. units:
+    whose each of train is, as `Data.units`.
     """
 
-    train: Iterable[bytes]
-    holdout: Iterable[bytes] | None = None
+    train: Iterable[bytes | None]
+    holdout: Iterable[bytes | None] | None = None
+    units: Sequence[str | int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

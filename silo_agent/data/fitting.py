@@ -6,6 +6,7 @@ N = samples.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,7 +27,7 @@ def prepared(samples: Samples, job: JobSpec, *, source: str) -> Samples:
         raise ConfigError(f"{source}: features hold NaN or infinity, expected finite numbers")
     if not known_inputs(features, job).all():
         raise ConfigError(f"{source}: {expected_inputs(job)}, got {features.min()} to {features.max()}")
-    return Samples(features=features, labels=labels, strata=samples.strata)
+    return replace(samples, features=features, labels=labels)
 
 
 def put_right(samples: Samples, job: JobSpec, *, source: str) -> tuple[Samples, int]:
@@ -42,10 +43,9 @@ def put_right(samples: Samples, job: JobSpec, *, source: str) -> tuple[Samples, 
     features, outside = samples.features[fits], 0
     if job.input_type != "int64":
         features, outside = private.boxed(features)
-    strata = None if samples.strata is None else samples.strata[fits]
-    return Samples(
-        features=_as_input(features, job, source=source), labels=kept_labels, strata=strata
-    ), outside
+    strata, units_N = (None if each is None else each[fits] for each in (samples.strata, samples.units_N))
+    features = _as_input(features, job, source=source)
+    return replace(samples, features=features, labels=kept_labels, strata=strata, units_N=units_N), outside
 
 
 def known_inputs(features: Features, job: JobSpec) -> NDArray[np.bool_]:

@@ -29,6 +29,7 @@ from silo_agent.data.partition import (
 from silo_agent.data.problems import Problems
 from silo_agent.data.scan import Scanned, scanned
 from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
+from silo_agent.data.units import grouped, unit_name
 from silo_agent.ledger.unit_marks import Admitted
 from silo_agent.seeding import derive_seed
 
@@ -121,7 +122,13 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     own = own_data(settings, job)
     if isinstance(own, RawData):
         return own
-    return RawData(train=own.train, holdout=own.holdout, strata=own.strata, identities=own.identities)
+    return RawData(
+        train=own.train,
+        holdout=own.holdout,
+        strata=own.strata,
+        identities=own.identities,
+        units=own.units,
+    )
 
 
 def _opened(
@@ -134,11 +141,13 @@ def _opened(
     """Arrays as they are; samples that are read by place in the job's form, without those that do not fit.
     Without records that are not admitted."""
     classes = job.classes if raw.strata is None else 0
-    for name, of_each in (("strata", raw.strata), ("identities", raw.identities)):
+    for name, of_each in (("strata", raw.strata), ("identities", raw.identities), ("units", raw.units)):
         if of_each is not None and len(of_each) != len(raw.train):
             expected = f"expected one for each of {len(raw.train)} samples, got {len(of_each)}"
             raise ConfigError(f"data {settings.name}: {name}: {expected}")
     found = _side(raw, settings, job, admitted, is_cancelled, of_holdout=False)
+    if raw.units is not None:
+        found = _unit_by_unit(found, raw, settings, admitted, is_private=job.privacy is not None)
     opened = _Opened(train=found.samples, classes=classes, is_held_N=found.is_held_N)
     if raw.holdout is None:
         return opened
@@ -163,18 +172,55 @@ def _side(
     identities = None if of_holdout else raw.identities
     if not of_holdout and raw.strata is not None:
         found = replace(found, strata=np.asarray(raw.strata, np.int64))
-    account, is_held_N = settings.name if admitted is None else admitted.account, None
-    if raw.holdout is None and job.privacy is not None:
-        is_held_N = private.held_out(found, identities, name=account, fraction=settings.holdout)
-    if admitted is None:
-        return Scanned(samples=found, is_held_N=is_held_N)
-    is_in_N = admitted.rows(
-        private.stored(found, identities), is_held_out=of_holdout if raw.holdout is not None else None
+    places = np.arange(len(found))
+    if admitted is not None:
+        side = None if raw.holdout is None else of_holdout
+        places = np.flatnonzero(admitted.rows(private.stored(found, identities), is_held_out=side))
+    is_held_N, hashes = None, list[bytes]()
+    if raw.units is not None and not of_holdout:
+        hashes = [private.row_hash(record) for record in private.stored(found, identities)]
+    elif raw.holdout is None and job.privacy is not None:
+        account = settings.name if admitted is None else admitted.account
+        is_held_N = private.held_out(found, identities, name=account, fraction=settings.holdout)[places]
+    return Scanned(
+        samples=found if len(places) == len(found) else found.take(places),
+        places=places.tolist(),
+        is_held_N=is_held_N,
+        hashes=[hashes[each] for each in places] if hashes else hashes,
     )
-    if is_in_N.all():
-        return Scanned(samples=found, is_held_N=is_held_N)
-    kept = np.flatnonzero(is_in_N)
-    return Scanned(samples=found.take(kept), is_held_N=None if is_held_N is None else is_held_N[kept])
+
+
+def _unit_by_unit(
+    found: Scanned, raw: RawData, settings: DataSettings, admitted: Admitted | None, *, is_private: bool
+) -> Scanned:
+    """The samples of units alone, unit by unit, and which units are held out; in a job without privacy they
+    are forgotten then. Raises ConfigError for data that have no units throughout."""
+    assert raw.units is not None
+    for what, is_there in (("hold-out of its own", raw.holdout), ("data.partition", settings.partition)):
+        if is_there is not None:
+            raise ConfigError(
+                f"data {settings.name}: expected no {what} beside units, each of which is on one side and at "
+                "one silo"
+            )
+    names = [unit_name(each) for each in raw.units]
+    for place in (place for place, name in enumerate(names) if name is None):
+        where = f"record {place}" if raw.places is None else raw.places[place]
+        raw.problems.add(f"{where}: expected whose it is ({settings.unit or 'units'}), got nothing")
+    if admitted is not None:
+        names = admitted.units(names)
+    account = settings.name if admitted is None else admitted.account
+    kept = grouped([names[each] for each in found.places], found.hashes, max_rows=settings.max_rows_per_unit)
+    is_held_U = np.array(
+        [
+            private.is_held_out(private.unit_bytes(unit), name=account, fraction=settings.holdout)
+            for unit in kept.names_U
+        ],
+        np.bool_,
+    )
+    samples = found.samples.take(kept.places_N)
+    if is_private:
+        samples = samples.of_units(kept.units_N, rows_per_unit=settings.max_rows_per_unit)
+    return Scanned(samples=samples, places=(), is_held_N=is_held_U[kept.units_N])
 
 
 def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:
@@ -245,13 +291,18 @@ def _split(samples: SampleSet, settings: DataSettings) -> tuple[Indices, Indices
     return split_holdout(samples.strata_N, fraction=settings.holdout, rng=rng)
 
 
+def _sides(is_held_N: private.Mask) -> tuple[Indices, Indices]:
+    return np.flatnonzero(~is_held_N), np.flatnonzero(is_held_N)
+
+
 def _plain_parts(
     opened: _Opened, settings: DataSettings, indices: Sequence[int], *, job: JobSpec
 ) -> Iterator[tuple[SampleSet, SampleSet]]:
     """Train and hold-out of those silos, each of which is cut from the whole set's."""
     train = _with_targets(opened.train, job)
     if opened.test is None:
-        kept, held = _split(train, settings)
+        is_held = opened.is_held_N
+        kept, held = _split(train, settings) if is_held is None else _sides(is_held)
         train, holdout = train.take(kept), train.take(held)
     else:
         holdout = _with_targets(opened.test, job)

@@ -45,8 +45,13 @@ def boxed(features: Features) -> tuple[Features, int]:
 def held_out(samples: Samples, identities: Identities | None, *, name: str, fraction: float) -> Mask:
     """(N,): which records are kept for evaluation. identities: each record as its file holds it, where the
     features are already made for the job; None: features and labels are what the file holds."""
-    records = stored(samples, identities)
-    return np.array([is_held_out(record, name=name, fraction=fraction) for record in records], np.bool_)
+    found = stored(samples, identities)
+    return np.array([is_held_out(record, name=name, fraction=fraction) for record in found], np.bool_)
+
+
+def row_hash(record: bytes) -> bytes:
+    """What orders the rows of a unit."""
+    return encoding.digest("unit-row", record)
 
 
 def is_held_out(record: bytes, *, name: str, fraction: float) -> bool:
@@ -57,6 +62,11 @@ def is_held_out(record: bytes, *, name: str, fraction: float) -> bool:
     """
     hashed = encoding.digest("record-holdout", name, record)
     return int.from_bytes(hashed[: HASHED_BITS // 8], "big") < int(fraction * 2**HASHED_BITS)
+
+
+def unit_bytes(name: str) -> bytes:
+    """What the side of a unit goes by."""
+    return name.encode("utf-8", "surrogatepass")
 
 
 def record_bytes(features: Features, label: Labels) -> bytes:
@@ -70,14 +80,13 @@ def record_bytes(features: Features, label: Labels) -> bytes:
     return made + label_f8.tobytes()
 
 
-def every(identities: Identities) -> Iterator[bytes]:
-    """All that can be read."""
+def every(identities: Identities) -> Iterator[bytes | None]:
+    """None: one that cannot be read."""
     for place in range(len(identities)):
         try:
-            record = identities[place]
+            yield identities[place]
         except Exception:  # what files and an institution's own data sets raise is on no list
-            continue
-        yield record
+            yield None
 
 
 def stored(samples: Samples, identities: Identities | None = None) -> Iterator[bytes]:

@@ -43,12 +43,12 @@ def records_of(settings: DataSettings) -> Records | None:
         return RECORDS[DataFormat(settings.format)](settings)
     own = own_data(settings, None)
     train = _read(own.train) if own.identities is None else every(own.identities)
-    return Records(train=train, holdout=None if own.holdout is None else _read(own.holdout))
+    holdout = None if own.holdout is None else _read(own.holdout)
+    return Records(train=train, holdout=holdout, units=own.units)
 
 
-def _read(samples: data.Samples) -> Iterator[bytes]:
-    """Of those that can be read."""
+def _read(samples: data.Samples) -> Iterator[bytes | None]:
+    """None: one that cannot be read."""
     for start in range(0, len(samples), ROWS):
         for found in read_places(samples, range(start, min(start + ROWS, len(samples)))):
-            if not isinstance(found, Unread):
-                yield record_bytes(*found)
+            yield None if isinstance(found, Unread) else record_bytes(*found)

@@ -17,7 +17,7 @@ from chorale_models.data import Identities
 from crypto.errors import ConfigError
 from silo_agent.data.base import Cancelled, RawData, Samples, SampleSet, strata_of
 from silo_agent.data.fitting import input_type, sample_bytes
-from silo_agent.data.private import Mask, is_held_out, record_bytes
+from silo_agent.data.private import Mask, is_held_out, record_bytes, row_hash
 from silo_agent.data.settings import DataSettings
 from silo_agent.data.store import Store
 from silo_agent.data.streamed import Streamed, fitting
@@ -30,10 +30,13 @@ PART_OF_CACHE = 16  # a batch is at most this part of the bound: some are on the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """is_held_N: of a private job whose data have no hold-out of their own."""
+    """A data set's samples. places: of each in what the loader gave. is_held_N: of data without a hold-out of
+    their own, where a record or unit decides it by itself. hashes: that order the rows of units."""
 
     samples: SampleSet
+    places: Sequence[int]
     is_held_N: Mask | None = None
+    hashes: Sequence[bytes] = ()
 
 
 def scanned(
@@ -63,10 +66,13 @@ def scanned(
         ahead=2 if 2 * settings.workers * batch_bytes <= bound // 4 else 1,
     )
     found = _Found(count, job, keeps_inputs=is_in_memory)
-    hashes = job.privacy is not None and raw.holdout is None
     account = settings.name if admitted is None else admitted.account
     side = None if raw.holdout is None else of_holdout
-    is_held: list[bool] = []
+    identities = None if of_holdout else raw.identities
+    has_units = raw.units is not None and not of_holdout
+    is_held_by_record = job.privacy is not None and raw.holdout is None and not has_units
+    needs_records = has_units or is_held_by_record or admitted is not None
+    is_held, hashes = list[bool](), list[bytes]()
 
     def told(error: ConfigError) -> None:
         raw.problems.add(str(error))
@@ -77,19 +83,23 @@ def scanned(
             raise Cancelled("data: no longer wanted")
         kept, samples = fitting(read, places, store, job, misfit=told)
         records = []
-        if hashes or admitted is not None:
-            identities = None if of_holdout else raw.identities
+        if needs_records:
             records = [_record(identities, place, read[place - int(places[0])]) for place in kept]
         if admitted is not None:
             chosen = np.flatnonzero(admitted.rows(records, is_held_out=side)).tolist()
             kept, samples = [kept[each] for each in chosen], samples.take(np.array(chosen, np.int64))
             records = [records[each] for each in chosen]
         found.add(kept, samples)
-        if hashes:
+        if has_units:
+            hashes += map(row_hash, records)
+        if is_held_by_record:
             is_held += [is_held_out(each, name=account, fraction=settings.holdout) for each in records]
-    strata = None if of_holdout else raw.strata
-    held_N = np.array(is_held, np.bool_) if hashes else None
-    return Scanned(samples=found.result(store, rows, strata), is_held_N=held_N)
+    return Scanned(
+        samples=found.result(store, rows, None if of_holdout else raw.strata),
+        places=found.places,
+        is_held_N=np.array(is_held, np.bool_) if is_held_by_record else None,
+        hashes=hashes,
+    )
 
 
 def _record(identities: Identities | None, place: int, found: Found) -> bytes:
@@ -107,7 +117,7 @@ class _Found:
 
     def __init__(self, count: int, job: JobSpec, *, keeps_inputs: bool) -> None:
         target = job.method.task.target
-        self._job, self._places, self._count = job, list[int](), 0
+        self._job, self.places, self._count = job, list[int](), 0
         # memory that nothing is written to is not taken
         self._inputs = np.empty((count, *job.input_shape), input_type(job)) if keeps_inputs else None
         is_kept = keeps_inputs or target.shape == ()
@@ -116,14 +126,14 @@ class _Found:
 
     def add(self, places: Sequence[int], samples: Samples) -> None:
         start, self._count = self._count, self._count + len(samples)
-        self._places += places
+        self.places += places
         if self._inputs is not None:
             self._inputs[start : self._count] = samples.features
         if self._targets is not None:
             self._targets[start : self._count] = samples.labels
 
     def result(self, store: Store, rows: int, strata: Sequence[int] | None) -> SampleSet:
-        places_N = np.array(self._places, np.int64)
+        places_N = np.array(self.places, np.int64)
         targets = None if self._targets is None else self._targets[: self._count]
         given_N = None if strata is None else np.asarray(strata, np.int64)[places_N]
         if self._inputs is not None:

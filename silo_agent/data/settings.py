@@ -27,6 +27,12 @@ class DataFormat(StrEnum):
     MODULE = "module"
 
 
+# where a setting says whose a row is; a function of the institution's own gives units itself
+UNIT_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL, DataFormat.NPZ, DataFormat.DICOM)
+
+ROWS_PER_UNIT = 32  # a batch of a private job
+
+
 class PartitionKind(StrEnum):
     IID = "iid"
     SHARDS = "shards"
@@ -135,6 +141,19 @@ class DataSettings(BaseModel):
         description="tables: class of each text in the label columns; empty: they hold the label",
     )
     partition: PartitionSettings | None = Field(default=None, description="this silo's part, on one machine")
+    unit: str | None = Field(
+        default=None,
+        min_length=1,
+        description="what private jobs protect as one: the column (csv, parquet, sql), array (npz) or tag "
+        "(dicom) that says whose a row is, such as patient_id; null: every row by itself, or what the data's "
+        "function says",
+    )
+    max_rows_per_unit: int = Field(
+        default=ROWS_PER_UNIT,
+        ge=1,
+        le=1_000_000,
+        description="most rows of one unit that are used; of more a choice by their hashes, always the same",
+    )
     holdout: float = Field(
         default=0.2, ge=0.0, lt=1.0, description="share of the samples kept for evaluation"
     )
@@ -178,3 +197,27 @@ class DataSettings(BaseModel):
         if needs_path != (self.path is not None):
             raise ValueError(f"path: format {self.format} {'needs one' if needs_path else 'takes none'}")
         return self
+
+    @model_validator(mode="after")
+    def _unit_is_known(self) -> Self:
+        if self.unit is not None and self.format not in UNIT_FORMATS:
+            raise ValueError(f"unit: format {self.format} has none, expected {', '.join(UNIT_FORMATS)}")
+        gives_units = self.unit is not None or self.source is not None or self.module is not None
+        if self.max_rows_per_unit != ROWS_PER_UNIT and not gives_units:
+            raise ValueError("max_rows_per_unit: expected with unit, or with a function that gives units")
+        if self.unit is not None and self.partition is not None:
+            raise ValueError("partition: expected without unit, whose rows it would share out among silos")
+        return self
+
+
+def unit_told(settings: DataSettings, *, has_units: bool) -> str:
+    """What a record is, of which private jobs speak, in this data set."""
+    if not has_units:
+        return (
+            f"data set {settings.name}: a record is one row; where one person has several, name the column "
+            "that says whose a row is (data.unit)"
+        )
+    return (
+        f"data set {settings.name}: a record is all rows of one {settings.unit or 'unit'}, of which "
+        f"{settings.max_rows_per_unit} are used at most (data.max_rows_per_unit)"
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +24,8 @@ class Streamed(SampleSet):
     """Samples of a data set that does not fit in memory.
 
     Shapes: places, strata (N,): where they are in the store; targets (N,) where a target is one number.
-    rows: samples of a batch where nothing else decides it.
+    rows: samples of a batch where nothing else decides it. units (N,), rows_per_unit: as
+    `SampleSet`.
     """
 
     store: Store
@@ -33,6 +34,8 @@ class Streamed(SampleSet):
     strata_N: Indices
     targets_N: Labels | None
     rows: int
+    units_N: Indices | None = None
+    rows_per_unit: int = 1
 
     @property
     def features(self) -> Features:
@@ -48,14 +51,16 @@ class Streamed(SampleSet):
         return len(self.places_N)
 
     def take(self, indices: Indices | slice) -> Streamed:
-        return Streamed(
-            store=self.store,
-            job=self.job,
+        return replace(
+            self,
             places_N=self.places_N[indices],
             strata_N=self.strata_N[indices],
             targets_N=None if self.targets_N is None else self.targets_N[indices],
-            rows=self.rows,
+            units_N=None if self.units_N is None else self.units_N[indices],
         )
+
+    def of_units(self, units_N: Indices, *, rows_per_unit: int) -> Streamed:
+        return replace(self, units_N=units_N, rows_per_unit=rows_per_unit)
 
     def read(self, plan: Iterable[Indices]) -> Iterator[Samples]:
         """In a private job a sample that cannot be read any more is zeros, with the least target."""

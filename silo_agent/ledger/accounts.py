@@ -19,6 +19,7 @@ from chorale.runtime.database import Database
 from crypto.errors import ConfigError
 from silo_agent.ledger.unit_marks import NO_MARKS, SideMarks, UnitKey
 
+DELTA_EVENT = "delta changed"  # audit entry: all that an account spent has another value from here on
 ACCOUNT_EVENT = "account"  # audit entry: what a data set is charged to from here on
 CHUNK_MARKS = 1 << 20  # of a row: 16 MiB
 
@@ -173,7 +174,20 @@ class Accounts:
                 )
 
     def tell(self, audit_log: AuditLog) -> None:
-        """Enter a change of what data sets are charged to into the audit log; a crash repeats an entry."""
+        """Enter changes of deltas, and of what data sets are charged to, into the audit log.
+
+        A crash repeats an entry.
+        """
+        with self._database.reading() as connection:
+            changes = connection.execute(
+                "SELECT * FROM delta_changes WHERE NOT is_told ORDER BY number"
+            ).fetchall()
+        for row in changes:
+            audit_log.append(
+                DELTA_EVENT, account=row["account"], delta_before=row["delta_before"], delta=row["delta"]
+            )
+            with self._database.transaction() as connection:
+                connection.execute("UPDATE delta_changes SET is_told = 1 WHERE number = ?", (row["number"],))
         with self._database.reading() as connection:
             rows = connection.execute("SELECT * FROM own_accounts WHERE NOT is_told").fetchall()
         for row in rows:
@@ -184,6 +198,24 @@ class Accounts:
                 connection.execute(
                     "UPDATE own_accounts SET is_told = 1 WHERE data_set = ?", (row["data_set"],)
                 )
+
+    def change_delta(self, account: str, delta: float, *, unix_seconds: float) -> None:
+        """Value everything that the account spent, and will spend, at another delta.
+
+        Raises ConfigError for an account that is not there, or that has this one.
+        """
+        with self._database.transaction() as connection:
+            row = connection.execute("SELECT delta FROM accounts WHERE data_set = ?", (account,)).fetchone()
+            if row is None:
+                raise ConfigError(f"account {account}: there is none; the agent opens it when it starts")
+            if row["delta"] == delta:
+                raise ConfigError(f"account {account}: its delta is {delta:g} already")
+            connection.execute("UPDATE accounts SET delta = ? WHERE data_set = ?", (delta, account))
+            connection.execute(
+                "INSERT INTO delta_changes (account, delta_before, delta, is_told, written_unix_seconds)"
+                " VALUES (?, ?, ?, 0, ?)",
+                (account, row["delta"], delta, unix_seconds),
+            )
 
     def open_generation(self, data_set: str, *, delta: float) -> str:
         """A new own account, of those units alone that no account holds at the next start. Its id.

@@ -9,7 +9,6 @@ Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 from collections import Counter
@@ -17,26 +16,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TypeAlias
 
 from chorale.job import Job
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
-from chorale.privacy.releases import Release, releases_from_json, releases_to_json
+from chorale.privacy.releases import Release
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.sum_check import SumCheck
+from silo_agent.ledger.accounts import sides_are_fixed
+from silo_agent.ledger.composition import AccountReleases
+from silo_agent.ledger.costs import Cost, Costs, write_cost, write_plan
 from silo_agent.ledger.known_states import keep_check
+from silo_agent.ledger.standing import check_not_put_back
 from silo_agent.ledger.state_uses import StateUse, record_use
 from silo_agent.policy.policy import Policy
 from silo_agent.policy.privacy_policy import PartialJobs
 
 INPUT_ID_BYTES = 16
-
-Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where nothing bounds it
+RECOVERY = "recovery"  # in place of a phase, of a plan that was charged because the ledger was put back
 
 
 class ReleaseStatus(StrEnum):
@@ -111,12 +112,13 @@ class Budget:
         self._clock = clock
         self._tell = tell
         self._process = os.urandom(8)
-        self._costs: dict[bytes, Cost] = {}  # by digest, so an entry never changes
+        self._costs = Costs()
+        self._plans: dict[bytes, Mapping[Release, int]] = {}
         with database.transaction() as connection:
             self._delta = self._account_delta(connection, data_set) or policy.privacy.delta
 
     def open_account(self) -> None:
-        """When an agent starts: the first policy's delta is the data set's for good.
+        """When an agent starts: the first policy's delta is the account's until an administrator changes it.
 
         Raises ConfigError for a policy with another one, under which all that was spent would have other
         values.
@@ -126,9 +128,9 @@ class Budget:
             self._delta = self._account_delta(connection, self._data_set) or self._policy.privacy.delta
         if self._delta != self._policy.privacy.delta:
             raise ConfigError(
-                f"policy: privacy.delta: the account of data set {self._data_set} was opened with "
-                f"{self._delta:g}, got {self._policy.privacy.delta:g}: set privacy.delta back to "
-                f"{self._delta:g}, for all that was spent is valued at it"
+                f"policy: privacy.delta: expected that of account {self._data_set}, {self._delta:g}, at "
+                f"which all that was spent is valued, got {self._policy.privacy.delta:g}: set it back, or "
+                "change the account's (chorale silo ledger --delta)"
             )
 
     def release_dead(self) -> int:
@@ -151,7 +153,7 @@ class Budget:
         if job.spec.privacy is None or self._policy.privacy.partial_jobs is PartialJobs.ALLOW:
             return
         try:
-            planned = planned_releases(job.spec, state)
+            planned = self._plan(job, state)
         except ConfigError as error:
             raise PolicyRefusal(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
         with self._database.transaction() as connection:
@@ -160,7 +162,7 @@ class Budget:
                 (self._data_set, job.digest),
             ).fetchone()
             if begun is None:
-                self._check_fits(connection, planned, what=f"job {job.id}: its plan")
+                self._check_fits(connection, job, planned, planned, what=f"job {job.id}: its plan")
 
     def reserve(
         self, job: Job, key: PhaseKey, state: GlobalState, *, members: int, use: StateUse | None = None
@@ -171,64 +173,58 @@ class Budget:
         PolicyRefusal(code=POLICY) where as many inputs of this phase have left as policy has attempts.
         """
         what = f"job {job.id} round {key.round} {key.phase}"
-        cost = None if job.spec.privacy is None else releases_of(job.spec, key.kind, state, members)
-        if cost is not None:
-            epsilon(cost, self._delta)  # what takes long is done before the lock is held
-        input_id, cost_digest = os.urandom(INPUT_ID_BYTES), None
+        cost = plan = None
+        if job.spec.privacy is not None:
+            colluders = self._policy.colluders(job.spec)
+            cost = releases_of(job.spec, key.kind, state, members, colluders=colluders)
+            plan = self._plan(job, state)
+            epsilon(plan, self._delta)  # what takes long is done before the lock is held
         with self._database.transaction(Commit.QUIET) as connection:
+            check_not_put_back(connection)
             self._write_account(connection)
             self._check_attempts(connection, key, what)
-            if cost is not None:
-                self._check_fits(connection, Counter(cost), what=what)
-                text = releases_to_json(cost)
-                cost_digest = hashlib.sha256(text.encode()).digest()
-                connection.execute(
-                    "INSERT INTO costs (digest, releases) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING",
-                    (cost_digest, text),
-                )
-            connection.execute(
-                "INSERT INTO releases (input_id, data_set, job_digest, round, phase, cost_digest, delta,"
-                " status, process, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    input_id,
-                    self._data_set,
-                    key.job_digest,
-                    key.round,
-                    key.phase,
-                    cost_digest,
-                    self._delta,
-                    ReleaseStatus.RESERVED,
-                    self._process,
-                    self._clock().timestamp(),
-                ),
-            )
-            connection.executemany(
-                "INSERT INTO also_charged (account, input_id) VALUES (?, ?)",
-                [(account, input_id) for account in self._limits if account != self._data_set],
-            )
+            if cost is not None and plan is not None:
+                self._check_fits(connection, job, plan, Counter(cost), what=what)
+                write_plan(connection, job.digest, plan, self._limits)
+            input_id = self._write_input(connection, key, cost, ReleaseStatus.RESERVED)
         return Charge(self, input_id, use)
+
+    def charge_plan(self, connection: sqlite3.Connection, job_digest: bytes, cost: Cost | None) -> None:
+        """All that a job may have spent beyond what the ledger holds, as one input that left; it may be more
+        than the budget. No plan stands beside it, so the account goes through the filter from then on.
+
+        cost: None for a job without noise. Source: docs/protocol.md 6.13.
+        """
+        self._write_account(connection)
+        key = PhaseKey(job_digest=job_digest, round=0, phase=RECOVERY, attempt=0)
+        self._write_input(connection, key, cost, ReleaseStatus.SPENT)
 
     def balance(self) -> BudgetBalance:
         """Where the data set's own account stands now, job by job."""
         with self._database.transaction() as connection:
-            by_job = self._spent_by_job(connection)
-            spent = self._inputs_by_cost(connection, self._data_set, ReleaseStatus.SPENT)
-            held = self._inputs_by_cost(connection, self._data_set)
+            of_jobs = self._spent_by_job(connection)
+            spent, held = (
+                self._releases(connection, self._data_set, only) for only in (ReleaseStatus.SPENT, None)
+            )
+            jobs = [
+                (self._of_one_job(connection, job_digest, inputs), job_digest, inputs)
+                for job_digest, inputs in of_jobs.items()
+            ]
         return BudgetBalance(
             data_set=self._data_set,
             budget=self._policy.privacy.epsilon,
             delta=self._delta,
-            spent=self._epsilon(spent),
-            held=self._epsilon(held),
-            unnoised=spent[None],
+            spent=spent.epsilon(),
+            held=held.epsilon(),
+            unnoised=sum(inputs[None] for inputs in of_jobs.values()),
             jobs=tuple(
                 JobSpend(
                     job_digest=job_digest,
-                    epsilon=self._epsilon(inputs),
+                    epsilon=of_job.epsilon(),
                     inputs=inputs.total(),
                     unnoised=inputs[None],
                 )
-                for job_digest, inputs in by_job.items()
+                for of_job, job_digest, inputs in jobs
             ),
         )
 
@@ -237,14 +233,13 @@ class Budget:
         holds a unit of it."""
         with self._database.transaction() as connection:
             of_each = [
-                (inputs, self._account_delta(connection, account) or self._delta)
+                (
+                    self._releases(connection, account, ReleaseStatus.SPENT),
+                    self._inputs_by_cost(connection, account, ReleaseStatus.SPENT)[None],
+                )
                 for account in self._limits
-                for inputs in [self._inputs_by_cost(connection, account, ReleaseStatus.SPENT)]
             ]
-        return (
-            max(epsilon(_composed(inputs), delta) for inputs, delta in of_each),
-            max(inputs[None] for inputs, _ in of_each),
-        )
+        return max(releases.epsilon() for releases, _ in of_each), max(count for _, count in of_each)
 
     def spend(self, input_id: bytes, use: StateUse | None = None, check: SumCheck | None = None) -> None:
         """Durable, and told, before the first byte leaves. check: of the sum that the input goes into.
@@ -253,6 +248,7 @@ class Budget:
         `known_states.keep_check`; nothing is spent then.
         """
         with self._database.transaction() as connection:
+            check_not_put_back(connection)
             found = connection.execute("SELECT * FROM releases WHERE input_id = ?", (input_id,)).fetchone()
             if found is None:
                 raise PolicyRefusal("budget: the input was given up, so it cannot leave", code=Refusal.STAGE)
@@ -283,6 +279,34 @@ class Budget:
                 "DELETE FROM releases WHERE input_id = ? AND status = ?", (input_id, ReleaseStatus.RESERVED)
             )
 
+    def _write_input(
+        self, connection: sqlite3.Connection, key: PhaseKey, cost: Cost | None, status: ReleaseStatus
+    ) -> bytes:
+        """The new row's input id."""
+        input_id = os.urandom(INPUT_ID_BYTES)
+        cost_digest = None if cost is None else write_cost(connection, cost)
+        connection.execute(
+            "INSERT INTO releases (input_id, data_set, job_digest, round, phase, cost_digest, delta,"
+            " status, process, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                input_id,
+                self._data_set,
+                key.job_digest,
+                key.round,
+                key.phase,
+                cost_digest,
+                self._delta,
+                status,
+                self._process,
+                self._clock().timestamp(),
+            ),
+        )
+        connection.executemany(
+            "INSERT INTO also_charged (account, input_id) VALUES (?, ?)",
+            [(account, input_id) for account in self._limits if account != self._data_set],
+        )
+        return input_id
+
     def _check_attempts(self, connection: sqlite3.Connection, key: PhaseKey, what: str) -> None:
         """After each crash an input is made again, with other noise; a phase is worth so many and no more."""
         (left,) = connection.execute(
@@ -296,25 +320,73 @@ class Budget:
                 f"and {left} have left already"
             )
 
-    def _check_fits(self, connection: sqlite3.Connection, more: Mapping[Release, int], *, what: str) -> None:
+    def _check_fits(
+        self,
+        connection: sqlite3.Connection,
+        job: Job,
+        plan: Mapping[Release, int],
+        more: Mapping[Release, int],
+        *,
+        what: str,
+    ) -> None:
         """In every account that is charged."""
         for account, most in self._limits.items():
-            delta = self._account_delta(connection, account) or self._delta
-            held = _composed(self._inputs_by_cost(connection, account))
-            after = epsilon(held + Counter(more), delta)
-            if after <= most:
+            held = self._releases(connection, account)
+            after = held.with_more(more, job=job.digest, plan=plan)
+            if after.fits(most):
                 continue
             of = f"data set {self._data_set}"
             if account != self._data_set:
                 of = f"account {account}, which holds records of data set {self._data_set},"
             raise PolicyRefusal(
-                f"{what}: expected at most epsilon {most:g} on {of} (delta {delta:g}), got {after:.4g}: "
-                f"{epsilon(held, delta):.4g} spent or reserved before, {epsilon(more, delta):.4g} by itself",
+                f"{what}: expected at most epsilon {most:g} on {of} (delta {held.delta:g}), got "
+                f"{after.epsilon():.4g}: {held.epsilon():.4g} spent or reserved before, "
+                f"{epsilon(more, held.delta):.4g} by itself",
                 code=Refusal.BUDGET,
             )
 
-    def _epsilon(self, inputs: Counter[Cost | None]) -> float:
-        return epsilon(_composed(inputs), self._delta)
+    def _plan(self, job: Job, state: GlobalState) -> Mapping[Release, int]:
+        """Raises ConfigError."""
+        if job.digest not in self._plans:
+            colluders = self._policy.colluders(job.spec)
+            self._plans[job.digest] = planned_releases(job.spec, state, colluders=colluders)
+        return self._plans[job.digest]
+
+    def _releases(
+        self, connection: sqlite3.Connection, account: str, only: ReleaseStatus | None = None
+    ) -> AccountReleases:
+        """What an account was charged for: spent and reserved, or `only` the ones."""
+        jobs = connection.execute(
+            "SELECT DISTINCT job_digest FROM charges"
+            " WHERE account = :account AND (:only IS NULL OR status = :only) AND cost_digest IS NOT NULL",
+            {"account": account, "only": only},
+        ).fetchall()
+        digests = frozenset(row["job_digest"] for row in jobs)
+        plans = connection.execute(
+            "SELECT job_digest FROM plans WHERE account = ? ORDER BY number", (account,)
+        ).fetchall()
+        order = [row["job_digest"] for row in plans if row["job_digest"] in digests]
+        return AccountReleases(
+            delta=self._account_delta(connection, account) or self._delta,
+            sides_are_fixed=sides_are_fixed(connection, account),
+            releases=_composed(self._inputs_by_cost(connection, account, only)),
+            jobs=digests,
+            # a job of an earlier release of Chorale has no plan here, and it came first
+            first_plan=self._costs.plan(connection, account, order[0])
+            if len(order) == len(digests) > 0
+            else {},
+        )
+
+    def _of_one_job(
+        self, connection: sqlite3.Connection, job_digest: bytes, inputs: Counter[Cost | None]
+    ) -> AccountReleases:
+        return AccountReleases(
+            delta=self._delta,
+            sides_are_fixed=sides_are_fixed(connection, self._data_set),
+            releases=_composed(inputs),
+            jobs=frozenset({job_digest}),
+            first_plan=self._costs.plan(connection, self._data_set, job_digest),
+        )
 
     @staticmethod
     def _account_delta(connection: sqlite3.Connection, account: str) -> float | None:
@@ -322,7 +394,7 @@ class Budget:
         return None if found is None else found["delta"]
 
     def _write_account(self, connection: sqlite3.Connection) -> None:
-        """The account's first row; what it says stays."""
+        """The account's first row."""
         connection.execute(
             "INSERT INTO accounts (data_set, delta) VALUES (?, ?) ON CONFLICT (data_set) DO NOTHING",
             (self._data_set, self._delta),
@@ -337,7 +409,7 @@ class Budget:
             " WHERE account = :account AND (:only IS NULL OR status = :only) GROUP BY cost_digest",
             {"account": account, "only": only},
         ).fetchall()
-        return Counter({self._cost(connection, row["cost_digest"]): row["inputs"] for row in rows})
+        return Counter({self._costs.cost(connection, row["cost_digest"]): row["inputs"] for row in rows})
 
     def _spent_by_job(self, connection: sqlite3.Connection) -> dict[bytes, Counter[Cost | None]]:
         rows = connection.execute(
@@ -348,19 +420,8 @@ class Budget:
         by_job: dict[bytes, Counter[Cost | None]] = {}
         for row in rows:
             of_job = by_job.setdefault(row["job_digest"], Counter())
-            of_job[self._cost(connection, row["cost_digest"])] += row["inputs"]
+            of_job[self._costs.cost(connection, row["cost_digest"])] += row["inputs"]
         return by_job
-
-    def _cost(self, connection: sqlite3.Connection, digest: bytes | None) -> Cost | None:
-        """Raises ConfigError for a cost that is not the one that was written."""
-        if digest is None:
-            return None
-        if digest not in self._costs:
-            (text,) = connection.execute("SELECT releases FROM costs WHERE digest = ?", (digest,)).fetchone()
-            if hashlib.sha256(text.encode()).digest() != digest:
-                raise ConfigError("ledger: a release was changed after it was written")
-            self._costs[digest] = releases_from_json(text)
-        return self._costs[digest]
 
 
 class Charge:

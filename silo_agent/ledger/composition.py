@@ -20,28 +20,35 @@ _HALVINGS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """releases: all of the account, spent and reserved. first_plan: of the job that was first to touch its
-    data; empty where an earlier release of Chorale kept none. is_one_job: there is no other job yet.
+class AccountReleases:
+    """releases: all of the account. jobs: whose they are, by digest. first_plan: of the job that was first to
+    touch the data; empty where an earlier release of Chorale kept none.
 
     sides_are_fixed: no record was ever in training and held out, one after the other.
     """
 
     delta: float
-    releases: Mapping[Release, int]
+    sides_are_fixed: bool
+    releases: Mapping[Release, int] = field(default_factory=dict)
+    jobs: frozenset[bytes] = frozenset()
     first_plan: Mapping[Release, int] = field(default_factory=dict)
-    is_one_job: bool = False
-    sides_are_fixed: bool = True
 
-    @property
-    def is_within_plan(self) -> bool:
-        return self.is_one_job and _holds(self.first_plan, self.releases)
+    def with_more(
+        self, more: Mapping[Release, int], *, job: bytes, plan: Mapping[Release, int]
+    ) -> AccountReleases:
+        """The account with further releases of a job with this plan."""
+        return replace(
+            self,
+            releases=Counter(self.releases) + Counter(more),
+            jobs=self.jobs | {job},
+            first_plan=self.first_plan if self.jobs else plan,
+        )
 
     def fits(self, budget: float) -> bool:
         """Whether all of it keeps to a budget that was given before the first release."""
         delta = self.delta
         if self._buys_plan(budget):
-            if self.is_within_plan:
+            if self._is_within_plan:
                 return True
             delta -= delta_at(self.first_plan, budget, sides_are_fixed=self.sides_are_fixed)
         return delta > 0 and self._passes_filter(self.releases, budget, delta)
@@ -52,26 +59,23 @@ class Account:
         if not self.first_plan:
             return filtered
         planned = epsilon(self.first_plan, self.delta, sides_are_fixed=self.sides_are_fixed)
-        if self.is_within_plan:
+        if self._is_within_plan:
             return min(planned, filtered)
-        if filtered < planned or self.fits(filtered):
+        if self.fits(filtered):
             return filtered
-        low, high = (
-            filtered,
-            filter_epsilon(self.first_plan, self.delta, sides_are_fixed=self.sides_are_fixed),
-        )
+        low = filtered
+        high = filter_epsilon(self.first_plan, self.delta, sides_are_fixed=self.sides_are_fixed)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2.0
             low, high = (low, middle) if self.fits(middle) else (middle, high)
         return high
 
-    def with_more(self, more: Mapping[Release, int], *, is_same_job: bool) -> Account:
-        """The account with further releases of its only job, or of another one."""
-        together = Counter(self.releases) + Counter(more)
-        return replace(self, releases=together, is_one_job=self.is_one_job and is_same_job)
+    @property
+    def _is_within_plan(self) -> bool:
+        return len(self.jobs) == 1 and _holds(self.first_plan, self.releases)
 
     def _buys_plan(self, budget: float) -> bool:
-        """Whether this budget pays the first job's plan as a block, which the filter would not let through."""
+        """Whether this budget pays the first job's plan as a block: the filter would not let it through."""
         if not self.first_plan or self._passes_filter(self.first_plan, budget, self.delta):
             return False
         return epsilon(self.first_plan, self.delta, sides_are_fixed=self.sides_are_fixed) <= budget

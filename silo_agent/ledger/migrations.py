@@ -385,6 +385,56 @@ _ACCOUNTS_OF_UNITS: Migration = (
     """,
 )
 
+# A job's plan is fixed before its data are touched, and costs less than what is chosen as one goes.
+_PLANS: Migration = (
+    """
+    CREATE TABLE plans (
+        number INTEGER NOT NULL PRIMARY KEY, -- in the order in which jobs first touched the account's data
+        account VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        cost_digest BLOB NOT NULL REFERENCES costs (digest), -- the releases, each once
+        times VARCHAR NOT NULL, -- a JSON list: how often each is planned
+        UNIQUE (account, job_digest)
+    )
+    """,
+    """
+    CREATE TABLE delta_changes ( -- by an administrator: everything of the account is valued at the new one
+        number INTEGER NOT NULL PRIMARY KEY,
+        account VARCHAR NOT NULL,
+        delta_before FLOAT NOT NULL,
+        delta FLOAT NOT NULL,
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+)
+
+# What peers keep shows whether this file was put back from a snapshot. A file of before said nothing yet.
+_STANDING: Migration = (
+    """
+    CREATE TABLE own_heads ( -- what this silo's adverts said of this ledger
+        sequence INTEGER NOT NULL PRIMARY KEY,
+        head BLOB NOT NULL -- a chain over the inputs that were reserved
+    )
+    """,
+    """
+    CREATE TABLE ledger_key (
+        only INTEGER NOT NULL PRIMARY KEY, -- always 1
+        key BLOB NOT NULL, -- of the marks
+        settled INTEGER NOT NULL, -- what was said up to here and lost is charged
+        newest_lost INTEGER -- null, or the sequence of a statement of this silo that is not in own_heads
+    )
+    """,
+    """
+    CREATE TABLE peer_statements ( -- of each other silo, what it said last of its ledger
+        silo VARCHAR NOT NULL PRIMARY KEY,
+        sequence INTEGER NOT NULL,
+        mark BLOB NOT NULL,
+        signature BLOB NOT NULL
+    )
+    """,
+)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -401,4 +451,6 @@ MIGRATIONS = (
     _DATA_REFUSALS,
     _LISTED_CERTIFICATES,
     _ACCOUNTS_OF_UNITS,
+    _PLANS,
+    _STANDING,
 )

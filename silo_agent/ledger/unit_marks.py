@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeAlias
@@ -33,7 +33,8 @@ class UnitKey:
     """HMAC-SHA256 under the silo's own key, cut to MARK_BYTES."""
 
     def __init__(self, key: bytes) -> None:
-        self._rows = hmac.new(key, b"chorale/v1/row\0", "sha256")
+        self._of_rows = hmac.new(key, b"chorale/v1/row\0", "sha256")
+        self._of_units = hmac.new(key, b"chorale/v1/unit\0", "sha256")
 
     @classmethod
     def of(cls, path: Path, *, is_new: bool) -> Self:
@@ -53,16 +54,24 @@ class UnitKey:
     @property
     def digest(self) -> bytes:
         """What tells this key from another one."""
-        return self._mark(b"key")
+        return hmac.digest(self._of_units.digest(), b"key", "sha256")
 
     def rows(self, records: Iterable[bytes]) -> Marks:
         """Shapes: -> (N,). records: each as it is stored."""
-        return np.frombuffer(b"".join(map(self._mark, records)), NO_MARKS.dtype)
+        return _marks(self._of_rows, records)
 
-    def _mark(self, record: bytes) -> bytes:
-        hashed = self._rows.copy()
-        hashed.update(record)
-        return hashed.digest()[:MARK_BYTES]
+    def units(self, names: Iterable[str]) -> Marks:
+        """Shapes: -> (U,). names: as the data say them; one name in two data sets is one unit."""
+        return _marks(self._of_units, (name.encode("utf-8", "surrogatepass") for name in names))
+
+
+def _marks(of: hmac.HMAC, values: Iterable[bytes]) -> Marks:
+    digests = []
+    for value in values:
+        hashed = of.copy()
+        hashed.update(value)
+        digests.append(hashed.digest()[:MARK_BYTES])
+    return np.frombuffer(b"".join(digests), NO_MARKS.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +108,19 @@ class Admitted:
 
         is_held_out: the side that they are on by a test split of the data's own; None: their hash says it.
         """
-        rows, known = self._key.rows(records), self._by_side[is_held_out]
-        if not len(known):
-            return np.zeros(len(rows), np.bool_)
-        places = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-        is_known: Mask = known[places] == rows
-        return is_known
+        return _is_in(self._key.rows(records), self._by_side[is_held_out])
+
+    def units(self, names: Sequence[str | None]) -> list[str | None]:
+        """The same names, None in place of those that are not charged for."""
+        distinct = [name for name in dict.fromkeys(names) if name is not None]
+        is_in = dict(zip(distinct, _is_in(self._key.units(distinct), self._by_side[None]), strict=True))
+        return [name if name is not None and is_in[name] else None for name in names]
+
+
+def _is_in(marks: Marks, known: Marks) -> Mask:
+    """known: sorted."""
+    if not len(known):
+        return np.zeros(len(marks), np.bool_)
+    places = np.minimum(np.searchsorted(known, marks), len(known) - 1)
+    is_known: Mask = known[places] == marks
+    return is_known

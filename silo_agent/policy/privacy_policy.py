@@ -19,7 +19,7 @@ from chorale.privacy.quantity_noise import dp_sgd_steps
 from chorale.privacy.releases import DpSgd, Release, SampledGaussian
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.privacy_spec import MAX_DELTA, MIN_DELTA, PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.methods import known_quantities
@@ -49,8 +49,8 @@ class PrivacyPolicy(BaseModel):
     )
     delta: Number = Field(
         default=1e-5,
-        ge=1e-12,
-        le=1e-2,
+        ge=MIN_DELTA,
+        le=MAX_DELTA,
         allow_inf_nan=False,
         description="chance that epsilon does not hold; below 1 / records of this silo; fixed once the agent "
         "has started",
@@ -224,7 +224,8 @@ class PrivacyPolicy(BaseModel):
         rounds = spec.rounds if self.partial_jobs is PartialJobs.REFUSE else 1
         cost = _epsilon_of_rounds(round, rounds, self.delta)
         if cost > self.epsilon:
-            what = f"{rounds} rounds of training" if rounds > 1 else "one round of training"
+            name = "round" if spec.steps is None else "step"
+            what = f"{rounds} {name}s of training" if rounds > 1 else f"one {name} of training"
             raise _refusal(
                 f"{cost:.4g} for {what}",
                 f"at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g})",

@@ -96,7 +96,7 @@ def phase_input(
     of_data = DataRefusal if request.job.spec.privacy is None else PolicyRefusal
     try:
         data, spec = load_data(), request.job.spec
-        samples = _summed(request.job, policy, len(data.train))
+        samples = _summed(request.job, policy, len(data.train.units))
         if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
             why = f"fewer than {policy.count_granularity} samples (count_granularity)"
             raise request.refusal(why, Refusal.DATA, kind=DataRefusal)

@@ -223,6 +223,7 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
         setting.received,
         metrics=method.task.asked if work.phase_kind == EVALUATE else NO_METRICS,
         loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
+        weight_steps=setting.weight_steps,
     )
     find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
     if find_own is None:

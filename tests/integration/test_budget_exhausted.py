@@ -46,6 +46,20 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
         assert re.search(rf"expected at most epsilon [0-9.]+ on data set {silo}-data", str(told["reason"]))
         _check_shown(federation, silo, two_rounds)
 
+        # the name alone is another: two names with a budget each let one data set out at both
+        federation.services[silo].stop()
+        federation.silo = {
+            "data": {"format": "module", "module": "tests.support.one_hot:data", "name": "new"}
+        }
+        federation.start_silo(silo)
+        again = federation.submit(values=3, rounds=1, privacy=PRIVACY)
+        told = federation.services[silo].wait_for(
+            lambda record: record.get("code") == "budget" and str(record.get("job")) in again, seconds=30
+        )
+        assert f"on data set {silo}-data" in str(told["reason"])
+        shown = run_cli("silo", "ledger", "--config", federation.folder / f"{silo}.yaml").stdout
+        assert f"data set new (account {silo}-data): epsilon" in shown
+
 
 def test_a_job_that_plans_too_much_is_refused_at_once(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3, policy={"privacy": {"epsilon": 1.0}}) as federation:

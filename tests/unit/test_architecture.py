@@ -61,8 +61,8 @@ ROOMS = {
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
     "< data < settings < account_units < objective < rounds < connection < training < agent",
-    "silo_agent.data": "settings < own_data < problems < base < private < fitting < misfits < workers "
-    "< store < streamed < scan < partition < formats < records < loading",
+    "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
+    "< workers < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
     "< processes < objective_of_settings",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
@@ -70,7 +70,7 @@ ROOMS = {
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< operations < model < job < given_data < silo_check < silo < demo < simulate < main",
+    "< operations < model < job < given_data < silo_recovery < silo_check < silo < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

@@ -14,7 +14,14 @@ from pathlib import Path
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, required_path
-from silo_agent.data.formats.tables import Table, check_headings, raw_data, wanted_columns
+from silo_agent.data.formats.tables import (
+    Table,
+    check_headings,
+    raw_data,
+    unit_column,
+    units_of,
+    wanted_columns,
+)
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
@@ -24,10 +31,12 @@ Row = tuple[int, tuple[str, ...]]  # the number of the line that it comes from, 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; what a row lacks is missing. Raises ConfigError for a file without columns."""
     path, wanted = required_path(settings), wanted_columns(settings, job)
-    table, texts = read_table(path, settings, wanted, is_private=job.privacy is not None)
+    named = tuple(dict.fromkeys((*wanted, *unit_column(settings))))
+    table, texts = read_table(path, settings, named, is_private=job.privacy is not None)
+    units = None if settings.unit is None else units_of(table.cells[settings.unit], settings)
     identities = tuple(map(_identity, texts))
     places = [table.place(row) for row in range(table.rows)]
-    return replace(raw_data(table, settings, job, identities=identities), places=places)
+    return replace(raw_data(table, settings, job, identities=identities, units=units), places=places)
 
 
 def records(settings: DataSettings) -> Records:
@@ -39,7 +48,13 @@ def records(settings: DataSettings) -> Records:
     if b'"' in content or b"\r" in content.replace(b"\r\n", b""):
         with suppress(ConfigError):  # then those jobs cannot read it either
             read.append(_read(path, settings.columns_in_file, is_private=False))
-    return Records(train=(_identity(_filled(row, names)) for names, rows in read for _, row in rows))
+    texts = [(_filled(row, names), names) for names, rows in read for _, row in rows]
+    if (unit := settings.unit) is None:
+        return Records(train=(_identity(row) for row, _ in texts))
+    for names, _ in read:
+        check_headings(str(path), names, (unit,))
+    units = units_of((row[names.index(unit)] for row, names in texts), settings)
+    return Records(train=(_identity(row) for row, _ in texts), units=units)
 
 
 def read_table(

@@ -27,7 +27,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Features as stored, classes as int64 and other targets as stored. Raises ConfigError if keys or file
     are unusable."""
     path = required_path(settings)
-    train, holdout = _read(path)
+    train, holdout, units = _read(path, settings.unit)
     if job.method.task.has_classes:
         is_private = job.privacy is not None
         train, *tests = (
@@ -36,18 +36,19 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
             if each is not None
         )
         holdout = tests[0] if tests else None
-    return RawData(train=train, holdout=holdout)
+    return RawData(train=train, holdout=holdout, units=units)
 
 
 def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
-    train, holdout = _read(required_path(settings))
-    return Records(train=stored(train), holdout=None if holdout is None else stored(holdout))
+    train, holdout, units = _read(required_path(settings), settings.unit)
+    tested = None if holdout is None else stored(holdout)
+    return Records(train=stored(train), holdout=tested, units=units)
 
 
-def _read(path: Path) -> tuple[Samples, Samples | None]:
-    """Training samples, and those of a test split."""
-    known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair}
+def _read(path: Path, unit: str | None) -> tuple[Samples, Samples | None, list[str | int] | None]:
+    """Training samples, those of a test split, and whose each training sample is."""
+    known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair} | {unit}
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -62,7 +63,22 @@ def _read(path: Path) -> tuple[Samples, Samples | None]:
     if train is None:
         names = ", ".join(sorted(arrays)) or "nothing"
         raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
-    return train, _first(arrays, TEST_KEYS, path)
+    units = None if unit is None else _units(arrays, unit, path)
+    return train, _first(arrays, TEST_KEYS, path), units
+
+
+def _units(arrays: Mapping[str, NDArray[Any]], name: str, path: Path) -> list[str | int]:
+    """Whose each sample is."""
+    if name not in arrays:
+        raise ConfigError(f"{path}: no array {name} (data.unit)")
+    found = arrays[name]
+    if found.ndim != 1 or found.dtype.kind not in "iuU":
+        raise ConfigError(
+            f"{path}: {name} (data.unit): expected one whole number or text for each sample, got "
+            f"{found.dtype} of shape {found.shape}"
+        )
+    units: list[str | int] = found.tolist()
+    return units
 
 
 def _first(

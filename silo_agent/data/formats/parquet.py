@@ -15,7 +15,16 @@ import numpy as np
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, required_path
-from silo_agent.data.formats.tables import Cells, Table, check_headings, identity, raw_data, wanted_columns
+from silo_agent.data.formats.tables import (
+    Cells,
+    Table,
+    check_headings,
+    identity,
+    raw_data,
+    unit_column,
+    units_of,
+    wanted_columns,
+)
 from silo_agent.data.private import every
 from silo_agent.data.settings import DataSettings
 
@@ -24,22 +33,24 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; null and NaN are missing. Raises ConfigError for a file without the columns."""
     read, names, source = *_read(required_path(settings)), str(settings.path)
     wanted = wanted_columns(settings, job)
-    check_headings(source, names, (*settings.missing, *wanted))
+    check_headings(source, names, (*settings.missing, *wanted, *unit_column(settings)))
     table = Table(
         cells={name: _cells(read[name], f"{source}: column {name}") for name in wanted},
         rows=read.num_rows,
         place=lambda row: f"{source}, record {row}",
     )
-    return raw_data(table, settings, job, identities=_Rows(read, names))
+    return raw_data(table, settings, job, identities=_Rows(read, names), units=_units(read, names, settings))
 
 
 def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
-    return Records(train=every(_Rows(*_read(required_path(settings)))))
+    read, names = _read(required_path(settings))
+    return Records(train=every(_Rows(read, names)), units=_units(read, names, settings))
 
 
 class _Rows:
-    """Each record, the whole row with all its columns: no choice of columns moves it to the hold-out."""
+    """Each record, the whole row with all its columns: no choice of columns moves it to the hold-out, nor
+    decides which rows of a unit are kept."""
 
     def __init__(self, read: Any, names: Sequence[str]) -> None:
         self._read, self._names = read, names
@@ -54,6 +65,13 @@ class _Rows:
     def _all(self) -> list[bytes]:
         columns = (self._read[name].to_pylist() for name in self._names)
         return [identity(row) for row in zip(*columns, strict=True)]
+
+
+def _units(read: Any, names: Sequence[str], settings: DataSettings) -> list[str | None] | None:
+    if settings.unit is None:
+        return None
+    check_headings(str(settings.path), names, (settings.unit,))
+    return units_of(read[settings.unit].to_pylist(), settings)
 
 
 def _read(path: Path) -> tuple[Any, list[str]]:

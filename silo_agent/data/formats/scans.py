@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -101,15 +101,39 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
             f"the job says {job.input_shape}"
         )
     read = _read_nifti if settings.format is DataFormat.NIFTI else _read_dicom
-    return load_with(read, settings, job, suffixes=SUFFIXES[DataFormat(settings.format)])
+    raw = load_with(read, settings, job, suffixes=SUFFIXES[DataFormat(settings.format)])
+    if settings.unit is None:
+        return raw
+    assert isinstance(raw.train, Scans)
+    return replace(raw, units=_tagged(raw.train.images, settings.unit))
+
+
+def _tagged(images: Sequence[Path], tag: str) -> list[str | None]:
+    """What each image's first file has under that keyword of DICOM; None where it cannot be read."""
+    from pydicom import datadict, dcmread
+
+    if datadict.tag_for_keyword(tag) is None:
+        raise ConfigError(f"data.unit: {tag} is no keyword of DICOM, such as PatientID")
+    found: list[str | None] = []
+    for path in images:
+        try:
+            first = min(path.iterdir()) if path.is_dir() else path
+            header = dcmread(first, stop_before_pixels=True, specific_tags=[tag])
+            found.append(str(header.get(tag, "")))
+        except Exception:  # what a decoder raises is on no list; the image is then told as unreadable
+            found.append(None)
+    return found
 
 
 def records(settings: DataSettings) -> Records:
     """Every image in the folder, whether a job's table or masks name it or not. Raises ConfigError."""
-    return Records(train=stored_in(required_path(settings), SUFFIXES[DataFormat(settings.format)]))
+    root = required_path(settings)
+    images = list(_listed(root / IMAGES, SUFFIXES[DataFormat(settings.format)]).values())
+    units = None if settings.unit is None else _tagged(images, settings.unit)
+    return Records(train=every(Files(images, root)), units=units)
 
 
-def stored_in(root: Path, suffixes: tuple[str, ...]) -> Iterator[bytes]:
+def stored_in(root: Path, suffixes: tuple[str, ...]) -> Iterator[bytes | None]:
     """What is stored of each image. Raises ConfigError."""
     return every(Files(list(_listed(root / IMAGES, suffixes).values()), root))
 

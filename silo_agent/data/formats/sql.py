@@ -27,6 +27,8 @@ from silo_agent.data.formats.tables import (
     identity,
     raw_data,
     text_of,
+    unit_column,
+    units_of,
     wanted_columns,
 )
 from silo_agent.data.settings import DatabaseSettings, DataSettings
@@ -40,7 +42,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     names, rows = _read(settings.database)
     source = f"data.database: {settings.database.what}"
     wanted = wanted_columns(settings, job)
-    check_headings(source, names, (*settings.missing, *wanted))
+    check_headings(source, names, (*settings.missing, *wanted, *unit_column(settings)))
     # a database gives rows in any order, and no record may change sides between two jobs
     rows_by_text = sorted(((identity(row), row) for row in rows), key=lambda each: each[0])
     table = Table(
@@ -51,13 +53,22 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         rows=len(rows),
         place=lambda row: f"{source}, record {row} by its texts",
     )
-    return raw_data(table, settings, job, identities=tuple(text for text, _ in rows_by_text))
+    units = None
+    if settings.unit is not None:
+        at = names.index(settings.unit)
+        units = units_of([row[at] for _, row in rows_by_text], settings)
+    return raw_data(table, settings, job, identities=tuple(text for text, _ in rows_by_text), units=units)
 
 
 def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
     assert settings.database is not None
-    return Records(train=map(identity, _read(settings.database)[1]))
+    names, rows = _read(settings.database)
+    check_headings(f"data.database: {settings.database.what}", names, unit_column(settings))
+    units = None
+    if settings.unit is not None:
+        units = units_of((row[names.index(settings.unit)] for row in rows), settings)
+    return Records(train=map(identity, rows), units=units)
 
 
 def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:

@@ -10,7 +10,7 @@ N = rows, D = inputs that the columns make.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -60,6 +60,17 @@ def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
     return [*(column.name for column in job.inputs), *job.label_columns]
 
 
+def unit_column(settings: DataSettings) -> tuple[str, ...]:
+    """The column that says whose a row is, where there is one."""
+    return () if settings.unit is None else (settings.unit,)
+
+
+def units_of(values: Iterable[object], settings: DataSettings) -> list[str | None]:
+    """Whose each row is by the cells of that column; None where one is missing."""
+    missing = MISSING.union(settings.missing.get(settings.unit or "", ()))
+    return [None if text in missing else text for text in map(text_of, values)]
+
+
 def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> None:
     """Raises ConfigError that names all that the table lacks."""
     if len(set(names)) != len(names):
@@ -71,7 +82,14 @@ def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> 
         raise ConfigError(f"{source}: no {what} {_some(missing)}; it has {', '.join(names)}")
 
 
-def raw_data(table: Table, settings: DataSettings, job: JobSpec, *, identities: Identities) -> RawData:
+def raw_data(
+    table: Table,
+    settings: DataSettings,
+    job: JobSpec,
+    *,
+    identities: Identities,
+    units: list[str | None] | None,
+) -> RawData:
     """Shapes: features (N, D), float64 or the job's int64, a missing value its fill; labels (N, *target).
 
     A cell that is no number or none of its column's categories is missing; a label that is none is NO_LABEL,
@@ -90,6 +108,7 @@ def raw_data(table: Table, settings: DataSettings, job: JobSpec, *, identities: 
             labels=labels_of(table, settings.labels, job),
         ),
         identities=identities,
+        units=units,
         problems=table.problems,
     )
 

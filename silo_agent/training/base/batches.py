@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silo_agent.data.base import Features, SampleSet
+from silo_agent.data.base import Features, Indices, SampleSet
 from silo_agent.data.streamed import Streamed
+from silo_agent.data.units import Units
 
 PASS_BATCH = 512  # most samples of a pass without gradients
 PASS_BYTES = 3 << 18  # of its inputs on a CPU: 64 images of 3 x 32 x 32; more is slower for convolutions
@@ -45,7 +46,7 @@ class Batch:
 class Batches(ABC):
     """A silo's training set or hold-out as one phase reads it: batches on one device.
 
-    constant_work: samples that a pass of a private job computes for at least.
+    constant_work: units that a pass of a private job computes for at least, of `rows_per_unit` rows each.
     """
 
     constant_work: int
@@ -63,6 +64,24 @@ class Batches(ABC):
     def labels(self) -> Tensor:
         """The targets of all samples. Raises ConfigError where they are more than one number a sample and
         not in memory."""
+
+    @property
+    @abstractmethod
+    def units_N(self) -> Indices | None:
+        """As SampleSet's."""
+
+    @property
+    @abstractmethod
+    def rows_per_unit(self) -> int:
+        """As SampleSet's."""
+
+    @property
+    def units(self) -> Units:
+        return Units.of(self.units_N, len(self))
+
+    def weights_N(self, steps: int) -> Tensor:
+        """What each sample counts in a statistic, as `Units.weights_N`; 1 where each is a unit."""
+        return torch.from_numpy(self.units.weights_N(steps)).to(self.device)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -90,11 +109,12 @@ class Batches(ABC):
 
     def passes(self, *, is_private: bool) -> Iterator[Batch]:
         """All samples once, in their order. is_private: every batch has one shape, whatever their number, and
-        there are as many of them as for `constant_work` samples."""
+        there are as many of them as for `constant_work` units."""
         for batch in self.in_order(PRIVATE_BATCH if is_private else self.pass_batch):
             yield batch.padded(PRIVATE_BATCH) if is_private else batch
         if is_private:
-            taken, least = (math.ceil(each / PRIVATE_BATCH) for each in (len(self), self.constant_work))
+            rows = (len(self), self.constant_work * self.rows_per_unit)
+            taken, least = (math.ceil(each / PRIVATE_BATCH) for each in rows)
             for _ in range(taken, least):
                 yield self.filler()
 
@@ -123,6 +143,8 @@ class Tensors(Batches):
     features: Tensor
     labels: Tensor
     constant_work: int = 0
+    units_N: Indices | None = None
+    rows_per_unit: int = 1
 
     @classmethod
     def of(cls, samples: SampleSet, device: torch.device, *, constant_work: int = 0) -> Tensors:
@@ -131,7 +153,13 @@ class Tensors(Batches):
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
             for array in (samples.features, samples.labels)
         )
-        return cls(features=features, labels=labels, constant_work=constant_work)
+        return cls(
+            features=features,
+            labels=labels,
+            constant_work=constant_work,
+            units_N=samples.units_N,
+            rows_per_unit=samples.rows_per_unit,
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -180,6 +208,14 @@ class Stream(Batches):
     @property
     def labels(self) -> Tensor:
         return self._there(self.samples.labels)
+
+    @property
+    def units_N(self) -> Indices | None:
+        return self.samples.units_N
+
+    @property
+    def rows_per_unit(self) -> int:
+        return self.samples.rows_per_unit
 
     def at(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
         places = list(plan)

@@ -62,6 +62,7 @@ def evaluate(
     is_cancelled: Callable[[], bool],
     metrics: Mapping[str, Metric] = NO_METRICS,
     loss_clip: float | None = None,
+    weight_steps: int = 1,
 ) -> Figures:
     """What the task sums: counts in integers, losses in float32, other sums in float64. Raises Cancelled,
     ConfigError.
@@ -69,7 +70,8 @@ def evaluate(
     sums: those that are wanted. metrics: asked for by the job, summed besides. loss_clip: of a private job.
     Each sample's loss is taken into [0, loss_clip], one that is no number to its upper end, and all batches
     have one shape: then no sample moves the sum by more, nor another's answer. What the task measures is
-    measured record by record, and clipped to what its sum declares.
+    measured record by record, and clipped to what its sum declares. A row of a larger unit weighs a part of
+    a record: weight_steps as `Units.weights_N`, so a unit moves a sum by no more than a record would.
     """
     model.eval()
     is_private = loss_clip is not None
@@ -78,10 +80,12 @@ def evaluate(
     }
     measured = [name for name in wanted if name not in BASE_SUMS]
     found = {
-        name: np.zeros(wanted[name].shape, np.int64 if wanted[name].is_count else np.float64)
+        name: np.zeros(
+            wanted[name].shape, np.int64 if wanted[name].is_count and not is_private else np.float64
+        )
         for name in measured
     }
-    loss_sum = 0.0
+    loss_sum, weights_N = 0.0, samples.weights_N(weight_steps)
     for batch in samples.passes(is_private=is_private):
         if is_cancelled():
             raise Cancelled("evaluation: no longer wanted")
@@ -89,7 +93,8 @@ def evaluate(
         loss_N = loss.per_sample(outputs, batch.labels_N)[: batch.count].double()
         if loss_clip is not None:
             loss_N = loss_N.nan_to_num(nan=loss_clip).clamp(0.0, loss_clip)
-        loss_sum += float(loss_N.sum())
+        weight_N = weights_N[batch.places_N[: batch.count]]
+        loss_sum += float((weight_N * loss_N).sum())
         # what fills up is measured too where the number of records shall not show in the time
         measured_count = len(batch.labels_N) if samples.constant_work else batch.count
         # no answer of a model's is beyond what a sum can count
@@ -107,13 +112,15 @@ def evaluate(
                 added |= task.measure_metric(word, *chosen)
             for name in measured:
                 value = _checked(name, added, wanted[name])
-                if start >= batch.count:
-                    continue
-                found[name] += _of_one_record(value, wanted[name]) if is_private else value
+                if is_private:
+                    value = _of_one_record(value, wanted[name])
+                    weight = float(weight_N[start]) if start < batch.count else 0.0
+                    value = np.asarray(weight * value)
+                found[name] += value
     return Figures(
         sums={
             **found,
-            "tested": np.asarray(len(samples), dtype=np.int64),
+            "tested": np.asarray(len(samples.units), dtype=np.int64),
             "loss_sum": np.asarray(loss_sum, dtype=np.float64),
         }
     )

@@ -26,6 +26,8 @@ from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
 from strategies.base import MODEL, Array, PartOptions
 
+WEIGHT_STEPS = 1 << 20  # sums of so fine weights are exact in float64
+
 Options = TypeVar("Options", bound=PartOptions)
 
 
@@ -99,6 +101,14 @@ class Setting:
         """A float array of the global state on the training's device; None where it is not there yet."""
         array = self.work.state.get(name)
         return None if array is None else torch.tensor(np.asarray(array, np.float32), device=self.device)
+
+    @property
+    def weight_steps(self) -> int:
+        """Of rows' weights, as `Units.weights_N`: 1 / steps is a whole number of ring units wherever counts
+        under noise are whole numbers of them, so that nothing of a count is rounded."""
+        layout = self.work.layout
+        scales = [each.noise.scale for each in layout.quantities if each.noise] if layout is not None else []
+        return int(min([WEIGHT_STEPS, *(scale for scale in scales if scale >= 1.0)]))
 
     @property
     def class_counts_C(self) -> Tensor:

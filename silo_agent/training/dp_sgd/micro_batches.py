@@ -25,6 +25,7 @@ from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import PRIVATE_BATCH, Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from silo_agent.training.dp_sgd.unit_means import UnitMeans
 
 DEVIATION = math.sqrt(MAX_VARIANCE)  # of the noise that a silo adds by itself, in units
 _WORD_BITS = 64
@@ -77,6 +78,7 @@ class Draws:
 class MicroBatches:
     """The gradients of the records of each step, PRIVATE_BATCH of them at a time.
 
+    A record is a unit of the samples, and its gradient the mean of its rows'.
     constant_work: for how many records the silo computes, whatever it has; None: for those that are drawn.
     steps: of the whole job.
     """
@@ -95,30 +97,33 @@ class MicroBatches:
 
         Under constant work what is drawn beyond the cap is left out. Raises Cancelled.
         """
-        count, among, cap, least = len(self.samples), len(self.samples), None, 0
+        units = self.samples.units
+        count, among, cap, least = len(units), len(units), None, 0
         if self.constant_work is not None:
             # more records than the policy says take more time, but none is left out unpaid for
             among = max(count, self.constant_work)
             cap = batch_cap(among, sample_rate=self.sample_rate, steps=self.steps)
-            least = math.ceil(cap / PRIVATE_BATCH)
-        drawn_N = self.draws.records(among, rate=self.sample_rate)
-        places_N = torch.from_numpy(drawn_N[drawn_N < count][:cap]).to(self.samples.device)
-        taken = 0
+            least = math.ceil(cap * self.samples.rows_per_unit / PRIVATE_BATCH)
+        drawn_U = self.draws.records(among, rate=self.sample_rate)
+        drawn_U = drawn_U[drawn_U < count][:cap]
+        places_N = torch.from_numpy(units.rows_of(drawn_U)).to(self.samples.device)
+        taken, means = 0, UnitMeans(units.sizes_U[drawn_U])
         if len(places_N):  # splitting nothing gives one empty part
             for batch in self.samples.at(torch.split(places_N, PRIVATE_BATCH)):
-                yield self._gradients(batch, step)
+                yield self._gradients(batch, means, step)
                 taken += 1
         if self.loss.teacher is not None and count == 0:
             return  # of its answers there is not one to fill up with
         for _ in range(taken, least):
-            yield self._gradients(self.samples.filler(), step)
+            yield self._gradients(self.samples.filler(), means, step)
 
-    def _gradients(self, batch: Batch, step: int) -> tuple[list[Tensor], int]:
+    def _gradients(self, batch: Batch, means: UnitMeans, step: int) -> tuple[list[Tensor], int]:
         if self.is_cancelled():
             raise Cancelled("training: no longer wanted")
         # of one fixed shape, or a sample's gradient would tell how many others were drawn
         filled = self.loss.augmented(batch, step=step).padded(PRIVATE_BATCH)
-        return self.gradients.of(self.loss, filled.inputs, filled.labels_N, filled.places_N), batch.count
+        gradients = self.gradients.of(self.loss, filled.inputs, filled.labels_N, filled.places_N)
+        return gradients, means.gather(gradients, batch.count)
 
 
 def log_dropped(dropped: int) -> None:

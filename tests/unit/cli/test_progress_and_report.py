@@ -27,7 +27,7 @@ REPORT_KEYS = {
     "strategy", "silos", "rounds_completed", "final_accuracy", "accuracy_by_round", "secure_aggregation",
     "quantities", "dropped", "wall_seconds", "upload_bytes_per_silo_round", "float32_bytes", "epsilon",
     "epsilon_unit", "epsilon_updates_per_silo", "epsilon_statistics_per_record", "sums_verified",
-    "verified_by", "noise", "epsilon_if_all_others_collude",
+    "verified_by", "noise", "epsilon_if_all_others_collude", "epsilon_of_rows",
 }  # fmt: skip
 SILOS = ["a", "b", "c", "d"]
 
@@ -267,6 +267,7 @@ PROMISE = Promise(
     honest=8,
     epsilon_updates_per_silo=None,
     epsilon_statistics_per_record=1.25,
+    epsilon_of_rows={2: 16.5, 5: math.inf},
     multipliers={"records.noise_multiplier": 1.5},
     count_deviation=6.0,
 )
@@ -287,6 +288,8 @@ def test_report_of_a_private_job_tells_what_it_cost(history: JobHistory) -> None
     assert "each silo, statistics" not in text
     assert (document["noise"], document["epsilon_if_all_others_collude"]) == ("sum", 22.5)
     assert "if all other silos collude with it: epsilon 22.5" in text
+    assert document["epsilon_of_rows"] == {"2": 16.5, "5": None}
+    assert "Somebody with 2, 5 records in one silo: epsilon 16.5, no bound; at a silo whose data set" in text
     assert (document["epsilon_updates_per_silo"], document["epsilon_statistics_per_record"]) == (None, 1.25)
 
 

@@ -133,11 +133,13 @@ def test_every_cell_is_shared_at_its_threshold(variance: float) -> None:
                 there = (fraction_C >> np.uint64(31 - bits)) == 0
                 word_B = (fraction_C << np.uint64(bits + 1) | cell_C << np.uint64(1))[there].astype(np.uint32)
                 word_B |= np.uint32(sign < 0)
-                out_B, open_B = np.empty(word_B.size, np.int32), np.empty(word_B.size, np.int64)
-                found = pick(table.entries_C, bits, word_B, out_B, open_B)
                 expected_B = cell_C.astype(np.int64)[there] if shift < 0 else alias_C[there]
-                np.testing.assert_array_equal(out_B, sign * expected_B)
-                assert open_B[:found].tolist() == (list(range(word_B.size)) if shift == 0 else [])
+                for block in (slice(0, BLOCK_SAMPLES), slice(BLOCK_SAMPLES, 2 * BLOCK_SAMPLES)):
+                    size = word_B[block].size
+                    out_B, open_B = np.empty(size, np.int32), np.empty(size, np.int64)
+                    found = pick(table.entries_C, bits, word_B[block], out_B, open_B)
+                    np.testing.assert_array_equal(out_B, sign * expected_B[block])
+                    assert open_B[:found].tolist() == (list(range(size)) if shift == 0 else [])
 
 
 def test_an_undecided_word_is_decided_at_the_thresholds_rest() -> None:

@@ -104,15 +104,8 @@ def test_a_layout_whose_noise_may_leave_its_word_is_refused() -> None:
     assert Layout(quantities=(replace(narrow, ring_bits=32),), members=4).wrap_probability < 2.0**-100
 
 
-def test_the_l1_bound_is_the_lesser_of_two() -> None:
-    assert Sensitivity(squared_l2=9, coordinates=4).l1 == 6.0
-    assert Sensitivity(squared_l2=9, coordinates=1000).l1 == 9.0
-
-
 def test_whole_counts_are_not_rounded() -> None:
-    assert whole_sensitivity(1.0, scale=256.0, coordinates=10) == Sensitivity(
-        squared_l2=1 << 16, coordinates=10
-    )
+    assert whole_sensitivity(1.0, scale=256.0) == Sensitivity(squared_l2=1 << 16)
 
 
 def test_few_values_have_a_bound_that_never_fails() -> None:

@@ -151,3 +151,19 @@ def test_folders_that_do_not_fit_the_job_are_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(make_job(2, shape, **fields), format="nifti", path=tmp_path)
+
+
+def test_a_tag_of_dicom_says_whose_a_slice_is(tmp_path: Path) -> None:
+    lines = ["image,sick"]
+    for place in range(6):
+        write_slice(tmp_path / "images" / f"{place}.dcm", np.full((3, 4), 500 + place), series=str(place % 3))
+        lines.append(f"{place}.dcm,{place % 2}")
+    (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
+    job = make_job(2, (1, 3, 4), privacy=PRIVACY, label_column="sick")
+    fields: dict[str, Any] = {"format": "dicom", "path": tmp_path, "holdout": 0.0}
+    data = load(job, **fields, unit="SeriesInstanceUID")
+    values = (data.train.features[:, 0, 0, 0] // 2).astype(int) % 3
+    assert data.train.units.sizes_U.tolist() == [2, 2, 2]
+    assert all(values[2 * unit] == values[2 * unit + 1] for unit in range(3))
+    with pytest.raises(ConfigError, match="data.unit: patient is no keyword of DICOM, such as PatientID"):
+        load(job, **fields, unit="patient")

@@ -86,7 +86,7 @@ def omega(
 @pytest.mark.parametrize("silo, sums, counts", [(0, SUMS_1, [2, 3, 0]), (1, SUMS_2, [1, 0, 3])])
 def test_sums_of_a_silo_are_the_cards(silo: int, sums: Any, counts: list[int]) -> None:
     logits, labels = SILOS[silo]
-    exact = probability_sums(torch.tensor(logits).double(), torch.tensor(labels), classes=3)
+    exact = sums_of(torch.tensor(logits).double(), torch.tensor(labels))
     np.testing.assert_allclose(exact.numpy(), sums, rtol=0, atol=PRINTED)
     values = values_of(logits, labels)
     np.testing.assert_allclose(values["soft_labels"], sums, rtol=0, atol=1e-7)
@@ -286,4 +286,8 @@ def asks(job: Any, state: dict[str, Array], data: Any) -> Array:
     model = build_model(job.model, classes=3, input_shape=job.input_shape, recipe=job.method.recipe)
     load_arrays(model, state)
     logits_NC = model.eval()(torch.tensor(data.train.features)).detach()
-    return np.asarray(probability_sums(logits_NC, torch.tensor(data.train.labels), classes=3))
+    return np.asarray(sums_of(logits_NC, torch.tensor(data.train.labels)))
+
+
+def sums_of(logits_NC: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+    return probability_sums(logits_NC, labels_N, weights_N=torch.ones(len(labels_N)), classes=3)

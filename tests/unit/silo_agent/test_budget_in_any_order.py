@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -18,7 +17,7 @@ from crypto.errors import PolicyRefusal
 from silo_agent.ledger.budget import Charge
 from silo_agent.ledger.ledger import Ledger
 from tests.support.sessions import NOW
-from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, Book, by_hand, private_job
+from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, Book, by_hand, exact, private_job
 
 # any sequence
 
@@ -31,7 +30,8 @@ JOBS = [
 KINDS = {"enrollment.0": "enrollment", "train": "train", "evaluate.0": "evaluate"}
 MOST = 6.0
 DELTA = 1e-5
-SLACK = 1e-9  # relative: sums in another order
+SLACK = 1e-4  # relative: both look for the least budget by halving
+GRID = 1e-2  # relative, and upward: the ledger's filter asks at fewer points than the one by hand
 
 
 class Input:
@@ -75,7 +75,7 @@ class LedgerMachine(RuleBasedStateMachine):
             charge = self.book.reserve(job, round=self.rounds, phase=phase)
         except PolicyRefusal:
             assert cost is not None, "a job without privacy has no budget to pass"
-            assert after > MOST * (1 - SLACK), "refused what fits"
+            assert after > MOST * (1 - GRID), "refused what fits"
             return
         assert cost is None or after <= MOST * (1 + SLACK), "let in what does not fit"
         self.inputs.append(Input(charge, cost))
@@ -119,8 +119,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def the_ledger_is_never_below_the_truth(self) -> None:
         spent, unnoised = self.book.budget.spent()
-        assert spent >= by_hand(self.left, DELTA) * (1 - SLACK)
-        assert spent == pytest.approx(by_hand(self.charged, DELTA), rel=SLACK)
+        assert spent >= exact(self.left, DELTA)
+        charged = by_hand(self.charged, DELTA)
+        assert charged * (1 - SLACK) <= spent <= charged * (1 + GRID)
         assert spent <= MOST * (1 + SLACK)
         assert unnoised == self.unnoised
 

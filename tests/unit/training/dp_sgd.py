@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import RecordsSpec
+from crypto.fixed_point.layout import Quantity
+from crypto.noise.sensitivity import Noise
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
@@ -29,6 +31,7 @@ from silo_agent.training.models.state import initial_state, load_arrays
 from strategies.base import Array
 from strategies.parts.csd import CSD
 from strategies.parts.statistics.logit_prototypes import PROTOTYPES
+from strategies.phases.step import GRADIENT
 from tests.support import objectives
 from tests.support.objectives import cut_model, task_loss
 
@@ -207,3 +210,19 @@ def train_on(job: JobSpec, samples: Tensors, *, model: FederatedModel | None = N
         is_cancelled=fields.pop("is_cancelled", lambda: False),
         **({"random": fixed_random()} | fields),
     )
+
+
+def quantity_of(values: int, *, batch_size: int, scale: float, clip_norm: float = 1.0) -> Quantity:
+    return Quantity(
+        name=GRADIENT,
+        shape=(values,),
+        bound=2.0 * batch_size * clip_norm,
+        ring_bits=32,
+        is_whole_units=True,
+        noise=Noise(variance=64.0, scale=scale),
+    )
+
+
+def step_job(**fields: Any) -> JobSpec:
+    records = privacy(noise="sum", sample_rate=1.0)
+    return make_job(**{"privacy": records, "rounds": 7, "steps": 5, "spare_steps": 2} | fields)

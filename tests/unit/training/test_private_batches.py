@@ -124,7 +124,7 @@ def private_setting(model: FederatedModel, samples: Samples) -> Any:
     """What calibrate looks at of a private job."""
     work = SimpleNamespace(spec=SimpleNamespace(privacy=object()), is_cancelled=lambda: False)
     return SimpleNamespace(
-        received=model, device=CPU, work=work, is_private=True, train=Tensors.of(samples, CPU)
+        received=model, device=CPU, work=work, is_private=True, weight_steps=1, train=Tensors.of(samples, CPU)
     )
 
 
@@ -329,7 +329,9 @@ class TestOddRecords:
     @pytest.mark.parametrize("odd", [math.nan, math.inf])
     def test_an_answer_that_is_no_number_counts_as_zero(self, odd: float) -> None:
         logits_NC, labels_N = torch.tensor([[0.0, 0.0], [odd, 1.0]]), torch.tensor([0, 1])
-        sums_CC = probability_sums(logits_NC, labels_N, classes=2, is_private=True)
+        sums_CC = probability_sums(
+            logits_NC, labels_N, weights_N=torch.ones(len(labels_N)), classes=2, is_private=True
+        )
         assert sums_CC.tolist() == [[0.5, 0.5], [0.0, 0.0]]
 
     def test_soft_labels_of_a_private_job_are_always_finite(self) -> None:

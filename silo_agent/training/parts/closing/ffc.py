@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from silo_agent.objective import Cancelled
+from silo_agent.training.base.batches import padded
 from silo_agent.training.base.passes import finite_rows
 from silo_agent.training.base.setting import Setting
 from strategies.base import Array, FloatArray
@@ -39,6 +40,7 @@ def feature_sums(setting: Setting) -> tuple[FloatArray, FloatArray]:
     classes, width = model.head.weight.shape
     gram_DD = torch.zeros(width, width, dtype=torch.float64, device=device)
     moment_DC = torch.zeros(width, classes, dtype=torch.float64, device=device)
+    weights_N = setting.train.weights_N(setting.weight_steps)
     for batch in setting.train.passes(is_private=setting.is_private):
         if setting.work.is_cancelled():
             raise Cancelled("calibrate: no longer wanted")
@@ -48,6 +50,8 @@ def feature_sums(setting: Setting) -> tuple[FloatArray, FloatArray]:
             # at a length of at most 1, in float64: float32 may leave a wide vector longer by UNIT_ROUNDING
             lengths_N1: Tensor = torch.linalg.vector_norm(unit_ND, dim=1, keepdim=True)
             unit_ND = finite_rows(unit_ND / lengths_N1.clamp(min=1.0))
-        gram_DD += unit_ND.T @ unit_ND
-        moment_DC += unit_ND.T @ one_hot(batch.labels_N, classes).double()
+        weight_N = padded(weights_N[batch.places_N[: batch.count]], len(batch.places_N))
+        weighted_ND = weight_N[:, None] * unit_ND
+        gram_DD += weighted_ND.T @ unit_ND
+        moment_DC += weighted_ND.T @ one_hot(batch.labels_N, classes).double()
     return gram_DD.cpu().numpy(), moment_DC.cpu().numpy()

@@ -28,8 +28,9 @@ def logit_prototypes(setting: Setting) -> Mapping[str, Array]:
     samples, classes = setting.train, setting.work.spec.classes
     options = setting.options(PrototypeOptions)
     logits_NC = clipped_rows(teacher_logits(setting, samples), options.logit_clip)
-    sums_CC = np.asarray(logit_sums(logits_NC, samples.labels, classes=classes).cpu())
-    counts_C = np.bincount(setting.work.data.train.labels, minlength=classes)
+    weights_N = samples.weights_N(setting.weight_steps)
+    sums_CC = np.asarray(logit_sums(weights_N[:, None] * logits_NC, samples.labels, classes=classes).cpu())
+    counts_C = torch.bincount(samples.labels, weights=weights_N, minlength=classes).numpy(force=True)
     is_sent_C = setting.sent_rows_C
     if options.count_weighted:
         return {

@@ -38,10 +38,11 @@ def soft_labels(setting: Setting, samples: Batches) -> Mapping[str, Array]:
     number counts as zero: a refusal would reveal of one sample what no noise covers. Raises Cancelled.
     """
     classes, logits_NC = setting.work.spec.classes, setting.logits_of(setting.received, samples)
+    weights_N = samples.weights_N(setting.weight_steps)
     sums_CC = probability_sums(
-        logits_NC, samples.labels, classes=classes, is_private=setting.is_private
+        logits_NC, samples.labels, weights_N=weights_N, classes=classes, is_private=setting.is_private
     ).numpy(force=True)
-    counts_C = torch.bincount(samples.labels, minlength=classes).cpu().numpy()
+    counts_C = torch.bincount(samples.labels, weights=weights_N, minlength=classes).numpy(force=True)
     is_sent_C = setting.sent_rows_C
     return {
         "soft_labels": np.where(is_sent_C[:, None], sums_CC, 0.0),
@@ -50,9 +51,11 @@ def soft_labels(setting: Setting, samples: Batches) -> Mapping[str, Array]:
 
 
 def probability_sums(
-    logits_NC: Tensor, labels_N: Tensor, *, classes: int, is_private: bool = False
+    logits_NC: Tensor, labels_N: Tensor, *, weights_N: Tensor, classes: int, is_private: bool = False
 ) -> Tensor:
-    """A: row i sums softmax(logits) over the samples of class i. Shapes: -> (C, C) float64.
+    """A: row i sums softmax(logits) over the samples of class i, each times its weight.
+
+    Shapes: -> (C, C) float64.
 
     is_private: a sample whose softmax is no number counts as zero.
     """
@@ -60,7 +63,7 @@ def probability_sums(
     if is_private:
         probabilities_NC = finite_rows(probabilities_NC)
     sums_CC = torch.zeros((classes, classes), dtype=torch.float64, device=logits_NC.device)
-    return sums_CC.index_add_(0, labels_N, probabilities_NC)
+    return sums_CC.index_add_(0, labels_N, weights_N[:, None] * probabilities_NC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,69 @@
+"""What inputs and whole plans release, as the ledger keeps it: each text once, under its SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias, overload
+
+from chorale.privacy.releases import Release, releases_from_json, releases_to_json
+from crypto.errors import ConfigError
+
+Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where nothing bounds it
+
+
+def write_cost(connection: sqlite3.Connection, cost: Cost) -> bytes:
+    """Returns its digest."""
+    text = releases_to_json(cost)
+    digest = hashlib.sha256(text.encode()).digest()
+    connection.execute(
+        "INSERT INTO costs (digest, releases) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING", (digest, text)
+    )
+    return digest
+
+
+def write_plan(
+    connection: sqlite3.Connection, job_digest: bytes, plan: Mapping[Release, int], accounts: Iterable[str]
+) -> None:
+    """With a job's first input of each account; what it says stays."""
+    digest, times = write_cost(connection, tuple(plan)), json.dumps(list(plan.values()))
+    connection.executemany(
+        "INSERT INTO plans (account, job_digest, cost_digest, times) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (account, job_digest) DO NOTHING",
+        [(account, job_digest, digest, times) for account in accounts],
+    )
+
+
+class Costs:
+    """Those of one ledger, each read once. Raises ConfigError for a cost that is not the one written."""
+
+    def __init__(self) -> None:
+        self._costs: dict[bytes, Cost] = {}  # by digest, so an entry never changes
+
+    @overload
+    def cost(self, connection: sqlite3.Connection, digest: bytes) -> Cost: ...
+
+    @overload
+    def cost(self, connection: sqlite3.Connection, digest: bytes | None) -> Cost | None: ...
+
+    def cost(self, connection: sqlite3.Connection, digest: bytes | None) -> Cost | None:
+        """None where there is none."""
+        if digest is None:
+            return None
+        if digest not in self._costs:
+            (text,) = connection.execute("SELECT releases FROM costs WHERE digest = ?", (digest,)).fetchone()
+            if hashlib.sha256(text.encode()).digest() != digest:
+                raise ConfigError("ledger: a release was changed after it was written")
+            self._costs[digest] = releases_from_json(text)
+        return self._costs[digest]
+
+    def plan(self, connection: sqlite3.Connection, account: str, job_digest: bytes) -> Mapping[Release, int]:
+        """How often a job's plan releases what; empty where an earlier release of Chorale kept none."""
+        row = connection.execute(
+            "SELECT cost_digest, times FROM plans WHERE account = ? AND job_digest = ?", (account, job_digest)
+        ).fetchone()
+        if row is None:
+            return {}
+        return dict(zip(self.cost(connection, row["cost_digest"]), json.loads(row["times"]), strict=True))

@@ -1,0 +1,128 @@
+"""Accounts after any sequence of jobs, kills, renames, overlaps and new rows: no loss is missing."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from chorale.job import Job
+from chorale.privacy.accountant import Release
+from chorale.privacy.quantity_noise import releases_of
+from crypto.errors import PolicyRefusal
+from tests.unit.silo_agent.account_book import AccountBook, numbers
+from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, private_job
+
+JOBS = [
+    private_job(Path("unused"), SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 12.0}}),
+    private_job(Path("unused"), SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 9.0}}, nonce=1),
+]
+NAMES = ("wards", "trial", "stations")
+MOST = 10.0
+HOLDOUTS = (0.2, 0.7)
+ROWS = st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True)
+
+
+class AccountMachine(RuleBasedStateMachine):
+    """`lost` is the truth: every release that was computed from a row and left, whatever its data set's name
+    was then. `sides` are those on which it was used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="chorale-accounts-"))
+        self.book = AccountBook(self.folder, epsilon=MOST)
+        self.lost: dict[int, Counter[Release]] = {}
+        self.sides: dict[int, set[bool]] = {}
+        self.book.write("wards", range(4))
+        self.book.start()
+
+    def teardown(self) -> None:
+        self.book.stop()
+        shutil.rmtree(self.folder)
+
+    @property
+    def running(self) -> list[str]:
+        return sorted(self.book.fields.keys() & self.book.sets.keys())
+
+    @rule(name=st.sampled_from(NAMES), rows=ROWS, holdout=st.sampled_from(HOLDOUTS))
+    def write_and_start(self, name: str, rows: list[int], holdout: float) -> None:
+        self.book.write(name, rows, holdout=holdout)
+        self.book.start()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), rows=ROWS)
+    def write_while_it_runs(self, data: st.DataObject, rows: list[int]) -> None:
+        """Other rows under a name, those of another data set among them."""
+        name = data.draw(st.sampled_from(self.running), label="name")
+        self.book.write(name, rows, holdout=self.book.fields[name].get("holdout", 0.2))
+
+    @rule(name=st.sampled_from(NAMES), after=st.sampled_from(NAMES))
+    def rename_and_start(self, name: str, after: str) -> None:
+        if name in self.book.fields and after not in self.book.fields:
+            self.book.rename(name, after)
+            self.book.start()
+
+    @precondition(lambda self: len(self.book.fields) > 1)
+    @rule(data=st.data())
+    def drop_one_and_start(self, data: st.DataObject) -> None:
+        del self.book.fields[data.draw(st.sampled_from(sorted(self.book.fields)), label="name")]
+        self.book.start()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def open_a_generation(self, data: st.DataObject) -> None:
+        self.book.new_generation(data.draw(st.sampled_from(self.running), label="name"))
+        self.book.start()
+
+    @precondition(lambda self: self.running)
+    @rule(
+        data=st.data(),
+        job=st.sampled_from(JOBS),
+        how=st.sampled_from(("sent", "sent", "sent", "given back", "killed")),
+    )
+    def answer(self, data: st.DataObject, job: Job, how: str) -> None:
+        name = data.draw(st.sampled_from(self.running), label="name")
+        try:
+            charge = self.book.reserve(name, job)
+        except PolicyRefusal:
+            return
+        used = numbers(self.book.load(name))
+        if how != "sent":
+            charge.release() if how == "given back" else self.book.start()
+            return
+        charge.spend()
+        for is_held_out, rows in enumerate(used):
+            for each in rows:
+                self.lost.setdefault(each, Counter()).update(releases_of(job.spec, "train", STATE, MEMBERS))
+                self.sides.setdefault(each, set()).add(bool(is_held_out))
+
+    @invariant()
+    def every_record_has_an_account_that_holds_all_that_it_lost(self) -> None:
+        charges, fixed = self.book.charges(), self.book.fixed()
+        for each, lost in self.lost.items():
+            owner = self.book.owner(each)
+            assert lost <= charges.get(owner, Counter()), (each, owner)
+            assert len(self.sides[each]) == 1 or not fixed[owner], (each, owner)
+
+    @invariant()
+    def no_data_set_shows_less_than_its_records_lost_and_none_lost_more_than_its_budget(self) -> None:
+        for name in self.running:
+            each = self.book.sets[name]
+            assert each.budget.spent()[0] <= MOST * (1 + 1e-9)
+            for row in sum(numbers(self.book.load(name)), []):  # noqa: RUF017  a few rows
+                accounts = {self.book.account(name), *self.book.opened[name].charged.also}
+                assert self.book.owner(row) in accounts
+
+
+TestAnySequence = AccountMachine.TestCase
+TestAnySequence.settings = settings(
+    max_examples=10,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
