@@ -62,6 +62,7 @@ def document(
         "silos": len(summary.silos),
         "silo_names": list(summary.silos),
         "rounds": summary.rounds,
+        "steps": summary.steps or None,  # where the job says steps: rounds holds spare ones beside them
         "rounds_completed": summary.rounds_completed,
         "reason": summary.reason,  # why it has fewer rounds than it says, or no end
         # the model that the operator fetches; kept: its metric, where the job keeps the best
