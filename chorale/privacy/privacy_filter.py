@@ -91,7 +91,8 @@ def _side_epsilon(block: frozenset[tuple[Release, int]], delta: float) -> float:
 
 def _is_within(counts: Counter[Release], epsilon: float, delta: float) -> bool:
     failure, distance = charges(counts)
-    if failure + (1.0 + math.exp(min(epsilon, 500.0))) * distance > RESERVED * delta:
+    paid = max(failure + distance, math.exp(min(epsilon, 500.0)) * distance)
+    if paid > RESERVED / 2.0 * delta:  # one of each neighbor's transcripts
         return False
     rdp_A = rdp(counts)
     exponents_XA = _OF_EXCESS_XA + (_log_weights(epsilon, delta) + (_ORDERS_A - 1.0) * (epsilon - rdp_A))

@@ -98,7 +98,7 @@ def by_hand(releases: list[Release], delta: float) -> float:
     failure = math.fsum(release.failure for release in releases)
 
     def lets_through(epsilon: float, delta: float) -> bool:
-        if failure + (1 + math.exp(epsilon)) * draws * 2.0**-77 > delta / 8:
+        if max(failure + draws * 2.0**-77, math.exp(epsilon) * draws * 2.0**-77) > delta / 16:
             return False
         logs = np.log(np.array(ORDERS) - 1)
         root = math.sqrt(math.log(1 / delta) + epsilon) - math.sqrt(math.log(1 / delta))
