@@ -101,3 +101,32 @@ def check_votes(state: GlobalState) -> None:
     """Each silo's input is in as many sums as there were steps, and in no more."""
     assert state[STEPS] == 3
     np.testing.assert_allclose(state["model/votes"], np.ones(3), atol=VOTE_ERROR, rtol=0)
+
+
+@pytest.mark.gate
+def test_a_silo_that_is_lost_between_steps_uses_up_no_change_of_the_cohort(
+    make_federation: MakeFederation,
+) -> None:
+    """Noise covers what the sums before and after differ by. The same loss in a job without noise is refused:
+    tests/unit/silo_agent/test_ledger.py, test_sums_that_epsilon_covers_count_nowhere."""
+    federation = make_federation(
+        coordinator={"reconnect_grace_seconds": 1.0},
+        policy={
+            "privacy": {"accept_shared_noise": True},
+            "answer_every_seconds": 0.0,
+            "max_cohort_changes": 0,
+        },
+    )
+    federation.start_coordinator()
+    halt = Halt(at={"event": "input ready", "round": 2, "phase": "train"})
+    for name in federation.names:
+        federation.start_silo(name, halt=halt if name == VICTIM else None)
+    federation.submit(**JOB)
+    victim = federation.services[VICTIM]
+    victim.wait_halted()
+    victim.kill()
+
+    assert federation.finish()["status"] == "done", federation.hub.tail()
+    others = [name for name in federation.names if name != VICTIM]
+    assert read_history(federation).cohorts() == [federation.names, others, others]
+    check_logs(federation)
