@@ -19,7 +19,7 @@ MODELS = {
     "coordinator": "coordinator.settings:CoordinatorSettings",
     "operator": "cli.operator:OperatorSettings",
 }
-FILLED_IN = {"job": {"not_after"}}  # required of the signed job; `job submit` gives it
+FILLED_IN = {"job": {"not_after", "rounds"}}  # required of the signed job; `job submit`, or steps, give it
 
 
 @click.command()

@@ -148,12 +148,19 @@ def _data_set_of(job: LedgerJob, settings: SiloSettings) -> DataSettings:
 
 def _warnings(job: LedgerJob, settings: SiloSettings) -> list[str]:
     """What an institution should know before it approves the job."""
+    from silo_agent.data.settings import unit_told
+
     try:
-        policy = load_policy(settings.policy_of(_data_set_of(job, settings)))
+        data_set = _data_set_of(job, settings)
+        policy = load_policy(settings.policy_of(data_set))
     except PolicyRefusal as error:
         return [str(error)]
     found = (_foreign_code(job), _given_weights(job, policy), _what_sums_tell(job))
-    return [*(warning for warning in found if warning), *_promises(job, policy)]
+    promises = _promises(job, policy)
+    # whether a function's data have units, no setting says
+    if promises and (data_set.unit is not None or (data_set.source is None and data_set.module is None)):
+        promises.append(unit_told(data_set, has_units=data_set.unit is not None))
+    return [*(warning for warning in found if warning), *promises]
 
 
 def _given_weights(job: LedgerJob, policy: Policy) -> str:
@@ -261,18 +268,61 @@ def _what_sums_tell(job: LedgerJob) -> str:
     help="Value all that the account of data set NAME spent, and will spend, at another delta; the agent is "
     "stopped.",
 )
+@click.option(
+    "--recover",
+    "is_recovered",
+    is_flag=True,
+    help="The ledger was put back from a snapshot: charge every job that may have run since its whole plan, "
+    "and reject it.",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1_000_000),
+    help="With --recover: how often the agent was started between the snapshot and now, crashes included.",
+)
+@click.option(
+    "--ran",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --recover: the signed text of a job that ran since the snapshot and that the ledger does not "
+    "show as approved. May be given several times.",
+)
+@click.option(
+    "--init",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --recover: starting weights, safetensors, of such a job whose model is not built in.",
+)
 def show_ledger(
-    config: Path, check: bool, new_generation: str | None, delta: tuple[str, float] | None
+    config: Path,
+    check: bool,
+    new_generation: str | None,
+    delta: tuple[str, float] | None,
+    is_recovered: bool,
+    restarts: int | None,
+    ran: tuple[Path, ...],
+    init: tuple[Path, ...],
 ) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
     from silo_agent.ledger.accounts import Charged
 
+    for option, given in (("--restarts", restarts is not None), ("--ran", ran), ("--init", init)):
+        if given and not is_recovered:
+            raise ConfigError(f"{option}: expected --recover with it")
+    if is_recovered and restarts is None:
+        raise ConfigError(
+            "--recover: expected --restarts with it: each may have made a job's input once more"
+        )
     settings = load_silo_settings(config)
     if new_generation is not None:
         return _open_generation(new_generation, settings)
     if delta is not None:
         return _change_delta(*delta, settings)
     with closing(_ledger(settings)) as ledger:
+        if restarts is not None:
+            from cli.silo_recovery import recover
+
+            recover(ledger, settings, restarts=restarts, ran=ran, init=init)
         if check:
             return _check_ledger(ledger, settings)
         click.echo(f"newest roster: version {ledger.roster_version}")

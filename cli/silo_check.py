@@ -32,7 +32,7 @@ from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings, unit_told
 from silo_agent.entry_point import load_entry_point
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Approval, Policy, load_policy
@@ -44,7 +44,7 @@ from simulation.trial import PhaseTrial, Trial
 from strategies.phases.training import TRAIN
 
 if TYPE_CHECKING:
-    from silo_agent.data.base import SiloData
+    from silo_agent.data.base import SampleSet, SiloData
     from silo_agent.ledger.ledger import Ledger
 
 MEGABYTE = 1 << 20
@@ -208,11 +208,14 @@ def _job(
         findings.fine("model", f"{spec.model.name}, {len(drawn) / MEGABYTE:.2f} MB")
         for line in promised:
             click.echo(line)
+    if spec.privacy is not None and data is not None:
+        click.echo(f"privacy: {unit_told(data_set, has_units=data.train.units_N is not None)}")
     if data is None or state is None or policy is None:
         return
     if spec.privacy is None:
         with findings.step("refusals"), _ledger(settings) as ledger:
-            counted = ledger.data_refusals(policy=policy, data_set=data_set.name).check()
+            account = ledger.accounts().charged(data_set.name).account
+            counted = ledger.data_refusals(policy=policy, data_set=account).check()
             findings.fine(
                 "refusals",
                 f"{counted} inputs were refused for data set {data_set.name}; jobs without noise stop beyond "
@@ -220,7 +223,9 @@ def _job(
             )
     else:
         with findings.step("budget"), _ledger(settings) as ledger:
-            budget = ledger.budget(policy=policy, data_set=data_set.name)
+            charged = ledger.accounts().charged(data_set.name)
+            also = dict.fromkeys(charged.also, policy.privacy.epsilon)
+            budget = ledger.budget(policy=policy, data_set=charged.account, also=also)
             budget.check_plan(unsigned_job(spec, state), state)
             collude = planned_epsilon_if_all_others_collude(spec, state)
             policy.privacy.check_collusion(spec, collude)
@@ -285,13 +290,18 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
         if left := problems.count - len(problems.lines):
             findings.problems += left
             click.echo(f"problem  data: and {left} more")
-    train, held = len(data.train), len(data.holdout)
-    told = f"{train} samples to train on, {held} held out"
+    train, held = (_counted(each) for each in (data.train, data.holdout))
+    told = f"{train} to train on, {held} held out"
     if problems.count:
         click.echo(f"data: {told} where a wrong cell counts as missing and a wrong record is left out")
     else:
         findings.fine("data", told)
     return data
+
+
+def _counted(samples: SampleSet) -> str:
+    rows = f"{len(samples)} samples"
+    return rows if samples.units_N is None else f"{rows} of {len(samples.units)} units"
 
 
 def _run(trial: Trial, spec: JobSpec, samples: int, findings: Findings) -> None:

@@ -44,6 +44,7 @@ FATAL_TO_JOB = frozenset(
         Refusal.JOB_INVALID,
         Refusal.POLICY,
         Refusal.BUDGET,
+        Refusal.LEDGER,
         Refusal.DATA,
         Refusal.CODE,
         Refusal.STATE_USED_UP,

@@ -16,6 +16,7 @@ class Refusal(StrEnum):
     JOB_NOT_APPROVED = "job-not-approved"
     POLICY = "policy"
     BUDGET = "budget"
+    LEDGER = "ledger"
     DATA = "data"
     CODE = "code"
     ROSTER = "roster"

@@ -29,7 +29,7 @@ from chorale.runtime.files import write_atomic
 from chorale.runtime.software import Software, check_own_digest, own_software
 from chorale.transport import tls
 from chorale.transport.line_probe import probe
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from crypto.identity.certificates import Anchors, Identity, Role
 from crypto.session.reveal import PendingReveal
 from silo_agent.account_units import OpenedData, open_accounts
@@ -377,7 +377,12 @@ def alone(directory: Path) -> Iterator[None]:
 
 
 def _agree(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
-    """A ledger that lost a reveal or a spend must not serve; what a crash left untold is told now."""
+    """A ledger that lost a reveal or a spend, or was put back, must not serve; what a crash left untold is
+    told now."""
+    try:
+        ledger.check_not_put_back()
+    except PolicyRefusal as error:
+        raise AgentFailed(str(error)) from None
     for event in (REVEALED_EVENT, SPENT_EVENT):
         ledger.check(audit_path, event)
     for event in (REVEALED_EVENT, SPENT_EVENT):

@@ -6,7 +6,7 @@ the ledger's disk are not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from crypto.errors import LocalProtocolError
 from crypto.fixed_point.ring import Words
 from crypto.masking.masks import Masker, UnmaskPlan, tagged_stream
+from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import Envelopes, SessionTerms
+from crypto.session.messages import Envelopes, LedgerMark, LedgerStatement, SessionTerms
 from crypto.session.reveal import RevealLedger
 from crypto.session.silo_session import SiloSession
 from crypto.session.sum_check import SumCheck
@@ -117,4 +118,10 @@ class _NoLedger:
     def _forget(self, *_arguments: object, **_named: object) -> None:
         pass
 
-    begin_attempt = check_reveal = write_pending = mark_revealed = _forget
+    def begin_attempt(self, terms: SessionTerms) -> LedgerMark:
+        return LedgerMark(0, bytes(bodies.MARK_BYTES))
+
+    def peer_statements(self, names: Collection[str]) -> Mapping[str, LedgerStatement]:
+        return {}
+
+    check_reveal = write_pending = mark_revealed = check_echoes = keep_statements = _forget

@@ -15,6 +15,7 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.identity.certificates import NAME_PATTERN, SignedBody
+from crypto.session.bodies import MAX_SIGNATURE_BYTES
 from crypto.session.messages import (
     Cohort,
     Envelopes,
@@ -29,7 +30,7 @@ from crypto.session.messages import (
 )
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 CHUNK_BYTES = 1 << 20  # fastest and cheapest of 64 KiB .. 4 MiB over mutual TLS
 CHUNK_FRAME_BYTES = 16  # at most, around the bytes of one: tags, lengths, an offset below 2^35
 MAX_MESSAGE_BYTES = 4 << 20
@@ -41,7 +42,6 @@ MAX_SILOS = 200  # of one job; what they are sent of one another then stays belo
 MAX_BODY_BYTES = 16 << 10
 MAX_ROSTER_BYTES = 1 << 20  # of a signed roster: the largest body there is
 MAX_PATH_BYTES = 8 * DIGEST_BYTES  # to the root over the envelopes of 200 silos
-MAX_SIGNATURE_BYTES = 72  # DER of an ECDSA P-256 signature
 MAX_ROUND = 1 << 20
 PHASE_PATTERN = re.compile(
     r"[a-z-]{1,32}(\.(0|[1-9][0-9]{0,5}))?"

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from chorale.privacy.plan import (
     planned_epsilon,
     planned_epsilon_if_all_others_collude,
+    planned_epsilon_of_rows,
     planned_statistics_epsilon,
     planned_updates_epsilon,
+    rows_told,
 )
 from chorale.privacy.quantity_noise import noise_deviations, noised, privacy_of
 from chorale.spec.job_spec import JobSpec
@@ -39,7 +41,8 @@ class Promise:
     epsilon_statistics_per_record are what either costs by itself, the first None where the unit is record.
     multipliers: by field of the job's `privacy`. count_deviation: standard deviation of the noise in a
     summed count of all silos. update_noise: length of the noise on a round's mean update in clip norms,
-    the longest that a mean update can be; 0 where it carries none.
+    the longest that a mean update can be; 0 where it carries none. epsilon_of_rows: what the plan costs
+    somebody with so many records in one silo; infinite where nothing is promised.
     """
 
     epsilon: float
@@ -52,6 +55,7 @@ class Promise:
     honest: int
     epsilon_updates_per_silo: float | None
     epsilon_statistics_per_record: float
+    epsilon_of_rows: Mapping[int, float]
     multipliers: Mapping[str, float] = field(default_factory=dict)
     count_deviation: float = 0.0
     update_noise: float = 0.0
@@ -66,6 +70,8 @@ class Promise:
             f"privacy: that holds against the coordinator and {self.colluders} of {self.members} silos, by "
             f"the noise of {self.honest} honest ones (of more with a larger min_cohort); "
             f"{if_all_others_collude(self.epsilon_if_all_others_collude)}",
+            f"privacy: {rows_told(self.epsilon_of_rows)}; all rows of one unit are one record where a silo's "
+            "data set has units (data.unit)",
         ]
         if self.update_noise <= DROWNED:
             return told
@@ -80,6 +86,14 @@ class Promise:
         if not tested > 0:
             return math.inf
         return self.count_deviation * math.sqrt(1.0 + accuracy**2) / tested
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a silo's data set has spent, against few colluders and against all other silos."""
+
+    epsilon: float
+    if_all_others_collude: float
 
 
 def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
@@ -120,6 +134,7 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         multipliers={field: value for field, value in multipliers.items() if value is not None},
         count_deviation=tested["tested"],
         update_noise=update_noise,
+        epsilon_of_rows=planned_epsilon_of_rows(spec, state),
     )
 
 

@@ -29,6 +29,7 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster
+from crypto.session.cohort import neighbors
 from crypto.session.envelope import OVERHEAD_BYTES, PUBLIC_BYTES, SEED_BYTES
 from crypto.session.messages import (
     Abandoned,
@@ -37,6 +38,9 @@ from crypto.session.messages import (
     Consistency,
     Dealing,
     Envelope,
+    LedgerMark,
+    LedgerStanding,
+    LedgerStatement,
     NextState,
     RelayedEnvelope,
     SessionTerms,
@@ -46,7 +50,10 @@ from crypto.session.seeds import SUM_KEY_BYTES
 from crypto.session.shamir import SHARE_BYTES
 
 DIGEST_BYTES = 32
-MAX_ADVERT_BYTES = 16 << 10  # two hybrid keys and a certificate
+MAX_ADVERT_BYTES = 16 << 10  # two hybrid keys, a certificate and 32 echoes
+MAX_SIGNATURE_BYTES = 72  # DER of an ECDSA P-256 signature
+MARK_BYTES = 32
+MAX_SEQUENCE = (1 << 63) - 1  # what a ledger's column holds
 SEALED_SHARES_BYTES = OVERHEAD_BYTES + 2 * SHARE_BYTES + SUM_KEY_BYTES
 SEALED_SEED_BYTES = OVERHEAD_BYTES + SEED_BYTES
 
@@ -77,6 +84,8 @@ def read_advert(signed: SignedBody) -> VerifiedAdvert:
         mask_key=reader.data(PUBLIC_BYTES),
         self_mask_commitment=reader.data(DIGEST_BYTES),
         sum_key_commitment=reader.data(DIGEST_BYTES),
+        statement=_read_statement(reader.fields()),
+        echoes=tuple(_read_echo(row) for row in reader.rows()),
     )
     reader.end()
     return VerifiedAdvert(advert=advert, certificate=certificate_from_der(advert.certificate), signed=signed)
@@ -94,7 +103,7 @@ def open_advert(
     """An advert of a named silo for exactly this session.
 
     Raises RemoteProtocolError naming the first check that fails: named set, certificate, roster,
-    signature, session digest. Source: docs/protocol.md 5.2.
+    signature, session digest, echoes. Source: docs/protocol.md 5.2.
     """
     read = read_advert(signed)
     name, certificate = read.advert.name, read.certificate
@@ -112,7 +121,28 @@ def open_advert(
     _open(signed, "advert", certificate, scope=f"advert of {name}", code=Refusal.ADVERT)
     if read.advert.session_digest != session_digest:
         raise RemoteProtocolError(f"advert of {name}: made for another session", code=Refusal.ADVERT)
+    echoed = [peer for peer, _ in read.advert.echoes]
+    if echoed != sorted(set(echoed)) or not neighbors(name, terms.names).issuperset(echoed):
+        message = f"advert of {name}: it echoes silos that are not its neighbors, or out of order"
+        raise RemoteProtocolError(message, code=Refusal.ADVERT)
     return read
+
+
+def sign_statement(identity: Identity, ledger: LedgerMark) -> LedgerStatement:
+    """What this silo's adverts say of its own ledger. docs/protocol.md 5.11."""
+    standing = _standing(identity, ledger.sequence, ledger.mark)
+    return LedgerStatement(ledger.sequence, ledger.mark, sign(identity, standing).signature)
+
+
+def is_signed_by(identity: Identity, statement: LedgerStatement) -> bool:
+    """Whether this very certificate's key signed it: anybody may write an echo."""
+    standing = _standing(identity, statement.sequence, statement.mark)
+    signed = SignedBody(body=body_of(standing), signature=statement.signature)
+    try:
+        check_signature(signed, purpose=standing.PURPOSE, certificate=identity.certificate)
+    except RemoteProtocolError:
+        return False
+    return True
 
 
 def cohort_digest(session_digest: bytes, adverts: Iterable[VerifiedAdvert]) -> bytes:
@@ -251,6 +281,26 @@ def _check_signed(signed: SignedBody, purpose: str, certificate: x509.Certificat
         check_signature(signed, purpose=purpose, certificate=certificate)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"{scope}: {error}", code=Refusal.SIGNATURES) from None
+
+
+def _standing(identity: Identity, sequence: int, mark: bytes) -> LedgerStanding:
+    member = identity.member
+    return LedgerStanding(federation=member.federation, name=member.name, sequence=sequence, mark=mark)
+
+
+def _read_echo(reader: FieldReader) -> tuple[str, LedgerStatement]:
+    echo = reader.text(), _read_statement(reader.fields())
+    reader.end()
+    return echo
+
+
+def _read_statement(reader: FieldReader) -> LedgerStatement:
+    statement = LedgerStatement(reader.number(), reader.data(MARK_BYTES), reader.data())
+    reader.end()
+    if statement.sequence > MAX_SEQUENCE or not 0 < len(statement.signature) <= MAX_SIGNATURE_BYTES:
+        message = "advert: a ledger statement has too large a sequence or no signature of a silo"
+        raise RemoteProtocolError(message, code=Refusal.ADVERT)
+    return statement
 
 
 def _values(message: Signable | Envelope) -> list[encoding.Field]:

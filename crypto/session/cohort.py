@@ -6,6 +6,7 @@ Source: docs/protocol.md 3 (guarantee G1): t, m and min_cohort follow from job a
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,6 +18,7 @@ SMALLEST_FEDERATION = 3  # below it a sum of two would show each of them the oth
 # Draws that a coordinator can choose from are fewer: every opening that is revealed takes more than m/3
 # honest silos, and a silo reveals two of a job at most.
 DRAW_CHOICES = 4
+MAX_ECHOES = 32  # in an advert: those of 200 silos take at most 2 MB, docs/performance.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,14 @@ def named_set(
         raise LocalProtocolError("named set: a draw needs the job's draw seed")
     ranked = sorted(present, key=lambda name: encoding.digest("named-set", draw_seed, round, name))
     return tuple(sorted(ranked[:wanted]))
+
+
+def neighbors(name: str, names: Sequence[str]) -> frozenset[str]:
+    """The silos whose ledgers the named silo echoes: the next MAX_ECHOES of the named set, from the last on
+    to the first. names: sorted. Source: docs/protocol.md 5.11.
+    """
+    after = bisect_right(names, name)
+    return frozenset((*names[after:], *names[:after])[:MAX_ECHOES]) - {name}
 
 
 def draw_seed(job_digest: bytes, self_mask_seeds: Mapping[str, bytes]) -> bytes:

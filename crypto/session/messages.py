@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from crypto import encoding
 from crypto.fixed_point.layout import Layout
@@ -59,12 +59,42 @@ class SessionTerms:
         ]
 
 
+class LedgerMark(NamedTuple):
+    """Where a silo's ledger stands. sequence: rises with every advert. mark: tells its owner alone more."""
+
+    sequence: int
+    mark: bytes
+
+
+class LedgerStatement(NamedTuple):
+    """A ledger mark, signed by the silo whose ledger it is."""
+
+    sequence: int
+    mark: bytes
+    signature: bytes  # over LedgerStanding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerStanding:
+    """Signed. What others keep of a silo's ledger and tell it again: whether it was put back shows then."""
+
+    PURPOSE: ClassVar[str] = "ledger-standing"
+
+    federation: str
+    name: str
+    sequence: int
+    mark: bytes
+
+
 # silo -> coordinator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advert:
-    """Signed. Fresh keys of one silo for one session."""
+    """Signed. Fresh keys of one silo for one session.
+
+    echoes: what the silo keeps of the ledgers of its neighbors (CohortRule.neighbors), in order of name.
+    """
 
     PURPOSE: ClassVar[str] = "advert"
 
@@ -75,6 +105,8 @@ class Advert:
     mask_key: bytes
     self_mask_commitment: bytes  # H(b)
     sum_key_commitment: bytes  # H(k_u)
+    statement: LedgerStatement
+    echoes: tuple[tuple[str, LedgerStatement], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +198,7 @@ class Abandoned:
     sender: str
 
 
-Signable: TypeAlias = Advert | Dealing | Consistency | Complaint | NextState | Abandoned
+Signable: TypeAlias = Advert | LedgerStanding | Dealing | Consistency | Complaint | NextState | Abandoned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ too: what it answers does not depend on whether it was restarted. Source: docs/p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.identity.certificates import certificate_from_der
 from crypto.session import bodies
 from crypto.session.messages import (
+    LedgerMark,
+    LedgerStatement,
     RecoveredSeeds,
     RecoverRequest,
     SessionTerms,
@@ -110,9 +112,22 @@ class RevealLedger(Protocol):
     Source: docs/protocol.md 6.
     """
 
-    def begin_attempt(self, terms: SessionTerms) -> None:
+    def begin_attempt(self, terms: SessionTerms) -> LedgerMark:
         """Before ADVERTISE. PolicyRefusal if (job, round, phase) was revealed, the round goes back,
-        or the roster version of (job, round) is another; else erases the pending row of that key."""
+        or the roster version of (job, round) is another; else erases the pending row of that key.
+        Returns where the ledger stands, the reservation of the input included."""
+
+    def peer_statements(self, names: Collection[str]) -> Mapping[str, LedgerStatement]:
+        """What is kept of these silos' ledgers."""
+
+    def check_echoes(
+        self, echoes: Collection[LedgerStatement], *, is_signed: Callable[[LedgerStatement], bool]
+    ) -> None:
+        """What others keep of this ledger. PolicyRefusal(code=LEDGER), from then on and for every session,
+        if this ledger does not hold what it said itself."""
+
+    def keep_statements(self, statements: Mapping[str, LedgerStatement]) -> None:
+        """Of peers who have checked what this silo echoes. Before the first byte of y(u) leaves."""
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
         """The reveal rule. PolicyRefusal(code=OVERLAPPING_COHORT or ALREADY_REVEALED)."""

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeAlias, overload
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
@@ -18,6 +19,7 @@ from crypto.identity.certificates import Anchors, Identity, SignedBody
 from crypto.identity.roster import Roster
 from crypto.masking.masks import Masker
 from crypto.session import bodies, dealing
+from crypto.session.cohort import neighbors
 from crypto.session.dealing import EnvelopeMismatch, Random, Received
 from crypto.session.messages import (
     Cohort,
@@ -142,8 +144,10 @@ class SiloSession:
         if self.state is not SiloState.READY or not isinstance(held, Ready):
             raise LocalProtocolError(f"session: cannot advertise in state {self.state.value}")
         try:
-            self._ledger.begin_attempt(held.context.terms)
-            advertised = advertise(held.context, self._identity)
+            ledger = self._ledger.begin_attempt(held.context.terms)
+            others = neighbors(self._identity.member.name, held.context.terms.names)
+            echoes = self._ledger.peer_statements(others)
+            advertised = advertise(held.context, self._identity, ledger=ledger, echoes=echoes)
         except BaseException:
             self._drop(SiloState.FAILED)
             raise
@@ -214,6 +218,8 @@ class SiloSession:
                 "cohort: this silo's own advert is not the one it sent", code=Refusal.ADVERT
             )
         check_size("cohort", len(adverts), context.terms.rule)
+        echoed = {said for each in adverts.values() for to, said in each.advert.echoes if to == name}
+        self._ledger.check_echoes(echoed, is_signed=partial(bodies.is_signed_by, self._identity))
         cohort_digest = bodies.cohort_digest(context.session_digest, adverts.values())
         dealt = dealing.deal(
             context.terms,
@@ -234,6 +240,8 @@ class SiloSession:
         name = self._identity.member.name
         check_set("sharers", message.sharers, within=held.adverts, name=name, rule=held.context.terms.rule)
         received = self._open_dealt(held, message)
+        # they dealt in this very cohort, so they have checked this silo's echoes: what they say is newer
+        self._ledger.keep_statements({peer: held.adverts[peer].advert.statement for peer in received})
         pair_seeds = {
             peer: held.dealt.pair_seeds[peer] if given.pair_seed is None else given.pair_seed
             for peer, given in received.items()

@@ -20,7 +20,14 @@ from crypto.session import bodies, seeds
 from crypto.session.bodies import VerifiedAdvert
 from crypto.session.cohort import CohortRule
 from crypto.session.dealing import Dealt, OwnSecrets, Random, Received
-from crypto.session.messages import Advert, Cohort, SessionTerms, UnmaskShares
+from crypto.session.messages import (
+    Advert,
+    Cohort,
+    LedgerMark,
+    LedgerStatement,
+    SessionTerms,
+    UnmaskShares,
+)
 from crypto.session.reveal import PendingReveal
 from crypto.session.sum_check import SumCheck
 
@@ -144,7 +151,14 @@ def check_size(what: str, size: int, rule: CohortRule) -> None:
         raise RemoteProtocolError(message, code=Refusal.COHORT_TOO_SMALL)
 
 
-def advertise(context: SessionContext, identity: Identity) -> Advertised:
+def advertise(
+    context: SessionContext,
+    identity: Identity,
+    *,
+    ledger: LedgerMark,
+    echoes: Mapping[str, LedgerStatement],
+) -> Advertised:
+    """echoes: what is kept of neighbors' ledgers."""
     name = identity.member.name
     secrets = OwnSecrets.fresh(context.random)
     advert = Advert(
@@ -155,6 +169,8 @@ def advertise(context: SessionContext, identity: Identity) -> Advertised:
         mask_key=secrets.mask_key.public,
         self_mask_commitment=seeds.self_mask_commitment(secrets.self_mask_seed, name=name),
         sum_key_commitment=seeds.sum_key_commitment(secrets.sum_key, name=name),
+        statement=bodies.sign_statement(identity, ledger),
+        echoes=tuple(sorted(echoes.items())),
     )
     return Advertised(context=context, secrets=secrets, advert=bodies.sign(identity, advert))
 

@@ -172,7 +172,7 @@ class DataSettings(BaseModel):
     )
     name: DataSetName = Field(
         default="data",
-        description="data set id in the ledger, which jobs may name: change it only when the data is another",
+        description="what jobs call the data set; its account in the ledger goes by its records and not by the name",
     )
     policy: Path | None = Field(
         default=None, description="policy file of this data set alone; null: the silo's own"
@@ -208,3 +208,16 @@ class DataSettings(BaseModel):
         if self.unit is not None and self.partition is not None:
             raise ValueError("partition: expected without unit, whose rows it would share out among silos")
         return self
+
+
+def unit_told(settings: DataSettings, *, has_units: bool) -> str:
+    """What a record is, of which private jobs speak, in this data set."""
+    if not has_units:
+        return (
+            f"data set {settings.name}: a record is one row; where one person has several, name the column "
+            "that says whose a row is (data.unit)"
+        )
+    return (
+        f"data set {settings.name}: a record is all rows of one {settings.unit or 'unit'}, of which "
+        f"{settings.max_rows_per_unit} are used at most (data.max_rows_per_unit)"
+    )

@@ -24,18 +24,20 @@ from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
-from chorale.transport.wire import PhaseKey
+from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
 from silo_agent.ledger.composition import AccountReleases
 from silo_agent.ledger.costs import Cost, Costs, write_cost, write_plan
 from silo_agent.ledger.known_states import keep_check
+from silo_agent.ledger.standing import check_not_put_back
 from silo_agent.ledger.state_uses import StateUse, record_use
 from silo_agent.policy.policy import Policy
 from silo_agent.policy.privacy_policy import PartialJobs
 
 INPUT_ID_BYTES = 16
+RECOVERY = "recovery"  # in place of a phase, of a plan that was charged because the ledger was put back
 
 
 class ReleaseStatus(StrEnum):
@@ -177,35 +179,25 @@ class Budget:
             cost = releases_of(job.spec, key.kind, state, members, colluders=colluders)
             plan = self._plan(job, state)
             epsilon(plan, self._delta)  # what takes long is done before the lock is held
-        input_id, cost_digest = os.urandom(INPUT_ID_BYTES), None
         with self._database.transaction(Commit.QUIET) as connection:
+            check_not_put_back(connection)
             self._write_account(connection)
             self._check_attempts(connection, key, what)
             if cost is not None and plan is not None:
                 self._check_fits(connection, job, plan, Counter(cost), what=what)
-                cost_digest = write_cost(connection, cost)
                 write_plan(connection, job.digest, plan, self._limits)
-            connection.execute(
-                "INSERT INTO releases (input_id, data_set, job_digest, round, phase, cost_digest, delta,"
-                " status, process, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    input_id,
-                    self._data_set,
-                    key.job_digest,
-                    key.round,
-                    key.phase,
-                    cost_digest,
-                    self._delta,
-                    ReleaseStatus.RESERVED,
-                    self._process,
-                    self._clock().timestamp(),
-                ),
-            )
-            connection.executemany(
-                "INSERT INTO also_charged (account, input_id) VALUES (?, ?)",
-                [(account, input_id) for account in self._limits if account != self._data_set],
-            )
+            input_id = self._write_input(connection, key, cost, ReleaseStatus.RESERVED)
         return Charge(self, input_id, use)
+
+    def charge_plan(self, connection: sqlite3.Connection, job_digest: bytes, cost: Cost | None) -> None:
+        """All that a job may have spent beyond what the ledger holds, as one input that left; it may be more
+        than the budget. No plan stands beside it, so the account goes through the filter from then on.
+
+        cost: None for a job without noise. Source: docs/protocol.md 6.13.
+        """
+        self._write_account(connection)
+        key = PhaseKey(job_digest=job_digest, round=0, phase=RECOVERY, attempt=0)
+        self._write_input(connection, key, cost, ReleaseStatus.SPENT)
 
     def balance(self) -> BudgetBalance:
         """Where the data set's own account stands now, job by job."""
@@ -236,6 +228,19 @@ class Budget:
             ),
         )
 
+    def spent_inputs(self, job_digest: bytes) -> Counter[str]:
+        """How many inputs of a job left, by kind of phase."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT phase, count(*) AS inputs FROM charges"
+                " WHERE account = ? AND job_digest = ? AND status = ? GROUP BY phase",
+                (self._data_set, job_digest, ReleaseStatus.SPENT),
+            ).fetchall()
+        found: Counter[str] = Counter()
+        for row in rows:
+            found[phase_kind(row["phase"])] += row["inputs"]
+        return found
+
     def spent(self) -> tuple[float, int]:
         """Epsilon spent on the data set, and inputs that left without noise: the most of any account that
         holds a unit of it."""
@@ -256,6 +261,7 @@ class Budget:
         `known_states.keep_check`; nothing is spent then.
         """
         with self._database.transaction() as connection:
+            check_not_put_back(connection)
             found = connection.execute("SELECT * FROM releases WHERE input_id = ?", (input_id,)).fetchone()
             if found is None:
                 raise PolicyRefusal("budget: the input was given up, so it cannot leave", code=Refusal.STAGE)
@@ -285,6 +291,34 @@ class Budget:
             connection.execute(
                 "DELETE FROM releases WHERE input_id = ? AND status = ?", (input_id, ReleaseStatus.RESERVED)
             )
+
+    def _write_input(
+        self, connection: sqlite3.Connection, key: PhaseKey, cost: Cost | None, status: ReleaseStatus
+    ) -> bytes:
+        """The new row's input id."""
+        input_id = os.urandom(INPUT_ID_BYTES)
+        cost_digest = None if cost is None else write_cost(connection, cost)
+        connection.execute(
+            "INSERT INTO releases (input_id, data_set, job_digest, round, phase, cost_digest, delta,"
+            " status, process, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                input_id,
+                self._data_set,
+                key.job_digest,
+                key.round,
+                key.phase,
+                cost_digest,
+                self._delta,
+                status,
+                self._process,
+                self._clock().timestamp(),
+            ),
+        )
+        connection.executemany(
+            "INSERT INTO also_charged (account, input_id) VALUES (?, ?)",
+            [(account, input_id) for account in self._limits if account != self._data_set],
+        )
+        return input_id
 
     def _check_attempts(self, connection: sqlite3.Connection, key: PhaseKey, what: str) -> None:
         """After each crash an input is made again, with other noise; a phase is worth so many and no more."""

@@ -2,15 +2,16 @@
 
 What is said here of a data set is kept under the id of its own account (`Accounts.charged`).
 
-A ledger lives on a local disk with one certificate; a ledger put back from a backup needs a new
-one, because the old certificate may have signed what the backup does not hold.
+A ledger lives on a local disk. One that is put back from a backup has forgotten what left since: the other
+silos know (standing.py).
 Source: docs/protocol.md 6, 10.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,18 +20,21 @@ from typing import Any
 from chorale.job import Job
 from chorale.runtime import audit
 from chorale.runtime.database import Database
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Anchors
 from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger import roster_marks
-from silo_agent.ledger.accounts import Accounts
+from silo_agent.ledger.accounts import Accounts, Charged
 from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
+from silo_agent.ledger.costs import Cost
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.known_states import KnownStates
 from silo_agent.ledger.migrations import MIGRATIONS
 from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
+from silo_agent.ledger.standing import check_not_put_back, settle
 from silo_agent.ledger.steps import Steps
 from silo_agent.policy.policy import Policy
 
@@ -57,6 +61,20 @@ class LedgerJob:
     @property
     def id(self) -> str:
         return self.job_digest.hex()[:12]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCharge:
+    """A job that may have run since a snapshot. releases: of its whole plan; None for one without noise.
+
+    policy: of its data set. charged: the accounts that pay.
+    """
+
+    job_digest: bytes
+    spec: JobSpec = field(repr=False)
+    policy: Policy = field(repr=False)
+    charged: Charged
+    releases: Cost | None = field(repr=False)
 
 
 class Ledger:
@@ -258,6 +276,46 @@ class Ledger:
                 "UPDATE jobs SET decision = ? WHERE job_digest = ? AND decision = ?",
                 (Decision.SUSPENDED, job_digest, Decision.APPROVED),
             )
+
+    def check_not_put_back(self) -> None:
+        """Raises PolicyRefusal(code=LEDGER) for a ledger that forgot what this silo said of it."""
+        with self._database.reading() as connection:
+            check_not_put_back(connection)
+
+    @property
+    def last_reserved(self) -> datetime | None:
+        """When room was made for the last input; None before the first."""
+        with self._database.reading() as connection:
+            found = connection.execute(
+                "SELECT written_unix_seconds FROM releases ORDER BY rowid DESC LIMIT 1"
+            ).fetchone()
+        return None if found is None else datetime.fromtimestamp(found["written_unix_seconds"], UTC)
+
+    def recover(self, charges: Sequence[PlanCharge]) -> None:
+        """Charge and reject jobs that may have run since a snapshot, and serve others again.
+
+        What peers keep of this silo up to now stops it no more.
+        """
+        budgets = [
+            self.budget(
+                policy=charge.policy,
+                data_set=charge.charged.account,
+                also=dict.fromkeys(charge.charged.also, math.inf),
+            )
+            for charge in charges
+        ]
+        now = self._clock().timestamp()
+        with self._database.transaction() as connection:
+            for charge, budget in zip(charges, budgets, strict=True):
+                budget.charge_plan(connection, charge.job_digest, charge.releases)
+                spec = charge.spec
+                connection.execute(  # one that the ledger does not hold must not be approved by itself
+                    "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"
+                    " offered_unix_seconds) VALUES (?, ?, '', ?, ?, ?, ?)"
+                    " ON CONFLICT (job_digest) DO UPDATE SET decision = excluded.decision",
+                    (charge.job_digest, spec.name, spec.rounds, spec.max_attempts, Decision.REJECTED, now),
+                )
+            settle(connection, unix_seconds=now)
 
     def accept_roster(
         self, roster: Roster, *, authority: Anchors, lowest_version: int

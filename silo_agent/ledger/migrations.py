@@ -409,6 +409,32 @@ _PLANS: Migration = (
     """,
 )
 
+# What peers keep shows whether this file was put back from a snapshot. A file of before said nothing yet.
+_STANDING: Migration = (
+    """
+    CREATE TABLE own_heads ( -- what this silo's adverts said of this ledger
+        sequence INTEGER NOT NULL PRIMARY KEY,
+        head BLOB NOT NULL -- a chain over the inputs that were reserved
+    )
+    """,
+    """
+    CREATE TABLE ledger_key (
+        only INTEGER NOT NULL PRIMARY KEY, -- always 1
+        key BLOB NOT NULL, -- of the marks
+        settled INTEGER NOT NULL, -- what was said up to here and lost is charged
+        newest_lost INTEGER -- null, or the sequence of a statement of this silo that is not in own_heads
+    )
+    """,
+    """
+    CREATE TABLE peer_statements ( -- of each other silo, what it said last of its ledger
+        silo VARCHAR NOT NULL PRIMARY KEY,
+        sequence INTEGER NOT NULL,
+        mark BLOB NOT NULL,
+        signature BLOB NOT NULL
+    )
+    """,
+)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -426,4 +452,5 @@ MIGRATIONS = (
     _LISTED_CERTIFICATES,
     _ACCOUNTS_OF_UNITS,
     _PLANS,
+    _STANDING,
 )

@@ -17,9 +17,10 @@ from typing import Any
 from chorale.runtime.database import Database
 from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
-from crypto.session.messages import SessionTerms
+from crypto.session.messages import LedgerMark, SessionTerms
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.budget import is_covered
+from silo_agent.ledger.standing import Standing, check_not_put_back, next_mark
 from silo_agent.ledger.state_uses import StateUse, check_survivors, check_use, forget_use, settle_use
 from silo_agent.policy.policy import Policy
 from strategies.phases.enrollment import ENROLLMENT
@@ -52,7 +53,7 @@ _SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 _OTHER_SETS = f"data_set = :data_set AND NOT ({_SAME_PHASE})"
 
 
-class Reveals:
+class Reveals(Standing):
     """`crypto.session.silo_session.RevealLedger` of one silo: synchronous and durable."""
 
     def __init__(
@@ -64,7 +65,7 @@ class Reveals:
         clock: Callable[[], datetime],
         tell: Callable[[PendingReveal], None],
     ) -> None:
-        self._database = database
+        super().__init__(database)
         self._policy = policy
         self._data_set = data_set
         self._clock = clock
@@ -76,9 +77,10 @@ class Reveals:
             _check_attempt(connection, terms)
             self._check_openings(connection, terms)
 
-    def begin_attempt(self, terms: SessionTerms) -> None:
+    def begin_attempt(self, terms: SessionTerms) -> LedgerMark:
         """Bind the phase to roster and state, and erase what an earlier attempt left pending.
 
+        Returns what the advert says of this ledger, the input's reservation included.
         Raises PolicyRefusal if the job is not approved, the phase was revealed, the round or
         attempt is out of range, or roster or state differ from the first attempt's.
         """
@@ -101,6 +103,7 @@ class Reveals:
                     f"DELETE FROM reveals WHERE {_SAME_PHASE} AND status = :pending",
                     _phase_of(terms) | {"phase": phase, "pending": RevealStatus.PENDING},
                 )
+            return next_mark(connection, terms, unix_seconds=self._clock().timestamp())
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
         """Raises PolicyRefusal where a sum over these silos may not be revealed."""
@@ -391,7 +394,11 @@ def _begun(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> list[sql
 
 
 def _approved_job(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> sqlite3.Row:
-    """What the ledger holds of the job; an institution may take its approval back at any moment."""
+    """What the ledger holds of the job; an institution may take its approval back at any moment.
+
+    Raises PolicyRefusal, too, of a ledger that was put back.
+    """
+    check_not_put_back(connection)
     job: sqlite3.Row | None = connection.execute(
         "SELECT * FROM jobs WHERE job_digest = ?", (key.job_digest,)
     ).fetchone()

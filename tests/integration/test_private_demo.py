@@ -26,11 +26,23 @@ def _report(out: Path) -> dict[str, Any]:
     return report
 
 
-def test_demo_by_record_learns_and_tells_what_it_spent(tmp_path: Path) -> None:
-    done = run_demo(tmp_path / "out", "--dp", "records", "--epsilon", "8", "--rounds", "4", "--silos", "3")
+@pytest.mark.parametrize(
+    ("noise", "count"),
+    [
+        pytest.param("silo", ["--noise", "silo", "--rounds", "4"], marks=pytest.mark.soak),
+        ("sum", ["--steps", "12"]),
+    ],
+)
+def test_demo_by_record_learns_and_tells_what_it_spent(noise: str, count: list[str], tmp_path: Path) -> None:
+    done = run_demo(tmp_path / "out", "--dp", "records", "--epsilon", "8", "--silos", "3", *count)
     assert done.returncode == 0, done.stderr
     told = _report(tmp_path / "out")
-    assert (told["status"], told["rounds_completed"], told["epsilon_unit"]) == ("done", 4, "record")
+    assert (told["status"], told["rounds_completed"]) == ("done", int(count[-1]))
+    assert (told["epsilon_unit"], told["noise"]) == ("record", noise)
+    assert (told["steps"] is None) == (noise == "silo")
+    if noise == "sum":
+        assert told["epsilon_if_all_others_collude"] > told["epsilon"]
+        assert "step 12 of 12  3 silos" in done.stderr
     assert 0.97 * 8.0 <= told["epsilon"] <= 8.0
     assert told["final_accuracy"] > 5 * BY_CHANCE
     assert "clipped" not in told["quantities"]
@@ -41,6 +53,12 @@ def test_demo_by_record_learns_and_tells_what_it_spent(tmp_path: Path) -> None:
     assert all(0.97 * told["epsilon"] <= value <= told["epsilon"] for value in spent.values())
     assert f"epsilon {told['epsilon']:.4g} at delta 1e-05 planned" in done.stdout
     assert f"silo-3 {spent['silo-3']:.4g}" in done.stdout
+    # a silo's own noise hides less of the counts than that of all silos
+    collude = told["epsilon_spent_by_silo_if_all_others_collude"]
+    most = told["epsilon_if_all_others_collude"]
+    assert all(0.97 * most <= value <= most for value in collude.values())
+    assert most > 1.02 * told["epsilon"]
+    assert f"the same if all other silos collude: silo-1 {collude['silo-1']:.4g}" in done.stdout
     assert "Differential privacy" in (tmp_path / "out" / "report.html").read_text()
     config = tmp_path / "out" / "federation" / "silo-1" / "silo.yaml"
     shown = run_cli("silo", "ledger", "--config", config)

@@ -149,7 +149,7 @@ class LocalFederation:
             "name": "one-hot",
             "federation": self.ceremony.federation,
             "silos": self.names,
-            "rounds": 2,
+            **({} if "steps" in fields else {"rounds": 2}),
             "model": {"name": "custom"},
             "classes": 2,
             "input_shape": [2],

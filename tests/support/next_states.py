@@ -37,10 +37,17 @@ VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "next_state.json"
 MEMBERS, ROUNDS, CLASSES, INPUTS, WIDTH = 4, 3, 10, 24, 16
 SAMPLES = 240  # whose features the Gram matrix is made of
 GRAIN = 12  # values are multiples of 2^-GRAIN: their words lose nothing at any scale
-SIGNED = ("delta", "buffers", "control_delta", "prototypes", "prototype_sums")
+SIGNED = ("delta", "gradient", "buffers", "control_delta", "prototypes", "prototype_sums")
 PRIVATE = {"delta": 1e-5, "statistics_noise_multiplier": 1.0, "weight": 0.25}
 RECORDS = {"records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}}
 SUMS = {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
+SHARED = {
+    "delta": 1e-5,
+    "statistics_noise_multiplier": 1.0,
+    "records": {**RECORDS["records"], "noise": "sum"},
+}
+STEPPED = {"steps": ROUNDS, "spare_steps": 0, "privacy": SHARED}
+STEPPING = {"batch_size": 1, "learning_rate": 0.3, "weight_decay": 0.01}
 
 # what a method's own server step reads beyond its defaults: name -> preset, options, fields of the job
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
@@ -54,6 +61,24 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "fedavg_64_bits": ("fedavg", {}, {"update_bits": 64}),
     "fedavg_batch_norm": ("fedavg", {}, {"model": {"name": "cnn", "norm": "batch"}}),
     "fedavg_noised_sums": ("fedavg", {}, {"privacy": {**PRIVATE, **SUMS}, "update_bits": 16}),
+    "fedavg_steps": (
+        "fedavg",
+        {},
+        {
+            **STEPPED,
+            "training": {
+                **STEPPING,
+                "momentum": 0.6,
+                "schedule": {"kind": "step", "step_rounds": 1, "gamma": 0.7},
+            },
+        },
+    ),
+    "fedavg_steps_adam": ("fedavg", {}, {**STEPPED, "training": {**STEPPING, "optimizer": "adam"}}),
+    "fedopt_steps_yogi": (
+        "fedopt",
+        {"server_optimizer": "yogi"},
+        {**STEPPED, "training": {**STEPPING, "momentum": 0.0}},
+    ),
     "spherefed_noised": ("spherefed", {}, {"privacy": {**PRIVATE, **RECORDS}}),
 }
 
@@ -79,7 +104,8 @@ def steps(variant: str) -> Iterator[Step]:
         seed = hashlib.sha256(f"{round} {kind}".encode()).digest()
         context = phase_context(spec, round, state, MEMBERS, public_seed=seed)
         layout = Layout(quantities=noised(phase.quantities(context), spec, MEMBERS), members=MEMBERS)
-        context = replace(context, noise=noise_deviations(layout.quantities, MEMBERS))
+        noise = noise_deviations(layout.quantities, MEMBERS)
+        context = replace(context, noise=noise, survivors=MEMBERS)
         sums: dict[str, Array] = {}
         for each in layout.quantities:
             words_L = words_of(each, f"{number} {each.name}")
@@ -135,7 +161,7 @@ def job_spec(variant: str) -> JobSpec:
         "federation": "test",
         "not_after": datetime(2100, 1, 1, tzinfo=UTC),
         "silos": ("a", "b", "c", "d"),
-        "rounds": ROUNDS,
+        **({} if "steps" in fields else {"rounds": ROUNDS}),
         "strategy": {"preset": preset, "options": options},
         "model": {"name": "mlp", "hidden": (WIDTH,)},
         "training": {"local_epochs": 1, "batch_size": 16, "learning_rate": 0.1},

@@ -18,6 +18,7 @@ from silo_agent.data.base import Samples, SiloData
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Objective, Work
 from strategies.base import Array
+from strategies.phases.step import GRADIENT
 
 SAMPLES = 100
 HOLDOUT = 20
@@ -61,11 +62,22 @@ class OneHot:
             "tested": np.array(HOLDOUT),
             "loss_sum": np.array(float(place)),
         }
-        if work.phase_kind == "train":
+        if work.phase_kind == "train" and work.spec.steps is not None:
+            values = {GRADIENT: self._gradient(work, place)}
+        elif work.phase_kind == "train":
             values["delta"] = self._delta(work, place)
             values["weight"] = np.array(work.weight)
         _record(work, values)
         return values
+
+    def _gradient(self, work: Work, place: int) -> Array:
+        """-e_i for each record of an expected batch, so that a step of rate 1 adds e_i / survivors."""
+        assert work.layout is not None
+        (gradient,) = work.layout.quantities
+        assert gradient.noise is not None
+        gradient_P = np.zeros(gradient.shape, np.int64)
+        gradient_P[place] = -round(gradient.noise.scale * work.spec.training.batch_size)
+        return gradient_P
 
     def _delta(self, work: Work, place: int) -> Array:
         size = sum(work.state[f"model/{name}"].size for name in work.context.trained)

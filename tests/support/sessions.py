@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,9 +24,17 @@ from crypto.identity.certificates import Anchors, Identity, MemberId, PrivateKey
 from crypto.identity.roster import Member, Roster
 from crypto.masking import masks
 from crypto.masking.masks import Masker, UnmaskPlan
+from crypto.session import bodies
 from crypto.session.cohort import CohortRule
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import Envelopes, RecoverRequest, SessionTerms, UnmaskShares
+from crypto.session.messages import (
+    Envelopes,
+    LedgerMark,
+    LedgerStatement,
+    RecoverRequest,
+    SessionTerms,
+    UnmaskShares,
+)
 from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
 from crypto.session.sum_check import SumCheck
@@ -126,8 +135,10 @@ class MemoryLedger:
         self.rosters: dict[tuple[bytes, int], int] = {}
         self.last_round: dict[bytes, int] = {}
         self.log: list[str] = []
+        self.marks: list[LedgerMark] = []
+        self.peers: dict[str, LedgerStatement] = {}
 
-    def begin_attempt(self, terms: SessionTerms) -> None:
+    def begin_attempt(self, terms: SessionTerms) -> LedgerMark:
         self.log.append("begin_attempt")
         key = (terms.job_digest, terms.round, terms.phase)
         if key in self.revealed:
@@ -139,6 +150,21 @@ class MemoryLedger:
             raise PolicyRefusal("ledger: this round has another roster", code=Refusal.ROSTER)
         self.last_round[terms.job_digest] = terms.round
         self.pending.pop(key, None)
+        self.marks.append(LedgerMark(len(self.marks) + 1, os.urandom(bodies.MARK_BYTES)))
+        return self.marks[-1]
+
+    def peer_statements(self, names: Collection[str]) -> dict[str, LedgerStatement]:
+        return {name: self.peers[name] for name in names if name in self.peers}
+
+    def check_echoes(
+        self, echoes: Collection[LedgerStatement], *, is_signed: Callable[[LedgerStatement], bool]
+    ) -> None:
+        for echo in echoes:
+            if (echo.sequence, echo.mark) not in self.marks and is_signed(echo):
+                raise PolicyRefusal("ledger: it was put back", code=Refusal.LEDGER)
+
+    def keep_statements(self, statements: Mapping[str, LedgerStatement]) -> None:
+        self.peers |= statements
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
         self.log.append("check_reveal")

@@ -106,10 +106,25 @@ class Session:
                 digest("self-mask-commitment", name, self.secret(name, "self_mask_seed")),
                 digest("sum-key", name, self.secret(name, "sum_key")),
             ]
-            expect(f"advert of {name}", fields, expected)
+            expect(f"advert of {name}", fields[:7], expected)
+            expect(f"fields of the advert of {name}", len(fields), 9)
             bodies.append(body)
+        for name in sorted(self.silos):
+            *_, statement, echoes = decode("advert", bytes.fromhex(self.silos[name]["advert"]["body"]))
+            self.check_statement(name, statement)
+            echoed = [peer for peer, _ in echoes]
+            expect(f"echoes of {name}", echoed, sorted(set(echoed) & self.silos.keys() - {name}))
+            for peer, said in echoes:
+                self.check_statement(peer, said)
         computed = digest("cohort", bytes.fromhex(self.vector["session_digest"]), bodies)
         expect("cohort digest", computed, self.cohort_digest)
+
+    def check_statement(self, name: str, said: list[Any]) -> None:
+        """What a silo says of its ledger, in its own advert or in an echo; the mark is its secret."""
+        sequence, mark, signature = said
+        expect(f"mark of {name}", len(mark), 32)
+        body = encode("ledger-standing", self.terms["federation"], name, sequence, mark)
+        self.verify(name, "ledger-standing", body, signature)
 
     def check_dealings(self) -> None:
         for dealer in self.sharers:

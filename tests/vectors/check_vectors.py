@@ -48,6 +48,7 @@ def main(arguments: list[str]) -> int:
         "prg": check_prg,
         "projection": check_projection,
         "ring": check_ring,
+        "noise": check_noise,
         "envelope_tree": check_envelope_tree,
         "session": check_session,
         "draw": check_draw,
@@ -174,6 +175,45 @@ def expanded(words: list[float], vector: Any, rows: list[int], signs: list[int])
         total = sum(hadamard(row, own) * words[i * blocks + column] for i, row in enumerate(rows))
         values.append(sign * total / math.sqrt(block) * block / len(rows))
     return values
+
+
+def check_noise(vectors: Any) -> int:
+    """Scale and variance follow from job and m alone: what 4.9 says, tried from the smallest scale on."""
+    for vector in vectors:
+        quantity, members = vector["quantity"], vector["members"]
+        noise, words, best = quantity["noise"], vector["words"], None
+        for exponent in range(-60, 61):
+            scale = 2.0**exponent
+            d_squared = squared_sensitivity(scale, vector["l2"], words, is_count=vector["is_count"])
+            variance = vector["multiplier"] ** 2 * d_squared / vector["honest"]
+            largest = members * math.ceil(scale * quantity["bound"]) + tail(
+                members * variance, vector["words"]
+            )
+            if 64 <= variance <= 2**44 and largest <= room(quantity):
+                best = exponent, variance
+                cost = math.sqrt(d_squared) / (scale * vector["l2"])
+                if variance >= 2**14 and cost <= 1 + 2**-10:
+                    break
+        expect("scale exponent and variance", best, (noise["scale_exponent"], noise["variance"]))
+        expect("tail", tail(members * noise["variance"], words), vector["tail"])
+        expect("layout digest", layout_digest([quantity], members).hex(), vector["layout_digest"])
+    return len(vectors)
+
+
+def squared_sensitivity(scale: float, l2: float, words: int, *, is_count: bool) -> int:
+    """D^2 of a clipped array, or of one value of a record (docs/privacy.md, "Sensitivity after rounding")."""
+    if is_count and scale >= 1:
+        return max(1, math.ceil((scale * l2) ** 2))
+    if is_count:
+        return math.ceil((scale * l2 * (1 + 2.0**-20) + 1) ** 2 * (1 + 1e-12))
+    norm, root = scale * l2, math.sqrt(words)
+    mostly = norm**2 + words / 4.0 + 5.2656 * (norm + root / 2.0)
+    return math.ceil(min((norm + root) ** 2, mostly) * (1 + 1e-12))
+
+
+def tail(variance: float, words: int) -> int:
+    bits = 48 + (2 * words).bit_length()
+    return math.ceil(math.sqrt(2.0 * 0.6931472 * bits * (1 + 1 / 700) * variance))
 
 
 def scale_exponent(quantity: Any, members: int) -> int:

@@ -23,8 +23,9 @@ from crypto.fixed_point.ring import Words
 from crypto.identity.certificates import SignedBody
 from crypto.masking import masks
 from crypto.masking.masks import UnmaskPlan
+from crypto.session.bodies import MARK_BYTES, sign_statement
 from crypto.session.coordinator_session import CoordinatorSession
-from crypto.session.messages import Envelopes, SessionTerms, UnmaskShares
+from crypto.session.messages import Envelopes, LedgerMark, SessionTerms, UnmaskShares
 from crypto.session.silo_session import SiloSession
 from crypto.session.sum_check import SumCheck
 from tests.support import sessions
@@ -50,7 +51,8 @@ def session_vector() -> dict[str, Any]:
     terms = sessions.make_terms(federation, layout=_layout(SILOS))
     coordinator = sessions.make_coordinator(federation, terms)
     drawn: dict[str, list[bytes]] = {name: [] for name in terms.names}
-    silos = {name: _silo(federation, terms, name, drawn[name]) for name in terms.names}
+    ledgers = _ledgers(federation, terms)
+    silos = {name: _silo(federation, terms, name, ledgers[name], drawn[name]) for name in terms.names}
     rows: dict[str, dict[str, Any]] = {name: {} for name in terms.names}
     for name, silo in silos.items():
         advert = silo.advertise()
@@ -188,13 +190,31 @@ def _reveal(
     plan.unmask(total)
 
 
-def _silo(federation: sessions.Federation, terms: SessionTerms, name: str, drawn: list[bytes]) -> SiloSession:
+def _ledgers(federation: sessions.Federation, terms: SessionTerms) -> dict[str, sessions.MemoryLedger]:
+    """Each silo was in a session before, which all others but the last one keep."""
+    earlier = {name: LedgerMark(1, counter_bytes(f"ledger {name}")(MARK_BYTES)) for name in terms.names}
+    ledgers = {name: sessions.MemoryLedger() for name in terms.names}
+    for name, ledger in ledgers.items():
+        ledger.marks = [earlier[name]]
+        if name != terms.names[-1]:
+            said = {peer: sign_statement(federation.silos[peer], earlier[peer]) for peer in terms.names}
+            ledger.keep_statements({peer: said[peer] for peer in terms.names if peer != name})
+    return ledgers
+
+
+def _silo(
+    federation: sessions.Federation,
+    terms: SessionTerms,
+    name: str,
+    ledger: sessions.MemoryLedger,
+    drawn: list[bytes],
+) -> SiloSession:
     return SiloSession(
         terms=terms,
         identity=federation.silos[name],
         roster=federation.roster,
         authority=federation.authority,
-        ledger=sessions.MemoryLedger(),
+        ledger=ledger,
         now=sessions.NOW,
         random=_recorded(counter_bytes(f"session {name}"), drawn),
     )

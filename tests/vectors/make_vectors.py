@@ -9,19 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from chorale.privacy.quantity_noise import noised
 from chorale.spec.first_state import first_state
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from crypto import encoding, envelope_tree, prg
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
-from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.layout import Disclosure, Layout, Quantity
 from crypto.fixed_point.projection import Projection
+from crypto.noise.gaussian import noise_tail
 from crypto.session import cohort, shamir
 from strategies.number_stream import Normal, Start, quantiles
 from tests.vectors.make_roster import roster_vectors
@@ -37,6 +40,7 @@ def main() -> None:
         prg_vectors,
         projection_vectors,
         ring_vectors,
+        noise_vectors,
         envelope_tree_vectors,
         draw_vectors,
         roster_vectors,
@@ -264,6 +268,75 @@ def quantity_row(quantity: Quantity, members: int) -> dict[str, Any]:
         "sensitivity_l2": quantity.sensitivity_l2,
         "is_tagged": quantity.is_tagged,
         "scale_exponent": int(np.log2(quantity.scale(members))),
+    }
+
+
+def noise_vectors() -> list[dict[str, Any]]:
+    """Under noise: a count, silos' updates, and the whole units of a step."""
+    count = Quantity(
+        name="samples",
+        bound=1000,
+        is_count=True,
+        sensitivity_l2=1.0,
+        discloses=Disclosure.STATISTIC,
+    )
+    delta = Quantity(name="delta", shape=(10**8,), bound=8.0, ring_bits=32, discloses=Disclosure.UPDATE)
+    gradient = Quantity(
+        name="gradient",
+        shape=(250,),
+        bound=32.0,
+        ring_bits=32,
+        sensitivity_l2=0.5,
+        is_tagged=True,
+        is_whole_units=True,
+        discloses=Disclosure.UPDATE,
+    )
+    sums, steps = (
+        {"sums": {"clip_norm": 1.5}},
+        {"records": {"clip_norm": 0.5, "sample_rate": 0.1, "noise": "sum"}},
+    )
+    return [
+        noise_vector(quantity, promise, multiplier=multiplier, members=members)
+        for quantity, promise, multiplier, members in (
+            (count, sums, 5.0, 4),
+            (count, sums, 0.01, 30),
+            (delta, sums, 4.0, 20),
+            (replace(delta, shape=(1000,), ring_bits=16, is_tagged=True), sums, 2.5, 7),
+            (gradient, steps, 1.1, 4),
+            (replace(gradient, shape=(10**7,), ring_bits=64), steps, 0.7, 20),
+        )
+    ]
+
+
+def noise_vector(
+    quantity: Quantity, promise: dict[str, Any], *, multiplier: float, members: int
+) -> dict[str, Any]:
+    values: dict[str, Any] = {"name": "a", "federation": "b", "not_after": "2100-01-01T00:00:00Z"}
+    values |= {"silos": [f"clinic-{place:02}" for place in range(members)], "classes": 10}
+    values |= {"training": {"learning_rate": 0.1}, "input_shape": [4], "model": {"name": "mlp"}}
+    values |= {"steps": 8} if "records" in promise else {"rounds": 1}
+    part = {name: fields | {"noise_multiplier": multiplier} for name, fields in promise.items()}
+    values["privacy"] = {**part, "statistics_noise_multiplier": multiplier}
+    spec = JobSpec.model_validate(values)
+    (made,) = noised([quantity], spec, members)
+    assert made.noise is not None
+    row = quantity_row(made, members)
+    noise = {
+        "variance": made.noise.variance,
+        "scale_exponent": row.pop("scale_exponent"),
+        "clip_l2": made.noise.clip_l2,
+        "is_whole_units": made.is_whole_units,
+    }
+    return {
+        "members": members,
+        "honest": spec.rule(members).min_honest,
+        "multiplier": multiplier,
+        "l2": made.noise.clip_l2 or made.sensitivity_l2,
+        "is_count": quantity.is_count,
+        "words": made.size,
+        "quantity": {**row, "noise": noise},
+        "tail": noise_tail(members * made.noise.variance, made.size),
+        "layout_digest": Layout(quantities=(made,), members=members).digest.hex(),
     }
 
 

@@ -209,10 +209,17 @@ def layout_digest(quantities: Any, members: int) -> bytes:
             "" if quantity["sensitivity_l2"] is None else float(quantity["sensitivity_l2"]).hex(),
             projection_fields(quantity.get("projection")),
             int(quantity["is_tagged"]),
+            *([] if quantity.get("noise") is None else [noise_fields(quantity["noise"])]),
         ]
         for quantity in quantities
     ]
     return digest("layout", members, 1, rows)
+
+
+def noise_fields(noise: Any) -> list[Any]:
+    clip = "" if noise["clip_l2"] is None else float(noise["clip_l2"]).hex()
+    fields = [float(noise["variance"]).hex(), (2.0 ** noise["scale_exponent"]).hex(), clip]
+    return [*fields, 1] if noise["is_whole_units"] else fields
 
 
 def room(quantity: Any) -> int:

@@ -38,7 +38,7 @@ def test_one_step_costs_several_rows_what_the_integral_says(rows: int, noise: fl
 
 
 def test_many_steps_cost_several_rows_what_their_losses_say() -> None:
-    """50,000 trials of 50 steps: at a delta of 0.02 the estimate has a deviation of 2 %; the seed is fixed."""
+    """50,000 trials of 50 steps: at a delta of 0.02 the estimate has a deviation of 2 %."""
     rows, noise, rate, steps, delta = 5, 5.6, 0.2, 50, 0.02
     rng = np.random.default_rng(1)
     log_drawn = stats.binom.logpmf(np.arange(rows + 1), rows, rate)

@@ -29,6 +29,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job.yaml", JobSpec),
     ("job-csv.yaml", JobSpec),
     ("job-private.yaml", JobSpec),
+    ("job-steps.yaml", JobSpec),
     ("job-own.yaml", JobSpec),
     ("job-images.yaml", JobSpec),
     ("job-text.yaml", JobSpec),
@@ -52,6 +53,7 @@ HOSPITALS: list[tuple[str, type[BaseModel]]] = [
 SHORT = (
     "job-csv.yaml",
     "job-private.yaml",
+    "job-steps.yaml",
     "job-own.yaml",
     "silo-data-sets.yaml",
     "job-images.yaml",

@@ -32,7 +32,7 @@ from crypto.identity.roster import Roster, open_roster
 from crypto.masking.masks import Masker
 from crypto.masking.stored_sum import StoredSum
 from crypto.session import bodies
-from crypto.session.messages import Abandoned, Complaint, NextState, RevealedSum, SessionTerms
+from crypto.session.messages import Abandoned, Complaint, LedgerMark, NextState, RevealedSum, SessionTerms
 from crypto.session.silo_session import SiloSession
 from crypto.session.sum_check import SumCheck
 from strategies.phases.enrollment import draw_seed_in
@@ -46,10 +46,10 @@ TOLD = ("outcome", "job_ended", "session_ended", "welcome", "roster")
 class RoundLedger(MemoryLedger):
     """As a silo's own: the roster is bound to a phase outside rounds by itself."""
 
-    def begin_attempt(self, terms: SessionTerms) -> None:
+    def begin_attempt(self, terms: SessionTerms) -> LedgerMark:
         if "." in terms.phase:
             self.rosters.pop((terms.job_digest, terms.round), None)
-        super().begin_attempt(terms)
+        return super().begin_attempt(terms)
 
 
 @dataclass(kw_only=True)

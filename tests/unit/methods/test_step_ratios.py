@@ -137,24 +137,33 @@ def test_a_private_job_compares_with_clip_and_noise_alone(privacy: dict[str, flo
     assert 0.5 + np.linalg.norm(noise) <= lengths["model/head.weight"]
 
 
+OWN_RECORDS = {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2}
+SHARED = {"records": {**OWN_RECORDS, "noise": "sum"}}
+ADAPTIVE = {"preset": "fedopt", "options": {"server_optimizer": "adam"}}
+
+
 @pytest.mark.parametrize(
-    "privacy",
+    ("privacy", "fields"),
     [
-        {"sums": {"clip_norm": 0.5, "noise_multiplier": 1.0}},
-        {"records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2}},
+        ({"sums": {"clip_norm": 0.5, "noise_multiplier": 1.0}}, {"rounds": 4}),
+        ({"records": OWN_RECORDS}, {"rounds": 4}),
+        ({"records": OWN_RECORDS}, {"rounds": 4, "strategy": ADAPTIVE}),
+        (SHARED, {"steps": 12, "training": {"momentum": 0.9}}),
+        (SHARED, {"steps": 12, "training": {"optimizer": "adam", "learning_rate": 0.01}}),
+        (SHARED, {"steps": 12, "strategy": ADAPTIVE}),
     ],
-    ids=["sums", "records"],
+    ids=["sums", "records", "records, fedopt adam", "shared", "shared, adam", "shared, fedopt adam"],
 )
 @pytest.mark.parametrize("cut", ["even", "halving sizes"])
-def test_private_silos_raise_no_alarm(privacy: dict[str, object], cut: str) -> None:
+def test_private_silos_raise_no_alarm(
+    privacy: dict[str, object], fields: dict[str, object], cut: str
+) -> None:
     """The engine's own sums, with all noise."""
     training = {"local_epochs": 1, "batch_size": 40, "learning_rate": 0.5, "momentum": 0.0}
     spec = make_job(
-        {"preset": "fedavg"},
-        rounds=4,
         silos=SILOS,
-        training=training,
         privacy={**privacy, "statistics_noise_multiplier": 1.0},
+        **{**fields, "training": training | fields.get("training", {})},
     )
     run = Simulation(spec, dict(zip(SILOS, silos(cut), strict=True)), device="cpu")
     before, histories = dict(run.state), dict[str, ArraySteps]()
@@ -162,7 +171,8 @@ def test_private_silos_raise_no_alarm(privacy: dict[str, object], cut: str) -> N
         assert result.result == "applied"
         key = PhaseKey(job_digest=run.job.digest, round=result.round, phase="train", attempt=1)
         context = PhaseRequest.of(run.job, key, before, members=5).context
-        own = own_lengths(run.job, key, context, {"weight": np.array(0.2)})
+        values = {"weight": np.array(0.2)} if spec.steps is None else {"gradient": np.zeros(1, np.int64)}
+        own = own_lengths(run.job, key, context, values)
         steps = step_lengths(run.job, before, run.state)
         assert own.keys() == steps.keys()
         for name, step in steps.items():

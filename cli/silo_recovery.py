@@ -1,0 +1,107 @@
+"""`chorale silo ledger --recover`: charge what a ledger that was put back from a snapshot may have lost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from chorale.privacy.plan import planned_releases
+from chorale.privacy.releases import Release
+from chorale.runtime.files import read_limited
+from chorale.spec.first_state import SEED_ALONE
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import MAX_BYTES
+from chorale.spec.state import MAX_STATE_BYTES, GlobalState, state_digest, state_from_bytes
+from cli.errors import with_hint
+from crypto.errors import ConfigError
+from silo_agent.ledger.ledger import Ledger, PlanCharge
+from silo_agent.ledger.reveals import Decision
+from silo_agent.policy.policy import load_policy
+from silo_agent.rounds.data_sets import name_for
+from silo_agent.rounds.first_state import drawn_arrays
+from silo_agent.settings import SiloSettings
+
+MAY_HAVE_RUN = (Decision.APPROVED, Decision.SUSPENDED)
+
+
+def recover(
+    ledger: Ledger, settings: SiloSettings, *, restarts: int, ran: tuple[Path, ...], init: tuple[Path, ...]
+) -> None:
+    """Charge every job that may have run since the snapshot its whole plan, reject it, and serve again.
+
+    restarts: of the agent between the snapshot and now; at each a job may have made the input of one phase
+    again, which its plan does not count. ran: files of signed jobs that the ledger does not hold as approved.
+    init: starting weights of jobs whose model is not built in, found by their digest. Raises ConfigError
+    where a plan is not known; nothing is charged then.
+    """
+    given = [read_limited(path, MAX_STATE_BYTES) for path in init]
+    weights = {state_digest(data).hex(): data for data in given}
+    jobs = {job.job_digest: job.spec_bytes for job in ledger.jobs() if job.decision in MAY_HAVE_RUN}
+    named = [read_limited(path, MAX_BYTES) for path in ran]
+    jobs |= {hashlib.sha256(spec_bytes).digest(): spec_bytes for spec_bytes in named}
+    policies = {each.name: settings.policy_of(each) for each in settings.data_sets}
+    snapshot = ledger.last_reserved
+    charges = []
+    for digest, spec_bytes in jobs.items():
+        spec = _spec(digest, spec_bytes)
+        if snapshot is None or spec.not_after > snapshot:  # an earlier one had no session since
+            data_set = spec.data or name_for(spec, tuple(policies))  # it may have had another name
+            policy = load_policy(policies.get(data_set, settings.policy))
+            charges.append(
+                PlanCharge(
+                    job_digest=digest,
+                    spec=spec,
+                    policy=policy,
+                    charged=ledger.accounts().charged(data_set),
+                    releases=_releases(digest, spec, weights, restarts, policy.colluders(spec)),
+                )
+            )
+    ledger.recover(charges)
+    for charge in charges:
+        what = "inputs without noise" if charge.releases is None else "its whole plan"
+        click.echo(
+            f"{charge.job_digest.hex()[:12]}: {what} charged to account {charge.charged.account}; rejected"
+        )
+    if not charges:
+        click.echo("no job that is approved here may have run since: nothing is charged")
+
+
+def _spec(digest: bytes, spec_bytes: bytes | None) -> JobSpec:
+    job_id = digest.hex()[:12]
+    if spec_bytes is None:
+        message = f"job {job_id}: an earlier release recorded it without its text, so its plan is not known"
+        raise with_hint(ConfigError(message), "name its file: --ran FILE")
+    return JobSpec.from_yaml(spec_bytes, source=f"job {job_id}")
+
+
+def _releases(
+    digest: bytes, spec: JobSpec, weights: Mapping[str, bytes], restarts: int, colluders: int
+) -> tuple[Release, ...] | None:
+    """At least what left since the snapshot; None for a job without noise."""
+    if spec.privacy is None:
+        return None
+    try:
+        state = _first_state(spec, weights)
+        charged = planned_releases(spec, state, colluders=colluders)
+        one_round = spec.model_copy(update={"rounds": 1})  # its plan has every kind of phase
+        for release, count in planned_releases(one_round, state, colluders=colluders).items():
+            charged[release] += restarts * count
+    except ConfigError as error:
+        raise ConfigError(f"job {digest.hex()[:12]}: its plan is not known here: {error}") from None
+    return tuple(charged.elements())
+
+
+def _first_state(spec: JobSpec, weights: Mapping[str, bytes]) -> GlobalState:
+    """For its shapes alone, so weights that a built-in model was given are not needed."""
+    found = weights.get(spec.initial_state or "")
+    if found is not None:
+        return state_from_bytes(found)
+    if not spec.model.is_built_in:
+        raise ConfigError(
+            f"model {spec.model.name} is not built in; name its starting weights, --init FILE, of SHA-256 "
+            f"{spec.initial_state}"
+        )
+    return dict(drawn_arrays(spec, SEED_ALONE, max_bytes=MAX_STATE_BYTES))

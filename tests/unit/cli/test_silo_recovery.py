@@ -1,0 +1,107 @@
+"""`chorale silo ledger --recover`: what is charged is never less than what may have left."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from chorale.job import Job
+from chorale.privacy.plan import planned_releases
+from chorale.privacy.releases import releases_from_json
+from chorale.spec.job_spec import JobSpec
+from chorale.transport.wire import PhaseKey
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.reveals import Decision
+from silo_agent.policy.policy import load_policy
+from simulation.engine import unsigned_job
+from tests.unit.cli.conftest import Desk, Ended
+
+PRIVATE = {
+    "records": {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1},
+    "statistics_noise_multiplier": 4.0,
+}
+NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
+
+
+def offered(desk: Desk, name: str, **changes: Any) -> tuple[Job, Any]:
+    """A job as it is signed, and its first state."""
+    from silo_agent.training.models.state import initial_state
+
+    path = desk.job(**{"name": name, "privacy": PRIVATE, "not_after": "2099-12-31T00:00:00Z"} | changes)
+    spec = JobSpec.from_yaml(path.read_bytes(), source=path.name)
+    state = initial_state(spec)
+    return unsigned_job(spec, state), state
+
+
+def test_recovery_charges_whole_plans_and_a_round_for_each_restart(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    pytest.importorskip("torch", reason="draws a first state: needs the extra silo")
+    config = desk.silo(data={"format": "digits", "name": "ward"})
+    before, state = offered(desk, "before")
+    after, _ = offered(desk, "after", rounds=7)
+    over, _ = offered(desk, "over", not_after="2026-11-23T00:00:00Z")
+    open_job, _ = offered(desk, "unapproved")
+    plain, _ = offered(desk, "plain", privacy=None)
+    path = desk.folder / "silo-0" / "ledger.sqlite"
+    path.parent.mkdir()
+    with closing(Ledger(path, clock=lambda: NOW)) as ledger:
+        for job in (before, over, plain):
+            ledger.record_job(job, is_approved=True)
+        ledger.record_job(open_job, is_approved=False)
+        budget = ledger.budget(policy=load_policy(desk.folder / "policy.yaml"), data_set="ward")
+        key = PhaseKey(job_digest=before.digest, round=0, phase="enrollment.0", attempt=1)
+        budget.reserve(before, key, state, members=3).spend()
+    (desk.folder / "after.yaml").write_bytes(after.signed.spec_bytes)
+
+    options = ["--recover", "--restarts", "3", "--ran", desk.folder / "after.yaml"]
+    ended = chorale("silo", "ledger", "--config", config, *options)
+
+    assert ended.code == 0, ended.err
+    charged: dict[bytes, Counter[Any]] = {}
+    with closing(Ledger(path)) as ledger, ledger._database.transaction() as connection:
+        rows = connection.execute(
+            "SELECT job_digest, data_set, status, releases FROM releases"
+            " LEFT JOIN costs ON digest = cost_digest WHERE phase = 'recovery'"
+        ).fetchall()
+        decisions = dict(connection.execute("SELECT job_digest, decision FROM jobs").fetchall())
+    for digest, data_set, status, text in rows:
+        assert (data_set, status) == ("ward", "spent")
+        charged[digest] = Counter(releases_from_json(text) if text else ())
+    assert charged.keys() == {before.digest, after.digest, plain.digest}  # a job that is over cannot have run
+    assert not charged[plain.digest]  # counts as an input without noise
+    for job in (before, after):
+        one_round = dataclasses.replace(job, spec=job.spec.model_copy(update={"rounds": 1})).spec
+        expected = planned_releases(job.spec, state)
+        for release, count in planned_releases(one_round, state).items():
+            expected[release] += 3 * count
+        assert charged[job.digest] == expected
+    assert {decisions[job.digest] for job in (before, after, plain)} == {Decision.REJECTED}
+    assert (decisions[over.digest], decisions[open_job.digest]) == (Decision.APPROVED, Decision.OFFERED)
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--recover"], "--recover: expected --restarts with it"),
+        (["--restarts", "1"], "--restarts: expected --recover with it"),
+        (["--ran", "job.yaml"], "--ran: expected --recover with it"),
+        (["--init", "model.safetensors"], "--init: expected --recover with it"),
+        (["--recover", "--restarts", "0", "--ran", "nowhere.yaml"], "nowhere.yaml: no such file"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    desk: Desk, chorale: Callable[..., Ended], options: list[str], told: str
+) -> None:
+    config = desk.silo()
+    (desk.folder / "silo-0").mkdir()
+    Ledger(desk.folder / "silo-0" / "ledger.sqlite").close()
+    ended = chorale("silo", "ledger", "--config", config, *options)
+    assert ended.code == 2
+    assert told in ended.err
