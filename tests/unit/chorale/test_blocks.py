@@ -123,6 +123,7 @@ MIXES = st.dictionaries(
 )
 
 
+@pytest.mark.gate
 @settings(max_examples=8, deadline=None)
 @given(mix=MIXES, more=MIXES)
 def test_a_filter_is_above_the_block_and_more_never_costs_less(
