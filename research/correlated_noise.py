@@ -121,8 +121,7 @@ def encoder(steps: int, *, momentum: float, bands: int) -> FloatArray:
     found = minimize(cost, np.zeros(len(rows)), jac=True, method="L-BFGS-B", options={"maxiter": 3_000})
     # X = C^T C with C lower triangular: Cholesky's factor of X read from its last row on
     reversed_nn = np.linalg.cholesky(banded(found.x)[::-1, ::-1])
-    encoder_nn: FloatArray = reversed_nn[::-1, ::-1].T
-    return encoder_nn
+    return np.asarray(reversed_nn[::-1, ::-1].T, np.float64)
 
 
 def decoder(steps: int, *, momentum: float, bands: int) -> FloatArray:

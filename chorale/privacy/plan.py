@@ -76,7 +76,22 @@ def planned_epsilon_if_all_others_collude(spec: JobSpec, state: GlobalState) -> 
 
     Infinite above MAX_EPSILON: then nothing is promised.
     """
-    cost = epsilon(planned_releases(spec, state, honest=1), privacy_of(spec).delta)
+    return _told(epsilon(planned_releases(spec, state, honest=1), privacy_of(spec).delta))
+
+
+def spent_epsilon_if_all_others_collude(
+    spec: JobSpec, state: GlobalState, inputs: Mapping[str, int]
+) -> float:
+    """The same of what a silo gave so far. inputs: how many it gave to phases of a kind."""
+    shapes, spent = {**state, TOTAL: np.array(1)}, Counter[Release]()
+    for kind, times in inputs.items():
+        members = spec.named_per_round if kind in spec.method.round_phases else len(spec.silos)
+        for _, release in releases_by_quantity(spec, kind, shapes, members, honest=1):
+            spent[release] += times
+    return _told(epsilon(spent, privacy_of(spec).delta))
+
+
+def _told(cost: float) -> float:
     return cost if cost <= MAX_EPSILON else math.inf
 
 

@@ -9,15 +9,18 @@ import signal
 import sys
 import threading
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from chorale.privacy.plan import spent_epsilon_if_all_others_collude
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import open_model
+from chorale.spec.state import GlobalState
 from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import COORDINATOR, EPSILONS, FEDERATION, LOGS, OWN, SHARED, Plan, digits_plan, job_plan
 from cli.demo.processes import Child, Processes, run_commands
@@ -36,7 +39,7 @@ from cli.operations import Operations, connect
 from cli.operator import operator_settings
 from cli.output import report
 from cli.output.progress import JobHistory, score_word, show
-from cli.output.promise import Promise, if_all_others_collude, promise_of
+from cli.output.promise import Promise, Spent, if_all_others_collude, promise_of
 from cli.output.report import units_told
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -190,11 +193,12 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
         given = [] if plan.init is None else ["--init", str(plan.init)]
         (output,) = run_commands([[*submit, *given]])
         digest = operations.find(output.split()[0])
-        promise = _promise(plan, operations, digest) if plan.is_private else None
+        told = _promise(plan, operations, digest) if plan.is_private else None
         history = _follow(plan, operations, digest, silos)
         history.summary, data = operations.fetch(digest)
         write_atomic(plan.out / "model.safetensors", b"".join(data), mode=0o644)
-    spent = {} if promise is None else _spent(plan)
+    spent = {} if told is None else _spent(plan, told, digest)
+    promise = None if told is None else told.promise
     document = report.document(history, policy=plan.allowed, promise=promise, spent=spent)
     write_atomic(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
     write_atomic(plan.out / "report.html", report.page(document).encode(), mode=0o644)
@@ -220,26 +224,37 @@ def _start(plan: Plan, processes: Processes) -> tuple[str, list[Child]]:
     return address, started
 
 
-def _promise(plan: Plan, operations: Operations, digest: bytes) -> Promise:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a private job promises, and the job and a state of it that this follows from."""
+
+    promise: Promise
+    spec: JobSpec
+    state: GlobalState
+
+
+def _promise(plan: Plan, operations: Operations, digest: bytes) -> _Told:
     """What the job promises, told before its first round, with what few silos make of it."""
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
-    promise = promise_of(spec, open_model(b"".join(data))[0])
+    state = open_model(b"".join(data))[0]
+    promise = promise_of(spec, state)
     for line in promise.lines():
         _say(line)
-    return promise
+    return _Told(promise=promise, spec=spec, state=state)
 
 
-def _spent(plan: Plan) -> dict[str, float]:
+def _spent(plan: Plan, told: _Told, digest: bytes) -> dict[str, Spent]:
     """Epsilon of each silo's data set, from its own ledger; no silo shows it to another party."""
     from silo_agent.ledger.ledger import Ledger
 
-    spent: dict[str, float] = {}
+    spent: dict[str, Spent] = {}
     for name in plan.names:
         settings = load_silo_settings(plan.folder(name) / "silo.yaml")
         with closing(Ledger(settings.ledger_path)) as ledger:
             budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data_sets[0].name)
-            spent[name] = budget.spent()[0]
+            collude = spent_epsilon_if_all_others_collude(told.spec, told.state, budget.spent_inputs(digest))
+            spent[name] = Spent(epsilon=budget.spent()[0], if_all_others_collude=collude)
     return spent
 
 
@@ -310,6 +325,9 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
             f"against the coordinator; {if_all_others_collude(report['epsilon_if_all_others_collude'])}"
         )
         click.echo(f"epsilon spent for each record, by each silo's ledger: {', '.join(spent)}")
+        collude = report["epsilon_spent_by_silo_if_all_others_collude"]
+        spent = (f"{silo} {'no bound' if each is None else f'{each:.4g}'}" for silo, each in collude.items())
+        click.echo(f"the same if all other silos collude: {', '.join(spent)}")
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
     click.echo("try next:")
     click.echo(f"  {command} audit verify {silo / 'state' / 'audit.jsonl'}")

@@ -88,6 +88,14 @@ class Promise:
         return self.count_deviation * math.sqrt(1.0 + accuracy**2) / tested
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a silo's data set has spent, against few colluders and against all other silos."""
+
+    epsilon: float
+    if_all_others_collude: float
+
+
 def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
     """What a job with its multipliers promises. state: any of its global states, for the shapes.
 

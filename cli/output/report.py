@@ -24,7 +24,7 @@ from cli.output.progress import (
 from cli.output.promise import if_all_others_collude, units
 
 if TYPE_CHECKING:
-    from cli.output.promise import Promise
+    from cli.output.promise import Promise, Spent
 
 Document = dict[str, Any]
 WIDTH, HEIGHT, MARGIN = 640, 240, 36
@@ -43,7 +43,7 @@ def document(
     *,
     policy: Document | None = None,
     promise: Promise | None = None,
-    spent: Mapping[str, float] | None = None,
+    spent: Mapping[str, Spent] | None = None,
 ) -> Document:
     """What report.json holds. policy: what the silos of a demo allowed beyond the defaults.
 
@@ -171,33 +171,35 @@ def _verification(report: Document) -> str:
     )
 
 
-def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, float]) -> Document:
+def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, Spent]) -> Document:
     """What was spent is the ledgers'; any other epsilon is the whole plan's, of a stopped job too."""
     accuracy, tested = history.closing("accuracy"), history.closing("tested")
     noise = None
     if promise is not None and accuracy is not None and tested is not None:
         noise = promise.accuracy_deviation(accuracy, tested)
-    collude = None if promise is None else promise.epsilon_if_all_others_collude
-    if collude == math.inf:
-        collude = None  # no bound; JSON has no infinity
     return {
         "epsilon": promise and promise.epsilon,
-        "epsilon_if_all_others_collude": collude,
+        "epsilon_if_all_others_collude": promise and _or_null(promise.epsilon_if_all_others_collude),
         "epsilon_unit": promise and promise.unit,
-        "epsilon_of_rows": {} if promise is None else _or_null(promise.epsilon_of_rows),
+        "epsilon_of_rows": {str(rows): _or_null(cost) for rows, cost in promise.epsilon_of_rows.items()}
+        if promise
+        else {},
         "noise": promise and promise.noise,
         "epsilon_updates_per_silo": promise and promise.epsilon_updates_per_silo,
         "epsilon_statistics_per_record": promise and promise.epsilon_statistics_per_record,
         "delta": promise and promise.delta,
         "noise_multipliers": dict(promise.multipliers) if promise else {},
-        "epsilon_spent_by_silo": dict(spent),
+        "epsilon_spent_by_silo": {silo: each.epsilon for silo, each in spent.items()},
+        "epsilon_spent_by_silo_if_all_others_collude": {
+            silo: _or_null(each.if_all_others_collude) for silo, each in spent.items()
+        },
         "accuracy_noise": noise,
     }
 
 
-def _or_null(costs: Mapping[int, float]) -> dict[str, float | None]:
-    """By number of records; null: no bound, as JSON has no infinity."""
-    return {str(rows): None if cost == math.inf else cost for rows, cost in costs.items()}
+def _or_null(cost: float) -> float | None:
+    """null: no bound, as JSON has no infinity."""
+    return None if cost == math.inf else cost
 
 
 def _privacy_section(report: Document) -> list[str]:
@@ -214,11 +216,16 @@ def _privacy_section(report: Document) -> list[str]:
         f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. "
         f"{_rows_told(report)}. Accuracies carry noise too."
     )
-    spent = [(silo, f"{epsilon:.4g}") for silo, epsilon in report["epsilon_spent_by_silo"].items()]
+    collude = report["epsilon_spent_by_silo_if_all_others_collude"]
+    spent = [
+        (silo, f"{epsilon:.4g}", "no bound" if collude[silo] is None else f"{collude[silo]:.4g}")
+        for silo, epsilon in report["epsilon_spent_by_silo"].items()
+    ]
     noise = [(name, f"{value:g}") for name, value in report["noise_multipliers"].items()]
     tables = [_table(("noise multiplier", "value"), noise)]
     if spent:
-        tables.append(_table(("silo", "epsilon spent for each record, by its own ledger"), spent))
+        head = ("silo", "epsilon spent for each record, by its own ledger", "if all other silos collude")
+        tables.append(_table(head, spent))
     return ["<h2>Differential privacy</h2>", f"<p>{html.escape(told)}</p>", *tables]
 
 

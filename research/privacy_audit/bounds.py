@@ -40,7 +40,7 @@ def by_counting(without_N: FloatArray, with_N: FloatArray, *, delta: float) -> f
 
 
 def noise_at_most(noise_N: FloatArray) -> float:
-    """The largest standard deviation that Gaussian noise of known mean 0 may have, given these draws of it."""
+    """The largest standard deviation that Gaussian noise of mean 0 may have, given these draws of it."""
     squares, count = float(np.sum(noise_N**2)), len(noise_N)
     return math.sqrt(squares / stats.chi2.ppf(1.0 - CONFIDENCE, count))
 
@@ -48,9 +48,9 @@ def noise_at_most(noise_N: FloatArray) -> float:
 def by_guessing(right: int, guesses: int, *, canaries: int, delta: float) -> float:
     """Of one run with many canaries, each put in by a coin of its own, and guesses about some of them.
 
-    Under (epsilon, delta) the number of right guesses is at most Binomial(guesses, e^epsilon / (1 + e^epsilon))
-    in the stochastic order, but for a term in delta (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846,
-    theorem 5.2 and appendix D).
+    Under (epsilon, delta) the number of right guesses is in the stochastic order at most
+    Binomial(guesses, e^epsilon / (1 + e^epsilon)), but for a term in delta (Steinke, Nasr and Jagielski 2023,
+    arXiv 2305.08846, theorem 5.2 and appendix D).
     """
     return largest(
         lambda epsilon: _chance_of_guesses(right, guesses, canaries, epsilon, delta) <= 1.0 - CONFIDENCE

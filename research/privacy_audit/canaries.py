@@ -1,8 +1,8 @@
 """One run of a job with many canaries, by the product's simulation, read from the models that it gives out.
 
-Each canary is a record with an input of its own, put in by a coin of its own: its clipped gradient is at right
-angles to the others'. The adversary sees every model, so every step's noised sum, and knows all of a canary
-but its coin. Source: Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846).
+Each canary is a record with an input of its own, put in by a coin of its own: its clipped gradient is at
+right angles to the others'. The adversary sees every model, so every step's noised sum, and knows all of a
+canary but its coin. Source: Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846).
 """
 
 # K = canaries, C = classes, D = input width

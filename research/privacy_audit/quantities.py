@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import noised, releases_by_quantity
-from chorale.privacy.releases import Release, SampledGaussian
+from chorale.privacy.releases import Gaussian, Release, SampledGaussian
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
-from crypto.fixed_point.layout import Layout, Noise, Quantity
-from crypto.noise.sensitivity import clipped_sensitivity
+from crypto.fixed_point.layout import Layout, Quantity
+from crypto.noise.sensitivity import Noise, clipped_sensitivity
 from research.attacks.digits import job
 from research.privacy_audit.bounds import by_counting, noise_at_most
 from silo_agent.training.dp_sgd.micro_batches import Draws
@@ -47,8 +47,8 @@ class Audit:
     """One release of one quantity. claim: its epsilon at DELTA by the product's accounting.
 
     counted: lower bound without an assumption on the noise. gaussian: epsilon of Gaussian noise as wide as it
-    may be at most, by the accounting of the same release. multiplier: of the release; measured: the largest that
-    the draws allow.
+    may be at most, by the accounting of the same release. multiplier: of the release; measured: the largest
+    that the draws allow.
     """
 
     phase: str
@@ -64,7 +64,7 @@ class Audit:
         return max(self.counted, self.gaussian) > self.claim
 
 
-def audited_job(preset: str = "fedcsd", *, silos: int = SILOS) -> JobSpec:
+def audited_job(preset: str, *, silos: int = SILOS, hidden: tuple[int, ...] = (16,)) -> JobSpec:
     """Noise in the sum, on a small model, with statistics of its method where it has some."""
     privacy = {
         "delta": DELTA,
@@ -77,14 +77,25 @@ def audited_job(preset: str = "fedcsd", *, silos: int = SILOS) -> JobSpec:
         "statistics_noise_multiplier": MULTIPLIER,
     }
     training = {"batch_size": 40, "momentum": 0.0}
+    clip = {"logit_clip": 1.0} if preset == "fedcsd" else {}
     return job(
-        preset, silos=silos, hidden=(), training=training, privacy=privacy, rounds=1, steps=1, spare_steps=0
+        preset,
+        silos=silos,
+        hidden=hidden,
+        training=training,
+        privacy=privacy,
+        strategy={"preset": preset, "options": clip},
+        rounds=1,
+        steps=1,
+        spare_steps=0,
     )
 
 
-def audits(spec: JobSpec, *, runs: int = RUNS, missing: float = 0.0) -> Iterator[Audit]:
-    """Each noised quantity of each phase. missing: a share of the noise's variance that is left out, to see
-    that it would be noticed."""
+def audits(
+    spec: JobSpec, *, runs: int = RUNS, missing: float = 0.0, skipped: frozenset[str] = frozenset()
+) -> Iterator[Audit]:
+    """Each noised quantity of each phase but the skipped ones. missing: a share of the noise's variance that
+    is left out, to see that it would be noticed."""
     state = {**initial_state(spec), TOTAL: np.array(1)}
     kinds = (*spec.method.opening, *spec.method.round_phases, *spec.method.closing)
     for kind in dict.fromkeys(kinds):
@@ -93,6 +104,8 @@ def audits(spec: JobSpec, *, runs: int = RUNS, missing: float = 0.0) -> Iterator
             quantity.name: release for quantity, release in releases_by_quantity(spec, kind, state, members)
         }
         for quantity in _noised(spec, kind, state, members):
+            if quantity.name in skipped:
+                continue
             yield audit(spec, kind, quantity, released[quantity.name], runs=runs, missing=missing)
 
 
@@ -103,15 +116,15 @@ def audit(
     rule, members = spec.rule(len(spec.silos)), len(spec.silos)
     colluders = members // 3
     assert quantity.noise is not None
+    assert isinstance(release, Gaussian | SampledGaussian)
     thinner = replace(quantity.noise, variance=quantity.noise.variance * (1.0 - missing))
     moved = _moved(quantity, thinner)
     is_drawn_N = _drawn(release, runs)
     noise_N, with_N = (
         _seen(quantity, thinner, values_N, honest=rule.min_honest, colluders=colluders)
-        for values_N in (np.zeros(runs), moved * is_drawn_N)
+        for values_N in (np.zeros(runs), np.where(is_drawn_N, moved, 0.0))
     )
     multiplier = noise_at_most(noise_N) / (moved / _unit(quantity, thinner))
-    assert not hasattr(release, "steps")
     as_measured = replace(release, noise_multiplier=multiplier)
     return Audit(
         phase=kind,

@@ -24,7 +24,7 @@ from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
-from chorale.transport.wire import PhaseKey
+from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
@@ -227,6 +227,19 @@ class Budget:
                 for of_job, job_digest, inputs in jobs
             ),
         )
+
+    def spent_inputs(self, job_digest: bytes) -> Counter[str]:
+        """How many inputs of a job left, by kind of phase."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT phase, count(*) AS inputs FROM charges"
+                " WHERE account = ? AND job_digest = ? AND status = ? GROUP BY phase",
+                (self._data_set, job_digest, ReleaseStatus.SPENT),
+            ).fetchall()
+        found: Counter[str] = Counter()
+        for row in rows:
+            found[phase_kind(row["phase"])] += row["inputs"]
+        return found
 
     def spent(self) -> tuple[float, int]:
         """Epsilon spent on the data set, and inputs that left without noise: the most of any account that

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from chorale.job import Job
+from chorale.privacy.plan import planned_epsilon_if_all_others_collude
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import PolicyRefusal
 from silo_agent.ledger.ledger import Ledger
@@ -53,6 +54,32 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
     for ended in (waiting, approved):
         assert ended.code == 0, ended.err
         assert ended.out.count(WARNING) == is_warned
+        assert ("records in one silo: epsilon" in ended.out) != is_warned
+        assert ("data set data: a record is one row; where one person has several" in ended.out) != is_warned
+
+
+@pytest.mark.parametrize("policy", [{}, {"max_epsilon_if_all_others_collude": 0.01}])
+def test_silo_is_told_both_promises_of_a_private_job(
+    desk: Desk, chorale: Callable[..., Ended], policy: dict[str, Any]
+) -> None:
+    """It was asked to approve noise that rests on other silos, and no number said what that means."""
+    pytest.importorskip("torch", reason="a silo draws the weights")
+    records = {**RECORDS, "noise_multiplier": 10.0, "noise": "sum"}
+    privacy = {"records": records, "statistics_noise_multiplier": 40.0}
+    job = offered(
+        desk, privacy=privacy, steps=3, spare_steps=2, rounds=5, model={"name": "mlp", "hidden": []}
+    )
+    config = desk.silo()
+    accepts = {"accept_shared_noise": True, **policy}
+    desk.write("policy.yaml", {"federation": "test", "privacy": accepts})
+    ended = chorale("silo", "approve", "--config", config, job.id)
+    assert ended.code == 0, ended.err
+    alone = planned_epsilon_if_all_others_collude(
+        job.spec, first_state.drawn_arrays(job.spec, b"", max_bytes=1 << 20)
+    )
+    assert f"{job.id}: privacy: epsilon " in ended.out
+    assert f"if all other silos collude with it: epsilon {alone:.4g}" in ended.out
+    assert ended.out.count("this silo's policy refuses it") == bool(policy)
 
 
 def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., Ended]) -> None:

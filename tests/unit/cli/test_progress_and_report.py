@@ -19,7 +19,7 @@ from cli.errors import CommandFailed
 from cli.job import check_done
 from cli.output import progress, report
 from cli.output.progress import JobHistory
-from cli.output.promise import Promise
+from cli.output.promise import Promise, Spent
 from crypto.errors import BudgetExhausted, PolicyRefusal
 
 # DESIGN's contract with other programs
@@ -273,16 +273,28 @@ PROMISE = Promise(
 )
 
 
+SPENT = {
+    "a": Spent(epsilon=7.5, if_all_others_collude=math.inf),
+    "b": Spent(epsilon=3.25, if_all_others_collude=14.5),
+}
+
+
 def test_report_of_a_private_job_tells_what_it_cost(history: JobHistory) -> None:
     history.records[-1].figures["tested"] = 300.0
-    document = json.loads(json.dumps(report.document(history, promise=PROMISE, spent={"a": 7.5, "b": 3.25})))
+    document = json.loads(json.dumps(report.document(history, promise=PROMISE, spent=SPENT)))
     assert (document["epsilon"], document["epsilon_unit"], document["delta"]) == (7.98, "record", 1e-5)
     assert document["epsilon_spent_by_silo"] == {"a": 7.5, "b": 3.25}
+    assert document["epsilon_spent_by_silo_if_all_others_collude"] == {"a": None, "b": 14.5}
     assert document["noise_multipliers"] == {"records.noise_multiplier": 1.5}
     # correct / tested, each with a deviation of 6: 6 / 300 and 0.8 * 6 / 300
     assert document["accuracy_noise"] == pytest.approx(0.02 * math.hypot(1.0, 0.8))
     text = report.page(document)
-    for told in ("epsilon 7.98 at delta 1e-05, for each record", "<td>3.25</td>", "after noise on all"):
+    for told in (
+        "epsilon 7.98 at delta 1e-05, for each record",
+        "<td>3.25</td><td>14.5</td>",
+        "<td>no bound</td>",
+        "after noise on all",
+    ):
         assert told in text
     assert "exact in fixed point" not in text
     assert "each silo, statistics" not in text
@@ -305,7 +317,7 @@ def test_report_of_noised_sums_says_which_epsilon_is_for_a_silo_and_which_for_a_
 ) -> None:
     """It once called all of it protected by silo, though statistics are noised by record."""
     promise = replace(PROMISE, unit="silo", epsilon_updates_per_silo=6.5)
-    document = json.loads(json.dumps(report.document(history, promise=promise, spent={"a": 7.5})))
+    document = json.loads(json.dumps(report.document(history, promise=promise, spent=SPENT)))
     assert (document["epsilon"], document["epsilon_unit"]) == (7.98, "silo")
     assert (document["epsilon_updates_per_silo"], document["epsilon_statistics_per_record"]) == (6.5, 1.25)
     told = (

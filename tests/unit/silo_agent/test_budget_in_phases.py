@@ -147,6 +147,24 @@ async def test_a_job_that_plans_too_much_is_refused_at_its_first_phase(make_hub:
     assert (held(agent), agent.objective.works) == (0.0, [])
 
 
+@pytest.mark.parametrize("first", [(0, "enrollment.0"), (2, "enrollment.0")])
+async def test_a_job_that_leaves_too_little_if_all_others_collude_is_refused_at_every_enrollment(
+    make_hub: MakeHub, first: tuple[int, str]
+) -> None:
+    """A coordinator that leaves a silo out of the first enrollment must not pass the bound by a later one."""
+    records = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1, "noise": "sum"}
+    shared = {"records": records, "statistics_noise_multiplier": 40.0}
+    hub = make_hub(privacy=shared, steps=3, spare_steps=2, rounds=5, enrollment_every=1)
+    accepts = {"accept_shared_noise": True}
+    strict = hub.add(ME, privacy=accepts | {"max_epsilon_if_all_others_collude": 0.1})
+    strict.tell(task=hub.begin(*first).task)
+    assert await strict.refusal() == "policy"
+    assert (held(strict), strict.objective.works) == (0.0, [])
+    planned = strict.metrics.epsilon_planned.labels(data_set="data")._value.get()
+    collude = strict.metrics.epsilon_planned_if_all_others_collude.labels(data_set="data")._value.get()
+    assert collude > 1.2 * planned > 0.1
+
+
 async def test_a_job_without_privacy_is_refused_where_policy_requires_it(make_hub: MakeHub) -> None:
     hub = make_hub(privacy=None)
     agent = hub.add(ME, privacy={"required": True})
