@@ -363,9 +363,8 @@ def test_adverts_of_200_silos_stay_far_below_what_a_message_holds() -> None:
     advert = bodies.read_advert(
         sessions.make_silo(sessions.make_federation(4), terms, name).advertise()
     ).advert
-    largest = LedgerStatement(
-        bodies.MAX_SEQUENCE, bytes(bodies.MARK_BYTES), bytes(bodies.MAX_SIGNATURE_BYTES)
-    )
+    signature = bytes(bodies.MAX_SIGNATURE_BYTES)
+    largest = LedgerStatement(bodies.MAX_SEQUENCE, bytes(bodies.MARK_BYTES), signature)
     echoes = tuple((f"{place:063}", largest) for place in range(MAX_ECHOES))
     full = dataclasses.replace(advert, name=63 * "x", statement=largest, echoes=echoes)
     body = bodies.body_of(full)
