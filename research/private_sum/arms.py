@@ -14,7 +14,7 @@ SAMPLE_RATE = 0.2
 STEPS = 50
 CLIP_NORM = 1.0
 # counts are noised until they cost next to nothing: accuracy is measured here outside of the job
-STATISTICS = 1000.0
+STATISTICS = 300.0
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 TUNING_SEEDS = (101, 102)
 SUM, SILO, CENTRAL, NONE = "sum", "silo", "central", "none"
