@@ -214,7 +214,8 @@ def _job(
         return
     if spec.privacy is None:
         with findings.step("refusals"), _ledger(settings) as ledger:
-            counted = ledger.data_refusals(policy=policy, data_set=data_set.name).check()
+            account = ledger.accounts().charged(data_set.name).account
+            counted = ledger.data_refusals(policy=policy, data_set=account).check()
             findings.fine(
                 "refusals",
                 f"{counted} inputs were refused for data set {data_set.name}; jobs without noise stop beyond "
@@ -222,7 +223,9 @@ def _job(
             )
     else:
         with findings.step("budget"), _ledger(settings) as ledger:
-            budget = ledger.budget(policy=policy, data_set=data_set.name)
+            charged = ledger.accounts().charged(data_set.name)
+            also = dict.fromkeys(charged.also, policy.privacy.epsilon)
+            budget = ledger.budget(policy=policy, data_set=charged.account, also=also)
             budget.check_plan(unsigned_job(spec, state), state)
             collude = planned_epsilon_if_all_others_collude(spec, state)
             policy.privacy.check_collusion(spec, collude)

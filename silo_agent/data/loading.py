@@ -209,7 +209,10 @@ def _unit_by_unit(
     if admitted is not None:
         names = admitted.units(names)
     account = settings.name if admitted is None else admitted.account
-    kept = grouped([names[each] for each in found.places], found.hashes, max_rows=settings.max_rows_per_unit)
+    chosen = [names[each] for each in found.places]
+    kept = grouped(chosen, found.hashes, max_rows=settings.max_rows_per_unit)
+    if beyond := sum(name is not None for name in chosen) - len(kept.places_N):
+        log.warning("rows beyond data.max_rows_per_unit are left out", data=settings.name, rows=beyond)
     is_held_U = np.array(
         [
             private.is_held_out(private.unit_bytes(unit), name=account, fraction=settings.holdout)

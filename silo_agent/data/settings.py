@@ -172,7 +172,7 @@ class DataSettings(BaseModel):
     )
     name: DataSetName = Field(
         default="data",
-        description="data set id in the ledger, which jobs may name: change it only when the data is another",
+        description="what jobs call the data set; its account in the ledger goes by its records and not by the name",
     )
     policy: Path | None = Field(
         default=None, description="policy file of this data set alone; null: the silo's own"

@@ -44,7 +44,7 @@ class UnitKey:
         if not path.exists():
             raise ConfigError(
                 f"{path}: no such file, and without it no record can be compared with the ledger's accounts: "
-                "put it back from the backup that the ledger is in"
+                "put it back, or begin in another directory with a new certificate"
             )
         key = read_limited(path, KEY_BYTES)
         if len(key) != KEY_BYTES:

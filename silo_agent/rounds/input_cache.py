@@ -257,6 +257,9 @@ class InputCache:
         """Loaded once per job, the hold-out cut as its size is summed."""
         if job.digest not in self._data:
             data, policy = self._load_data(job, is_cancelled), self._data_sets.of(job.digest).policy
+            declared = policy.constant_work_records
+            if job.spec.privacy is not None and declared is not None and len(data.train.units) > declared:
+                log.warning("more records than constant_work_records: time tells how many", job=job.id)
             self._data[job.digest] = cut_holdout(data, job=job, policy=policy)
         return self._data[job.digest]
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Collection
 from datetime import timedelta
+from typing import cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -19,7 +20,8 @@ from crypto import envelope_tree
 from crypto.identity import roster
 from crypto.identity.certificates import Anchors, Identity, MemberId, PrivateKey, Role
 from crypto.identity.roster import Member, Roster
-from crypto.session.messages import RelayedEnvelope, SessionTerms, Shares
+from crypto.session import bodies
+from crypto.session.messages import LedgerMark, RelayedEnvelope, SessionTerms, Shares
 from crypto.session.silo_session import SiloSession
 from tests.support import sessions
 from tests.support.sessions import NOW, Exchange, MemoryLedger
@@ -80,13 +82,51 @@ def relayed() -> RelayedEnvelope:
     return RelayedEnvelope(dealing=dealt.dealing, envelope=dealt.envelopes[0], path=path)
 
 
+class _Repeating:
+    """A key that signs the same bytes alike in every process: signatures of ledgers are in adverts, and what
+    follows is bound to these."""
+
+    def __init__(self, key: PrivateKey) -> None:
+        self._key = key
+
+    def sign(self, data: bytes, _: object) -> bytes:
+        return self._key.sign(data, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+
+
+class _Ledger(MemoryLedger):
+    """Of one silo, which was in a session with all others before."""
+
+    def __init__(self, own: Identity, others: Collection[Identity]) -> None:
+        super().__init__()
+        self._name = own.member.name
+        for each in others:
+            repeating = _repeating(each)
+            self.peers[each.member.name] = bodies.sign_statement(repeating, _mark(1, each.member.name))
+
+    def begin_attempt(self, terms: SessionTerms) -> LedgerMark:
+        super().begin_attempt(terms)
+        self.marks = [_mark(1, self._name), _mark(2, self._name)]
+        return self.marks[-1]
+
+
+def _mark(sequence: int, name: str) -> LedgerMark:
+    return LedgerMark(sequence, counter_bytes(f"fuzz mark {sequence} of {name}")(bodies.MARK_BYTES))
+
+
+def _repeating(identity: Identity) -> Identity:
+    return dataclasses.replace(identity, key=cast(PrivateKey, _Repeating(identity.key)))
+
+
 def _exchange(of: sessions.Federation, lost: Collection[str] = ()) -> Exchange:
-    ledgers = {name: MemoryLedger() for name in of.names}
+    members = of.silos.values()
+    ledgers: dict[str, MemoryLedger] = {
+        name: _Ledger(own, [each for each in members if each is not own]) for name, own in of.silos.items()
+    }
     made = sessions.make_exchange(of, ledgers=ledgers)
     made.silos = {
         name: SiloSession(
             terms=made.terms,
-            identity=of.silos[name],
+            identity=_repeating(of.silos[name]),
             roster=of.roster,
             authority=of.authority,
             ledger=ledgers[name],

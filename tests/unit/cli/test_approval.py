@@ -54,6 +54,8 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
     for ended in (waiting, approved):
         assert ended.code == 0, ended.err
         assert ended.out.count(WARNING) == is_warned
+        assert ("records in one silo: epsilon" in ended.out) != is_warned
+        assert ("data set data: a record is one row; where one person has several" in ended.out) != is_warned
 
 
 @pytest.mark.parametrize("policy", [{}, {"max_epsilon_if_all_others_collude": 0.01}])

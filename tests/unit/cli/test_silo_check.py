@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -47,10 +48,10 @@ def table_job(desk: Desk, **changes: object) -> Path:
     )
 
 
-def table_silo(desk: Desk, text: str, **changes: object) -> Path:
+def table_silo(desk: Desk, text: str, *, unit: str | None = None, **changes: object) -> Path:
     file = desk.folder / "table.csv"
     file.write_text(text)
-    return desk.silo(data={"format": "csv", "path": str(file), "name": "ward"}, **changes)
+    return desk.silo(data={"format": "csv", "path": str(file), "name": "ward", "unit": unit}, **changes)
 
 
 def problems(ended: Ended) -> list[str]:
@@ -241,3 +242,25 @@ def test_a_job_with_transforms_metrics_and_an_end_of_its_own_runs_on_one_batch(
     evaluation = desk.job(rounds=0)
     unknown = chorale("silo", "check", "--config", desk.silo(), "--job", evaluation)
     assert problems(unknown) == ["model: rounds: 0 evaluates a given model; give it: --init FILE.safetensors"]
+
+
+@pytest.mark.parametrize("unit", [None, "patient"])
+def test_a_private_job_is_told_with_what_a_record_is_and_what_several_cost(
+    desk: Desk, chorale: Calls, unit: str | None
+) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    rows = [f"{place // 4},{40 + place},{200 + place},{place % 2}" for place in range(60)]
+    config = table_silo(desk, "\n".join(["patient,age,chol,sick", *rows, ""]), unit=unit)
+    ended = chorale("silo", "check", "--config", config, "--job", table_job(desk, privacy=PRIVATE))
+    assert ended.code == 0, ended.out + ended.err
+    assert "privacy: somebody with 2, 5, 10, 20 records in one silo: epsilon " in ended.out
+    if unit is None:
+        assert (
+            "data set ward: a record is one row; where one person has several, name the column" in ended.out
+        )
+        assert " units" not in ended.out.split("ok       data")[1].splitlines()[0]
+    else:
+        assert "data set ward: a record is all rows of one patient, of which 32 are used at most" in ended.out
+        assert re.search(
+            r"data: \d+ samples of \d+ units to train on, \d+ samples of \d+ units held out", ended.out
+        )

@@ -143,13 +143,17 @@ def test_one_unit_less_moves_no_row_of_another_and_no_order(load: Load) -> None:
     assert any(17.0 in side for side in whole)
 
 
-def test_of_more_rows_than_wanted_a_choice_stays_that_follows_from_the_unit(load: Load) -> None:
+def test_of_more_rows_than_wanted_a_choice_stays_that_follows_from_the_unit(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = rows_of(40)
     every, kept = load(rows, holdout=0.0), load(rows, holdout=0.0, max_rows_per_unit=2)
     for patient, chosen in visits(kept.train).items():
         assert chosen == visits(every.train)[patient][:2]
     assert max(map(len, visits(kept.train).values())) == 2
     assert kept.train.units.sizes_U.max() == 2
+    told = caplog.records[-1].fields  # type: ignore[attr-defined]
+    assert told == {"data": "visits", "rows": len(every.train) - len(kept.train)}
 
 
 def test_rows_without_a_unit_are_left_out_alone(load: Load) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chorale.job import Job
-from chorale.privacy.accountant import Release, releases_from_json
+from chorale.privacy.releases import Release, releases_from_json
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.spec.column_specs import ColumnSpec
 from chorale.transport.wire import PhaseKey

@@ -15,7 +15,7 @@ from silo_agent.account_units import admitted_records
 from silo_agent.ledger.ledger import Ledger
 from tests.support.old_files import restore
 from tests.unit.silo_agent.account_book import AccountBook, marks_of, numbers
-from tests.unit.silo_agent.privacy_book import SUMS, private_job, refused
+from tests.unit.silo_agent.privacy_book import SUMS, policy, private_job, refused
 
 
 @pytest.fixture
@@ -164,10 +164,12 @@ def test_a_new_generation_needs_accounts_that_say_their_units(book: AccountBook,
 
 
 def test_accounts_of_a_release_before_learn_their_units_at_the_first_start(book: AccountBook) -> None:
-    (book.folder / "state").mkdir()
-    answers = restore("ledger", book.folder / "state" / "ledger.sqlite")
-    first, second, *_ = names = answers["data_sets"]
-    spent = {name: told["spent"] for name, told in answers["balances"].items()}
+    path = book.folder / "state" / "ledger.sqlite"
+    path.parent.mkdir()
+    first, second, *_ = names = restore("ledger", path)["data_sets"]
+    with closing(Ledger(path)) as ledger:
+        budgets = {name: ledger.budget(policy=policy(), data_set=name) for name in names}
+        spent = {name: budget.balance().spent for name, budget in budgets.items()}
     book.write(first, range(10))
     book.start()
     assert book.account(first) == first

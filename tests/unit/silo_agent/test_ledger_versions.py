@@ -71,9 +71,10 @@ def test_a_file_of_before_gets_the_schema_of_a_new_one(book: OldBook, tmp_path: 
     tables |= {"array_steps", "compared_phases", "stopped_data_sets"}
     tables |= {"data_refusals", "data_refusal_grants"}
     tables |= {"listed_certificates", "departures"}
-    tables |= {"own_accounts", "unit_marks", "unit_keys", "also_charged"}
+    tables |= {"own_accounts", "unit_marks", "unit_keys", "also_charged", "plans", "delta_changes"}
+    tables |= {"own_heads", "ledger_key", "peer_statements"}
     assert set(schema(book.path)) == {"version"} | tables
-    assert schema(book.path)["version"] == (15,)
+    assert schema(book.path)["version"] == (17,)
 
 
 def test_jobs_rosters_and_spend_are_as_they_were(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from chorale.transport.wire import MAX_MESSAGE_BYTES, MAX_SILOS, PhaseKey, to_silo
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.certificates import SignedBody
 from crypto.session import bodies
@@ -355,3 +356,20 @@ def test_malformed_echoes_are_refused(change: Change, told: str) -> None:
     changed = dataclasses.replace(advert, **change(advert))
     with pytest.raises(RemoteProtocolError, match=told):
         opened(bodies.sign(federation.silos["silo-000"], changed))
+
+
+def test_adverts_of_200_silos_stay_far_below_what_a_message_holds() -> None:
+    name, terms = "silo-000", sessions.make_terms(sessions.make_federation(4))
+    advert = bodies.read_advert(
+        sessions.make_silo(sessions.make_federation(4), terms, name).advertise()
+    ).advert
+    signature = bytes(bodies.MAX_SIGNATURE_BYTES)
+    largest = LedgerStatement(bodies.MAX_SEQUENCE, bytes(bodies.MARK_BYTES), signature)
+    echoes = tuple((f"{place:063}", largest) for place in range(MAX_ECHOES))
+    full = dataclasses.replace(advert, name=63 * "x", statement=largest, echoes=echoes)
+    body = bodies.body_of(full)
+    assert len(body) <= bodies.MAX_ADVERT_BYTES
+    signed = SignedBody(body=body, signature=signature)
+    key = PhaseKey(job_digest=bytes(32), round=1, phase="train", attempt=1)
+    message = to_silo(Cohort(adverts=(signed,) * MAX_SILOS), key)
+    assert message.ByteSize() < MAX_MESSAGE_BYTES / 2

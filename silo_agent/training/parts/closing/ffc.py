@@ -45,7 +45,6 @@ def feature_sums(setting: Setting) -> tuple[FloatArray, FloatArray]:
         if setting.work.is_cancelled():
             raise Cancelled("calibrate: no longer wanted")
         unit_ND = model.embed(model.features(batch.inputs)).double()
-        unit_ND[batch.count :] = 0.0  # what fills up adds nothing
         if setting.is_private:
             # at a length of at most 1, in float64: float32 may leave a wide vector longer by UNIT_ROUNDING
             lengths_N1: Tensor = torch.linalg.vector_norm(unit_ND, dim=1, keepdim=True)
