@@ -88,8 +88,11 @@ def open_accounts(
 
 
 def admitted_records(settings: SiloSettings, data_set: str) -> Admitted | None:
-    """As the agent that runs admits them, for a process of its own. Raises ConfigError."""
-    if settings.data_set(data_set).source is not None:
+    """As the agent that runs admits them, for a process of its own; None: all, where no agent keeps a ledger.
+
+    Raises ConfigError.
+    """
+    if settings.data_set(data_set).source is not None or not settings.ledger_path.exists():
         return None
     ledger = Ledger(settings.ledger_path, is_read_only=True)
     try:
