@@ -19,7 +19,7 @@ from research.accuracy.trials import Split
 from research.accuracy.tuning import Choice, chosen
 from research.accuracy.work import OutOfRuns, Workers
 from research.private_sum import words
-from research.private_sum.arms import ARMS, RATES, SETTINGS, SHAPES, TUNING_SEEDS, Setting
+from research.private_sum.arms import ARMS, SETTINGS, SHAPES, Setting
 from research.private_sum.runs import run
 from research.private_sum.words import Line
 
@@ -68,7 +68,7 @@ def _line(setting: Setting, book: Book, workers: Workers, options: argparse.Name
     accuracy: dict[str, list[float]] = {}
     choices: dict[str, Choice] = {}
     for arm in options.arms:
-        tuning = setting.trials(arm, tested=Split.VALIDATION, seeds=TUNING_SEEDS, rates=RATES)
+        tuning = setting.trials(arm, tested=Split.VALIDATION, seeds=setting.tuning_seeds, rates=setting.rates)
         workers.finish(tuning)
         (choices[arm],) = chosen(tuning, book.outcome)
         seeds = range(1, options.seeds + 1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.privacy.accountant import epsilon
+from chorale.privacy.privacy_filter import filter_epsilon
 from chorale.privacy.quantity_noise import releases_of
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
@@ -56,7 +56,7 @@ def test_demo_by_record_learns_and_tells_what_it_spent(noise: str, count: list[s
     # a silo's own noise hides less of the counts than that of all silos
     collude = told["epsilon_spent_by_silo_if_all_others_collude"]
     most = told["epsilon_if_all_others_collude"]
-    assert all(0.97 * most <= value <= most for value in collude.values())
+    assert all(0.8 * most <= value <= most for value in collude.values())
     assert most > 1.02 * told["epsilon"]
     assert f"the same if all other silos collude: silo-1 {collude['silo-1']:.4g}" in done.stdout
     assert "Differential privacy" in (tmp_path / "out" / "report.html").read_text()
@@ -160,4 +160,4 @@ def _cost(federation: LocalFederation, inputs: dict[str, int]) -> float:
         for release in releases_of(spec, kind, state, 3)
         for _ in range(times)
     ]
-    return epsilon(releases, Policy(federation="test").privacy.delta)
+    return filter_epsilon(releases, Policy(federation="test").privacy.delta, sides_are_fixed=False)
