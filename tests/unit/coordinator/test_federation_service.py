@@ -56,7 +56,7 @@ async def test_other_protocol_version_is_told_both_versions(make_hub):
     hub = make_hub()
     await hub.start()
     stub = await stub_of(hub)
-    with pytest.raises(grpc.aio.AioRpcError, match="this coordinator speaks 3, the silo 99") as raised:
+    with pytest.raises(grpc.aio.AioRpcError, match="this coordinator speaks 4, the silo 99") as raised:
         await first_answer(stub, pb.SiloMessage(hello=pb.Hello(protocol_version=99)))
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 

@@ -207,7 +207,7 @@ async def test_the_line_ends_when_a_certificate_of_the_authority_was_removed(
 
 async def test_another_protocol_version_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
     stub = await make_stub(Attend=attend(welcome(version=1)))
-    with pytest.raises(RemoteProtocolError, match="expected protocol version 3, got 1"):
+    with pytest.raises(RemoteProtocolError, match=f"expected protocol version {PROTOCOL_VERSION}, got 1"):
         await agent.stream(stub).run()
     assert agent.received == []
 
