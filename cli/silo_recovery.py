@@ -56,7 +56,7 @@ def recover(
                     spec=spec,
                     policy=policy,
                     charged=ledger.accounts().charged(data_set),
-                    releases=_releases(digest, spec, weights, restarts, policy.colluders(spec)),
+                    releases=at_most_released(digest, spec, weights, restarts, policy.colluders(spec)),
                 )
             )
     ledger.recover(charges)
@@ -77,7 +77,7 @@ def _spec(digest: bytes, spec_bytes: bytes | None) -> JobSpec:
     return JobSpec.from_yaml(spec_bytes, source=f"job {job_id}")
 
 
-def _releases(
+def at_most_released(
     digest: bytes, spec: JobSpec, weights: Mapping[str, bytes], restarts: int, colluders: int
 ) -> tuple[Release, ...] | None:
     """At least what left since the snapshot; None for a job without noise."""

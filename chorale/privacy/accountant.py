@@ -21,7 +21,7 @@ from crypto.fixed_point.layout import Side
 # no sample of the noise is further from its law: crypto/noise/gaussian.py, and what earlier releases drew
 SAMPLER_DISTANCE: Final = 2.0**-77
 GRID: Final = 1e-4  # of privacy losses, which are rounded up to it
-# Beyond it Renyi's bound is told as it is: no job may ask for so much, and a grid for it fills the memory.
+# beyond it Renyi's bound is told as it is: no job may ask for so much, and a grid for it fills the memory
 MAX_GRID_EPSILON: Final = 60.0
 MAX_GRID_POINTS: Final = 1 << 20  # of one step; a job with next to no noise gets a coarser grid
 ROWS_GRID: Final = (
@@ -50,7 +50,9 @@ def epsilon(releases: Releases, delta: float, *, sides_are_fixed: bool = True, r
 
 
 def delta_at(releases: Releases, epsilon: float, *, sides_are_fixed: bool = True) -> float:
-    """The delta of a block at an epsilon: 1 where nothing is promised."""
+    """The delta of a block at an epsilon: 1 where nothing is promised, and where no grid is made for it."""
+    if epsilon > MAX_GRID_EPSILON:
+        return 1.0
     found = 0.0
     for side in sides_of(releases, sides_are_fixed=sides_are_fixed):
         if side:

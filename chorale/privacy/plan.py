@@ -30,7 +30,8 @@ MIN_USED = 0.99  # of its target that a solved job costs at least
 _CLOSE_ENOUGH = 0.995  # leaves room for rounding the multiplier up
 _DIGITS = 5  # significant ones of a solved multiplier
 _AIM = 0.9975  # of its target, the middle of what is close enough
-_GUESSES = 60
+_AIMED_TRIALS = 6
+_TRIALS = 60
 
 Chosen: TypeAlias = Callable[[Quantity, Release], bool]
 
@@ -183,18 +184,18 @@ def _least_multiplier(cost: Callable[[float], float], target: float, *, asked: f
     """
     low, high, guess = MIN_MULTIPLIER, math.inf, 1.0
     try:
-        for _ in range(_GUESSES):
+        for tried in range(_TRIALS):
             spent = cost(guess)
             low, high = (low, guess) if spent <= target else (guess, high)
-            if _CLOSE_ENOUGH * target <= spent <= target or guess == MIN_MULTIPLIER:
+            if _CLOSE_ENOUGH * target <= spent <= target or high <= low * (1.0 + 10.0**-_DIGITS):
                 break
-            # costs fall about as the multiplier grows
-            aimed = guess * min(max(spent / (_AIM * target), 0.1), 10.0)
-            if not low < aimed < high:
-                aimed = math.sqrt(low * high) if high < math.inf else 2.0 * low
-            guess = max(aimed, MIN_MULTIPLIER)
-            if guess > MAX_MULTIPLIER:
+            # costs fall about as the multiplier grows; halve where that leads nowhere
+            guess *= min(max(spent / (_AIM * target), 0.1), 10.0)
+            if tried >= _AIMED_TRIALS or not low < guess < high:
+                guess = math.sqrt(low * high) if high < math.inf else 4.0 * low
+            if high == math.inf and low >= MAX_MULTIPLIER:
                 raise ConfigError(f"no noise multiplier up to {MAX_MULTIPLIER:g} is enough")
+            guess = min(guess, MAX_MULTIPLIER)
     except ConfigError as error:
         raise ConfigError(
             f"privacy.epsilon: {asked:g} cannot be met, ask for a larger one or for fewer rounds: {error}"

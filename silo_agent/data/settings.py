@@ -172,7 +172,7 @@ class DataSettings(BaseModel):
     )
     name: DataSetName = Field(
         default="data",
-        description="what jobs call the data set; its account in the ledger goes by its records and not by the name",
+        description="what jobs call the data set; its account in the ledger goes by its records",
     )
     policy: Path | None = Field(
         default=None, description="policy file of this data set alone; null: the silo's own"

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from chorale.privacy.quantity_noise import noise_deviations, releases_of
+from chorale.privacy.releases import Gaussian
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
@@ -142,7 +143,7 @@ def test_the_revealed_sum_has_the_noise_of_those_who_are_in_it(
     error_N = np.concatenate(errors)
     size = error_N.size
     assert size >= 2500
-    # chi-square with `size` degrees of freedom; rounding adds at most 1/4 to variances above 2^18
+    # chi-square with `size` degrees of freedom; rounding adds at most 1/4 to variances above 2^14
     chi_square = float(error_N @ error_N)
     assert chi_square / len(survivors) == pytest.approx(size, abs=DEVIATIONS * math.sqrt(2 * size))
     assert abs(error_N.sum()) <= DEVIATIONS * math.sqrt(size * len(survivors))
@@ -157,8 +158,14 @@ def test_the_noise_that_is_paid_for_is_that_of_h_silos(make_spec: MakeSpec) -> N
     layout = layout_of(spec, "train")
     delta = layout.quantities[0]
     assert delta.noise is not None
+    assert delta.noise.clip_l2 is not None
     release = releases_of(spec, "train", STATE, SILOS)[0]
-    assert release.variance == HONEST * delta.noise.variance  # type: ignore[union-attr]
+    assert isinstance(release, Gaussian)
+    clip = 2 * delta.noise.scale * delta.noise.clip_l2  # an exchanged update moves the sum twice that far
+    assert release.noise_multiplier == pytest.approx(
+        math.sqrt(HONEST * delta.noise.variance) / clip, rel=2e-3
+    )
+    assert release.draws == HONEST * delta.size
     figures = noise_deviations(layout.quantities, SILOS)
     assert figures["delta"] == pytest.approx(math.sqrt(SILOS * delta.noise.variance) / delta.noise.scale)
 

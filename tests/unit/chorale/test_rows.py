@@ -104,7 +104,7 @@ def test_a_silos_update_is_exchanged_once_however_many_rows_change() -> None:
     quiet = make_job(**fields, privacy={"sums": sums, "statistics_noise_multiplier": 1e6})
     found = planned_epsilon_of_rows(quiet, state := initial_state(quiet))
     alone = planned_epsilon(quiet, state)
-    assert list(found.values()) == pytest.approx([alone] * 4, rel=0.02)
+    assert list(found.values()) == pytest.approx([alone] * 4, rel=0.04)
     loud = make_job(**fields, privacy={"sums": sums, "statistics_noise_multiplier": 40.0})
     assert planned_epsilon_of_rows(loud, state)[10] > 2 * planned_epsilon(loud, state)
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from chorale.job import Job, sign_job
+from chorale.privacy.quantity_noise import dp_sgd_steps
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
@@ -134,6 +135,13 @@ def test_every_mean_of_losses_of_single_records_may_share_its_noise(preset: str)
     spec = make(strategy={"preset": preset})
     (step,) = spec.method.phase("train").quantities(phase_context(spec, 1, STATE, 4, public_seed=bytes(32)))
     assert (step.name, "delta" in spec.quantity_names) == ("gradient", False)
+
+
+def test_a_round_is_one_step_of_dp_sgd_where_noise_of_each_silo_takes_an_epoch() -> None:
+    """A policy that counted an epoch a round refused jobs of steps for five times their cost."""
+    own = {**SHARED, "records": {**RECORDS, "noise": "silo"}}
+    assert dp_sgd_steps(make(privacy=own, steps=None, rounds=3)) == 5
+    assert dp_sgd_steps(make()) == 1
 
 
 def test_trains_head_leaves_every_other_parameter_out_of_the_sum() -> None:

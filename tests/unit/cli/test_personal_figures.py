@@ -32,19 +32,19 @@ def history(*records: PhaseRecord) -> JobHistory:
 
 
 def test_a_personal_phase_is_one_line() -> None:
-    line = progress.plain_line(record("fine-tune.0", FIGURES), rounds=2)
+    line = progress.plain_line(record("fine-tune.0", FIGURES), title="fine-tune")
     assert line == "fine-tune  4 silos, 0.5 s  personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
 
 
 def test_a_line_tells_the_global_model_first_where_a_sum_tested_both() -> None:
-    line = progress.plain_line(record("evaluate.0", TESTED | FIGURES), rounds=2)
+    line = progress.plain_line(record("evaluate.0", TESTED | FIGURES), title="evaluate")
     assert line.endswith(
         "final model: accuracy 0.750, loss 0.500, personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
     )
 
 
 def test_without_a_holdout_anywhere_the_line_has_no_accuracy() -> None:
-    line = progress.plain_line(record("fine-tune.0", {"personal_silos": 0.0}), rounds=2)
+    line = progress.plain_line(record("fine-tune.0", {"personal_silos": 0.0}), title="fine-tune")
     assert line == "fine-tune  4 silos, 0.5 s"
 
 

@@ -88,11 +88,21 @@ def test_record_that_is_told_twice_counts_once(history: JobHistory) -> None:
     ],
 )
 def test_plain_line(history: JobHistory, place: int, line: str) -> None:
-    assert progress.plain_line(history.records[place], rounds=3) == line
+    record = history.records[place]
+    assert progress.plain_line(record, title=history.title(record)) == line
+
+
+def test_a_job_of_steps_is_told_by_its_steps(history: JobHistory) -> None:
+    """Round 2 is used up, so round 3 takes step 2; a record's number is that of its round all the same."""
+    history.summary.steps = 2
+    titles = [history.title(record) for record in history.records]
+    assert titles == ["enrollment", "step 1 of 2", "step 2 of 2", "step 2 of 2", "evaluate"]
+    history.summary.rounds_completed = 2
+    assert progress.counted(history.summary) == "2/2 steps"
 
 
 def test_attempts_are_told_when_there_were_several() -> None:
-    line = progress.plain_line(_record(1, "train", attempts=2, data_share=0.5), rounds=1)
+    line = progress.plain_line(_record(1, "train", attempts=2, data_share=0.5), title="round 1/1")
     assert line == "round 1/1  4 silos, 50% of the data, 0.5 s, attempt 2"
 
 

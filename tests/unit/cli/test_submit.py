@@ -17,8 +17,10 @@ import safetensors.numpy
 from chorale.privacy.plan import (
     planned_epsilon,
     planned_epsilon_if_all_others_collude,
+    planned_epsilon_of_rows,
     planned_statistics_epsilon,
     planned_updates_epsilon,
+    rows_told,
 )
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import facts_of, with_facts
@@ -146,7 +148,7 @@ def _private(desk: Desk, **privacy: Any) -> JobSpec:
 
 
 def test_noise_is_solved_for_and_told(desk: Desk) -> None:
-    spec, (line, against, drowned) = solved(_private(desk), state_to_bytes(VOTES))
+    spec, (line, against, several, drowned) = solved(_private(desk), state_to_bytes(VOTES))
     assert spec.privacy is not None
     assert spec.privacy.sums is not None
     assert spec.privacy.unsolved == ()
@@ -168,6 +170,9 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
     assert against == (
         "privacy: that holds against the coordinator and 1 of 3 silos, by the noise of 2 honest ones "
         f"(of more with a larger min_cohort); if all other silos collude with it: epsilon {collude:.4g}"
+    )
+    assert several.startswith(
+        f"privacy: {rows_told(planned_epsilon_of_rows(spec, VOTES))}; all rows of one unit"
     )
     times = promise_of(spec, VOTES).update_noise
     assert drowned.startswith(f"each round's noise is {times:.0f} times as long as the longest update: ")

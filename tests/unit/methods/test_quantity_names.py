@@ -9,11 +9,13 @@ import pytest
 
 from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.strategy_spec import TrainingSpec
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.layout import CLIPPED, RING_BITS, Disclosure
 from silo_agent.training.models.state import initial_state
 from strategies.base import TOTAL, Array
 from strategies.methods import strategy_for
+from strategies.phases.step import GRADIENT
 from strategies.presets import PRESETS
 from tests.support.objectives import make_job
 from tests.support.simulation import phases
@@ -52,7 +54,7 @@ def test_options_change_what_is_known_to_be_summed() -> None:
 # as docs/privacy.md and docs/threat-model.md say; a new quantity stands here before it is summed
 DISCLOSED = {
     Disclosure.CONSTANT: {"silos", "weight"},
-    Disclosure.UPDATE: {"delta"},
+    Disclosure.UPDATE: {"delta", GRADIENT},
     Disclosure.FROM_UPDATE: {"delta_mean_square", "update_sq_norm", "normalizer"},
     Disclosure.STATISTIC: {
         *("samples", "correct", "tested", "loss_sum", "buffers", "gram", "control_delta"),
@@ -69,6 +71,7 @@ def test_every_quantity_says_what_it_discloses() -> None:
     methods = [
         *(strategy_for(preset, {}) for preset in PRESETS),
         strategy_for("fedcsd", {"count_weighted": True, "logit_clip": 10.0}),
+        strategy_for("fedavg", {}).by_steps(TrainingSpec(learning_rate=0.1).step_optimizer(1.0, rounds=1)),
     ]
     found: dict[Disclosure, set[str]] = {}
     for method in methods:

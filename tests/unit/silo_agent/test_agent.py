@@ -83,7 +83,7 @@ async def test_a_policy_with_another_delta_than_the_account_is_refused(make_sett
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(asyncio.shield(running), 20)
     settings.policy.write_text("federation: test\n")
-    sentence = "of data set .* was opened with 1e-06, got 1e-05: set privacy.delta back to 1e-06"
+    sentence = "expected that of account data, 1e-06, .* got 1e-05: set it back, or change the account's"
     with pytest.raises(ConfigError, match=sentence):
         await run_agent(settings)
 

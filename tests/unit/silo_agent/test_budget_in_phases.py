@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from chorale.privacy.accountant import epsilon
+from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.masking.masks import Masker, Source
+from silo_agent.ledger.composition import AccountReleases
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.agents import Agent, Exchange, Hub, MemoryTransfers
@@ -38,7 +40,14 @@ def cost(hub: Hub, phase: str) -> list[Release]:
 
 
 def costs(hub: Hub, *phases: str) -> float:
-    return epsilon([release for phase in phases for release in cost(hub, phase)], DELTA)
+    return epsilon_of(hub, [release for phase in phases for release in cost(hub, phase)])
+
+
+def epsilon_of(hub: Hub, releases: list[Release]) -> float:
+    """Of an account that holds nothing else."""
+    empty = AccountReleases(delta=DELTA, sides_are_fixed=False)
+    plan = planned_releases(hub.job.spec, hub.state)
+    return empty.with_more(Counter(releases), job=hub.job.digest, plan=plan).epsilon()
 
 
 def spent(agent: Agent) -> float:
@@ -297,7 +306,7 @@ async def test_no_sequence_of_phases_and_restarts_lets_out_more_than_was_spent(
         if reach in ("vector", "all") and (life, round, phase) not in sent:
             sent.add((life, round, phase))
             left += cost(hub, phase)
-        assert spent(agent) == pytest.approx(epsilon(left, DELTA))
+        assert spent(agent) == pytest.approx(epsilon_of(hub, left))
         if reach == "all":
             attempt, round, phase = 1, round + 1, "train"
         else:
@@ -305,7 +314,7 @@ async def test_no_sequence_of_phases_and_restarts_lets_out_more_than_was_spent(
         if chance.random() < 0.3:
             life += 1
             await agent.restart()
-            assert held(hub.agents[ME]) == pytest.approx(epsilon(left, DELTA))
+            assert held(hub.agents[ME]) == pytest.approx(epsilon_of(hub, left))
     assert len(sent) >= 3
 
 

@@ -40,6 +40,9 @@ class OldBook(Book):
         return {"reveals": reveals, "job_digest": self.old, "round": 5}
 
 
+FILTERED = 1.1  # what was told chose the best order afterwards; a filter does not
+
+
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[OldBook]:
     opened = OldBook(tmp_path)
@@ -53,7 +56,7 @@ def test_a_file_of_before_takes_the_delta_of_the_first_start(book: OldBook) -> N
 
     open_with(1e-6)
     open_with(1e-6)
-    with pytest.raises(ConfigError, match="was opened with 1e-06, got 1e-05"):
+    with pytest.raises(ConfigError, match="expected that of account data, 1e-06, .*, got 1e-05"):
         open_with(1e-5)
 
 
@@ -89,8 +92,12 @@ def test_jobs_rosters_and_spend_are_as_they_were(tmp_path: Path) -> None:
     assert [ledger.accounts().charged(each).account for each in answers["data_sets"]] == answers["data_sets"]
     for data_set, told in answers["balances"].items():
         found = figures(ledger.budget(policy=policy(epsilon=6.0), data_set=data_set).balance())
-        assert found.pop("jobs") == [pytest.approx(job) for job in told.pop("jobs")]
-        assert found == pytest.approx(told)
+        for job, as_told in zip(found.pop("jobs"), told.pop("jobs"), strict=True):
+            assert (job[0], *job[2:]) == (as_told[0], *as_told[2:])
+            assert as_told[1] <= job[1] <= FILTERED * as_told[1]
+        assert found.pop("unnoised") == told.pop("unnoised")
+        for name, cost in told.items():
+            assert cost <= found[name] <= FILTERED * cost
     ledger.close()
 
 
@@ -189,7 +196,9 @@ def test_a_reservation_of_a_dead_process_is_given_back_and_its_spend_stays(book:
     budget = book.ledger.budget(policy=policy(epsilon=6.0), data_set="data")
     assert budget.release_dead() == 1
     balance = budget.balance()
-    assert balance.held == balance.spent == pytest.approx(book.answers["balances"]["data"]["spent"])
+    told = book.answers["balances"]["data"]["spent"]
+    assert balance.held == balance.spent
+    assert told <= balance.spent <= FILTERED * told
 
 
 def test_rosters_go_on_from_the_newest_of_before(book: OldBook) -> None:

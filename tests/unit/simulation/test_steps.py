@@ -9,13 +9,16 @@ import pytest
 from sklearn.datasets import load_digits
 
 from chorale.spec.job_spec import JobSpec
+from chorale.transport.wire import PhaseKey
 from silo_agent.data.base import SiloData
 from silo_agent.policy.policy import Policy
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
-from simulation.engine import Simulation
+from simulation.engine import Simulation, unsigned_job
 from simulation.silos import Answer, SilosHere
+from simulation.sums import plain_sums
 from simulation.trial import Trial
+from strategies.phases.step import GRADIENT
 from strategies.server_optimizer import STEPS
 from tests.support.objectives import make_data, make_job
 
@@ -93,3 +96,16 @@ def test_a_trial_runs_one_step_of_a_job_before_it_is_taken() -> None:
         objective=TorchObjective(device="cpu"),
     )
     assert [each.phase for each in trial.run()] == ["enrollment", "train", "evaluate"]
+
+
+def test_whole_units_are_summed_in_the_units_of_a_gradient() -> None:
+    spec = job()
+    state = initial_state(spec)
+    layout = unsigned_job(spec, state).layout(
+        PhaseKey(job_digest=bytes(32), round=1, phase="train", attempt=1), state, 4
+    )
+    (gradient,) = layout.quantities
+    assert gradient.noise is not None
+    whole_P = np.full(gradient.shape, 3, np.int64)
+    sums = plain_sums(layout, [Answer(silo=name, values={GRADIENT: whole_P}) for name in SILOS])
+    np.testing.assert_array_equal(sums[GRADIENT], whole_P * 4 / gradient.noise.scale)

@@ -156,11 +156,11 @@ def test_constant_work_has_room_for_all_rows_of_the_units_that_it_hides() -> Non
     """Whatever is drawn, a step runs as many batches; a unit beyond the cap is left out with all its rows."""
     model, sizes = make_model(), [4] * 30
     samples = replace(make_samples(120), units_N=units_of(sizes), rows_per_unit=4)
-    ran, cap = set(), batch_cap(30, sample_rate=0.25, steps=1)
+    ran, cap = set(), batch_cap(30, sample_rate=0.05, steps=1)
     assert cap < 30
     for chosen in ([], [0], list(range(30))):
         with SampleGradients(model) as gradients:
-            batches = micro_batches(samples, gradients, draws=Listed(chosen), constant_work=30)
+            batches = micro_batches(samples, gradients, draws=Listed(chosen), rate=0.05, constant_work=30)
             found = [count for _, count in batches.of(0)]
         ran.add(len(found))
         assert sum(found) == min(len(chosen), cap)

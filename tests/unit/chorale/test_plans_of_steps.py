@@ -1,0 +1,118 @@
+"""What a job costs whose silos share their noise: steps, draws, cut batches, and silos that collude."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from chorale.privacy import plan
+from chorale.privacy.accountant import epsilon
+from chorale.privacy.batch_cap import CUT_FAILURE
+from chorale.privacy.plan import (
+    MIN_USED,
+    planned_epsilon,
+    planned_epsilon_if_all_others_collude,
+    planned_releases,
+    solve,
+)
+from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.releases import DpSgd, Gaussian, SampledGaussian
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import GlobalState
+from crypto.fixed_point.layout import Side
+from crypto.session.cohort import default_colluders, draw_risk
+from tests.support.privacy_losses import epsilon_by_fft
+from tests.unit.chorale.test_steps import RECORDS, SHARED, STATE, make
+
+ALL = 10
+
+
+def names(silos: int) -> list[str]:
+    return [f"silo-{each:02d}" for each in range(silos)]
+
+
+def shared(silos: int = ALL, **fields: object) -> JobSpec:
+    return make(silos=names(silos), **fields)
+
+
+def steps_of(spec: JobSpec) -> dict[SampledGaussian, int]:
+    planned = planned_releases(spec, STATE)
+    return {each: times for each, times in planned.items() if isinstance(each, SampledGaussian)}
+
+
+def test_a_plan_holds_every_step_and_every_spare_one() -> None:
+    [(step, times)] = steps_of(shared()).items()
+    assert times == 52
+    assert (step.sample_rate, step.side, step.failure) == (0.2, Side.TRAIN, 0.0)
+    assert 3.0 * (1 - 1e-10) < step.noise_multiplier <= 3.0
+    assert times * step.distance == pytest.approx(CUT_FAILURE)
+    planned = planned_releases(shared(), STATE)
+    held = [each for each in planned if each.side is Side.HOLDOUT]
+    assert held
+    assert all(isinstance(each, Gaussian) for each in held)
+
+
+def test_a_plan_costs_what_losses_by_fft_say_of_its_dearer_side() -> None:
+    """Training and hold-out were added up: the count of the opening is in both, and nothing else is."""
+    spec = shared(enrollment_every=1_000)
+    found = planned_epsilon(spec, STATE)
+    assert found == pytest.approx(epsilon_by_fft([(3.0, 0.2, 52), (5.0, 1.0, 1)], 1e-5), rel=0.01)
+    together = epsilon(planned_releases(spec, STATE), 1e-5, sides_are_fixed=False)
+    assert together > 1.02 * found
+
+
+@pytest.mark.parametrize("silos", [5, 10, 20])
+def test_if_all_others_collude_a_silos_own_noise_is_all_there_is(silos: int) -> None:
+    spec = shared(silos, enrollment_every=1_000)
+    honest = spec.rule(silos).min_honest
+    alone = epsilon_by_fft([(3.0 / math.sqrt(honest), 0.2, 52), (5.0 / math.sqrt(honest), 1.0, 1)], 1e-5)
+    assert planned_epsilon_if_all_others_collude(spec, STATE) == pytest.approx(alone, rel=0.01)
+    little = shared(20, privacy=SHARED | {"records": RECORDS | {"noise_multiplier": 0.8}})
+    assert planned_epsilon_if_all_others_collude(little, STATE) == math.inf
+
+
+def test_noise_of_each_silo_counts_on_no_other_silo() -> None:
+    own = {name: value for name, value in RECORDS.items() if name != "noise"}
+    spec = make(silos=names(ALL), steps=None, rounds=3, privacy={**SHARED, "records": own})
+    planned, alone = planned_releases(spec, STATE), planned_releases(spec, STATE, honest=1)
+    [run] = [each for each in planned if isinstance(each, DpSgd)]
+    assert run in alone  # its statistics are shared noise, as ever
+    assert 3 * run.distance == pytest.approx(CUT_FAILURE)
+
+
+def test_a_draw_that_names_too_many_colluders_is_paid_for_in_every_step() -> None:
+    """Of 200 silos 48 are drawn: 16 of them may collude, and a tenth of all is assumed to."""
+    spec = shared(200, fraction=0.24)
+    [(step, times)] = steps_of(spec).items()
+    assert times == 52
+    risk, more = (
+        draw_risk(200, 48, colluders=colluders, rounds=1) for colluders in (default_colluders(200), 22)
+    )
+    assert 0 < risk < more
+    assert step.failure == pytest.approx(float(risk))
+    assert [each.failure for each in releases_of(spec, "enrollment", STATE, 200)] == [0.0]  # all are named
+    first, *others = releases_of(spec, "train", STATE, 48, colluders=22)
+    assert first.failure == pytest.approx(float(more))
+    assert all(each.failure == 0.0 for each in others)
+    sure, risky = (planned_releases(spec, STATE, colluders=colluders) for colluders in (0, 22))
+    assert epsilon(sure, 1e-5) < epsilon(risky, 1e-5) < math.inf
+    assert epsilon(planned_releases(spec, STATE, colluders=48), 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("target", [1.0, 4.0])
+def test_a_job_of_50_steps_is_solved_in_few_trials(target: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes up to a second of a CPU; halving took 20 and more."""
+    tried: list[float] = []
+
+    def counted(spec: JobSpec, state: GlobalState, *rest: Any) -> float:
+        tried.append(planned_epsilon(spec, state, *rest))
+        return tried[-1]
+
+    monkeypatch.setattr(plan, "planned_epsilon", counted)
+    open_job = {"epsilon": target, "records": {**RECORDS, "noise_multiplier": None}}
+    solved = solve(shared(20, privacy=open_job), STATE)
+    assert MIN_USED * target <= planned_epsilon(solved, STATE) <= target
+    assert len(tried) <= 10
+    assert solve(solved, STATE) is solved
