@@ -61,6 +61,7 @@ class Level:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Every epsilon, momentum and number of bands; accuracies where the data are there."""
     options = _options(arguments)
     levels = []
     for epsilon in EPSILONS:

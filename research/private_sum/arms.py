@@ -25,7 +25,7 @@ TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """data: folder of the data set. records: of each silo. rates, tuning_seeds: by which each arm's is chosen."""
+    """data: folder of the data set. records: of each silo. rates, tuning_seeds: of each arm."""
 
     data: str
     silos: int

@@ -16,6 +16,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
 from silo_agent.data.base import Samples
+from silo_agent.seeding import shuffler
 
 INTERVAL = 1e-4  # of the discretized privacy loss
 DIGITS = 1e-4  # by which a multiplier may be above the least one
@@ -33,7 +34,7 @@ def train(
     seed: int,
 ) -> None:
     """The steps, in place. Noise and batches follow from the seed: this arm is a measurement."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = shuffler(seed)
     wrapped = GradSampleModule(model)
     optimizer = DPOptimizer(
         torch.optim.SGD(wrapped.parameters(), lr=rate),
