@@ -306,6 +306,15 @@ def show_ledger(
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
     from silo_agent.ledger.accounts import Charged
 
+    asked = {
+        "--check": check,
+        "--new-generation": new_generation is not None,
+        "--delta": delta is not None,
+        "--recover": is_recovered,
+    }
+    named = [option for option, given in asked.items() if given]
+    if len(named) > 1:
+        raise ConfigError(f"{named[0]}: expected without {named[1]}: one at a time")
     for option, given in (("--restarts", restarts is not None), ("--ran", ran), ("--init", init)):
         if given and not is_recovered:
             raise ConfigError(f"{option}: expected --recover with it")

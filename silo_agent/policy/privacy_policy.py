@@ -114,7 +114,7 @@ class PrivacyPolicy(BaseModel):
             if spec.privacy.has_shared_noise and not self.accept_shared_noise:
                 raise _refusal(
                     "privacy.records.noise sum, which rests on the other silos' noise",
-                    "noise silo (privacy.accept_shared_noise)",
+                    "privacy.records.noise silo, or privacy.accept_shared_noise: true here",
                 )
             self._check_floor(spec.privacy)
             self._check_training(spec)

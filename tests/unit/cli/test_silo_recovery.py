@@ -90,6 +90,9 @@ def test_recovery_charges_whole_plans_and_a_round_for_each_restart(
     "options, told",
     [
         (["--recover"], "--recover: expected --restarts with it"),
+        # It charged whole plans for good although a check was asked for.
+        (["--check", "--recover", "--restarts", "1"], "--check: expected without --recover: one at a time"),
+        (["--delta", "d", "1e-6", "--new-generation", "d"], "--new-generation: expected without --delta"),
         (["--restarts", "1"], "--restarts: expected --recover with it"),
         (["--ran", "job.yaml"], "--ran: expected --recover with it"),
         (["--init", "model.safetensors"], "--init: expected --recover with it"),

@@ -120,7 +120,7 @@ def test_shared_noise_is_refused_unless_the_policy_accepts_it(tmp_path: Path) ->
     """Such a job's epsilon rests on the other silos, which a file without the word never accepted."""
     shared = sharing(tmp_path)
     refused(
-        r"accept_shared_noise.*, got privacy\.records\.noise sum",
+        r"noise silo, or privacy\.accept_shared_noise: true here, got privacy\.records\.noise sum",
         lambda: policy().check_job(shared, operator="ops"),
     )
     policy(accept_shared_noise=True).check_job(shared, operator="ops")
@@ -144,7 +144,7 @@ def test_a_step_counts_once_for_the_policy_whatever_a_pass_would_have(tmp_path: 
     """Steps were counted as passes of 1 / sample_rate steps each, and good jobs were refused."""
     policy(accept_shared_noise=True, epsilon=2.0).check_job(sharing(tmp_path, steps=20), operator="ops")
     refused(
-        "for 22 rounds of training",
+        "for 22 steps of training",
         lambda: policy(accept_shared_noise=True, epsilon=0.5).check_job(
             sharing(tmp_path, steps=20), operator="ops"
         ),
