@@ -22,7 +22,7 @@ COMMANDS = {
     "demo": ("cli.demo.command:demo", "Train on real data with every party on this machine."),
     "simulate": ("cli.simulate.command:simulate", "Run a job's rounds in one process, without a network."),
     "authority": ("cli.authority.commands:authority", "Found a federation, sign members, keep the roster."),
-    "silo": ("cli.silo:silo", "Run and inspect an institution's agent."),
+    "silo": ("cli.silo.commands:silo", "Run and inspect an institution's agent."),
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
     "operator": ("cli.operator:operator", "Make an operator's key."),
     "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),

@@ -36,7 +36,7 @@ def total(value_N: Floats) -> Floats:
     return one
 
 
-def power(base: float, exponent: int) -> float:
+def whole_power(base: float, exponent: int) -> float:
     """base to a whole exponent from 0, by squaring: pow() of two machines may differ in its last bit."""
     result = 1.0
     while exponent:

@@ -21,7 +21,7 @@ import numpy as np
 
 from crypto.errors import ConfigError
 from strategies.base import METHOD, MODEL, Array, Arrays, FloatArray, PhaseContext, Pieces, blocks
-from strategies.exact import power
+from strategies.exact import whole_power
 
 STEPS = METHOD + "steps"  # () int64: steps that were applied so far; absent before the first
 MOMENT = METHOD + "step_moment"  # (P,) float32: m
@@ -53,7 +53,7 @@ class StepOptimizer:
         trained = [context.state[MODEL + name].reshape(-1) for name in context.trained]
         weight_P = np.concatenate(trained) if self.weight_decay else None
         steps = steps_taken(context.state) + 1
-        correction1, correction2 = 1.0 - power(BETA1, steps), 1.0 - power(BETA2, steps)
+        correction1, correction2 = 1.0 - whole_power(BETA1, steps), 1.0 - whole_power(BETA2, steps)
 
         def moments(place: slice) -> tuple[FloatArray, FloatArray]:
             gradient_B = gradient(place) / divisor

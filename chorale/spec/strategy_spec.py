@@ -14,7 +14,7 @@ from chorale.spec.fields import Finite, SpecPart
 from chorale.spec.plug_in_specs import GivenPartSpec
 from crypto.errors import ConfigError
 from strategies.declared_parts import PARTS, part_named, recipe_from
-from strategies.exact import power
+from strategies.exact import whole_power
 from strategies.parts.losses import TASK_LOSS, given_loss
 from strategies.parts.regularizers import NO_REGULARIZER, given_regularizer
 from strategies.presets import recipe_of
@@ -180,9 +180,9 @@ class TrainingSpec(SpecPart):
         """Learning rate in a round, counted from 1. rounds: of the job."""
         schedule = self.schedule
         if schedule.kind == "step":
-            return self.learning_rate * power(schedule.gamma, (round - 1) // schedule.step_rounds)
+            return self.learning_rate * whole_power(schedule.gamma, (round - 1) // schedule.step_rounds)
         if schedule.kind == "milestones":
-            return self.learning_rate * power(
+            return self.learning_rate * whole_power(
                 schedule.gamma, sum(last < round for last in schedule.milestones)
             )
         if schedule.kind == "cosine":

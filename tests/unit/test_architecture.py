@@ -70,7 +70,7 @@ ROOMS = {
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< operations < model < job < given_data < silo_recovery < silo_check < silo < demo < simulate < main",
+    "< operations < model < job < given_data < silo < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

@@ -15,7 +15,7 @@ from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
-from cli.silo_recovery import at_most_released
+from cli.silo.recovery import at_most_released
 from silo_agent.ledger.accounts import Charged
 from silo_agent.ledger.ledger import PlanCharge
 from silo_agent.ledger.standing import check_not_put_back

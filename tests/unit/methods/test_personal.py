@@ -418,4 +418,11 @@ def test_private_jobs_refuse_personal_models_by_name(preset: str, records: bool,
     with pytest.raises(
         ConfigError, match=r"strategy.closing: (ffc-)?fine-tuning fine-tunes a model .* without any noise"
     ):
-        check_private(PRESETS[preset], {}, CLASSIFICATION, has_records=records, has_sums=sums)
+        check_private(
+            PRESETS[preset],
+            {},
+            CLASSIFICATION,
+            has_records=records,
+            has_sums=sums,
+            has_shared_noise=False,
+        )

@@ -1,0 +1,74 @@
+"""`chorale silo`: the institution's side. Every command reads the agent's own settings file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli.errors import require_extra
+from cli.keys import csr_command
+from cli.silo.approval import approve
+from cli.silo.ledger import show_ledger
+from cli.silo.personal import show_personal
+from cli.silo.settings import CONFIG
+from crypto.errors import ConfigError
+from silo_agent.policy.policy import load_policy
+from silo_agent.settings import load_silo_settings
+
+
+@click.group()
+def silo() -> None:
+    """Run and inspect an institution's agent."""
+
+
+silo.add_command(csr_command("silo"))
+
+for each in (approve, show_ledger, show_personal):
+    silo.add_command(each)
+
+
+@silo.command()
+@CONFIG
+def run(config: Path) -> None:
+    """Take part in the federation until stopped (SIGTERM or Ctrl-C)."""
+    settings = load_silo_settings(config)
+    if settings.objective is None:
+        require_extra("silo", "torch", "dp_accounting", what="a silo with the built-in training")
+    require_extra("privacy", "dp_accounting", what="a silo's account of its privacy budget")
+    from silo_agent.agent import run as run_agent
+
+    run_agent(settings)
+
+
+@silo.command()
+@CONFIG
+@click.option(
+    "--job", "job_file", type=click.Path(path_type=Path), help="Also check a job, as it would run here."
+)
+@click.option(
+    "--init", type=click.Path(path_type=Path), help="Initial model of the job, safetensors, if one is given."
+)
+def check(config: Path, job_file: Path | None, init: Path | None) -> None:
+    """Check settings, certificate, policy and data, and send nothing.
+
+    With --job also whether the policy accepts it, every record against it, and one batch of each of its
+    phases. Nothing is spent and nothing written. Ends with 0 only if all is well.
+    """
+    from cli.silo.check import check_silo
+
+    if init is not None and job_file is None:
+        raise ConfigError("--init: expected --job with it")
+    check_silo(config, job_file, init)
+
+
+@silo.command()
+@CONFIG
+def policy(config: Path) -> None:
+    """Show the effective policy and what it would refuse, of each data set where there are several."""
+    settings = load_silo_settings(config)
+    for data_set in settings.data_sets:
+        path = settings.policy_of(data_set)
+        if len(settings.data_sets) > 1:
+            click.echo(f"data set {data_set.name}: {path}")
+        click.echo(load_policy(path).describe())

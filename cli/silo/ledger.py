@@ -1,0 +1,206 @@
+"""`chorale silo ledger`: what each data set has spent, and what only an administrator changes."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chorale.spec.privacy_spec import MAX_DELTA, MIN_DELTA
+from cli.silo.settings import CONFIG, opened_ledger
+from crypto.errors import ConfigError
+from silo_agent.policy.policy import load_policy
+from silo_agent.settings import SiloSettings, load_silo_settings
+
+if TYPE_CHECKING:
+    from silo_agent.ledger.accounts import Account, Charged
+    from silo_agent.ledger.ledger import Ledger
+
+
+@click.command("ledger")
+@CONFIG
+@click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
+@click.option(
+    "--new-generation",
+    metavar="NAME",
+    help="Open a new account for data set NAME, of those records alone that no account holds; the agent is "
+    "stopped, and trains on them from its next start on.",
+)
+@click.option(
+    "--delta",
+    type=(str, float),
+    metavar="NAME DELTA",
+    help="Value all that the account of data set NAME spent, and will spend, at another delta; the agent is "
+    "stopped.",
+)
+@click.option(
+    "--recover",
+    "is_recovered",
+    is_flag=True,
+    help="The ledger was put back from a snapshot: charge every job that may have run since its whole plan, "
+    "and reject it.",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1_000_000),
+    help="With --recover: how often the agent was started between the snapshot and now, crashes included.",
+)
+@click.option(
+    "--ran",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --recover: the signed text of a job that ran since the snapshot and that the ledger does not "
+    "show as approved. May be given several times.",
+)
+@click.option(
+    "--init",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="With --recover: starting weights, safetensors, of such a job whose model is not built in.",
+)
+def show_ledger(
+    config: Path,
+    check: bool,
+    new_generation: str | None,
+    delta: tuple[str, float] | None,
+    is_recovered: bool,
+    restarts: int | None,
+    ran: tuple[Path, ...],
+    init: tuple[Path, ...],
+) -> None:
+    """Show the newest roster, every job, and what each data set has spent and may still spend."""
+    from silo_agent.ledger.accounts import Charged
+
+    asked = {
+        "--check": check,
+        "--new-generation": new_generation is not None,
+        "--delta": delta is not None,
+        "--recover": is_recovered,
+    }
+    named = [option for option, given in asked.items() if given]
+    if len(named) > 1:
+        raise ConfigError(f"{named[0]}: expected without {named[1]}: one at a time")
+    for option, given in (("--restarts", restarts is not None), ("--ran", ran), ("--init", init)):
+        if given and not is_recovered:
+            raise ConfigError(f"{option}: expected --recover with it")
+    if is_recovered and restarts is None:
+        raise ConfigError(
+            "--recover: expected --restarts with it: each may have made a job's input once more"
+        )
+    settings = load_silo_settings(config)
+    if new_generation is not None:
+        return _open_generation(new_generation, settings)
+    if delta is not None:
+        return _change_delta(*delta, settings)
+    with closing(opened_ledger(settings)) as ledger:
+        if restarts is not None:
+            from cli.silo.recovery import recover
+
+            recover(ledger, settings, restarts=restarts, ran=ran, init=init)
+        if check:
+            return _check_ledger(ledger, settings)
+        click.echo(f"newest roster: version {ledger.roster_version}")
+        for job in ledger.jobs():
+            click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
+        accounts = ledger.accounts()
+        known, shown = {each.id: each for each in accounts.all()}, set()
+        for each in settings.data_sets:
+            charged = accounts.charged(each.name)
+            title = f"data set {each.name}"
+            if charged.account != each.name:
+                title = f"{title} (account {charged.account})"
+            shown.add(charged.account)
+            _show_account(title, charged, known.get(charged.account), settings.policy_of(each), ledger)
+        for account in sorted(known.keys() - shown):
+            charged = Charged(account=account)
+            _show_account(f"account {account}", charged, known[account], settings.policy, ledger)
+
+
+def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
+    from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT
+
+    revealed, spent = (ledger.check(settings.audit_path, event) for event in (REVEALED_EVENT, SPENT_EVENT))
+    click.echo(f"{settings.ledger_path}: {revealed} reveals and {spent} spends agree with the audit log")
+    untold = {
+        "reveals": len(ledger.untold(settings.audit_path, REVEALED_EVENT)),
+        "spends": len(ledger.untold(settings.audit_path, SPENT_EVENT)),
+    }
+    for what, count in untold.items():
+        if count:
+            click.echo(
+                f"{settings.audit_path}: lacks {count} {what} of the ledger: a crash kept them out (the"
+                " agent adds them when it starts), or the log was cut short"
+            )
+
+
+def _open_generation(name: str, settings: SiloSettings) -> None:
+    from silo_agent.agent import alone
+
+    names = [each.name for each in settings.data_sets]
+    if name not in names:
+        raise ConfigError(f"--new-generation: expected one of {', '.join(names)}, got {name}")
+    data = settings.data_set(name)
+    if data.source is not None:
+        raise ConfigError(
+            f"--new-generation: the records of data set {name} cannot be read without a job, so none is "
+            "provably outside an account"
+        )
+    delta = load_policy(settings.policy_of(data)).privacy.delta
+    with alone(settings.directory), closing(opened_ledger(settings)) as ledger:
+        account = ledger.accounts().open_generation(name, delta=delta)
+    click.echo(
+        f"data set {name}: account {account} is open; from the agent's next start on, jobs train on the "
+        "records that no other account holds, and on no other"
+    )
+
+
+def _change_delta(name: str, delta: float, settings: SiloSettings) -> None:
+    from silo_agent.agent import alone
+
+    names = [each.name for each in settings.data_sets]
+    if name not in names:
+        raise ConfigError(f"--delta: expected one of {', '.join(names)}, got {name}")
+    if not MIN_DELTA <= delta <= MAX_DELTA:  # false for NaN too
+        raise ConfigError(f"--delta: expected {MIN_DELTA:g} to {MAX_DELTA:g}, got {delta:g}")
+    policy = load_policy(settings.policy_of(settings.data_set(name)))
+    with alone(settings.directory), closing(opened_ledger(settings)) as ledger:
+        account = ledger.accounts().charged(name).account
+        before = ledger.budget(policy=policy, data_set=account).balance()
+        ledger.accounts().change_delta(account, delta, unix_seconds=time.time())
+        after = ledger.budget(policy=policy, data_set=account).balance()
+    click.echo(
+        f"data set {name}: what account {account} spent is epsilon {after.spent:.4g} at delta {delta:g}; it "
+        f"was {before.spent:.4g} at {before.delta:g}"
+    )
+    if policy.privacy.delta != delta:
+        click.echo(f"the agent starts once the policy says so too: privacy.delta: {delta:g}")
+
+
+def _show_account(
+    title: str, charged: Charged, account: Account | None, policy: Path, ledger: Ledger
+) -> None:
+    """Spent and left of one account, what it covers, then the jobs that spent it."""
+    balance = ledger.budget(policy=load_policy(policy), data_set=charged.account).balance()
+    told = [f"epsilon {balance.spent:.4g} of {balance.budget:g} spent", f"{balance.left:.4g} left"]
+    if balance.held > balance.spent:
+        told.insert(1, f"{balance.held:.4g} with what is reserved")
+    click.echo(f"{title}: {', '.join(told)} (delta {balance.delta:g})")
+    for other in charged.also:
+        click.echo(f"  also charged to account {other}, which holds or may hold records of it")
+    if account is not None and not account.units_are_known:
+        click.echo("  its records are not known: every data set of this silo is charged to it")
+    if account is not None and account.is_generation:
+        click.echo("  a new generation: records that other accounts hold are left out")
+    names = {job.job_digest: job.name for job in ledger.jobs()}
+    for job in balance.jobs:
+        cost = "not private" if job.unnoised else f"{job.epsilon:.4g}"
+        name = names.get(job.job_digest, "")
+        click.echo(f"  {job.job_digest.hex()[:12]}  {cost:>11}  {job.inputs:>6} inputs  {name}".rstrip())
+    if balance.unnoised:
+        click.echo(
+            f"  {balance.unnoised} inputs left without noise: the data set as a whole has no finite epsilon "
+            "(privacy.required in the policy refuses such jobs)"
+        )

@@ -1,0 +1,69 @@
+"""`chorale silo personal`: the models that jobs fine-tuned on this silo's own data."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chorale.runtime.files import write_atomic
+from cli.silo.settings import CONFIG, opened_ledger
+from crypto.errors import ConfigError
+from silo_agent.policy.policy import load_policy
+from silo_agent.settings import load_silo_settings
+
+if TYPE_CHECKING:
+    from silo_agent.local_storage.personal_models import KeptModel
+
+
+@click.command("personal")
+@CONFIG
+@click.argument("job", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="File for a copy of JOB's model, safetensors.")
+def show_personal(config: Path, job: str | None, out: Path | None) -> None:
+    """Show or copy the models that jobs fine-tuned on this silo's own data.
+
+    Without JOB all of them. They are made without noise and belong to this institution: giving one away
+    discloses something of its data.
+    """
+    from silo_agent.local_storage.personal_models import PersonalModels
+
+    if out is not None and job is None:
+        raise ConfigError("--out: expected JOB with it; without --out all jobs are listed")
+    settings = load_silo_settings(config)
+    with closing(opened_ledger(settings)) as ledger:
+        # which answers left is the same for every data set
+        reveals = ledger.reveals(policy=load_policy(settings.policy), data_set=settings.data_sets[0].name)
+        models = PersonalModels(
+            settings.personal_directory,
+            is_revealed=lambda key: reveals.is_revealed(
+                key.job_digest, key.round, key.phase, silo=settings.name
+            ),
+        )
+        found = models.kept() if job is None else [models.find(job)]
+        for kept in found:
+            click.echo(_personal_line(kept, is_confirmed=models.is_confirmed(kept)))
+        if not found:
+            click.echo("no job has fine-tuned a model here")
+        if out is not None:
+            write_atomic(out, found[0].path.read_bytes())
+            click.echo(f"{out}: the personal model of job {found[0].id}")
+
+
+def _personal_line(kept: KeptModel, *, is_confirmed: bool) -> str:
+    """Which job's, how good on this silo's hold-out, from which global model, where."""
+    facts = kept.facts
+    measured = "no hold-out to test it on"
+    if "accuracy" in facts:
+        measured = (
+            f"accuracy {facts['accuracy']}, the global model {facts['accuracy_of_global_model']}, "
+            f"on {facts['tested']} samples"
+        )
+    origin = "the one that the other silos had" if is_confirmed else "not confirmed by a sum with this silo"
+    return (
+        f"{kept.id}  {facts['name']}  {facts['method']}  {measured}\n"
+        f"  from global model {facts['global_model'][:12]}, {origin}\n"
+        f"  {kept.path}"
+    )
