@@ -35,7 +35,7 @@ from cli.demo.setup import (
 )
 from cli.errors import CommandFailed
 from cli.given_data import GIVEN, DataOptions, data_options
-from cli.job import check_done
+from cli.job.following import check_done
 from cli.output import report
 from cli.output.progress import show
 from cli.output.report import units_told

@@ -79,6 +79,7 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
     "client": "errors < settings < history < operations < submission",
+    "cli.job": "options < following < submit < listing < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< model < job < given_data < silo < demo < simulate < main",

@@ -17,7 +17,7 @@ from chorale.privacy.promise import Promise, Spent
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.errors import CommandFailed
-from cli.job import check_done
+from cli.job.following import check_done
 from cli.output import progress, report
 from client.history import JobHistory, counted, figure_by_round
 from crypto.errors import BudgetExhausted, PolicyRefusal
@@ -214,7 +214,7 @@ def test_report_says_whether_silos_checked_every_sum_that_moved_the_state(
 
 
 def test_report_names_each_loss_once(history: JobHistory) -> None:
-    lost = {"silo": "d", "stage": "masked", "reason": "disconnected"}
+    lost = {"silo": "d", "stage": "masked", "reason": "disconnected", "rule": None, "text": None}
     assert report.document(history)["dropped"] == [{"round": 2, **lost}, {"round": 3, **lost}]
 
 
