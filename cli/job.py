@@ -88,6 +88,7 @@ def submit(
     """
     spec = with_code(read_spec(file))
     tell_draw(spec)
+    tell_untrained_features(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
     state = initial_bytes(spec, init, base=spec.base())
     complete, promised = solved(spec, state)
@@ -183,6 +184,17 @@ def tell_draw(spec: JobSpec) -> None:
         Policy(federation=spec.federation).check_draw(spec)
     except PolicyRefusal as refusal:
         click.echo(f"silos with the default policy refuse this job: {refusal}", err=True)
+
+
+def tell_untrained_features(spec: JobSpec, init: Path | None) -> None:
+    """Where a job that trains a head alone leaves the rest of the model as it was drawn."""
+    is_drawn = init is None and spec.initial_state is None and spec.model.source is None
+    if spec.trains == "head" and is_drawn:
+        click.echo(
+            "trains head: without --init the head is trained on features of random weights, which stay as "
+            "they are drawn",
+            err=True,
+        )
 
 
 def tell_absent(spec: JobSpec, connected: Mapping[str, bool]) -> None:
