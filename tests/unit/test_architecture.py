@@ -59,7 +59,7 @@ ROOMS = {
     "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
-    "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
+    "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger < local_storage "
     "< data < settings < account_units < objective < rounds < connection < training < agent",
     "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
@@ -70,7 +70,7 @@ ROOMS = {
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< operations < model < job < given_data < silo < demo < simulate < main",
+    "< operations < model < job < given_data < silo < doctor < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
@@ -92,6 +92,7 @@ TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
+    "silo_agent/torch_build.py",
     "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
