@@ -18,7 +18,7 @@ from chorale.transport import tls
 from cli.doctor.findings import Finding, Findings, State
 from cli.doctor.machine import Machine
 from cli.errors import CommandFailed
-from cli.operator import operator_settings
+from client.settings import operator_settings
 from coordinator.settings import load_coordinator_settings
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role

@@ -16,8 +16,8 @@ from cli.doctor.credentials import CLOCK
 from cli.doctor.findings import Findings
 from cli.doctor.rosters import check_roster
 from cli.errors import CommandFailed, failure_of
-from cli.operations import connect
-from cli.operator import OperatorSettings
+from client.operations import connect
+from client.settings import OperatorSettings
 from crypto.errors import ChoraleError
 from crypto.identity.certificates import Anchors, Identity
 from silo_agent.settings import SiloSettings

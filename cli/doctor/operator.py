@@ -8,7 +8,7 @@ from cli.doctor.credentials import Expected, check_credentials
 from cli.doctor.findings import Findings
 from cli.doctor.line import ask_as_operator, reaches
 from cli.doctor.machine import Machine, check_clock
-from cli.operator import OperatorSettings
+from client.settings import OperatorSettings
 from crypto.identity.certificates import Role
 
 
