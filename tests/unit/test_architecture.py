@@ -81,7 +81,7 @@ ROOMS = {
     "client": "errors < settings < history < operations < submission",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< model < job < given_data < silo < doctor < demo < simulate < main",
+    "< model < job < given_data < silo < doctor < init < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
