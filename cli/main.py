@@ -27,6 +27,8 @@ COMMANDS = {
     "operator": ("cli.operator:operator", "Make an operator's key."),
     "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
+    "init": ("cli.init.commands:init", "Write commented files for a new federation, coordinator or silo."),
+    "doctor": ("cli.doctor.command:doctor", "Find what is wrong at a silo, coordinator or operator."),
     "audit": ("cli.audit:audit", "Check an audit log."),
     "schema": ("cli.schema:schema", "Print the JSON schema of a file, for editors."),
 }
