@@ -26,6 +26,7 @@ COMMANDS = {
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
     "operator": ("cli.operator:operator", "Make an operator's key."),
     "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
+    "console": ("cli.console:console", "Serve pages of the federation and its jobs to operators."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
     "audit": ("cli.audit:audit", "Check an audit log."),
     "schema": ("cli.schema:schema", "Print the JSON schema of a file, for editors."),
