@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from chorale.job import SignedJob
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 
@@ -14,15 +15,20 @@ ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fin
 
 @dataclass(slots=True)
 class JobHistory:
-    """What the coordinator told of one job so far."""
+    """What the coordinator told of one job so far. signed: the job, as its operator signed it."""
 
+    signed: SignedJob | None = None
     summary: JobSummary = field(default_factory=JobSummary)
     records: list[PhaseRecord] = field(default_factory=list)
 
     def add(self, event: JobEvent) -> PhaseRecord | None:
         """Take in one event; the record, if it was one that is not known yet."""
-        if event.WhichOneof("kind") == "summary":
+        kind = event.WhichOneof("kind")
+        if kind == "job":
+            self.signed = SignedJob.from_wire(event.job)
+        if kind == "summary":
             self.summary = event.summary
+        if kind != "record":
             return None
         new = event.record
         if any((known.round, known.phase) == (new.round, new.phase) for known in self.records):
