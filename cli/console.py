@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.errors import require_extra
+from client.errors import require_extra
 
 
 @click.command()

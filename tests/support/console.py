@@ -60,7 +60,9 @@ class ConsoleProcess:
         values = {
             "federation": ceremony.federation,
             "coordinator": self.federation.endpoint["grpc"],
-            "identity": dict(zip(("certificate", "key"), map(str, self.files_of(self.operator)), strict=True)),
+            "identity": dict(
+                zip(("certificate", "key"), map(str, self.files_of(self.operator)), strict=True)
+            ),
             "authority": str(ceremony.certificate_path),
             "roster": str(ceremony.roster_path),
             "listen": f"127.0.0.1:{port}",
@@ -70,7 +72,9 @@ class ConsoleProcess:
         }
         path = folder / "console.yaml"
         path.write_text(yaml.safe_dump(values))
-        service = Service(CONSOLE, ["console", "--config", str(path)], log=folder / "console.log", extra_env={})
+        service = Service(
+            CONSOLE, ["console", "--config", str(path)], log=folder / "console.log", extra_env={}
+        )
         self.federation.services[CONSOLE] = service
         service.wait_for(lambda line: line.get("event") == "console serves")
         return service

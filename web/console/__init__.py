@@ -1,1 +1,1 @@
-"""The operators' console: the federation, its jobs, a job as it runs. It asks the coordinator as one operator."""
+"""The operators' console: federation and jobs as they run, asked of the coordinator as one operator."""

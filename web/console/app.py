@@ -106,13 +106,17 @@ def private(answer: Page, *, is_post: bool = False) -> Callable[[Request], Any]:
         session = console.session(request)
         if session is None:
             if is_post or request.headers.get("accept", "").startswith("text/event-stream"):
-                return console.refuse(request, None, 403, "You are not logged in, or no longer: log in again.")
+                return console.refuse(
+                    request, None, 403, "You are not logged in, or no longer: log in again."
+                )
             return RedirectResponse(f"/login?next={quote(request.url.path)}", status_code=303)
         if is_post:
             form = await form_of(request)
             if not is_own_form(request, form.get("csrf", ""), session, origin=console.settings.url):
                 log.warning("form refused", name=session.who.name, path=request.url.path)
-                told = "This form is not of this page, or is too old. Nothing was done: go back and try again."
+                told = (
+                    "This form is not of this page, or is too old. Nothing was done: go back and try again."
+                )
                 return console.refuse(request, session, 403, told)
         try:
             made: Response = await answer(console, request, session)
@@ -181,7 +185,9 @@ async def back_from_provider(request: Request) -> Response:
     console: Console = request.app.state.console
     begun = console.under_way.of(request)
     if console.provider is None or begun is None:
-        return console.refuse(request, None, 403, "No login was begun here, or it took too long: log in again.")
+        return console.refuse(
+            request, None, 403, "No login was begun here, or it took too long: log in again."
+        )
     request.scope["session"] = begun.who
     try:
         login = await console.provider.end(request)
@@ -253,7 +259,9 @@ def _overview_values(told: Overview) -> dict[str, Any]:
             "connected": silo.connected,
             "seen": told.seen.get(silo.name, 0.0),
             "certificate": silo.certificate_sha256.hex(),
-            "days_left": (silo.certificate_expires_unix_seconds - now) / DAY_SECONDS if silo.connected else None,
+            "days_left": (silo.certificate_expires_unix_seconds - now) / DAY_SECONDS
+            if silo.connected
+            else None,
             "software": silo.software_version if silo.connected else "",
             "is_same": silo.software_digest == told.silos.software_digest,
         }
@@ -309,7 +317,9 @@ async def download(console: Console, request: Request, session: Session[Login]) 
     kind, digest = request.path_params["kind"], _digest(request)
     async with console.coordinator.watched(digest) as job:
         data, media = (
-            (rounds.as_csv(job.history), "text/csv") if kind == "csv" else (rounds.as_json(job.history), "application/json")
+            (rounds.as_csv(job.history), "text/csv")
+            if kind == "csv"
+            else (rounds.as_json(job.history), "application/json")
         )
     return _file(data, media, name=f"rounds-{digest.hex()[:12]}.{kind}")
 
@@ -343,7 +353,9 @@ async def model(console: Console, request: Request, session: Session[Login]) -> 
     return _file(parts, "application/octet-stream", name=f"model-{digest.hex()[:12]}.safetensors")
 
 
-def _live(console: Console, request: Request, event: str, fragments: Callable[[], AsyncGenerator[str, None]]) -> Response:
+def _live(
+    console: Console, request: Request, event: str, fragments: Callable[[], AsyncGenerator[str, None]]
+) -> Response:
     """A stream that ends with the login: logged out, unused for too long, expired or off the roster."""
     if console.streams.is_full:
         raise Unavailable("too many live pages are open: this one does not move by itself")

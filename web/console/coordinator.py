@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from typing import cast
 
 import grpc
 
@@ -153,9 +154,11 @@ class Coordinator:
 
     async def model(self, digest: bytes) -> AsyncIterator[bytes]:
         """The bytes of the job's model, whose job is checked first. Raises Unavailable."""
-        stream = self._stub.FetchModel(pb.FetchRequest(job_digest=digest))
+        # the stubs' type is that of a call without asyncio
+        call = cast(AsyncIterable[pb.FetchMessage], self._stub.FetchModel(pb.FetchRequest(job_digest=digest)))
+        stream = aiter(call)
         with _told():
-            first = await anext(aiter(stream), None)  # type: ignore[call-overload]
+            first = await anext(stream, None)
         if first is None or hashlib.sha256(first.job.spec).digest() != digest:
             raise Unavailable("the coordinator sent the model of another job")
         return _chunks(stream)
@@ -217,7 +220,9 @@ async def _chunks(stream: AsyncIterator[pb.FetchMessage]) -> AsyncIterator[bytes
     async for message in stream:
         chunk = chunk_of(message.chunk)
         if chunk.offset != expected:
-            raise RemoteProtocolError(f"coordinator: model chunk at offset {chunk.offset}, expected {expected}")
+            raise RemoteProtocolError(
+                f"coordinator: model chunk at offset {chunk.offset}, expected {expected}"
+            )
         expected += len(chunk.data)
         yield bytes(chunk.data)
 

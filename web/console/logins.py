@@ -11,7 +11,7 @@ from cryptography import x509
 
 from chorale.runtime.files import file_stamp, read_limited
 from chorale.transport.tls import load_authority
-from crypto.errors import ChoraleError, RemoteProtocolError
+from crypto.errors import RemoteProtocolError
 from crypto.identity.certificates import Anchors, Role, certificate_from_der, check_certificate, fingerprint
 from crypto.identity.roster import MAX_FILE_BYTES, Roster, open_roster, roster_from_file_bytes
 from web.console.settings import Right
@@ -38,9 +38,11 @@ class Login:
 
 
 class CertificateLogins:
-    """Operators by their certificates. The roster and the authority are read again when their files change."""
+    """Operators by their certificates. Roster and authority are read again when their files change."""
 
-    def __init__(self, *, federation: str, authority: Path, roster: Path, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, *, federation: str, authority: Path, roster: Path, clock: Callable[[], datetime]
+    ) -> None:
         """Raises ChoraleError where the roster does not hold now."""
         self._federation = federation
         self._authority_path = authority
@@ -52,7 +54,7 @@ class CertificateLogins:
         self._read()
 
     def login(self, der: bytes | None) -> Login:
-        """The operator whose certificate the connection showed. Raises ChoraleError that says what is wrong."""
+        """The operator whose certificate the connection showed. Raises ChoraleError that says why not."""
         if der is None:
             raise RemoteProtocolError("this browser showed no certificate")
         self._read()

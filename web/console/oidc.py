@@ -23,7 +23,19 @@ CALLBACK = "/login/oidc/callback"
 ASK_SECONDS = 10.0
 CLOCK_SKEW_SECONDS = 60
 MAX_SECRET_BYTES = 4096
-ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
+ALGORITHMS = {
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+    "Ed25519",
+}
 STRENGTH = (Right.ADMIN, Right.OPERATOR, Right.VIEWER)  # of several words the first counts
 
 
@@ -103,7 +115,9 @@ def login_of(claims: dict[str, Any], settings: OidcSettings) -> Login:
     rights = {settings.roles[word] for word in words if word in settings.roles}
     subject = str(claims["sub"])
     if not rights:
-        raise RemoteProtocolError(f"your login has no role here: none of your {settings.role_claim} is listed in oidc.roles")
+        raise RemoteProtocolError(
+            f"your login has no role here: none of your {settings.role_claim} is listed in oidc.roles"
+        )
     shown = claims.get("name") or claims.get("preferred_username") or subject
     return Login(
         name=str(shown)[:100],

@@ -33,7 +33,12 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
             "silos": len(record.cohort),
             "data_share": record.data_share,
             "left_out": [
-                {"silo": left.silo, "stage": left.stage, "reason": left.reason, "told": left.rule or left.text}
+                {
+                    "silo": left.silo,
+                    "stage": left.stage,
+                    "reason": left.reason,
+                    "told": left.rule or left.text,
+                }
                 for left in record.left_out
             ],
             "seconds": record.wall_seconds,
@@ -46,7 +51,7 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
 
 
 def curves(history: JobHistory) -> dict[str, Any]:
-    """By round, 1 first: the main figure and the loss of the model after it, silos in its sum, silos left out."""
+    """By round, 1 first: main figure and loss of the model after it, silos in its sum, silos left out."""
     measured = figure_by_round(history, history.main)
     by_round = {record.round: record for record in history.of_kind(TRAIN)}
     rounds = list(range(1, len(measured) + 1))
@@ -92,10 +97,16 @@ def facts(history: JobHistory) -> list[tuple[str, str]]:
     last = closing if closing is not None else (measured[-1] if measured else None)
     sent = sum(record.upload_bytes for record in history.records)
     told = [
-        (f"{'Final' if closing is not None else 'Newest'} {history.main}", "" if last is None else f"{last:.4f}"),
+        (
+            f"{'Final' if closing is not None else 'Newest'} {history.main}",
+            "" if last is None else f"{last:.4f}",
+        ),
         ("Personal models", "" if personal is None else str(personal)),
         ("Sent by a silo so far", size(sent) if sent else ""),
-        ("Silos in the newest sum", f"{len(trained[-1].cohort)} of {len(history.summary.silos)}" if trained else ""),
+        (
+            "Silos in the newest sum",
+            f"{len(trained[-1].cohort)} of {len(history.summary.silos)}" if trained else "",
+        ),
         ("Times a silo was left out", str(sum(len(record.left_out) for record in history.records))),
         ("Model", size(history.summary.float32_bytes)),
     ]
@@ -130,7 +141,10 @@ def terms(spec_bytes: bytes, history: JobHistory) -> list[tuple[str, str]]:
 def _words(value: object) -> str:
     """A value of the job, in one line: mappings as `name value`, nested ones in brackets."""
     if isinstance(value, dict):
-        inner = (f"{key} {f'({_words(each)})' if isinstance(each, dict) else _words(each)}" for key, each in value.items())
+        inner = (
+            f"{key} {f'({_words(each)})' if isinstance(each, dict) else _words(each)}"
+            for key, each in value.items()
+        )
         return ", ".join(inner)
     if isinstance(value, list):
         return ", ".join(_words(each) for each in value)

@@ -52,7 +52,8 @@ class OidcSettings(BaseModel):
     )
     client_id: str = Field(min_length=1, max_length=200, description="the console's id at the provider")
     client_secret: Path | None = Field(
-        default=None, description="file of the client's secret, which nobody else may read; null: a public client"
+        default=None,
+        description="file of the client's secret, which nobody else may read; null: a public client",
     )
     authority: Path | None = Field(
         default=None, description="certificates that vouch for the provider, PEM; null: those of the system"
@@ -66,7 +67,7 @@ class OidcSettings(BaseModel):
     )
     operators: dict[str, Name] = Field(
         default_factory=dict,
-        description="the operator's name of the federation for a `sub` of the provider: whose jobs are theirs",
+        description="by `sub` of the provider the operator's name in the federation, whose jobs are theirs",
     )
 
 
@@ -80,7 +81,7 @@ class ConsoleSettings(LineSettings):
     tls: IdentityFiles = Field(description="certificate and key that browsers see, of a CA that they trust")
     roster: Path | None = Field(
         default=None,
-        description="the authority's signed roster; its operators log in by their certificates; null: nobody does",
+        description="the authority's signed roster, whose operators log in by certificate; null: nobody does",
     )
     oidc: OidcSettings | None = Field(default=None, description="login by a provider; null: none")
     idle_minutes: int = Field(default=30, ge=1, le=480, description="a session that rests so long ends")

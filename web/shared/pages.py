@@ -1,4 +1,4 @@
-"""Templates and headers of every page. Names and texts of peers are hostile: escaped, printable, and short."""
+"""Templates and headers of every page. Texts of peers are hostile: escaped, printable, and short."""
 
 from __future__ import annotations
 
@@ -77,7 +77,12 @@ def figure(value: float | None, digits: int = 4) -> str:
 
 
 def page(
-    templates: Environment, name: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
+    templates: Environment,
+    name: str,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **values: Any,
 ) -> HTMLResponse:
     html = templates.get_template(name).render(**values)
     return HTMLResponse(html, status_code=status, headers={"cache-control": "no-store", **(headers or {})})
@@ -96,7 +101,7 @@ async def form_of(request: Request) -> dict[str, str]:
 class Guard:
     """Stands before every route: answers on its own host name alone, and sets the headers of every answer.
 
-    host: as browsers send it. Security: a foreign name that resolves to this address (DNS rebinding) gets nothing.
+    host: as browsers send it. Security: another name that leads to this address (DNS rebinding) is refused.
     """
 
     def __init__(self, app: ASGIApp, *, host: str) -> None:

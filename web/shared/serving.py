@@ -1,4 +1,4 @@
-"""One HTTP server process: TLS 1.3, bounded connections and requests, and the client's certificate for the app."""
+"""One HTTP server process: TLS 1.3, bounded connections and requests, the client's certificate."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def tls_context(files: IdentityFiles, *, clients: bytes | None) -> ssl.SSLContex
         context.load_cert_chain(files.certificate, files.key)
     except (OSError, ssl.SSLError) as error:
         told = error.strerror or str(error)
-        raise ConfigError(f"tls: {files.certificate}, {files.key}: expected a certificate and its key, {told}") from None
+        raise ConfigError(
+            f"tls: {files.certificate}, {files.key}: expected a certificate and its key, {told}"
+        ) from None
     if clients is not None:
         context.verify_mode = ssl.CERT_OPTIONAL
         context.verify_flags |= NO_CHECK_TIME

@@ -29,8 +29,8 @@ class Session(Generic[Who]):
 
 
 class Sessions(Generic[Who]):
-    """clock: monotonic seconds. cookie: its name; with the prefix __Host- browsers take it from this host over
-    TLS alone. same_site: strict, or lax for what must survive the way back from a login elsewhere."""
+    """clock: monotonic seconds. cookie: its name; with the prefix __Host- browsers take it from this host
+    over TLS alone. same_site: strict, or lax for what must survive the way back from a login elsewhere."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Sessions(Generic[Who]):
         return made
 
     def of(self, request: Request, *, is_use: bool = True) -> Session[Who] | None:
-        """The session of a request, unless it was unused for too long or is too old. is_use: this is a use."""
+        """The session of a request, unless it was unused too long or is too old. is_use: this is a use."""
         key = _key(request.cookies.get(self._cookie, ""))
         found, now = self._sessions.get(key), self._clock()
         if found is None:
@@ -99,7 +99,7 @@ def is_own_form(request: Request, token: str, session: Session[Who], *, origin: 
 
 
 def comes_from(request: Request, origin: str) -> bool:
-    """Whether a browser says that a page of this origin sent the request. Browsers always say so of a POST."""
+    """Whether the browser says that a page of this origin sent the request, as it does for every POST."""
     return request.headers.get("origin") == origin
 
 

@@ -25,7 +25,11 @@ class Streams:
         return self._open >= MOST
 
     def answer(
-        self, event: str, fragments: Callable[[], AsyncGenerator[str, None]], *, is_allowed: Callable[[], bool]
+        self,
+        event: str,
+        fragments: Callable[[], AsyncGenerator[str, None]],
+        *,
+        is_allowed: Callable[[], bool],
     ) -> StreamingResponse:
         """is_allowed: asked before each fragment; the stream ends where it says no."""
 
@@ -41,7 +45,9 @@ class Streams:
             finally:
                 self._open -= 1
 
-        return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return StreamingResponse(
+            events(), media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
 
     async def _with_beats(self, source: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
         """The source's items, and an empty text where none came for a while."""
