@@ -314,7 +314,7 @@ async def curves(console: Console, request: Request, session: Session[Login]) ->
 
 async def download(console: Console, request: Request, session: Session[Login]) -> Response:
     """rounds.csv and rounds.json. The name of the file is ours: a job's own may hold anything."""
-    kind, digest = request.path_params["kind"], _digest(request)
+    kind, digest = request.url.path.rpartition(".")[2], _digest(request)
     async with console.coordinator.watched(digest) as job:
         data, media = (
             (rounds.as_csv(job.history), "text/csv")
@@ -420,7 +420,8 @@ def application(console: Console) -> ASGIApp:
         Route(f"{job}/live", private(job_stream), methods=["GET"]),
         Route(f"{job}/rounds", private(all_rounds), methods=["GET"]),
         Route(f"{job}/curves", private(curves), methods=["GET"]),
-        Route(f"{job}/rounds.{{kind:str}}", private(download), methods=["GET"]),
+        Route(f"{job}/rounds.csv", private(download), methods=["GET"]),
+        Route(f"{job}/rounds.json", private(download), methods=["GET"]),
         Route(f"{job}/job.yaml", private(signed_job), methods=["GET"]),
         Route(f"{job}/model", private(model), methods=["GET"]),
         Route(f"{job}/cancel", private(cancel, is_post=True), methods=["POST"]),
