@@ -12,7 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-TOLD = ("Downloading ", "Using cached ", "Building ", "Installing ")  # how pip's lines begin that are passed on
+TOLD = (
+    "Downloading ",
+    "Using cached ",
+    "Building ",
+    "Installing ",
+)  # how pip's lines begin that are passed on
 QUIET_SECONDS = 10.0  # after so long without a line, one says what takes its time
 WIDTH = 100
 
