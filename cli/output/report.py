@@ -101,7 +101,7 @@ def rounds_csv(report: Document) -> str:
     rows = io.StringIO()
     writer = csv.writer(rows, lineterminator="\n")
     fixed = ("round", "phase", "result", "reason", "attempts", "data_share", "upload_bytes", "wall_seconds")
-    writer.writerow([*fixed, "silos", "left_out", *(_cell(name) for name in figures)])
+    writer.writerow([*fixed, "cohort", "left_out", *(_cell(name) for name in figures)])
     for phase in report["phases"]:
         left_out = "; ".join(f"{left['silo']} {left['reason']}" for left in phase["left_out"])
         cells = [*(phase[name] for name in fixed), " ".join(phase["cohort"]), left_out]
