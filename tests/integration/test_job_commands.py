@@ -209,3 +209,29 @@ def test_coordinator_is_not_run_with_the_certificate_of_a_silo(finished: LocalFe
     assert done.returncode == 2
     told = f"{paths['crt']}: own certificate: its extended key usage is not that of a coordinator"
     assert done.stderr.splitlines()[-1] == f"chorale: error: {told}"
+
+
+def test_what_a_silo_shows_is_there_for_programs_too(finished: LocalFederation) -> None:
+    config = finished.folder / "silo-0.yaml"
+    ledger, policy, audit = (
+        json.loads("\n".join(_lines(run_cli(*command, "--json"))))
+        for command in (
+            ("silo", "ledger", "--config", config),
+            ("silo", "policy", "--config", config),
+            ("audit", "verify", finished.folder / "silo-0" / "audit.jsonl"),
+        )
+    )
+    (job,), data_set = ledger["jobs"], ledger["data_sets"]["silo-0-data"]
+    assert (job["name"], job["operator"], job["decision"]) == ("one-hot", "ops", "approved")
+    assert (data_set["epsilon_spent"], data_set["inputs_without_noise"]) == (0, 4)
+    assert [(each["job"], each["inputs"], each["epsilon"]) for each in data_set["jobs"]] == [
+        (job["job"], 4, None)
+    ]
+    told = policy["data_sets"]["silo-0-data"]
+    assert (told["policy"]["initial_state"], told["policy"]["max_rounds"]) == ("given", 1000)
+    assert "jobs of more than 1000 rounds" in told["refuses"]
+    assert audit["is_intact"]
+    assert audit["entries"] > 4
+    checked = json.loads(run_cli("silo", "check", "--config", config, "--json").stdout)
+    assert checked["problems"] == sum(not each["is_fine"] for each in checked["findings"])
+    assert checked["findings"][0]["what"] == "settings"
