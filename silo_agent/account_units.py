@@ -73,13 +73,18 @@ def open_accounts(
     accounts.settle(found)
     accounts.tell(audit)
     charged = {name: accounts.charged(name) for name in policies}
-    most: dict[str, float] = {}
-    for name, each in charged.items():
-        most[each.account] = min(most.get(each.account, np.inf), policies[name].privacy.epsilon)
+    budgets = {name: policy.privacy.epsilon for name, policy in policies.items()}
+    # of an account that no data set has now the highest one of those that are charged to it
+    most = {
+        other: max(budgets[name] for name in charged if other in charged[name].also)
+        for each in charged.values()
+        for other in each.also
+    }
+    most |= {each.account: budgets[name] for name, each in charged.items()}
     return {
         name: OpenedData(
             charged=each,
-            limits={other: most.get(other, np.inf) for other in each.also},
+            limits={other: most[other] for other in each.also},
             admitted=None if found.get(name) is None else _admitted(accounts, key, each),
             closed=closed.get(name),
         )
