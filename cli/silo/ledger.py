@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "is_recovered",
     is_flag=True,
     help="The ledger was put back from a snapshot: charge every job that may have run since its whole plan, "
-    "and reject it.",
+    "and reject it; the agent is stopped, and the data are where they were.",
 )
 @click.option(
     "--restarts",
@@ -98,8 +98,10 @@ def show_ledger(
     with closing(opened_ledger(settings)) as ledger:
         if restarts is not None:
             from cli.silo.recovery import recover
+            from silo_agent.agent import alone
 
-            recover(ledger, settings, restarts=restarts, ran=ran, init=init)
+            with alone(settings.directory):
+                recover(ledger, settings, restarts=restarts, ran=ran, init=init)
         if check:
             return _check_ledger(ledger, settings)
         click.echo(f"newest roster: version {ledger.roster_version}")
