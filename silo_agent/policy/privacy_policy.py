@@ -19,8 +19,8 @@ from chorale.privacy.quantity_noise import dp_sgd_steps
 from chorale.privacy.releases import DpSgd, Release, SampledGaussian
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.privacy_spec import MAX_DELTA, MIN_DELTA, PrivacySpec
-from crypto.errors import PolicyRefusal, Refusal
+from chorale.spec.privacy_spec import MAX_DELTA, MAX_EPSILON, MIN_DELTA, PrivacySpec
+from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.methods import known_quantities
 
@@ -105,26 +105,40 @@ class PrivacyPolicy(BaseModel):
                 f"epsilon: expected at most {CEILING:g} for a data set, got {self.epsilon:g}; if that is "
                 f"meant, accept_epsilon_up_to: {self.epsilon:g} says so"
             )
+        most = self.max_epsilon_if_all_others_collude
+        if most is not None and not self.accept_shared_noise:
+            raise ValueError(
+                "max_epsilon_if_all_others_collude: expected accept_shared_noise: true with it, without "
+                "which every job with shared noise is refused"
+            )
+        if most is not None and most > MAX_EPSILON:
+            raise ValueError(
+                f"max_epsilon_if_all_others_collude: expected at most {MAX_EPSILON:g}, above "
+                f"which nothing is promised, got {most:g}"
+            )
         return self
 
     def check_job(self, spec: JobSpec) -> None:
-        """Raises PolicyRefusal: POLICY for a job below the floor, BUDGET where its training alone passes the
-        whole budget."""
+        """Raises PolicyRefusal: POLICY for a job below the floor, or whose training alone passes what it may
+        cost if all other silos collude; BUDGET where its training alone passes the whole budget."""
         if spec.privacy is not None:
             if spec.privacy.has_shared_noise and not self.accept_shared_noise:
                 raise _refusal(
                     "privacy.records.noise sum, which rests on the other silos' noise",
                     "privacy.records.noise silo, or privacy.accept_shared_noise: true here",
+                    Rule.ACCEPT_SHARED_NOISE,
                 )
             self._check_floor(spec.privacy)
             self._check_training(spec)
             return
         if self.required:
-            raise _refusal("a job without privacy", "a private job (privacy.required)")
+            raise _refusal("a job without privacy", "a private job (privacy.required)", Rule.REQUIRED)
         for name in spec.quantity_names:
             if name in self.always_noised:
                 raise _refusal(
-                    f"a job without privacy that sums {name}", "noise on it (privacy.always_noised)"
+                    f"a job without privacy that sums {name}",
+                    "noise on it (privacy.always_noised)",
+                    Rule.ALWAYS_NOISED,
                 )
 
     def check_collusion(self, spec: JobSpec, epsilon_if_all_others_collude: float) -> None:
@@ -137,6 +151,7 @@ class PrivacyPolicy(BaseModel):
                 f"{cost:.4g}" if math.isfinite(cost) else "no bound",
                 f"at most epsilon {most:g} if all other silos collude "
                 "(privacy.max_epsilon_if_all_others_collude)",
+                Rule.MAX_EPSILON_IF_ALL_OTHERS_COLLUDE,
             )
 
     def check_quantities(self, spec: JobSpec, quantities: Iterable[Quantity]) -> None:
@@ -149,7 +164,9 @@ class PrivacyPolicy(BaseModel):
             is_bare = quantity.noise is None and quantity.discloses not in free
             if is_bare and quantity.name in self.always_noised:
                 raise _refusal(
-                    f"quantity {quantity.name} without noise", "noise on it (privacy.always_noised)"
+                    f"quantity {quantity.name} without noise",
+                    "noise on it (privacy.always_noised)",
+                    Rule.ALWAYS_NOISED,
                 )
 
     def refused(self) -> list[str]:
@@ -202,14 +219,14 @@ class PrivacyPolicy(BaseModel):
         for field, most in self._max.items():
             value = given.get(field)
             if most is not None and value is not None and not value <= most:
-                raise _refusal(f"privacy.{field} {value:g}", f"at most {most:g}")
+                raise _refusal(f"privacy.{field} {value:g}", f"at most {most:g}", _rule("max", field))
         for field, least in self._min.items():
             if least is None or field not in given:
                 continue
             value = given[field]
             if value is None or not value >= least:
                 got = "null" if value is None else f"{value:g}"
-                raise _refusal(f"privacy.{field} {got}", f"at least {least:g}")
+                raise _refusal(f"privacy.{field} {got}", f"at least {least:g}", _rule("min", field))
 
     def _check_training(self, spec: JobSpec) -> None:
         """What needs no global state to be known: an absurd setting is refused before the first phase."""
@@ -221,14 +238,21 @@ class PrivacyPolicy(BaseModel):
         round: Release = SampledGaussian(noise_multiplier=multiplier, sample_rate=rate, draws=0)
         if not spec.privacy.has_shared_noise:
             round = DpSgd(noise_multiplier=multiplier, sample_rate=rate, steps=dp_sgd_steps(spec))
+        elif self.max_epsilon_if_all_others_collude is not None:
+            # the multiplier is that of the noise of h silos together, of which one is left
+            honest = spec.rule(spec.named_per_round).min_honest
+            alone = SampledGaussian(
+                noise_multiplier=multiplier / math.sqrt(honest), sample_rate=rate, draws=0
+            )
+            self.check_collusion(spec, _epsilon_of_rounds(alone, spec.rounds, spec.privacy.delta))
         rounds = spec.rounds if self.partial_jobs is PartialJobs.REFUSE else 1
         cost = _epsilon_of_rounds(round, rounds, self.delta)
         if cost > self.epsilon:
             name = "round" if spec.steps is None else "step"
             what = f"{rounds} {name}s of training" if rounds > 1 else f"one {name} of training"
-            raise _refusal(
-                f"{cost:.4g} for {what}",
-                f"at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g})",
+            raise PolicyRefusal(
+                f"policy: expected at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g}), "
+                f"got {cost:.4g} for {what}",
                 code=Refusal.BUDGET,
             )
 
@@ -245,5 +269,10 @@ def _epsilon_of_rounds(round: Release, rounds: int, delta: float) -> float:
     return epsilon({round: rounds}, delta)  # asked before every phase
 
 
-def _refusal(got: str, expected: str, *, code: Refusal = Refusal.POLICY) -> PolicyRefusal:
-    return PolicyRefusal(f"policy: expected {expected}, got {got}", code=code)
+def _rule(bound: str, field: str) -> Rule:
+    """bound: min or max. field: of a job's `privacy`."""
+    return Rule(f"privacy.{bound}_{field.replace('.', '_')}")
+
+
+def _refusal(got: str, expected: str, rule: Rule) -> PolicyRefusal:
+    return PolicyRefusal(f"policy: expected {expected}, got {got}", rule=rule)
