@@ -71,8 +71,8 @@ ROOMS = {
     "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
-    "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
-    "< data < settings < account_units < objective < rounds < connection < training < agent",
+    "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger "
+    "< local_storage < data < settings < account_units < objective < rounds < connection < training < agent",
     "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
@@ -85,7 +85,7 @@ ROOMS = {
     "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< model < job < console < given_data < silo < demo < simulate < main",
+    "< model < job < console < given_data < silo < doctor < init < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
@@ -109,6 +109,7 @@ TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
+    "silo_agent/torch_build.py",
     "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
