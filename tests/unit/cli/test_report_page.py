@@ -1,4 +1,4 @@
-"""The page, the table and the lines that an operator reads: on a phone, in the dark, and of a hostile coordinator."""
+"""What an operator reads of a job: on a phone, in the dark, and of a hostile coordinator."""
 
 from __future__ import annotations
 
@@ -25,15 +25,10 @@ def history(*, seconds: float = 2.0, **summary: object) -> JobHistory:
     """One enrollment, two rounds, an evaluation with a confusion matrix of two classes."""
     told = JobHistory()
     facts = {"name": "usps", "status": "done", "strategy": "fedavg", "rounds": 2, "rounds_completed": 2}
-    silos = ["north", "south", "east"]
-    told.add(JobEvent(summary=JobSummary(job_digest=JOB, silos=silos, float32_bytes=40, **(facts | summary))))
-    given = {
-        "job_digest": JOB,
-        "result": "applied",
-        "attempts": 1,
-        "wall_seconds": seconds,
-        "upload_bytes": 60,
-    }
+    facts |= {"silos": ["north", "south", "east"], "float32_bytes": 40, **summary}
+    told.add(JobEvent(summary=JobSummary(job_digest=JOB, **facts)))
+    given = {"job_digest": JOB, "result": "applied", "attempts": 1, "wall_seconds": seconds}
+    given |= {"upload_bytes": 60}
     for round, phase in ((0, "enrollment.0"), (1, "train"), (2, "train"), (2, "evaluate.0")):
         record = PhaseRecord(round=round, phase=phase, cohort=["north"], left_out=[LEFT, NO], **given)
         if phase != "enrollment.0":
@@ -117,11 +112,8 @@ def test_lines_name_the_rule_and_nothing_in_them_moves_a_cursor() -> None:
 
 
 def test_facts_say_what_is_awaited_of_whom() -> None:
-    told = history(
-        state="waiting for approval at south",
-        awaited=[Awaited(silo="south", why="approval")],
-        operator="olga",
-    )
+    awaited = [Awaited(silo="south", why="approval")]
+    told = history(state="waiting for approval at south", awaited=awaited, operator="olga")
     facts = summary_facts(told.summary)
     assert (facts["state"], facts["awaited"]) == ("waiting for approval at south", {"south": "approval"})
     # of a coordinator that says no more than a status
