@@ -10,6 +10,7 @@ import click
 
 from cli.job.options import operator_options
 from cli.output.facts import json_option, print_json
+from cli.output.progress import PREPARING, said_if_slow
 from client.operations import connect
 from client.planning import JOBS_LOOKED_AT, Plan, Timing, plan_of, timing_of
 from client.submission import prepared, read_spec
@@ -30,7 +31,8 @@ def plan(settings: OperatorSettings | None, file: Path, init: Path | None, is_js
 
     The time is that of past rounds of the coordinator, where operator settings name one.
     """
-    planned = plan_of(prepared(read_spec(file), init=init, now=datetime.now(UTC)))
+    with said_if_slow(PREPARING):
+        planned = plan_of(prepared(read_spec(file), init=init, now=datetime.now(UTC)))
     timing = None if settings is None else _timing(settings, planned)
     if is_json:
         print_json(planned.facts(timing))
