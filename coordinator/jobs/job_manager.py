@@ -208,12 +208,12 @@ class JobManager:
         return row
 
     def model(self, digest: bytes, *, caller: str) -> tuple[JobRow, Path]:
-        """The job and the state that its operator fetches: the newest, or the one that the job keeps.
+        """The job and the state that its operator fetches, or proves: the newest, or the one that the job keeps.
 
         Raises UnknownJob, also where the model was removed, and NotTheOperator.
         """
         row = self.row(digest)
-        self._check_owner(row, caller, "only this operator may fetch its model")
+        self._check_owner(row, caller, "only this operator may fetch its model and its evidence")
         try:
             kept = self._kept(row)
         except LocalProtocolError:  # of an earlier release

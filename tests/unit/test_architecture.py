@@ -56,7 +56,8 @@ ROOMS = {
     "strategies": "base < number_stream < exact < server_optimizer < update_scale < recipe < tasks < phases "
     "< parts < checks < presets < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
-    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
+    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job "
+    "< evidence",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
