@@ -1,7 +1,7 @@
-"""What a party signs of a job for those who check it later: a document, its signature and the certificate.
+"""What a party signs of a job for those who check it later: a document, its signature, a certificate.
 
-A document has one form as bytes, so what a reader sees is what was signed. A statement proves who said something,
-never that it is true. Source: docs/protocol.md 11.
+A document has one form as bytes, so what a reader sees is what was signed. A statement proves who said
+something, never that it is true. Source: docs/protocol.md 11.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cryptography import x509
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from chorale.job import MAX_CERTIFICATE_BYTES
+from chorale.privacy.releases import MAX_RELEASES_BYTES
 from chorale.runtime import audit
 from chorale.runtime.software import Software
 from chorale.spec.state import ARRAY_NAME, GlobalState
@@ -37,6 +38,7 @@ MAX_SIGNATURE_BYTES = 128
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Text = Annotated[str, Field(max_length=4096)]
+Cost = Annotated[str, Field(max_length=MAX_RELEASES_BYTES)]
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 Number = float | None  # null: not a number, or infinite
 
@@ -167,10 +169,11 @@ class CoordinatorStatement(Statement):
 
 
 class SiloStatement(Statement):
-    """What one silo says of its own part in a job. policy: SHA-256 of the policy file of its data set.
+    """What one silo says of its own part in a job. policy: SHA-256 of its data set's policy file.
 
-    costs: text of what an input releases, by its SHA-256, as the log's `spent` lines name it. epsilon: of all inputs
-    of this job together, at delta; null where an input left without noise.
+    costs: what an input releases, as text by its SHA-256, which the log's `spent` lines name. plan: what the
+    whole job was to release, each with how often; of a job without privacy nothing. epsilon: of all inputs
+    of this job together, at delta; null where one left without noise.
     """
 
     purpose: ClassVar[str] = "evidence-silo"
@@ -180,8 +183,8 @@ class SiloStatement(Statement):
     policy: Digest
     delta: float
     sides_are_fixed: bool
-    costs: dict[Digest, Text]
-    inputs: Count
+    costs: dict[Digest, Cost]
+    plan: tuple[tuple[Cost, Count], ...]
     epsilon: Number
     audit: AuditExcerpt
 

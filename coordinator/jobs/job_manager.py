@@ -208,7 +208,7 @@ class JobManager:
         return row
 
     def model(self, digest: bytes, *, caller: str) -> tuple[JobRow, Path]:
-        """The job and the state that its operator fetches, or proves: the newest, or the one that the job keeps.
+        """The job and the state that its operator fetches: the newest, or the one that the job keeps.
 
         Raises UnknownJob, also where the model was removed, and NotTheOperator.
         """

@@ -132,7 +132,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def FetchEvidence(  # type: ignore[override]  # as FetchModel
         self, request: pb.EvidenceRequest, context: Context
     ) -> None:
-        """All that the coordinator can show of a job, and its own word on the rest: for its operator alone."""
+        """What the coordinator can show of a job, and its word on the rest: for the job's operator alone."""
         async with errors_as_codes(context):
             row, path = self._job_manager.model(request.job_digest, caller=caller_of(context).member.name)
             summary = self._job_manager.summary(row)
