@@ -14,6 +14,7 @@ import click
 from chorale.job import sign_job
 from chorale.pinned_code import pinned
 from chorale.privacy.plan import solve
+from chorale.privacy.promise import promise_of
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
@@ -24,7 +25,6 @@ from cli.errors import CommandFailed, require_extra, with_hint
 from cli.operations import Operations, connect
 from cli.operator import OperatorSettings, operator_settings
 from cli.output.progress import JobHistory, counted, kept_line, personal_figures, score_word, show
-from cli.output.promise import promise_of
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.session.cohort import default_colluders, draw_risk
 from silo_agent.policy.policy import Policy

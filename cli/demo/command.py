@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from chorale.privacy.plan import spent_epsilon_if_all_others_collude
+from chorale.privacy.promise import Promise, Spent, if_all_others_collude, promise_of
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import open_model
@@ -39,7 +40,6 @@ from cli.operations import Operations, connect
 from cli.operator import operator_settings
 from cli.output import report
 from cli.output.progress import JobHistory, score_word, show
-from cli.output.promise import Promise, Spent, if_all_others_collude, promise_of
 from cli.output.report import units_told
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chorale.privacy.plan import rows_told
+from chorale.privacy.promise import if_all_others_collude, units
 from chorale.v1.records_pb2 import PhaseRecord
 from cli.output.progress import (
     ACCURACY,
@@ -21,10 +22,9 @@ from cli.output.progress import (
     personal_figures,
     score_word,
 )
-from cli.output.promise import if_all_others_collude, units
 
 if TYPE_CHECKING:
-    from cli.output.promise import Promise, Spent
+    from chorale.privacy.promise import Promise, Spent
 
 Document = dict[str, Any]
 WIDTH, HEIGHT, MARGIN = 640, 240, 36

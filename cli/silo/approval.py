@@ -137,7 +137,7 @@ def _given_weights(job: LedgerJob, policy: Policy) -> str:
 def _promises(job: LedgerJob, policy: Policy) -> list[str]:
     """What a private job's plan costs a record here, against few colluders and against all other silos."""
     from chorale.job import JobSpec, SignedJob
-    from cli.output.promise import promise_of
+    from chorale.privacy.promise import promise_of
     from silo_agent.rounds.first_state import drawn_arrays
 
     if job.spec_bytes is None:

@@ -13,13 +13,13 @@ from typing import ClassVar
 import pytest
 from rich.console import Console
 
+from chorale.privacy.promise import Promise, Spent
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.errors import CommandFailed
 from cli.job import check_done
 from cli.output import progress, report
 from cli.output.progress import JobHistory
-from cli.output.promise import Promise, Spent
 from crypto.errors import BudgetExhausted, PolicyRefusal
 
 # DESIGN's contract with other programs

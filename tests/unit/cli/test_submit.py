@@ -22,11 +22,11 @@ from chorale.privacy.plan import (
     planned_updates_epsilon,
     rows_told,
 )
+from chorale.privacy.promise import promise_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts, state_to_bytes
 from cli.job import initial_bytes, read_spec, solved, tell_absent, tell_draw
-from cli.output.promise import promise_of
 from crypto.errors import ConfigError
 from tests.unit.cli.conftest import Desk, Ended
 
