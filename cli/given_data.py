@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from chorale.runtime.files import read_limited
 from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
-from cli.errors import with_hint
+from client.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.data.settings import DataSettings

@@ -12,7 +12,7 @@ import click
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from chorale.runtime.key_files import forbid_core_dumps
-from cli.errors import with_hint
+from client.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.identity.certificates import MemberId, Role, key_digest, key_to_pem, new_key
 from crypto.identity.issuing import new_csr

@@ -16,8 +16,8 @@ from cli.authority import rotation
 from cli.authority.folder import CERTIFICATE, KEY, Folder
 from cli.authority.history import ROSTER, History
 from cli.authority.show import as_json, as_text, expiring
-from cli.errors import with_hint
 from cli.keys import PRIVATE, check_new, shown_key, write_new
+from client.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role, certificate_to_pem, key_to_pem, member_of, public_key_of
 from crypto.identity.issuing import new_authority

@@ -33,14 +33,16 @@ from cli.demo.setup import (
     write_operator,
     write_silo,
 )
-from cli.errors import CommandFailed, require_extra, with_hint
+from cli.errors import CommandFailed
 from cli.given_data import GIVEN, DataOptions, data_options
 from cli.job import check_done
-from cli.operations import Operations, connect
-from cli.operator import operator_settings
 from cli.output import report
-from cli.output.progress import JobHistory, score_word, show
+from cli.output.progress import show
 from cli.output.report import units_told
+from client.errors import require_extra, with_hint
+from client.history import JobHistory, score_word
+from client.operations import Operations, connect
+from client.settings import operator_settings
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import load_policy

@@ -26,8 +26,9 @@ from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
-from cli.errors import CommandFailed, require_extra
-from cli.job import initial_bytes, read_spec, solved, with_code
+from cli.errors import CommandFailed
+from client.errors import require_extra
+from client.submission import initial_bytes, read_spec, solved, with_code
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.data.loading import load_data

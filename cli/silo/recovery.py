@@ -15,7 +15,7 @@ from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import MAX_STATE_BYTES, GlobalState, state_digest, state_from_bytes
-from cli.errors import with_hint
+from client.errors import with_hint
 from crypto.errors import ConfigError
 from silo_agent.ledger.ledger import Ledger, PlanCharge
 from silo_agent.ledger.reveals import Decision

@@ -18,10 +18,10 @@ from chorale.spec.settings_file import MAX_BYTES, parse_mapping
 from chorale.spec.state import state_from_bytes
 from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import OPEN_POLICY
-from cli.errors import require_extra
 from cli.given_data import DataOptions, data_options
-from cli.job import initial_bytes, read_spec, solved, tell_draw, with_code
-from cli.output.progress import personal_of, score_word
+from client.errors import require_extra
+from client.history import personal_of, score_word
+from client.submission import draw_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
@@ -93,7 +93,8 @@ def simulate(
     options = data_options
     options.check_used()
     spec = _spec(file, options, silos)
-    tell_draw(spec)
+    for note in draw_notes(spec):
+        click.echo(note, err=True)
     rules = _policy(spec, policy)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)

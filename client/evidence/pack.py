@@ -114,9 +114,7 @@ def archive_of(
             f"rosters/{version}.json": roster_to_file_bytes(signed)
             for version, signed in shown.rosters.items()
         },
-        **{
-            name: evidence.document_bytes(each.model_dump(mode="json")) for name, each in proofs.items()
-        },
+        **{name: evidence.document_bytes(each.model_dump(mode="json")) for name, each in proofs.items()},
         **added,
         **bills,
         **pages_of(facts, statement, by_silo, bills),

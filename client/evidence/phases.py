@@ -17,7 +17,7 @@ from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
 from client.evidence.proofs import ProofDocument
 from crypto.errors import EvidenceMismatch
-from crypto.identity.certificates import SignedBody, certificate_from_der
+from crypto.identity.certificates import certificate_from_der
 from crypto.identity.roster import Roster
 from strategies.base import TOTAL
 
@@ -102,7 +102,9 @@ def follow_phases(
         if phase.state != walk.state.hex():
             raise EvidenceMismatch(f"{what}: the coordinator names another state than the silos signed")
     if left:
-        raise EvidenceMismatch(f"{next(iter(left))}: a proof of a phase that the coordinator does not tell of")
+        raise EvidenceMismatch(
+            f"{next(iter(left))}: a proof of a phase that the coordinator does not tell of"
+        )
     _check_end(job, phases, is_done=is_done)
     lacking = {
         name for each in phases for name in set(job.spec.silos) - rosters[each.roster_version].silo_names
@@ -175,9 +177,7 @@ def _check_proof(
 def _check_end(job: Job, phases: tuple[PhaseFacts, ...], *, is_done: bool) -> None:
     last = phases[-1] if phases else None
     is_closed = (
-        last is not None
-        and phase_kind(last.phase) == job.strategy.closing[-1]
-        and last.result == APPLIED
+        last is not None and phase_kind(last.phase) == job.strategy.closing[-1] and last.result == APPLIED
     )
     if is_done and not is_closed:
         raise EvidenceMismatch("coordinator.json: it says done, and the last phase is missing")

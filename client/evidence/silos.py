@@ -82,7 +82,9 @@ def _check_reveals(
     is_after = last is None or _is_after(job, untold[0], last)
     if len(untold) > 1 or not is_after:
         raise EvidenceMismatch(f"it revealed {first}, which the archive does not have: phases were left out")
-    return [f"silo {silo.silo} revealed {first}, which had not ended when the coordinator wrote its statement"]
+    return [
+        f"silo {silo.silo} revealed {first}, which had not ended when the coordinator wrote its statement"
+    ]
 
 
 def _is_after(job: Job, key: tuple[Any, Any], last: PhaseFacts) -> bool:
@@ -92,9 +94,7 @@ def _is_after(job: Job, key: tuple[Any, Any], last: PhaseFacts) -> bool:
     return job.position(round, phase) > job.position(last.round, last.phase)
 
 
-def _check_epsilon(
-    job: Job, silo: SiloStatement, spent: list[dict[str, Any]], shapes: GlobalState
-) -> None:
+def _check_epsilon(job: Job, silo: SiloStatement, spent: list[dict[str, Any]], shapes: GlobalState) -> None:
     """What its log says that left costs what it says, by the accountant of silos."""
     costs = {}
     for digest, text in silo.costs.items():

@@ -72,9 +72,7 @@ class Verified:
     statement: CoordinatorStatement
 
 
-def verify_archive(
-    data: bytes, *, authority: Anchors | None = None, model: bytes | None = None
-) -> Verified:
+def verify_archive(data: bytes, *, authority: Anchors | None = None, model: bytes | None = None) -> Verified:
     """authority: the reader's own. model: a file of `job fetch`.
 
     Raises EvidenceMismatch with the first thing that does not fit, and ConfigError where a package that the
@@ -217,9 +215,7 @@ def _check_makers(contents: Contents, job: Job, newest: Roster) -> None:
         _check_signer(contents.coordinator.certificate, hub, {newest.version: newest})
 
 
-def _check_signer(
-    certificate: x509.Certificate, expected: MemberId, rosters: Mapping[int, Roster]
-) -> None:
+def _check_signer(certificate: x509.Certificate, expected: MemberId, rosters: Mapping[int, Roster]) -> None:
     """Raises EvidenceMismatch unless it is that member's certificate, by one of these rosters."""
     digest = fingerprint(certificate)
     if not any(each.holds(expected.role, expected.name, digest) for each in rosters.values()):
@@ -248,15 +244,15 @@ def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model:
 
 def _check_audit(job: Job, statement: CoordinatorStatement) -> list[str]:
     """Notes on phases that it lacks: a coordinator that is killed may have told of one nowhere else."""
-    told = [
-        (each.round, each.phase, each.result, list(each.cohort), each.state) for each in statement.phases
-    ]
+    told = [(each.round, each.phase, each.result, list(each.cohort), each.state) for each in statement.phases]
     with fits(f"{names.COORDINATOR}: audit"):
         entries = statement.audit.entries_of_job()
     ended = []
     for entry in entries:
         if entry.get("job") != job.id:
-            raise EvidenceMismatch(f"{names.COORDINATOR}: audit entry {entry['entry']}: it is about another job")
+            raise EvidenceMismatch(
+                f"{names.COORDINATOR}: audit entry {entry['entry']}: it is about another job"
+            )
         if entry["event"] == "phase_ended":
             fields = ("round", "phase", "result", "cohort", "state_digest")
             row = tuple(entry.get(name) for name in fields)

@@ -465,11 +465,14 @@ class MessageHandler:
     # refusing
 
     def _refuse(self, key: PhaseKey, error: PolicyRefusal | RemoteProtocolError) -> None:
-        """The code to the coordinator; the sentence to this silo's log and audit trail."""
+        """The code and the rule to the coordinator; the sentence to this silo's log and audit trail."""
         self._metrics.refusals.labels(reason=error.code.value).inc()
         log.warning("refused", **_fields(key), code=error.code.value, reason=str(error))
         self._note("refused", key, code=error.code.value, reason=str(error))
-        self._send(pb.SiloMessage(refused=wire.refused_to_wire(error.code, key)))
+        refused = wire.Refused(code=error.code)
+        if isinstance(error, PolicyRefusal):
+            refused = wire.Refused(code=error.code, rule=error.rule, text=error.text)
+        self._send(pb.SiloMessage(refused=wire.refused_to_wire(refused, key)))
 
     def _note(self, event: str, key: PhaseKey, *, is_flushed: bool = True, **fields: str) -> None:
         self._notes += 1

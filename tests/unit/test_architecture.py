@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # what each package may import of ours:
-# crypto <- strategies <- chorale <- {coordinator, silo_agent <- simulation} <- cli
+# crypto <- strategies <- chorale <- {coordinator, silo_agent <- {simulation, client}} <- cli
 ARROWS = {
     "crypto": {"crypto"},
     "strategies": {"crypto", "strategies"},
@@ -26,7 +26,17 @@ ARROWS = {
     "coordinator": {"crypto", "strategies", "chorale", "coordinator"},
     "silo_agent": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent"},
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
-    "cli": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli"},
+    "client": {"crypto", "strategies", "chorale", "silo_agent", "client"},
+    "cli": {
+        "crypto",
+        "strategies",
+        "chorale",
+        "coordinator",
+        "silo_agent",
+        "simulation",
+        "client",
+        "cli",
+    },
     "bench": {
         "crypto",
         "strategies",
@@ -47,7 +57,7 @@ ARROWS = {
         "bench",
         "research",
     },
-    "tools": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "cli", "tools"},
+    "tools": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "client", "cli", "tools"},
 }
 # the rooms of a package, and the modules next to them, in the order of their arrows: each may import those to
 # its left
@@ -70,9 +80,10 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
+    "client": "errors < settings < history < operations < submission",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< operations < model < job < given_data < silo < demo < simulate < main",
+    "< model < job < given_data < silo < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
@@ -83,6 +94,7 @@ PRODUCT = (
     "coordinator",
     "silo_agent",
     "simulation",
+    "client",
     "cli",
 )
 # what the innermost packages may import of others
@@ -211,6 +223,12 @@ def test_imports_run_one_way() -> None:
     assert wrong == []
 
 
+def test_client_loads_a_silos_code_only_to_try_it() -> None:
+    """The operator's machine may have no torch, and it has no ledger."""
+    at_start = [str(one) for one in imports() if one.path.startswith("client/") and not one.is_lazy]
+    assert [line for line in at_start if "imports silo_agent" in line] == []
+
+
 def rooms_of(package: str) -> list[str]:
     return ROOMS[package].split(" < ")
 
@@ -291,7 +309,7 @@ def test_grpc_is_not_imported_by_what_only_checks_and_computes() -> None:
         for one in imports()
         if one.top == "grpc"
         and not one.is_lazy
-        and one.path.startswith(("crypto/", "strategies/", "chorale/", "cli/"))
+        and one.path.startswith(("crypto/", "strategies/", "chorale/", "client/", "cli/"))
     ]
     assert wrong == []
 
