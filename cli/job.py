@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chorale.evidence import MAX_STATEMENT_BYTES
 from chorale.job import sign_job
-from chorale.runtime.files import write_atomic
+from chorale.runtime.files import read_limited, write_atomic
+from chorale.transport.tls import load_authority
 from cli.errors import CommandFailed
 from cli.output.progress import kept_line, show
+from client.evidence.archive import MAX_BYTES
+from client.evidence.pack import collect
 from client.history import JobHistory, counted, personal_figures, score_word
 from client.operations import Operations, connect
 from client.settings import OperatorSettings, operator_settings
@@ -193,6 +197,40 @@ def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
         write_atomic(out, data)
     kept = f" ({summary.kept})" if summary.kept else ""
     click.echo(f"{out}: {summary.name} after round {summary.model_round} of {summary.rounds}{kept}")
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File for the archive, zip.")
+@click.option(
+    "--add",
+    "added",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A file of `silo evidence` that an institution handed on; may be repeated.",
+)
+@click.option(
+    "--sbom",
+    "bills",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A bill of materials to put beside it, such as a release's; may be repeated.",
+)
+@operator_options
+def evidence(
+    settings: OperatorSettings, job_id: str, out: Path, added: tuple[Path, ...], bills: tuple[Path, ...]
+) -> None:
+    """Write all that proves a job into one signed archive, and check it.
+
+    It holds no data, no sum and no weights. `chorale evidence verify` checks it without a network.
+    """
+    silos = {str(path): read_limited(path, MAX_STATEMENT_BYTES) for path in added}
+    sboms = {path.name: read_limited(path, MAX_BYTES) for path in bills}
+    with connect(settings) as (operations, identity):
+        digest, authority = operations.find(job_id), load_authority(settings.authority)
+        data = collect(operations, digest, identity=identity, authority=authority, silos=silos, sboms=sboms)
+    write_atomic(out, data, mode=0o644)
+    click.echo(f"{out}: {len(data)} bytes; check it with `chorale evidence verify {out}`")
 
 
 def follow(operations: Operations, job_digest: bytes) -> JobHistory:

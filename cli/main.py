@@ -27,6 +27,7 @@ COMMANDS = {
     "operator": ("cli.operator:operator", "Make an operator's key."),
     "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
+    "evidence": ("cli.evidence:evidence", "Check the evidence of a job."),
     "audit": ("cli.audit:audit", "Check an audit log."),
     "schema": ("cli.schema:schema", "Print the JSON schema of a file, for editors."),
 }

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from chorale.runtime.files import write_atomic
-from cli.errors import require_extra
 from cli.silo.settings import CONFIG, opened_ledger
+from client.errors import require_extra
 from silo_agent.settings import load_silo_settings
 
 
@@ -20,8 +20,8 @@ from silo_agent.settings import load_silo_settings
 def write_evidence(config: Path, job: str, out: Path) -> None:
     """Write what this silo says of JOB: approvals, what left, epsilon, digest of the policy.
 
-    It is signed with the silo's key and sent nowhere: read it, then hand it to the job's operator, who adds it
-    with `chorale job evidence --add`. It tells of this job alone, and not why anything was refused.
+    It is signed with the silo's key and sent nowhere: read it, then hand it to the job's operator, who adds
+    it with `chorale job evidence --add`. It tells of this job alone, and not why anything was refused.
     """
     from chorale.evidence import sign_statement
     from chorale.transport.tls import load_identity

@@ -1,7 +1,7 @@
 """The file of an archive: a zip without compression, of which every byte is fixed by the files in it.
 
-So the same files give the same archive on every machine, and nothing can hide in one: a reader writes it again
-and compares.
+So the same files give the same archive on every machine, and nothing can hide in one: a reader writes it
+again and compares.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def files_of(data: bytes) -> dict[str, bytes]:
         raise EvidenceMismatch(f"archive: expected a zip file: {error}") from None
     if archive_bytes(files) != data:
         raise EvidenceMismatch(
-            "archive: there are bytes in it, beside its files or in their headers, that Chorale does not write"
+            "archive: there are bytes beside its files, or in their headers, that Chorale does not write"
         )
     return files
 

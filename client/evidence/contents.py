@@ -131,7 +131,7 @@ def certificates_file(ders: Mapping[str, bytes]) -> bytes:
 def _check_listed(manifest: Manifest, files: Mapping[str, bytes]) -> None:
     if manifest.format != FORMAT:
         raise EvidenceMismatch(
-            f"{MANIFEST}: expected format {FORMAT}, got {manifest.format}: check it with release {manifest.chorale}"
+            f"{MANIFEST}: expected format {FORMAT}, got {manifest.format}, of release {manifest.chorale}"
         )
     found = file_facts(files)
     for name in sorted(found.keys() | manifest.files.keys()):

@@ -1,4 +1,4 @@
-"""What an archive says in numbers: computed from the signed job and the shapes of its arrays, by maker and reader."""
+"""What an archive says in numbers: from the signed job and its arrays' shapes, by maker and reader alike."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> dict[st
         "operator": job.operator,
         "method": spec.strategy.name,
         "model_name": spec.model.name,
-        "task": spec.task.name,
+        "task": "classification" if spec.task is None else spec.task.name,
         "silos": list(spec.silos),
         "rounds": spec.rounds,
         "named_each_round": spec.named_per_round,
         "signatures_each_state": rule.threshold,
         "least_silos_in_a_sum": rule.min_survivors,
         "phases_told": len(statement.phases),
-        "states_signed_by_silos": chain.proven,
+        "states_signed_by_silos": len(chain.states),
         "silos_missing_from_a_roster": list(chain.lacking),
         "model_sha256": statement.model,
         "model_round": statement.model_round,

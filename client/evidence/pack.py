@@ -1,12 +1,12 @@
-"""Makes the archive of a job: what the coordinator shows, what institutions handed on, and pages for people."""
+"""Makes the archive of a job: what the coordinator shows, what institutions handed on, and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from chorale import evidence
-from chorale.evidence import FORMAT, CoordinatorStatement, Manifest, Signed, SiloStatement
+from chorale.evidence import FORMAT, CoordinatorStatement, Manifest, SiloStatement
 from chorale.job import Job, SignedJob
 from chorale.spec.job_spec import JobSpec
 from chorale.transport import wire
@@ -20,6 +20,7 @@ from client.evidence.pages import pages_of
 from client.evidence.phases import follow_phases
 from client.evidence.proofs import ProofDocument
 from client.evidence.verify import verify_archive, version
+from client.operations import Operations
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Anchors, Identity, SignedBody, fingerprint
 from crypto.identity.roster import MAX_FILE_BYTES, read_roster, roster_to_file_bytes
@@ -34,6 +35,35 @@ class Shown:
     rosters: dict[int, SignedBody] = field(default_factory=dict)
     proofs: list[ProofDocument] = field(default_factory=list)
     certificates: dict[str, bytes] = field(default_factory=dict)
+
+
+def collect(
+    operations: Operations,
+    job_digest: bytes,
+    *,
+    identity: Identity,
+    authority: Anchors,
+    silos: Mapping[str, bytes] | None = None,
+    sboms: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """The archive of a job. silos: files that institutions handed on, by where they are from. sboms: by name.
+
+    Raises as `archive_of`, ConfigError for a file that is no statement of a silo, and RemoteProtocolError for
+    a coordinator that shows something else.
+    """
+    statements = {}
+    for source, data in (silos or {}).items():
+        try:
+            statements[evidence.open_statement(data, SiloStatement).statement.silo] = data
+        except RemoteProtocolError as error:
+            raise ConfigError(f"{source}: expected a file of `silo evidence`: {error}") from None
+    shown = shown_of(
+        operations.evidence(job_digest),
+        job_digest=job_digest,
+        authority=authority,
+        federation=identity.member.federation,
+    )
+    return archive_of(shown, identity=identity, authority=authority, silos=statements, sboms=sboms or {})
 
 
 def shown_of(
@@ -72,13 +102,13 @@ def archive_of(
     *,
     identity: Identity,
     authority: Anchors,
-    silos: Sequence[bytes] = (),
-    sboms: Mapping[str, bytes] | None = None,
+    silos: Mapping[str, bytes],
+    sboms: Mapping[str, bytes],
 ) -> bytes:
     """The archive, signed by the job's operator, once it was verified as anybody else would.
 
-    silos: statements as institutions handed them on. sboms: files by name. Raises EvidenceMismatch where
-    something in it does not fit, and ConfigError for a file that is no statement of a silo.
+    silos: signed statements, by name. sboms: files by name. Raises EvidenceMismatch where something in it
+    does not fit.
     """
     with fits(names.COORDINATOR):
         coordinator = evidence.open_statement(bytes(shown.statement), CoordinatorStatement)
@@ -91,7 +121,6 @@ def archive_of(
         for version, signed in shown.rosters.items()
     }
     proofs = {f"proofs/{n:06}-{each.round}-{each.phase}.json": each for n, each in enumerate(shown.proofs)}
-    added = {f"silos/{each.statement.silo}.json": data for each, data in map(_silo, silos)}
     chain = follow_phases(
         job,
         statement.phases,
@@ -102,8 +131,7 @@ def archive_of(
         is_done=statement.status == "done",
     )
     facts = facts_of(job, statement, chain)
-    by_silo = sorted(each.statement.silo for each, _ in map(_silo, silos))
-    bills = {f"sbom/{name}": data for name, data in (sboms or {}).items()}
+    bills = {f"sbom/{name}": data for name, data in sboms.items()}
     files = {
         **job_files(shown.job),
         names.AUTHORITY: authority.pem,
@@ -115,9 +143,9 @@ def archive_of(
             for version, signed in shown.rosters.items()
         },
         **{name: evidence.document_bytes(each.model_dump(mode="json")) for name, each in proofs.items()},
-        **added,
+        **{f"silos/{name}.json": data for name, data in silos.items()},
         **bills,
-        **pages_of(facts, statement, by_silo, bills),
+        **pages_of(facts, statement, sorted(silos), bills),
     }
     manifest = Manifest(
         federation=spec.federation,
@@ -142,10 +170,3 @@ def _take_proof(shown: Shown, message: EvidenceMessage) -> None:
     for signer in proof.signers.values():
         shown.certificates[fingerprint(signer.certificate).hex()] = signer.certificate
     shown.proofs.append(ProofDocument.of(proof, job=job_digest, roster_version=number))
-
-
-def _silo(data: bytes) -> tuple[Signed[SiloStatement], bytes]:
-    try:
-        return evidence.open_statement(data, SiloStatement), data
-    except RemoteProtocolError as error:
-        raise ConfigError(f"expected a file of `silo evidence`: {error}") from None

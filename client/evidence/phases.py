@@ -1,7 +1,7 @@
 """From the signed first state to the model: every phase in its order, every state signed by t silos.
 
-What is checked here rests on the silos' keys, the authority's and the job alone, and on no word of coordinator or
-operator. Source: docs/protocol.md 3.2, 5.1, 5.10, 11.
+What is checked here rests on the keys of silos and authority and on the job alone, and on no word of the
+coordinator. Source: docs/protocol.md 3.2, 5.1, 5.10, 11.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ APPLIED = "applied"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """final: the state after the last phase. states: those that t silos signed, by round and phase. proven: how
-    many phases have a proof. named: the silos of each phase. lacking: silos of the job that a roster of it did not
-    list."""
+    """final: the state after the last phase. states: those that t silos signed, by round and phase. lacking:
+    silos of the job that a roster of one of its phases did not list."""
 
     final: bytes
     states: Mapping[tuple[int, str], bytes]
-    proven: int
-    named: Mapping[tuple[int, str], tuple[str, ...]]
     lacking: tuple[str, ...]
 
 
@@ -46,7 +43,6 @@ class _Walk:
     position: tuple[int, int, int] | None = None
     round: int = 0
     states: dict[tuple[int, str], bytes] = field(default_factory=dict)
-    named: dict[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
 
 
 def shapes_of(arrays: Mapping[str, ArrayShape]) -> GlobalState:
@@ -80,7 +76,7 @@ def follow_phases(
         roster.check_member(operator)
         _check_order(job, walk, phase)
         key = (phase.round, phase.phase)
-        names = walk.named[key] = job.named(roster.silo_names, phase.round, phase.phase, walk.seed)
+        names = job.named(roster.silo_names, phase.round, phase.phase, walk.seed)
         if not set(phase.cohort) <= set(names) or list(phase.cohort) != sorted(set(phase.cohort)):
             raise EvidenceMismatch(f"{what}: its cohort is not of the silos that the job names")
         layout = job.layout(
@@ -102,9 +98,7 @@ def follow_phases(
         if phase.state != walk.state.hex():
             raise EvidenceMismatch(f"{what}: the coordinator names another state than the silos signed")
     if left:
-        raise EvidenceMismatch(
-            f"{next(iter(left))}: a proof of a phase that the coordinator does not tell of"
-        )
+        raise EvidenceMismatch(f"{next(iter(left))}: a proof of a phase that the coordinator does not name")
     _check_end(job, phases, is_done=is_done)
     lacking = {
         name for each in phases for name in set(job.spec.silos) - rosters[each.roster_version].silo_names
@@ -112,8 +106,6 @@ def follow_phases(
     return Chain(
         final=walk.state,
         states=walk.states,
-        proven=len(walk.states),
-        named=walk.named,
         lacking=tuple(sorted(lacking)),
     )
 

@@ -23,8 +23,8 @@ class SignerRow(Document):
 
 
 class ProofDocument(Document):
-    """Digests in hexadecimal: of the job, the layout of what was summed, the cohort's adverts, the state before, the
-    revealed sum, the state after. survivors: the silos in the sum. draw_seed: empty where there is none."""
+    """Digests in hexadecimal: of the job, the layout of what was summed, the cohort's adverts, the state
+    before, the revealed sum, the state after. survivors: the silos in the sum. draw_seed: empty for none."""
 
     job: Digest
     round: Count

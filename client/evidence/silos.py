@@ -14,7 +14,6 @@ from chorale.privacy.composition import AccountReleases, kinds_of
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import GlobalState
-from client.evidence.phases import Chain
 from client.evidence.proofs import ProofDocument
 from crypto.errors import ConfigError, EvidenceMismatch
 
@@ -28,7 +27,6 @@ def check_silo(
     *,
     phases: tuple[PhaseFacts, ...],
     proofs: Mapping[str, ProofDocument],
-    chain: Chain,
     shapes: GlobalState,
 ) -> list[str]:
     """Notes on what cannot be decided. Raises EvidenceMismatch or ConfigError for what does not fit."""
@@ -82,9 +80,7 @@ def _check_reveals(
     is_after = last is None or _is_after(job, untold[0], last)
     if len(untold) > 1 or not is_after:
         raise EvidenceMismatch(f"it revealed {first}, which the archive does not have: phases were left out")
-    return [
-        f"silo {silo.silo} revealed {first}, which had not ended when the coordinator wrote its statement"
-    ]
+    return [f"silo {silo.silo} revealed {first}, which had not ended yet by the coordinator's statement"]
 
 
 def _is_after(job: Job, key: tuple[Any, Any], last: PhaseFacts) -> bool:
@@ -96,7 +92,7 @@ def _is_after(job: Job, key: tuple[Any, Any], last: PhaseFacts) -> bool:
 
 def _check_epsilon(job: Job, silo: SiloStatement, spent: list[dict[str, Any]], shapes: GlobalState) -> None:
     """What its log says that left costs what it says, by the accountant of silos."""
-    costs = {}
+    costs: dict[object, tuple[Release, ...]] = {}
     for digest, text in silo.costs.items():
         if hashlib.sha256(text.encode()).hexdigest() != digest:
             raise EvidenceMismatch(f"costs: {digest[:12]}: it is not the SHA-256 of that text")
@@ -104,11 +100,11 @@ def _check_epsilon(job: Job, silo: SiloStatement, spent: list[dict[str, Any]], s
     released: Counter[Release] = Counter()
     unnoised = 0
     for entry in spent:
-        digest = entry.get("releases")
-        if digest is None:
+        released_by: object = entry.get("releases")
+        if released_by is None:
             unnoised += 1
-        elif digest in costs:
-            released.update(costs[digest])
+        elif isinstance(released_by, str) and released_by in costs:
+            released.update(costs[released_by])
         else:
             raise EvidenceMismatch(f"audit entry {entry['entry']}: what it releases is not told")
     plan = _plan_of(silo)

@@ -7,7 +7,7 @@ The steps, in this order; the first thing that does not fit ends it:
 3. The authority: its certificate is the reader's own, where one is given; rosters are signed with its key.
 4. The makers: the job, the manifest and the coordinator's statement are signed by members of those rosters,
    the first two by one operator.
-5. The phases: in order from the signed first state on, each state signed by t of the silos that the job names.
+5. The phases: in order from the signed first state on, each state signed by t of the silos that are named.
 6. The model: its SHA-256 is that of such a state, and of the reader's own file, where one is given.
 7. The facts and pages: what this release computes from the job.
 8. The coordinator's audit log: its lines about the job chain, and tell of the same phases.
@@ -119,7 +119,6 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
                 silo.statement,
                 phases=statement.phases,
                 proofs=contents.proofs,
-                chain=chain,
                 shapes=shapes_of(statement.arrays),
             )
     return Verified(
@@ -250,9 +249,7 @@ def _check_audit(job: Job, statement: CoordinatorStatement) -> list[str]:
     ended = []
     for entry in entries:
         if entry.get("job") != job.id:
-            raise EvidenceMismatch(
-                f"{names.COORDINATOR}: audit entry {entry['entry']}: it is about another job"
-            )
+            raise EvidenceMismatch(f"{names.COORDINATOR}: audit entry {entry['entry']}: of another job")
         if entry["event"] == "phase_ended":
             fields = ("round", "phase", "result", "cohort", "state_digest")
             row = tuple(entry.get(name) for name in fields)

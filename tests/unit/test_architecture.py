@@ -80,7 +80,7 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "client": "errors < settings < history < operations < submission",
+    "client": "errors < settings < history < operations < submission < evidence",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< model < job < given_data < silo < demo < simulate < main",
