@@ -50,8 +50,6 @@ def fits(what: str) -> Iterator[None]:
     """An error of Chorale inside is a mismatch of this thing."""
     try:
         yield
-    except EvidenceMismatch:
-        raise
     except ChoraleError as error:
         raise EvidenceMismatch(f"{what}: {error}") from error
 
@@ -70,7 +68,7 @@ def read_contents(files: Mapping[str, bytes]) -> Contents:
     with fits(AUTHORITY):
         authority = Anchors.load(files[AUTHORITY])
         if authority.pem != files[AUTHORITY]:
-            raise EvidenceMismatch(f"{AUTHORITY}: there is more in it than certificates")
+            raise EvidenceMismatch("there is more in it than certificates")
     with fits(COORDINATOR):
         coordinator = evidence.open_statement(files[COORDINATOR], CoordinatorStatement)
     with fits(SIGNATURE):
@@ -89,7 +87,7 @@ def read_contents(files: Mapping[str, bytes]) -> Contents:
             elif SBOM.fullmatch(name):
                 sboms[name] = data
             elif name not in REQUIRED:
-                raise EvidenceMismatch(f"{name}: no archive of evidence has such a file")
+                raise EvidenceMismatch("no archive of evidence has such a file")
     return Contents(
         manifest=manifest,
         authority=authority,
@@ -146,7 +144,7 @@ def _check_listed(manifest: Manifest, files: Mapping[str, bytes]) -> None:
 def _signed_job(files: Mapping[str, bytes]) -> SignedJob:
     document = evidence.read_document(files[SIGNATURE])
     if document.keys() != {"operator_certificate", "signature"}:
-        raise EvidenceMismatch(f"{SIGNATURE}: expected a signature and a certificate")
+        raise EvidenceMismatch("expected a signature and a certificate")
     wire = SignedJob(
         spec_bytes=files[JOB],
         signature=evidence.from_base64(document["signature"], evidence.MAX_SIGNATURE_BYTES),
@@ -160,7 +158,7 @@ def _certificates(data: bytes) -> dict[str, bytes]:
     for name, text in evidence.read_document(data).items():
         der = evidence.from_base64(text, MAX_CERTIFICATE_BYTES)
         if hashlib.sha256(der).hexdigest() != name:
-            raise EvidenceMismatch(f"{CERTIFICATES}: {name[:12]}: it is not the SHA-256 of that certificate")
+            raise EvidenceMismatch(f"{name[:12]}: it is not the SHA-256 of that certificate")
         found[name] = der
     return found
 

@@ -57,7 +57,7 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> dict[st
     }
 
 
-def check_facts(told: bytes, expected: Mapping[str, Any], *, file: str) -> dict[str, Any]:
+def check_facts(told: bytes, expected: Mapping[str, Any]) -> dict[str, Any]:
     """The facts as they stand in the archive, which may differ from ours in the last digits of a number.
 
     Raises EvidenceMismatch that names the first field that differs.
@@ -65,26 +65,29 @@ def check_facts(told: bytes, expected: Mapping[str, Any], *, file: str) -> dict[
     try:
         found = json.loads(told)
     except (ValueError, RecursionError):
-        raise EvidenceMismatch(f"{file}: expected JSON") from None
-    _compare(found, json.loads(json.dumps(expected)), file)
+        raise EvidenceMismatch("expected JSON") from None
+    _compare(found, json.loads(json.dumps(expected)), ())
     return dict(found)
 
 
-def _compare(found: Any, expected: Any, place: str) -> None:
+def _compare(found: Any, expected: Any, place: tuple[str, ...]) -> None:
+    told = ": ".join(place)
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in sorted(expected.keys() | found.keys()):
             if (name in expected) != (name in found):
-                raise EvidenceMismatch(f"{place}: {name}: it is missing, or does not belong there")
-            _compare(found[name], expected[name], f"{place}: {name}")
+                raise EvidenceMismatch(
+                    f"{': '.join((*place, name))}: it is missing, or does not belong there"
+                )
+            _compare(found[name], expected[name], (*place, name))
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-            _compare(one, other, f"{place}: {number + 1}")
+        for number, (one, other) in enumerate(zip(found, expected, strict=True), start=1):
+            _compare(one, other, (*place, str(number)))
     elif isinstance(expected, float) and isinstance(found, float):
         if not math.isclose(found, expected, rel_tol=RELATIVE):
-            raise EvidenceMismatch(f"{place}: the signed job gives {expected:.6g}, it says {found:.6g}")
+            raise EvidenceMismatch(f"{told}: the signed job gives {expected:.6g}, it says {found:.6g}")
     elif type(found) is not type(expected) or found != expected:
-        shown = json.dumps(found)[:80]
-        raise EvidenceMismatch(f"{place}: the signed job gives {json.dumps(expected)[:80]}, it says {shown}")
+        gives, says = (json.dumps(each)[:80] for each in (expected, found))
+        raise EvidenceMismatch(f"{told}: the signed job gives {gives}, it says {says}")
 
 
 def _epsilon(job: Job, shapes: GlobalState) -> dict[str, Any] | None:

@@ -17,20 +17,20 @@ Under the authority's key, and if at most a third of the silos that a round name
 
 - The job ran as `job.yaml` says, from the first state that it names to the state with SHA-256
   {model}.
-- Each state in between follows from the one before by a sum over the silos that its proof names: each silo that
-  signed it had checked the sum and computed the state itself.
+- Each state in between follows from the one before by a sum over the silos that its proof names: each silo
+  that signed it had checked the sum and computed the state itself.
 - What was summed is what `facts.json` lists: its digest stands in every proof.
 
 ## What nobody proves
 
-- That the data of a silo were right, lawful, or those that were meant. Silos check sums, not each other's data.
-- Accuracy, loss and other figures, times, who was left out and why: they are the coordinator's word alone. So is
-  which round was best, where a job keeps the best one.
+- That the data of a silo were right, lawful, or those that were meant. Silos check sums and no data.
+- Accuracy, loss and other figures, times, who was left out and why: they are the coordinator's word alone. So
+  is which round was best, where a job keeps the best one.
 - When anything happened. Every date is by a clock of the party that signed it.
-- That nothing followed. Operator and coordinator together can leave the last rounds out and say that the job was
-  cancelled. The statement of a silo that shows two rounds more would not fit.
-- That a silo's audit log is whole. Its lines chain, and it names the last line of the whole log, so an auditor at
-  the institution can compare. What a silo without a statement did is not known beyond the proofs.
+- That nothing followed. Operator and coordinator together can leave the last rounds out and say that the job
+  was cancelled. The statement of a silo that took part in two phases more would not fit.
+- That a silo's audit log is whole. Its lines chain, and it names the last line of the whole log, so that an
+  auditor at the institution can compare. What a silo without a statement did is not known beyond the proofs.
 - What anybody runs: versions, digests and packages are each party's word about itself.
 - That the operator may use the model, or that any law was kept.
 """
@@ -38,15 +38,15 @@ Under the authority's key, and if at most a third of the silos that a round name
 _GDPR = """\
 # Where a record of processing finds its items
 
-For those who keep a record under Art. 30 GDPR, or write an assessment under Art. 35, on job {job}. It says
-where an item stands and whose word it is. It is no legal advice. Nothing here says that the processing was lawful
-or that any duty was met.
+For those who keep a record under Art. 30 GDPR, or write an assessment under Art. 35, on job {job}.
+It says where an item stands and whose word it is. It is no legal advice. Nothing here says that the
+processing was lawful or that any duty was met.
 
 """
 
 _CARD_END = """
-This card was made without looking at any data. What the records were, how they were chosen, whom the model may be
-used for and on whom it was not tested, the institutions know, and this page does not.
+This card was made without looking at any data. What the records were, how they were chosen, whom the model
+may be used for and on whom it was not tested, the institutions know, and this page does not.
 """
 
 

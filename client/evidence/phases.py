@@ -15,6 +15,7 @@ from chorale.evidence import ArrayShape, PhaseFacts
 from chorale.job import Job
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
+from client.evidence.contents import fits
 from client.evidence.proofs import ProofDocument
 from crypto.errors import EvidenceMismatch
 from crypto.identity.certificates import certificate_from_der
@@ -69,34 +70,29 @@ def follow_phases(
     shapes, operator = shapes_of(arrays), certificate_from_der(job.signed.operator_certificate)
     left = _by_phase(proofs)
     for phase in phases:
-        what = _told(phase)
-        if phase.roster_version not in rosters:
-            raise EvidenceMismatch(f"{what}: roster {phase.roster_version} is missing from the archive")
-        roster = rosters[phase.roster_version]
-        roster.check_member(operator)
-        _check_order(job, walk, phase)
-        key = (phase.round, phase.phase)
-        names = job.named(roster.silo_names, phase.round, phase.phase, walk.seed)
-        if not set(phase.cohort) <= set(names) or list(phase.cohort) != sorted(set(phase.cohort)):
-            raise EvidenceMismatch(f"{what}: its cohort is not of the silos that the job names")
-        layout = job.layout(
-            PhaseKey(job_digest=job.digest, round=phase.round, phase=phase.phase, attempt=0),
-            shapes,
-            len(names),
-        )
-        if tuple(quantity.name for quantity in layout.quantities) != phase.quantities and phase.quantities:
-            raise EvidenceMismatch(f"{what}: the job does not sum the quantities that the coordinator names")
-        document = left.pop(key, None)
-        if document is not None:
-            proof = document.proof(roster.signed, certificates)
-            _check_proof(job, walk, phase, document, roster, names, proof_layout=layout.digest)
-            proof.check(job_digest=job.digest, roster=roster, names=names, rule=job.spec.rule(len(names)))
-            walk.state = walk.states[key] = proof.next_digest
-            walk.seed = proof.draw_seed
-        elif phase.verified_by or (phase.result == APPLIED and layout.tagged is not None):
-            raise EvidenceMismatch(f"{what}: the proof that silos signed is missing")
-        if phase.state != walk.state.hex():
-            raise EvidenceMismatch(f"{what}: the coordinator names another state than the silos signed")
+        with fits(f"round {phase.round} {phase.phase[:80]}"):
+            if phase.roster_version not in rosters:
+                raise EvidenceMismatch(f"roster {phase.roster_version} is missing from the archive")
+            roster = rosters[phase.roster_version]
+            roster.check_member(operator)
+            _check_order(job, walk, phase)
+            names = job.named(roster.silo_names, phase.round, phase.phase, walk.seed)
+            if not set(phase.cohort) <= set(names) or list(phase.cohort) != sorted(set(phase.cohort)):
+                raise EvidenceMismatch("its cohort is not of the silos that the job names")
+            key = PhaseKey(job_digest=job.digest, round=phase.round, phase=phase.phase, attempt=0)
+            layout = job.layout(key, shapes, len(names))
+            document = left.pop((phase.round, phase.phase), None)
+            if document is not None:
+                _check_proof(job, walk, phase, document, roster, names, layout=layout.digest)
+                proof = document.proof(roster.signed, certificates)
+                rule = job.spec.rule(len(names))
+                proof.check(job_digest=job.digest, roster=roster, names=names, rule=rule)
+                walk.state = walk.states[phase.round, phase.phase] = proof.next_digest
+                walk.seed = proof.draw_seed
+            elif phase.verified_by or (phase.result == APPLIED and layout.tagged is not None):
+                raise EvidenceMismatch("the proof that silos signed is missing")
+            if phase.state != walk.state.hex():
+                raise EvidenceMismatch("the coordinator names another state than the silos signed")
     if left:
         raise EvidenceMismatch(f"{next(iter(left))}: a proof of a phase that the coordinator does not name")
     _check_end(job, phases, is_done=is_done)
@@ -120,16 +116,15 @@ def _by_phase(proofs: Mapping[str, ProofDocument]) -> dict[tuple[int, str], Proo
 
 
 def _check_order(job: Job, walk: _Walk, phase: PhaseFacts) -> None:
-    what = _told(phase)
     job.check_phase(phase.round, phase.phase)
     position = job.position(phase.round, phase.phase)
     if walk.position is None and phase.phase != job.opening:
-        raise EvidenceMismatch(f"{what}: a job begins with {job.opening}: phases before it are missing")
+        raise EvidenceMismatch(f"a job begins with {job.opening}: phases before it are missing")
     if walk.position is not None and position <= walk.position:
-        raise EvidenceMismatch(f"{what}: out of order")
+        raise EvidenceMismatch("out of order")
     if phase_kind(phase.phase) in job.strategy.round_phases:
         if phase.round > walk.round + 1:
-            raise EvidenceMismatch(f"{what}: round {walk.round + 1} is missing")
+            raise EvidenceMismatch(f"round {walk.round + 1} is missing")
         walk.round = phase.round
     walk.position = position
 
@@ -142,28 +137,28 @@ def _check_proof(
     roster: Roster,
     names: tuple[str, ...],
     *,
-    proof_layout: bytes,
+    layout: bytes,
 ) -> None:
     """All of a proof but its signatures."""
-    what, rule = _told(phase), job.spec.rule(len(names))
+    rule = job.spec.rule(len(names))
     if document.job != job.digest.hex():
-        raise EvidenceMismatch(f"{what}: its proof is of another job")
+        raise EvidenceMismatch("its proof is of another job")
     if document.roster_version != roster.version:
-        raise EvidenceMismatch(f"{what}: its proof is of another roster than the coordinator names")
+        raise EvidenceMismatch("its proof is of another roster than the coordinator names")
     if document.parent != walk.state.hex():
-        raise EvidenceMismatch(f"{what}: it does not go on from the state before: what led there is missing")
+        raise EvidenceMismatch("it does not go on from the state before: what led there is missing")
     if document.survivors != phase.cohort:
-        raise EvidenceMismatch(f"{what}: silos signed another cohort than the coordinator names")
+        raise EvidenceMismatch("silos signed another cohort than the coordinator names")
     if len(document.survivors) < rule.min_survivors:
-        raise EvidenceMismatch(f"{what}: a sum of {len(document.survivors)} silos, fewer than the job allows")
+        raise EvidenceMismatch(f"a sum of {len(document.survivors)} silos, fewer than the job allows")
     if (len(document.signers), rule.threshold) != (phase.verified_by, phase.threshold):
-        raise EvidenceMismatch(f"{what}: the coordinator counts other signatures than there are")
-    if document.layout != proof_layout.hex():
+        raise EvidenceMismatch("the coordinator counts other signatures than there are")
+    if document.layout != layout.hex():
         raise EvidenceMismatch(
-            f"{what}: what silos signed that they summed does not follow from the job and these arrays"
+            "what silos signed that they summed does not follow from the job and these arrays"
         )
     if walk.seed and document.draw_seed != walk.seed.hex():
-        raise EvidenceMismatch(f"{what}: what the rounds are drawn by was replaced")
+        raise EvidenceMismatch("what the rounds are drawn by was replaced")
 
 
 def _check_end(job: Job, phases: tuple[PhaseFacts, ...], *, is_done: bool) -> None:
@@ -173,7 +168,3 @@ def _check_end(job: Job, phases: tuple[PhaseFacts, ...], *, is_done: bool) -> No
     )
     if is_done and not is_closed:
         raise EvidenceMismatch("coordinator.json: it says done, and the last phase is missing")
-
-
-def _told(phase: PhaseFacts) -> str:
-    return f"round {phase.round} {phase.phase}"[:120]

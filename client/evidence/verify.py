@@ -87,19 +87,18 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
     if job.spec.privacy is not None:
         require_extra("privacy", "dp_accounting", what="checking what the job's noise promises")
     statement = contents.coordinator.statement
-    with fits(names.COORDINATOR):
-        chain = follow_phases(
-            job,
-            statement.phases,
-            rosters=rosters,
-            proofs=contents.proofs,
-            certificates=contents.certificates,
-            arrays=statement.arrays,
-            is_done=statement.status == "done",
-        )
+    chain = follow_phases(
+        job,
+        statement.phases,
+        rosters=rosters,
+        proofs=contents.proofs,
+        certificates=contents.certificates,
+        arrays=statement.arrays,
+        is_done=statement.status == "done",
+    )
     _check_model(job, statement, chain, model)
     with fits(names.FACTS):
-        facts = check_facts(contents.facts, facts_of(job, statement, chain), file=names.FACTS)
+        facts = check_facts(contents.facts, facts_of(job, statement, chain))
     for name, page in pages_of(facts, statement, sorted(contents.silos), contents.sboms).items():
         if contents.pages[name] != page:
             raise EvidenceMismatch(
@@ -113,7 +112,7 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
                 silo.certificate, MemberId(federation=job.spec.federation, role=Role.SILO, name=name), rosters
             )
             if (silo.statement.silo, silo.statement.job) != (name, job.digest.hex()):
-                raise EvidenceMismatch(f"silos/{name}.json: it is of another silo or job")
+                raise EvidenceMismatch("it is of another silo or job")
             notes += check_silo(
                 job,
                 silo.statement,
@@ -145,7 +144,7 @@ def opened_job(contents: Contents) -> Job:
     with fits(names.JOB):
         spec = JobSpec.from_yaml(contents.job.spec_bytes, source="it")
         if spec.initial_state is None:
-            raise EvidenceMismatch(f"{names.JOB}: it names no first state, so it was never submitted")
+            raise EvidenceMismatch("it names no first state, so it was never submitted")
         return Job(spec=spec, signed=contents.job, operator=contents.job.operator)
 
 
@@ -162,11 +161,10 @@ def _rosters(contents: Contents) -> dict[int, Roster]:
     federation = contents.manifest.statement.federation
     rosters = {}
     for number, signed in contents.rosters.items():
-        file = f"rosters/{number}.json"
-        with fits(file):
+        with fits(f"rosters/{number}.json"):
             roster = read_roster(signed, authority=contents.authority, federation=federation)
-        if roster.version != number:
-            raise EvidenceMismatch(f"{file}: it is version {roster.version}")
+            if roster.version != number:
+                raise EvidenceMismatch(f"it is version {roster.version}")
         rosters[number] = roster
     if not rosters:
         raise EvidenceMismatch("rosters: there is none in the archive")
@@ -184,7 +182,7 @@ def _job(contents: Contents, newest: Roster) -> Job:
         verify(body, purpose=PURPOSE, certificate=certificate)
         contents.authority.issuers_of(certificate)
         if member_of(certificate).role is not Role.OPERATOR:
-            raise EvidenceMismatch(f"{names.SIGNATURE}: it is not an operator who signed the job")
+            raise EvidenceMismatch("it is not an operator who signed the job")
     if job.spec.federation != newest.federation:
         raise EvidenceMismatch(f"{names.JOB}: it is of federation {job.spec.federation}")
     return job
@@ -197,9 +195,7 @@ def _check_makers(contents: Contents, job: Job, newest: Roster) -> None:
             raise EvidenceMismatch(f"{file}: it is about another job or federation")
     with fits(names.MANIFEST):
         if manifest.operator != job.operator:
-            raise EvidenceMismatch(
-                f"{names.MANIFEST}: {manifest.operator} signed it, and the job belongs to {job.operator}"
-            )
+            raise EvidenceMismatch(f"{manifest.operator} signed it, and the job belongs to {job.operator}")
         operator = MemberId(federation=newest.federation, role=Role.OPERATOR, name=job.operator)
         _check_signer(contents.manifest.certificate, operator, {newest.version: newest})
     with fits(names.COORDINATOR):
@@ -235,10 +231,10 @@ def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model:
         raise EvidenceMismatch(f"{names.COORDINATOR}: model: not a state that silos signed")
     if model is None:
         return
-    with fits("model"):
+    with fits("--model"):
         arrays, _ = open_model(model)
         if state_digest(state_to_bytes(arrays)).hex() != statement.model:
-            raise EvidenceMismatch("model: this file is not the job's model: its arrays have another SHA-256")
+            raise EvidenceMismatch("this file is not the job's model: its arrays have another SHA-256")
 
 
 def _check_audit(job: Job, statement: CoordinatorStatement) -> list[str]:
