@@ -69,6 +69,13 @@ class Policy(BaseModel):
         default=Approval.MANUAL,
         description="manual: a job waits for `chorale silo approve`; automatic: policy alone decides",
     )
+    required_approvals: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description="people who have to approve a job with approval: manual; 2 are two names, which "
+        "`chorale silo approve --by` takes",
+    )
     operators: tuple[str, ...] | None = Field(
         default=None, min_length=1, description="operators whose jobs are accepted; null: all on the roster"
     )
@@ -230,6 +237,15 @@ class Policy(BaseModel):
         if unknown:
             raise ValueError(f"no preset is called {unknown[0]}; known are {', '.join(sorted(PRESETS))}")
         return names
+
+    @model_validator(mode="after")
+    def _asks_people(self) -> Policy:
+        if self.approval is Approval.AUTOMATIC and self.required_approvals > 1:
+            raise ValueError(
+                f"required_approvals: expected 1 with approval: automatic, which asks nobody, "
+                f"got {self.required_approvals}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_quantities(self) -> Policy:
@@ -414,7 +430,8 @@ class Policy(BaseModel):
             f"global models above {self.max_state_megabytes} MB",
         ]
         if self.approval is Approval.MANUAL:
-            refused.append("every job that is not approved here (chorale silo approve)")
+            people = "" if self.required_approvals == 1 else f" by {self.required_approvals} people"
+            refused.append(f"every job that is not approved here{people} (chorale silo approve)")
         if self.class_statistics is Permission.REFUSE:
             refused.append("every statistic by class without noise")
         if self.shared_sums is Permission.REFUSE:
