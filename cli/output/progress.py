@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chorale.job import SignedJob
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 
@@ -26,13 +27,17 @@ ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fin
 
 @dataclass(slots=True)
 class JobHistory:
-    """What the coordinator told of one job so far."""
+    """What the coordinator told of one job so far. signed: the job, as its operator signed it."""
 
+    signed: SignedJob | None = None
     summary: JobSummary = field(default_factory=JobSummary)
     records: list[PhaseRecord] = field(default_factory=list)
 
     def add(self, event: JobEvent) -> PhaseRecord | None:
         """Take in one event; the record, if it was one that is not known yet."""
+        if event.WhichOneof("kind") == "job":
+            self.signed = SignedJob.from_wire(event.job)
+            return None
         if event.WhichOneof("kind") == "summary":
             self.summary = event.summary
             return None

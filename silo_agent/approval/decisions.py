@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from crypto.errors import PolicyRefusal, Rule
 from silo_agent.approval.view import JobView
-from silo_agent.ledger.decisions import Grants, checked_name, checked_reason
+from silo_agent.ledger.decisions import NO_GRANTS, Grants, checked_name, checked_reason
 from silo_agent.ledger.ledger import Ledger
 
 
-def check_would_run(view: JobView, grants: Grants = Grants()) -> None:
+def check_would_run(view: JobView, grants: Grants = NO_GRANTS) -> None:
     """Raises PolicyRefusal that names every rule by which the job would be refused although it is approved.
 
     grants: those that end what they are for.
     """
     standing = [
-        each
-        for each in view.refusals
-        if not (grants.data_refusals and each.field == Rule.MAX_DATA_REFUSALS)
+        each for each in view.refusals if not (grants.data_refusals and each.field == Rule.MAX_DATA_REFUSALS)
     ]
     if standing:
         told = "; ".join(f"{each.told} [{each.field}]" for each in standing)
         raise PolicyRefusal(
-            f"job {view.id}: this silo would refuse it although it is approved: {told}; change the policy and "
-            "restart the agent, or reject the job"
+            f"job {view.id}: this silo would refuse it although it is approved: {told}; change the policy "
+            "and restart the agent, or reject the job"
         )
 
 
-def approve(ledger: Ledger, view: JobView, *, by: str, grants: Grants = Grants()) -> int:
+def approve(ledger: Ledger, view: JobView, *, by: str, grants: Grants = NO_GRANTS) -> int:
     """One person's approval of a job as it was shown; how many more people it takes.
 
     Raises PolicyRefusal as `check_would_run`, ConfigError for a name that cannot be kept or that approved it

@@ -32,6 +32,7 @@ from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.policy.privacy_policy import raised
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
 from silo_agent.settings import SiloSettings
@@ -73,16 +74,16 @@ def read_view(
     if spec.not_after <= clock():
         late = f"job {job.id}: not_after: {spec.not_after.isoformat()} has passed"
         refusals.append(PolicyRefusal(late, code=Refusal.JOB_INVALID))
-    refusals += raised(lambda: policy.check_job(spec, operator=job.operator))
+    refusals += policy.refusals(spec, operator=job.operator)
     code = tuple(_own_code(spec, refusals))
     drawn = _drawn(job, spec, policy)
     if drawn.origin is Origin.GIVEN and spec.model.is_built_in:
-        refusals += raised(lambda: policy.check_given_state(spec, why=drawn.why))
+        refusals += raised(policy.check_given_state, spec, why=drawn.why)
     phases = _phases(spec, drawn.state, refusals)
     promise, no_promise = _promise(spec, drawn.state)
     if promise is not None:
         cost = promise.epsilon_if_all_others_collude
-        refusals += raised(lambda: policy.privacy.check_collusion(spec, cost))
+        refusals += raised(policy.privacy.check_collusion, spec, cost)
     budget = None if data_set is None else _budget(ledger, policy, data_set)
     if budget is not None and data_set is not None:
         refusals += _account_refusals(ledger, policy, data_set, budget, job, spec, drawn.state)
@@ -106,15 +107,6 @@ def read_view(
         required_approvals=policy.required_approvals,
         approved_by=decisions.given(job.job_digest),
     )
-
-
-def raised(check: Callable[[], object]) -> list[PolicyRefusal]:
-    """What a check refuses, if it does."""
-    try:
-        check()
-    except PolicyRefusal as refusal:
-        return [refusal]
-    return []
 
 
 def _spec_of(job: LedgerJob) -> JobSpec:
@@ -210,12 +202,11 @@ def _account_refusals(
     """What the data set has no room for."""
     if spec.privacy is None:
         account = ledger.accounts().charged(data_set.name).account
-        refused = ledger.data_refusals(policy=policy, data_set=account)
-        return raised(lambda: refused.check(job.job_digest))
+        return raised(ledger.data_refusals(policy=policy, data_set=account).check, job.job_digest)
     if state is None:
         return []
     as_signed = Job(spec=spec, signed=_unsigned(job), operator=job.operator)
-    return raised(lambda: budget.check_plan(as_signed, state))
+    return raised(budget.check_plan, as_signed, state)
 
 
 def _previous(ledger: Ledger, job: LedgerJob) -> LedgerJob | None:

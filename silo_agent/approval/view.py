@@ -327,7 +327,8 @@ def _summed(quantity: Quantity, spec: JobSpec, silos: int, *, is_sized: bool = T
 
 
 def _difference(refusal: PolicyRefusal) -> PolicyDifference:
-    field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else refusal.code.value
+    named = refusal.rule or refusal.code
+    field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else named.value
     return PolicyDifference(field=field, told=str(refusal).removeprefix("policy: "))
 
 

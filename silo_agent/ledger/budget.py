@@ -25,7 +25,7 @@ from chorale.privacy.releases import Release
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
-from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
 from silo_agent.ledger.composition import AccountReleases
@@ -330,7 +330,8 @@ class Budget:
         if left >= self._policy.max_attempts:
             raise PolicyRefusal(
                 f"{what}: expected at most {self._policy.max_attempts} different inputs (max_attempts), "
-                f"and {left} have left already"
+                f"and {left} have left already",
+                rule=Rule.MAX_ATTEMPTS,
             )
 
     def _check_fits(

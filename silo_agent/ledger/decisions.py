@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from chorale.runtime import audit
 from chorale.runtime.database import Database
+from chorale.transport.wire import MAX_REJECTION_CHARACTERS
 from crypto.errors import ConfigError
 from silo_agent.ledger.reveals import Decision
 
@@ -23,7 +24,6 @@ REJECTED_EVENT = "job_rejected"  # audit entry: who, when, and what the operator
 GRANTED_EVENT = "cohort changes granted"  # audit entry: the institution allowed a job more of them
 REFUSALS_GRANTED_EVENT = "data refusals granted"  # audit entry: the same of refusals for its data
 MAX_NAME_CHARACTERS = 64
-MAX_REJECTION_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,9 @@ class Grants:
     data_refusals: int = 0
 
 
+NO_GRANTS = Grants()
+
+
 class Decisions:
     """Those of one ledger. Every check and the write it allows share one transaction."""
 
@@ -59,7 +62,7 @@ class Decisions:
         *,
         by: str,
         required: int = 1,
-        grants: Grants = Grants(),
+        grants: Grants = NO_GRANTS,
         account: str | None = None,
     ) -> int:
         """One person's approval, whatever was decided before; how many more it takes.
@@ -130,8 +133,8 @@ class Decisions:
             return tuple(row["person"] for row in _open(connection, job_digest))
 
     def tell(self, log: audit.AuditLog) -> None:
-        """Enter what was decided and granted into the audit log, which the agent alone writes; a crash between
-        repeats an entry."""
+        """Enter what was decided and granted into the audit log, which the agent alone writes; a crash
+        between repeats an entry."""
         for table, event, what in (
             ("persons_decisions", "", ""),
             ("cohort_change_grants", GRANTED_EVENT, "changes"),
@@ -159,11 +162,11 @@ class Decisions:
         *,
         reason: str = "",
         required: int = 1,
-        grants: Grants = Grants(),
+        grants: Grants = NO_GRANTS,
     ) -> None:
         connection.execute(
-            "INSERT INTO persons_decisions (job_digest, decision, person, reason, required, changes, refusals,"
-            " is_open, is_told, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+            "INSERT INTO persons_decisions (job_digest, decision, person, reason, required, changes,"
+            " refusals, is_open, is_told, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
             (
                 job_digest,
                 decision,

@@ -167,7 +167,7 @@ def test_institution_grants_a_job_more_cohort_changes(finished: LocalFederation,
     alone = run_cli(*approve, *option, extra_env=override)
     assert "expected JOB with it" in alone.stderr
     with closing(AuditLog(state / "audit.jsonl")) as log, closing(Ledger(state / "ledger.sqlite")) as ledger:
-        ledger.tell_grants(log)
+        ledger.decisions().tell(log)
     told = list(read_entries(state / "audit.jsonl"))[-1]
     assert told["event"] == "cohort changes granted"
     assert (told["job"][:12], told["data_set"], told["changes"]) == (job, "silo-0-data", 3)

@@ -14,7 +14,6 @@ from chorale.privacy.plan import planned_epsilon_if_all_others_collude
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import PolicyRefusal
 from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds import first_state
 from silo_agent.settings import load_silo_settings
@@ -128,7 +127,7 @@ def test_institution_grants_a_job_more_data_refusals(desk: Desk, chorale: Callab
         policy = Policy(federation="test", max_data_refusals=0)
         (data_set,) = [each.name for each in load_silo_settings(config).data_sets]
         refusals = ledger.data_refusals(policy=policy, data_set=data_set)
-        ledger.decide(job.id, Decision.APPROVED)
+        ledger.decisions().approve(job.digest, by="ann")
         refusals.record(job.digest, suspends=True)
         with pytest.raises(PolicyRefusal, match="max_data_refusals"):
             refusals.check(job.digest)

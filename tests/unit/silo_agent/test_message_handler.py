@@ -14,7 +14,6 @@ from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from silo_agent.ledger.reveals import Decision
 from silo_agent.seeding import training_seed
 from tests.support.agents import OneHot, changed
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
@@ -160,7 +159,7 @@ async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: M
     assert await agent.refusal() == "job-not-approved"
     agent.handler.poll()
     assert agent.is_silent()
-    agent.ledger.decide(hub.job.id, Decision.APPROVED)
+    agent.ledger.decisions().approve(hub.job.digest, by="ann")
     agent.handler.poll()
     await agent.answer("advert")
 
@@ -176,7 +175,7 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
     for each in hub.agents.values():
-        each.ledger.decide(hub.job.id, Decision.APPROVED)
+        each.ledger.decisions().approve(hub.job.digest, by="ann")
     await hub.run(0, "enrollment.0")
     agent.tell(task=hub.begin(1, "train").task)
     agent.handler.poll()
@@ -202,7 +201,7 @@ async def test_a_refusal_is_told_though_no_disk_takes_its_note(
 async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
-    agent.ledger.decide(hub.job.id, Decision.REJECTED)
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
 
