@@ -25,9 +25,9 @@ from silo_agent.ledger.reveals import Decision
 
 MAX_LINES, MAX_COLUMNS = 40, 100
 LABEL_COLUMNS = 12
-MOST_REFUSALS, MOST_CHANGES, MOST_CODE, MOST_SAID = 3, 5, 2, 2
-WIDEST = (22, 26, 13, 12, 8, 40)  # columns of the table of sums
-HEADINGS = ("sum", "when", "numbers", "moved by", "noise", "it tells")
+MOST_REFUSALS, MOST_CHANGES, MOST_CODE, MOST_SAID = 5, 5, 2, 2
+WIDEST = (22, 24, 13, 12, 11, 40)  # columns of the table of sums
+HEADINGS = ("sum", "when", "numbers", "per record", "noise", "it tells")
 
 
 def screen(view: JobView) -> list[str]:
@@ -45,7 +45,7 @@ def screen(view: JobView) -> list[str]:
         *_labelled("model", [f"{view.model}{parameters}; {view.training}"], most=2),
         *_labelled("code", _code_lines(view), most=MOST_CODE),
         *_labelled("weights", [_weights_told(view.weights)], most=2),
-        *_labelled("data", [view.record or f"data set {view.data_set}"]),
+        *_labelled("data", [view.record or f"data set {view.data_set}"], most=2),
     ]
     below = [
         *_labelled("noise", _noise_lines(view), most=4),
@@ -54,7 +54,8 @@ def screen(view: JobView) -> list[str]:
         *_labelled("changed", _change_lines(view), most=MOST_CHANGES),
         *_labelled("said", _said_lines(view), most=MOST_SAID),
     ]
-    return [*above, *_table(view, most=MAX_LINES - len(above) - len(below)), *below]
+    lines = [*above, *_table(view, most=MAX_LINES - len(above) - len(below)), *below]
+    return ["".join(letter if letter.isprintable() else "?" for letter in line) for line in lines]
 
 
 def as_json(view: JobView) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _code_lines(view: JobView) -> list[str]:
         return ["Chorale's own alone"]
     lines = []
     for each in view.code:
-        same = "this silo's copy is the same" if not each.told else f"not as here: {each.told}"
+        same = "this silo has the same" if not each.told else f"not as here: {each.told}"
         options = f" {each.options}" if each.options else ""
         lines.append(
             f"{each.field} {each.name} of {each.distribution} is not Chorale's, sha256:{each.sha256[:12]}, "
@@ -143,7 +144,7 @@ def _row(quantity: SummedQuantity, when: Sequence[str]) -> tuple[str, ...]:
     noise = {
         QuantityNoise.NONE: "none",
         QuantityNoise.NOT_NEEDED: "-",
-        QuantityNoise.IN_TRAINING: "trained",
+        QuantityNoise.IN_TRAINING: "in training",
         QuantityNoise.IN_SUM: f"{quantity.noise_deviation:.3g}",
     }
     return (
@@ -166,7 +167,8 @@ def _promise_lines(promise: Promise) -> list[str]:
     return [
         f"epsilon {promise.epsilon:.4g} at delta {promise.delta:g} for the whole job, "
         f"{units(promise.epsilon_updates_per_silo, promise.epsilon_statistics_per_record)}",
-        f"against the coordinator and {promise.colluders} of {promise.members} silos; "
+        f"against the coordinator and {promise.colluders} of {promise.members} silos, by the noise of "
+        f"{promise.honest} honest ones; "
         f"{if_all_others_collude(promise.epsilon_if_all_others_collude)}",
         rows_told(promise.epsilon_of_rows),
     ]
@@ -191,7 +193,10 @@ def _unnoised(balance: BudgetBalance) -> list[str]:
 def _policy_lines(view: JobView) -> list[str]:
     if not view.refusals:
         return ["nothing in it refuses this job"]
-    return _cut([f"refuses it by {each.field}: {each.told}" for each in view.refusals], MOST_REFUSALS)
+    by_field: dict[str, str] = {}
+    for each in view.refusals:
+        by_field.setdefault(each.field, each.told)
+    return _cut([f"refuses it by {field}: {told}" for field, told in by_field.items()], MOST_REFUSALS)
 
 
 def _change_lines(view: JobView) -> list[str]:

@@ -285,10 +285,11 @@ def _fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted names of all fields that are set, each with its value as JSON."""
     found: dict[str, str] = {}
     for name, value in values.items():
+        field = prefix + json.dumps(name)[1:-1]  # keys of options are any text
         if isinstance(value, dict) and value:
-            found |= _fields(value, f"{prefix}{name}.")
+            found |= _fields(value, f"{field}.")
         elif value is not None:
-            found[prefix + name] = json.dumps(value)
+            found[field] = json.dumps(value)
     return found
 
 
@@ -333,7 +334,7 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
 
 
 def _method_told(spec: JobSpec) -> str:
-    options = ", ".join(f"{name} {value}" for name, value in spec.strategy.options.items())
+    options = ", ".join(f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items())
     return f"{spec.strategy.name} ({options})" if options else spec.strategy.name
 
 
