@@ -11,7 +11,6 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib.util import find_spec
 from typing import Any, Self
 
 import click
@@ -29,11 +28,6 @@ REFUSED_BY_PEER = {  # gRPC status names; every other one means that the peer fa
     "UNIMPLEMENTED",
     "RESOURCE_EXHAUSTED",
 }
-UNREACHABLE_HINT = "check that the coordinator runs, its address, and that this certificate is on its roster"
-
-UNTRUSTED_HINT = (
-    "check authority, and set coordinator_name where the dialed host is not the one in the certificate"
-)
 
 
 class ExitCode(IntEnum):
@@ -74,21 +68,6 @@ CODES: dict[type[ChoraleError], ExitCode] = {  # of every other one: FAILED
 
 class CommandFailed(ChoraleError):
     """A command could not do what was asked, though no input was wrong."""
-
-
-def with_hint(error: ChoraleError, hint: str) -> ChoraleError:
-    """The error, carrying one action that may help."""
-    error.add_note(hint)
-    return error
-
-
-def require_extra(extra: str, *modules: str, what: str) -> None:
-    """Raises ConfigError that names the extra where one of its modules is not installed; imports none."""
-    missing = [name for name in modules if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"{what} needs the extra '{extra}' (no {', '.join(missing)} here): pip install 'chorale[{extra}]'"
-        )
 
 
 def failure_of(error: BaseException) -> Failure:

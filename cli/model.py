@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from chorale.spec.model_file import described_job, read_model
-from cli.errors import require_extra
+from client.errors import require_extra
 from crypto.errors import ConfigError
 from strategies.base import MODEL
 

@@ -17,7 +17,7 @@ MODELS = {
     "policy": "silo_agent.policy.policy:Policy",
     "silo": "silo_agent.settings:SiloSettings",
     "coordinator": "coordinator.settings:CoordinatorSettings",
-    "operator": "cli.operator:OperatorSettings",
+    "operator": "client.settings:OperatorSettings",
 }
 FILLED_IN = {"job": {"not_after", "rounds"}}  # required of the signed job; `job submit`, or steps, give it
 

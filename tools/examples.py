@@ -25,8 +25,8 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.settings_file import check_values
 from chorale.spec.state import trained_names
-from cli.job import read_spec, with_code
 from cli.simulate.command import NEVER
+from client.submission import read_spec, with_code
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from silo_agent.objective import Work

@@ -18,7 +18,7 @@ from cryptography import x509
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.runtime.key_files import read_key
 from cli.authority.history import CERTIFICATES, MAX_FILE_BYTES, ROSTER, History, keep, read_history
-from cli.errors import with_hint
+from client.errors import with_hint
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
     Anchors,

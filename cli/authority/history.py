@@ -19,7 +19,7 @@ from typing import TypeVar
 from cryptography import x509
 
 from chorale.runtime.files import read_limited, sync_directory, write_atomic
-from cli.errors import with_hint
+from client.errors import with_hint
 from crypto.encoding import FieldReader
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity import certificates

@@ -18,8 +18,8 @@ from chorale.runtime.files import write_atomic
 from chorale.runtime.key_files import read_key
 from cli.authority.folder import CERTIFICATE, FORMER, KEY, Folder
 from cli.authority.history import MAX_FILE_BYTES
-from cli.errors import with_hint
 from cli.keys import PRIVATE
+from client.errors import with_hint
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Anchors, certificate_to_pem, fingerprint, key_to_pem, load_key
 from crypto.identity.issuing import new_authority

@@ -33,14 +33,16 @@ from cli.demo.setup import (
     write_operator,
     write_silo,
 )
-from cli.errors import CommandFailed, require_extra, with_hint
+from cli.errors import CommandFailed
 from cli.given_data import GIVEN, DataOptions, data_options
 from cli.job import check_done
-from cli.operations import Operations, connect
-from cli.operator import operator_settings
 from cli.output import report
-from cli.output.progress import JobHistory, score_word, show
+from cli.output.progress import show
 from cli.output.report import units_told
+from client.errors import require_extra, with_hint
+from client.history import JobHistory, score_word
+from client.operations import Operations, connect
+from client.settings import operator_settings
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import load_policy
@@ -335,7 +337,9 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     if report["personal_accuracy"] is not None:
         shown = "personal"
     click.echo(f"  {command} silo {shown} --config {silo / 'silo.yaml'}")
-    click.echo(f"  {command} demo --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
+    privacy = plan.job.get("privacy") or {}
+    dp = "".join(f" --dp {word}" for word in EPSILONS if privacy.get(word))
+    click.echo(f"  {command} demo{dp} --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
 
 
 def _own_command() -> str:

@@ -16,7 +16,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.strategy_spec import StrategySpec
 from cli.given_data import DataOptions
-from cli.job import with_code
+from client.submission import with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import CohortRule
 from silo_agent.policy.policy import Policy

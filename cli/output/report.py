@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from chorale.privacy.plan import rows_told
 from chorale.privacy.promise import if_all_others_collude, units
 from chorale.v1.records_pb2 import PhaseRecord
-from cli.output.progress import (
+from client.history import (
     ACCURACY,
     EVALUATE,
     TRAIN,

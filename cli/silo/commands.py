@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from cli.errors import require_extra
 from cli.keys import csr_command
 from cli.silo.approval import approve, reject, show
 from cli.silo.ledger import show_ledger
 from cli.silo.personal import show_personal
 from cli.silo.settings import CONFIG
+from client.errors import require_extra
 from crypto.errors import ConfigError
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings

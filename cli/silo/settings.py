@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.errors import with_hint
+from client.errors import with_hint
 from crypto.errors import ConfigError
 from silo_agent.settings import SiloSettings
 

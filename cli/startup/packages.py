@@ -13,6 +13,7 @@ PACKAGES = (
     "coordinator",
     "silo_agent",
     "simulation",
+    "client",
     "cli",
 )
 

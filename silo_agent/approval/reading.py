@@ -27,7 +27,7 @@ from silo_agent.approval.view import (
     summed_phases,
     trained_values,
 )
-from silo_agent.data.settings import DataSettings, unit_told
+from silo_agent.data.settings import DataSettings, check_unit, unit_told
 from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
@@ -68,8 +68,9 @@ def read_view(
     data_set: DataSettings | None = None
     try:
         data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
-    except PolicyRefusal as refusal:
-        refusals.append(refusal)
+        check_unit(data_set.unit, spec)
+    except (PolicyRefusal, ConfigError) as error:
+        refusals.append(PolicyRefusal(str(error)))
     policy = load_policy(settings.policy if data_set is None else settings.policy_of(data_set))
     if spec.not_after <= clock():
         late = f"job {job.id}: not_after: {spec.not_after.isoformat()} has passed"

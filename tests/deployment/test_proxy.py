@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.operator import ENV_PREFIX as OPERATOR_PREFIX
+from client.settings import ENV_PREFIX as OPERATOR_PREFIX
 from silo_agent.settings import ENV_PREFIX
 from tests.deployment import squid
 from tests.deployment.squid import Squid

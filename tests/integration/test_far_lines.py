@@ -19,9 +19,9 @@ import pytest
 
 from chorale.transport import channel_options
 from chorale.transport.line_probe import LineFailed, Trouble, probe
-from cli.errors import UNTRUSTED_HINT
-from cli.operations import connect
-from cli.operator import OperatorSettings
+from client.errors import UNTRUSTED_HINT
+from client.operations import connect
+from client.settings import OperatorSettings
 from crypto.identity.certificates import Role
 from silo_agent import agent
 from silo_agent.connection import control_stream

@@ -73,6 +73,7 @@ def test_every_cited_clause_exists():
         "coordinator",
         "silo_agent",
         "simulation",
+        "client",
         "cli",
     ):
         for path in (ROOT / folder).rglob("*.py"):

@@ -18,10 +18,10 @@ import yaml
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import read_model
 from chorale.spec.state import state_to_bytes
-from cli import operations
 from cli.job import follow
-from cli.operator import operator_settings
 from cli.output.report import document
+from client import operations
+from client.settings import operator_settings
 from crypto.identity.certificates import Role
 from tests.support.ceremony import Ceremony
 from tests.support.halting import SENT, Halt

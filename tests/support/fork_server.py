@@ -44,7 +44,7 @@ READ_AT_LOAD = (
 )
 BEGUN = b"begun"  # the first message of a process, with its id; the second one is its exit code
 IN_A_FORK_TOO = "PYTHONDONTWRITEBYTECODE"
-PRODUCT = ("chorale", "cli", "coordinator", "crypto", "silo_agent", "simulation", "strategies")
+PRODUCT = ("chorale", "cli", "client", "coordinator", "crypto", "silo_agent", "simulation", "strategies")
 # what it imports as it runs
 BESIDE = ("dp_accounting.pld", "dp_accounting.rdp", "sqlite3", "tests.support.one_hot")
 # a fork runs one of them as its main module

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # what each package may import of ours:
-# crypto <- strategies <- chorale <- {coordinator, silo_agent <- simulation} <- cli
+# crypto <- strategies <- chorale <- {coordinator, silo_agent <- {simulation, client <- web}} <- cli
 ARROWS = {
     "crypto": {"crypto"},
     "strategies": {"crypto", "strategies"},
@@ -26,7 +26,19 @@ ARROWS = {
     "coordinator": {"crypto", "strategies", "chorale", "coordinator"},
     "silo_agent": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent"},
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
-    "cli": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "simulation", "cli"},
+    "client": {"crypto", "strategies", "chorale", "silo_agent", "client"},
+    "web": {"crypto", "strategies", "chorale", "silo_agent", "client", "web"},
+    "cli": {
+        "crypto",
+        "strategies",
+        "chorale",
+        "coordinator",
+        "silo_agent",
+        "simulation",
+        "client",
+        "web",
+        "cli",
+    },
     "bench": {
         "crypto",
         "strategies",
@@ -47,7 +59,7 @@ ARROWS = {
         "bench",
         "research",
     },
-    "tools": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "cli", "tools"},
+    "tools": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "client", "cli", "tools"},
 }
 # the rooms of a package, and the modules next to them, in the order of their arrows: each may import those to
 # its left
@@ -59,8 +71,9 @@ ROOMS = {
     "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
-    "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
-    "< data < settings < account_units < objective < rounds < approval < connection < training < agent",
+    "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger "
+    "< local_storage < data < settings < account_units < objective < rounds < approval < connection "
+    "< training < agent",
     "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
@@ -68,9 +81,12 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
+    "client": "errors < settings < history < operations < submission",
+    "web": "shared < console < silo_page",
+    "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< operations < model < job < given_data < silo < demo < simulate < main",
+    "< model < job < console < given_data < silo < doctor < init < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
@@ -81,6 +97,8 @@ PRODUCT = (
     "coordinator",
     "silo_agent",
     "simulation",
+    "client",
+    "web",
     "cli",
 )
 # what the innermost packages may import of others
@@ -92,6 +110,7 @@ TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
+    "silo_agent/torch_build.py",
     "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
@@ -209,6 +228,12 @@ def test_imports_run_one_way() -> None:
     assert wrong == []
 
 
+def test_client_loads_a_silos_code_only_to_try_it() -> None:
+    """The operator's machine may have no torch, and it has no ledger."""
+    at_start = [str(one) for one in imports() if one.path.startswith("client/") and not one.is_lazy]
+    assert [line for line in at_start if "imports silo_agent" in line] == []
+
+
 def rooms_of(package: str) -> list[str]:
     return ROOMS[package].split(" < ")
 
@@ -289,7 +314,7 @@ def test_grpc_is_not_imported_by_what_only_checks_and_computes() -> None:
         for one in imports()
         if one.top == "grpc"
         and not one.is_lazy
-        and one.path.startswith(("crypto/", "strategies/", "chorale/", "cli/"))
+        and one.path.startswith(("crypto/", "strategies/", "chorale/", "client/", "cli/"))
     ]
     assert wrong == []
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     *("crypto", "strategies", "chorale_models", "chorale", "coordinator", "silo_agent", "simulation"),
-    "cli",
+    *("client", "cli"),
 )
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
 PIN = re.compile(r"^[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*$")

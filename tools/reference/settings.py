@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cli.operator import ENV_PREFIX as OPERATOR_PREFIX
 from cli.schema import model_of
+from client.settings import ENV_PREFIX as OPERATOR_PREFIX
 from coordinator.settings import ENV_PREFIX as COORDINATOR_PREFIX
 from silo_agent.policy.policy import ENV_PREFIX as POLICY_PREFIX
 from silo_agent.settings import ENV_PREFIX as SILO_PREFIX

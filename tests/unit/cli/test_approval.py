@@ -266,7 +266,12 @@ def test_hostile_job_of_every_kind_fits_one_screen_and_writes_no_control_codes(
         },
         model={"name": "m", "from": "m==1.0", "options": dict(evil)},
         task={
-            "name": "t", "from": "t==1.0", "options": dict(evil), "sums": sums, "ratios": {}, "is_mean": True,
+            "name": "t",
+            "from": "t==1.0",
+            "options": dict(evil),
+            "sums": sums,
+            "ratios": {},
+            "is_mean": True,
             "target": {"shape": [], "is_whole": True, "low": 0, "high": 9},
         },
         code=code,

@@ -15,7 +15,7 @@ from cli.demo.plan import Plan, digits_plan, job_plan
 from cli.demo.processes import run_commands
 from cli.demo.setup import clean_folder, write_coordinator, write_job, write_silo
 from cli.given_data import DataOptions
-from cli.job import read_spec
+from client.submission import read_spec
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ConfigError
 from silo_agent.policy.policy import load_policy

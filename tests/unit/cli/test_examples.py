@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import check_values, parse_mapping
-from cli.operator import OperatorSettings
 from cli.schema import MODELS, model_of
+from client.settings import OperatorSettings
 from coordinator.settings import CoordinatorSettings
 from silo_agent.policy.policy import Policy
 from silo_agent.settings import SiloSettings

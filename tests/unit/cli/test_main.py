@@ -11,7 +11,8 @@ import click
 import pytest
 
 from cli import main
-from cli.errors import ExitCode, failure_of, with_hint
+from cli.errors import ExitCode, failure_of
+from client.errors import with_hint
 from crypto.errors import (
     BudgetExhausted,
     ChoraleError,

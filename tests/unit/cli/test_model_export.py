@@ -20,7 +20,7 @@ from chorale.spec.model_file import facts_of, open_model, with_facts
 from chorale.spec.state import state_parts
 from chorale.v1 import operations_pb2
 from chorale_models import Sizes, model
-from cli.operations import Operations
+from client.operations import Operations
 from crypto.errors import RemoteProtocolError
 from tests.unit.cli.conftest import Ended
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import cli.job
 from chorale.v1 import operations_pb2
-from cli.operations import read_aside
+from client.operations import read_aside
 
 
 def test_items_come_in_order_and_end() -> None:

@@ -11,7 +11,7 @@ from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 from cli.job import end_of
 from cli.output import progress, report
-from cli.output.progress import JobHistory
+from client.history import JobHistory
 
 FIGURES = {"personal_accuracy": 0.875, "personal_accuracy_deviation": 0.0625, "personal_silos": 4.0}
 TESTED = {"accuracy": 0.75, "loss": 0.5, "tested": 80.0}

@@ -19,7 +19,7 @@ from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.errors import CommandFailed
 from cli.job import check_done
 from cli.output import progress, report
-from cli.output.progress import JobHistory
+from client.history import JobHistory, counted, figure_by_round
 from crypto.errors import BudgetExhausted, PolicyRefusal
 
 # DESIGN's contract with other programs
@@ -63,13 +63,13 @@ def history() -> JobHistory:
 
 
 def test_accuracy_of_a_round_is_measured_by_the_round_after(history: JobHistory) -> None:
-    assert progress.figure_by_round(history, "accuracy") == [None, 0.5, 0.8]
+    assert figure_by_round(history, "accuracy") == [None, 0.5, 0.8]
     assert history.closing("accuracy") == 0.8
 
 
 def test_accuracy_is_unknown_before_the_closing_evaluation() -> None:
     history = _history(_record(1, "train", figures={"accuracy": 0.1}))
-    assert progress.figure_by_round(history, "accuracy") == [None]
+    assert figure_by_round(history, "accuracy") == [None]
     assert history.closing("accuracy") is None
 
 
@@ -98,7 +98,7 @@ def test_a_job_of_steps_is_told_by_its_steps(history: JobHistory) -> None:
     titles = [history.title(record) for record in history.records]
     assert titles == ["enrollment", "step 1 of 2", "step 2 of 2", "step 2 of 2", "evaluate"]
     history.summary.rounds_completed = 2
-    assert progress.counted(history.summary) == "2/2 steps"
+    assert counted(history.summary) == "2/2 steps"
 
 
 def test_attempts_are_told_when_there_were_several() -> None:

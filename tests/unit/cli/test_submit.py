@@ -26,7 +26,7 @@ from chorale.privacy.promise import promise_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts, state_to_bytes
-from cli.job import initial_bytes, read_spec, solved, tell_absent, tell_draw
+from client.submission import absent_notes, draw_notes, initial_bytes, read_spec, solved
 from crypto.errors import ConfigError
 from tests.unit.cli.conftest import Desk, Ended
 
@@ -44,12 +44,9 @@ Calls = Callable[..., Ended]
         ),
     ],
 )
-def test_silos_that_are_not_there_are_named(
-    connected: dict[str, bool], told: str, desk: Desk, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tell_absent(read_spec(desk.job()), connected)
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", told)
+def test_silos_that_are_not_there_are_named(connected: dict[str, bool], told: str, desk: Desk) -> None:
+    notes = absent_notes(read_spec(desk.job()), connected)
+    assert "".join(f"{note}\n" for note in notes) == told
 
 
 @pytest.mark.parametrize(
@@ -73,13 +70,10 @@ def test_silos_that_are_not_there_are_named(
         ),
     ],
 )
-def test_the_risk_of_a_draw_is_told_first(
-    silos: int, fraction: float, told: str, desk: Desk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_risk_of_a_draw_is_told_first(silos: int, fraction: float, told: str, desk: Desk) -> None:
     names = [f"silo-{place}" for place in range(silos)]
-    tell_draw(read_spec(desk.job(silos=names, fraction=fraction, rounds=100)))
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", told)
+    notes = draw_notes(read_spec(desk.job(silos=names, fraction=fraction, rounds=100)))
+    assert "".join(f"{note}\n" for note in notes) == told
 
 
 def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk, chorale: Calls) -> None:

@@ -9,11 +9,22 @@ import pytest
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as fpb
 from chorale.v1 import operations_pb2 as pb
-from coordinator.reasons import told_state
+from coordinator.reasons import Reason, told_state
 from crypto.errors import Refusal, Rule
+from tests.unit.coordinator.fake_silo import FakeSilo
 
 WAITING = wire.Refused(code=Refusal.JOB_NOT_APPROVED)
 TEXT = "not before the board's meeting in May"
+
+
+class IdleSilo(FakeSilo):
+    """Connected, and does nothing about its tasks."""
+
+    is_idle = True
+
+    async def _on_task(self, task: fpb.PhaseTask) -> None:
+        if not self.is_idle:
+            await super()._on_task(task)
 
 
 async def summary_with(hub: Any, digest: bytes, state: str) -> Any:
@@ -58,14 +69,14 @@ async def test_silo_that_loads_torch_is_told_until_it_has(make_hub):
     await hub.start()
     for name in hub.names[:2]:
         hub.silo(name)
-    # it gets no task through, so the job waits for it
-    slow = hub.silo("silo-2", loses="enrollment")
+    slow = hub.silo("silo-2", kind=IdleSilo)
     digest = await hub.submit(rounds=1)
     await slow.wait_for("task")
     slow.say(fpb.SiloMessage(stage=fpb.Stage(stage="loading-torch")))
     await summary_with(hub, digest, "waiting for silo-2: loading torch")
     slow.say(fpb.SiloMessage(stage=fpb.Stage()))
     await summary_with(hub, digest, "running")
+    slow.is_idle = False
     slow.say(fpb.SiloMessage(heartbeat=fpb.Heartbeat()))  # it gets its task again
     summary, _ = await hub.finish(digest)
     assert (summary.status, summary.state) == ("done", "done")
@@ -74,7 +85,7 @@ async def test_silo_that_loads_torch_is_told_until_it_has(make_hub):
 async def test_stage_that_is_not_on_the_list_ends_the_line(make_hub):
     hub = make_hub(silos=3)
     await hub.start()
-    slow = hub.silo("silo-2", loses="enrollment")
+    slow = hub.silo("silo-2", kind=IdleSilo)
     await hub.submit(rounds=1)
     await slow.wait_for("task")
     slow.say(fpb.SiloMessage(stage=fpb.Stage(stage="reading 17 samples")))
@@ -86,7 +97,8 @@ async def test_refusal_names_the_rule_to_the_operator_and_to_no_other_silo(make_
     hub = make_hub(silos=3)
     await hub.start()
     refused = wire.Refused(code=Refusal.POLICY, rule=Rule.MAX_ROUNDS)
-    hub.start_silos(silo_0={"refuse_with": refused}, silo_1={"loses": "enrollment"})
+    hub.silo("silo-0", refuse_with=refused)
+    other = hub.silo("silo-1", kind=IdleSilo)
     for fake in hub.fakes.values():
         await fake.wait_for("welcome")
 
@@ -95,7 +107,7 @@ async def test_refusal_names_the_rule_to_the_operator_and_to_no_other_silo(make_
     assert summary.reason == "refused by silos: silo-0 (policy: max_rounds)"
     left = {each.silo: (each.reason, each.rule, each.text) for each in records[0].left_out}
     assert left["silo-0"] == ("policy", "max_rounds", "")
-    outcome = await hub.fakes["silo-1"].wait_for("outcome")
+    outcome = await other.wait_for("outcome")
     assert {each.silo: (each.reason, each.rule) for each in outcome.record.left_out}["silo-0"] == (
         "policy", "",
     )  # fmt: skip
@@ -105,7 +117,8 @@ async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_
     hub = make_hub(silos=3)
     await hub.start()
     refused = wire.Refused(code=Refusal.REJECTED, text=TEXT)
-    hub.start_silos(silo_0={"refuse_with": refused}, silo_1={"loses": "enrollment"})
+    hub.silo("silo-0", refuse_with=refused)
+    other = hub.silo("silo-1", kind=IdleSilo)
     for fake in hub.fakes.values():
         await fake.wait_for("welcome")
 
@@ -113,7 +126,7 @@ async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_
 
     assert summary.reason == f'refused by silos: silo-0 (rejected: "{TEXT}")'
     assert [left.text for left in records[0].left_out if left.silo == "silo-0"] == [TEXT]
-    ended = await hub.fakes["silo-1"].wait_for("job_ended")
+    ended = await other.wait_for("job_ended")
     assert ended.reason == "refused by silos: silo-0 (rejected)"
     told_to_silos = b"".join(
         body.SerializeToString()
@@ -124,6 +137,11 @@ async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_
     assert TEXT.encode() not in told_to_silos
     assert b"rejected" in told_to_silos  # the control
     assert TEXT not in (hub.settings.directory / "audit.jsonl").read_text()
+
+
+def test_text_of_a_rejection_cannot_pretend_that_other_silos_refused() -> None:
+    forged = Reason(code="rejected", text='no"), silo-2 (policy: max_rounds')
+    assert forged.told == r'rejected: "no\"), silo-2 (policy: max_rounds"'
 
 
 def test_a_state_names_few_silos_and_counts_the_others() -> None:

@@ -17,8 +17,19 @@ from crypto.fixed_point.layout import Disclosure
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs" / "adding-a-method.md").read_text()
 COPIED = (
-    *("bench", "chorale", "chorale_models", "cli", "coordinator", "crypto", "docs", "helm", "tools"),
-    *("silo_agent", "simulation", "strategies", "tests"),
+    *(
+        "bench",
+        "chorale",
+        "chorale_models",
+        "cli",
+        "client",
+        "coordinator",
+        "crypto",
+        "docs",
+        "helm",
+        "tools",
+    ),
+    *("silo_agent", "simulation", "strategies", "tests", "tools"),
 )
 FILES = ("pyproject.toml", "README.md")
 NAMED = re.compile(r"`([\w/-]+\.\w+)`:$")

@@ -11,8 +11,9 @@ from google.protobuf import json_format
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord, Table
-from cli.output.progress import JobHistory, plain_line
+from cli.output.progress import plain_line
 from cli.output.report import document, page
+from client.history import JobHistory
 from coordinator.jobs.phase_record import told_to_silos
 from crypto.errors import ConfigError, PolicyRefusal
 from silo_agent.data.base import Samples, SiloData

@@ -14,8 +14,8 @@ from chorale.pinned_code import pinned
 from chorale.runtime import distributions
 from chorale.spec.model_file import facts_of, read_model, with_facts
 from chorale.spec.state import state_parts
-from cli.job import initial_bytes
 from cli.main import run
+from client.submission import initial_bytes
 from crypto.errors import ConfigError
 from tests.support import own_code
 from tests.support.objectives import make_job

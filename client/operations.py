@@ -25,8 +25,8 @@ from chorale.transport.line_probe import Trouble, probe
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2, operations_pb2
 from chorale.v1.records_pb2 import JobSummary
-from cli.errors import UNREACHABLE_HINT, UNTRUSTED_HINT, with_hint
-from cli.operator import OperatorSettings
+from client.errors import UNREACHABLE_HINT, UNTRUSTED_HINT, with_hint
+from client.settings import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
 

@@ -1,0 +1,1 @@
+"""What an operator does from a program: submit, watch, read, fetch. Commands and notebooks stand on it."""

@@ -1,0 +1,118 @@
+"""What the coordinator told of a job so far, and the figures that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from chorale.job import SignedJob
+from chorale.v1.operations_pb2 import JobEvent
+from chorale.v1.records_pb2 import JobSummary, PhaseRecord
+
+ACCURACY = "accuracy"
+ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """What the coordinator told of one job so far. signed: the job, as its operator signed it."""
+
+    signed: SignedJob | None = None
+    summary: JobSummary = field(default_factory=JobSummary)
+    records: list[PhaseRecord] = field(default_factory=list)
+
+    def add(self, event: JobEvent) -> PhaseRecord | None:
+        """Take in one event; the record, if it was one that is not known yet."""
+        kind = event.WhichOneof("kind")
+        if kind == "job":
+            self.signed = SignedJob.from_wire(event.job)
+        if kind == "summary":
+            self.summary = event.summary
+        if kind != "record":
+            return None
+        new = event.record
+        if any((known.round, known.phase) == (new.round, new.phase) for known in self.records):
+            return None
+        self.records.append(new)
+        return new
+
+    def of_kind(self, kind: str) -> list[PhaseRecord]:
+        return [record for record in self.records if kind_of(record) == kind]
+
+    def title(self, record: PhaseRecord) -> str:
+        """Of a phase: `round 3/10`, or `step 3 of 50` in a job of steps; outside rounds its kind."""
+        if kind_of(record) != TRAIN:
+            return kind_of(record)
+        if not self.summary.steps:
+            return f"round {record.round}/{self.summary.rounds}"
+        applied = [each for each in self.of_kind(TRAIN) if each.result == "applied"]
+        taken = sum(each.round < record.round for each in applied)
+        return f"step {taken + 1} of {self.summary.steps}"
+
+    @property
+    def main(self) -> str:
+        """The figure that the job's task tells first."""
+        return self.summary.main_figure or ACCURACY
+
+    def closing(self, figure: str) -> float | None:
+        """A figure of the last model, from the closing evaluation: accuracy, or how many samples it tested
+        (noise included). None if there was none."""
+        closing = [record for record in self.of_kind(EVALUATE) if record.result == "applied"]
+        return closing[-1].figures.get(figure) if closing else None
+
+
+def kind_of(record: PhaseRecord) -> str:
+    return record.phase.partition(".")[0]
+
+
+def figure_by_round(history: JobHistory, figure: str) -> list[float | None]:
+    """Entry i is that figure of the model after round i + 1; None where no sum measured it.
+
+    A round's sum tests the model it started from, so round r measures the model after r - 1.
+    """
+    trained = history.of_kind(TRAIN)
+    measured = {record.round - 1: record.figures.get(figure) for record in trained}
+    last = max((record.round for record in trained), default=0)
+    for record in history.of_kind(EVALUATE):  # of the last one, also where rounds ended early
+        measured[last] = record.figures.get(figure)
+    return [measured.get(round) for round in range(1, last + 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonalFigures:
+    """Of the silos' own models on their own hold-outs: mean and standard deviation over those silos that have
+    one, and how many these are. Every silo weighs the same."""
+
+    accuracy: float
+    deviation: float
+    silos: int
+
+    def __str__(self) -> str:
+        return f"{self.accuracy:.4f} +- {self.deviation:.4f} over {self.silos} silos"
+
+
+def score_word(main: str) -> str:
+    """What the silos' own models are told by: accuracy, or the score from 0 to 1 of another task."""
+    return ACCURACY if main == ACCURACY else "score"
+
+
+def personal_figures(history: JobHistory) -> PersonalFigures | None:
+    """None where the method has no personal models, or no silo a hold-out to test its own on."""
+    closing = [record for record in history.records if kind_of(record) in (EVALUATE, FINE_TUNE)]
+    found = [personal_of(record.figures) for record in closing if record.result == "applied"]
+    return next((figures for figures in reversed(found) if figures is not None), None)
+
+
+def personal_of(figures: Mapping[str, float | None]) -> PersonalFigures | None:
+    """Of one phase, or one round of a simulation; None where its sums have none."""
+    accuracy, deviation = figures.get("personal_accuracy"), figures.get("personal_accuracy_deviation")
+    silos = figures.get("personal_silos")
+    if accuracy is None or deviation is None or silos is None:
+        return None
+    return PersonalFigures(accuracy=accuracy, deviation=deviation, silos=round(silos))
+
+
+def counted(summary: JobSummary) -> str:
+    """How far a job came: `3/10 rounds`, or `3/50 steps`."""
+    total, word = (summary.steps, "steps") if summary.steps else (summary.rounds, "rounds")
+    return f"{summary.rounds_completed}/{total} {word}"

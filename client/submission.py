@@ -1,0 +1,225 @@
+"""What happens to a job before it is sent: file read, code tried, noise solved for, first state made."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from chorale.pinned_code import pinned
+from chorale.privacy.plan import solve
+from chorale.privacy.promise import promise_of
+from chorale.runtime.files import read_limited
+from chorale.spec.first_state import SEED_ALONE
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import read_model
+from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
+from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
+from client.errors import require_extra, with_hint
+from crypto.errors import ConfigError, PolicyRefusal
+from crypto.session.cohort import default_colluders, draw_risk
+from strategies.base import DRAW_SEED, MODEL
+
+DEFAULT_LIFE = timedelta(days=30)  # not_after of a job file that names none
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job that is complete but for its signature.
+
+    state: its initial global state, file bytes. promised: lines that say what a private job promises.
+    notes: lines that say what silos' policies must allow for it to run.
+    """
+
+    spec: JobSpec
+    state: bytes
+    promised: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def prepared(spec: JobSpec, *, init: Path | None = None, now: datetime) -> Submission:
+    """The job with its code's digests, its nonce, its noise and its initial state.
+
+    init: a safetensors file with the starting weights; None draws them from the job. Raises ConfigError.
+    """
+    spec = with_code(spec)
+    of_head = head_notes(spec, init)
+    spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
+    state = initial_bytes(spec, init, base=spec.base())
+    complete, promised = solved(spec, state)
+    if init is None and complete != spec:  # the first state follows from the noise, too
+        state = initial_bytes(complete, None, base=complete.base())
+    digest = state_digest(state)
+    spec = complete.filled(nonce=complete.nonce, initial_state=digest)
+    spec.check_submittable(now=now)
+    given = (
+        "--init: silos refuse a given initial state unless initial_state in their policy says given or "
+        f"lists {digest.hex()}"
+    )
+    notes = [*draw_notes(spec), *of_head, *([] if init is None else [given]), *sums_notes(spec)]
+    return Submission(spec=spec, state=state, promised=tuple(promised), notes=tuple(notes))
+
+
+def read_spec(file: Path, *, not_after: datetime | None = None, silos: Sequence[str] = ()) -> JobSpec:
+    """The job file; not_after is filled in where it is left out, by default in 30 days. silos: in place of
+    the file's, if there are any. Raises ConfigError."""
+    values = parse_mapping(read_limited(file, MAX_BYTES), source=str(file))
+    filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
+    given = {"silos": list(silos)} if silos else {}
+    return check_values(JobSpec, {**filled, **values, **given}, source=str(file))
+
+
+def with_code(spec: JobSpec) -> JobSpec:
+    """The job with the digests of its distributions and what their code declares, tried out once here.
+
+    Raises ConfigError where one is not installed here, or its code does not do what the job needs.
+    """
+    if not spec.distributions:
+        return spec
+    require_extra("silo", "torch", what=f"trying the code of {spec.distributions[0]} once")
+    from silo_agent.training.plug_ins import checked
+
+    return checked(pinned(spec))
+
+
+def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
+    """The job with all its noise, and lines that say what it promises; none of one without privacy.
+
+    Raises ConfigError where no noise meets the target, or the given noise does not.
+    """
+    if spec.privacy is None:
+        return spec, []
+    require_extra("privacy", "dp_accounting", what="computing what noise costs")
+    shapes, unsolved = state_from_bytes(state), spec.privacy.unsolved
+    spec = solve(spec, shapes)
+    promise = promise_of(spec, shapes)
+    told = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
+    first, *others = promise.lines()
+    return spec, [first + told, *others]
+
+
+def draw_notes(spec: JobSpec) -> list[str]:
+    """What a draw of silos risks, and whether silos under the default policy refuse it; others may differ."""
+    if not spec.draws_rounds:
+        return []
+    from silo_agent.policy.policy import Policy
+
+    silos, members = len(spec.silos), spec.named_per_round
+    colluders = default_colluders(silos)
+    risk = float(draw_risk(silos, members, colluders=colluders, rounds=spec.rounds))
+    told = [
+        f"fraction {spec.fraction:g}: if {colluders} of {silos} silos collude, a round names more than "
+        f"{members // 3} of them with a chance of at most {risk:.2g} over the job"
+    ]
+    try:
+        Policy(federation=spec.federation).check_draw(spec)
+    except PolicyRefusal as refusal:
+        told.append(f"silos with the default policy refuse this job: {refusal}")
+    return told
+
+
+def head_notes(spec: JobSpec, init: Path | None) -> list[str]:
+    """Where a job that trains a head alone leaves the rest of the model as it is drawn."""
+    is_drawn = init is None and spec.initial_state is None and spec.model.source is None
+    if spec.trains != "head" or not is_drawn:
+        return []
+    return [
+        "trains head: without --init the head is trained on features of random weights, which stay as they "
+        "are drawn"
+    ]
+
+
+def sums_notes(spec: JobSpec) -> list[str]:
+    """What silos' policies refuse by default and this job asks for: sums by class, overlapping cohorts."""
+    told = []
+    by_class = [
+        word
+        for word, metric in spec.method.task.asked.items()
+        if any(each.is_by_class for each in metric.sums)
+    ]
+    if by_class and spec.privacy is None:
+        told.append(
+            f"task.metrics: {', '.join(by_class)} are summed by class without noise: silos refuse the job "
+            "unless class_statistics in their policy says allow"
+        )
+    cohort_changes = spec.expected_cohort_changes
+    if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
+        told.append(
+            f"fraction {spec.fraction:g}: at most {cohort_changes:.3g} overlapping cohorts are expected; "
+            "each silo's policy must allow as many (max_cohort_changes)"
+        )
+    return told
+
+
+def absent_notes(spec: JobSpec, connected: Mapping[str, bool]) -> list[str]:
+    """A job may wait for members to come; a misspelled one never comes."""
+    unknown = [name for name in spec.silos if name not in connected]
+    away = [name for name in spec.silos if not connected.get(name, True)]
+    told = []
+    if unknown:
+        told.append(f"not on the roster, so not in the job until they are: {', '.join(unknown)}")
+    if away:
+        told.append(f"not connected now, the job waits for them: {', '.join(away)}")
+    return told
+
+
+def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE) -> bytes:
+    """The initial global state as file bytes: the operator's file, or drawn from the job as
+    silo_agent/training/models/state.py does. Raises ConfigError."""
+    if init is not None:
+        return state_to_bytes(_given(spec, init, base))
+    if spec.rounds == 0:
+        raise with_hint(ConfigError("rounds: 0 evaluates a given model"), "give it: --init FILE.safetensors")
+    if not spec.model.is_built_in:
+        message = f"model.name: nothing is drawn for a model that is not built in, got {spec.model.name}"
+        raise with_hint(ConfigError(message), "give its starting weights: --init FILE.safetensors")
+    try:
+        require_extra("silo", "torch", what="building the model here")
+    except ConfigError as error:
+        raise with_hint(error, "give --init FILE.safetensors") from None
+    from silo_agent.training.models.state import initial_state
+
+    return state_to_bytes(initial_state(spec, base=base))
+
+
+def _given(spec: JobSpec, init: Path, base: bytes) -> GlobalState:
+    """A file of ours, whose arrays are named model/..., or a plain state_dict of the author's module."""
+    if init.suffix in PICKLES:
+        raise with_hint(
+            ConfigError(f"{init}: {init.suffix} files can run code when they are read; expected safetensors"),
+            f"python -c 'import torch, safetensors.torch as s; s.save_file({{k: v.contiguous() for k, v in "
+            f'torch.load("{init}", weights_only=True).items()}}, "{init.with_suffix(".safetensors")}")\'',
+        )
+    given, _ = read_model(init)
+    if any(name.startswith(MODEL) for name in given):
+        _check_model(spec, given, source=init)
+        given.pop(DRAW_SEED, None)  # of the job that made the file: a job draws by its own
+        return given
+    if not spec.model.is_built_in:
+        raise ConfigError(f"{init}: the arrays of a custom model are named {MODEL}..., got {min(given)}")
+    require_extra("silo", "torch", what="a plain state_dict, whose names are compared with the model's,")
+    from silo_agent.training.models.plain import given_state
+
+    return given_state(spec, given, base=base, source=str(init))
+
+
+def _check_model(spec: JobSpec, given: GlobalState, *, source: Path) -> None:
+    """Where torch is installed, a file of another model is refused here and not by every silo."""
+    if not spec.model.is_built_in:
+        return
+    try:
+        from silo_agent.training.models.state import model_shapes
+    except ModuleNotFoundError:
+        return
+    expected = model_shapes(spec)
+    got = {name: array.shape for name, array in given.items() if name.startswith("model/")}
+    odd = sorted(name for name in expected.keys() | got.keys() if expected.get(name) != got.get(name))
+    if odd:
+        name = odd[0]
+        raise ConfigError(
+            f"{source}: {name}: model {spec.model.name} of this job expects "
+            f"{expected.get(name, 'no such array')}, got {got.get(name, 'none')}"
+        )
