@@ -17,14 +17,13 @@ from chorale.runtime.software import own_software
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
 from crypto.errors import ConfigError
-from silo_agent.ledger.ledger import (
+from silo_agent.ledger.decisions import (
+    APPROVED_EVENT,
     GRANTED_EVENT,
     REFUSALS_GRANTED_EVENT,
-    REVEALED_EVENT,
-    SPENT_EVENT,
-    Ledger,
-    LedgerJob,
+    REJECTED_EVENT,
 )
+from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, LedgerJob
 from silo_agent.policy.policy import load_policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.settings import SiloSettings
@@ -32,8 +31,8 @@ from silo_agent.settings import SiloSettings
 AUDITED = (
     REVEALED_EVENT,
     SPENT_EVENT,
-    "job_approved",
-    "job_rejected",
+    APPROVED_EVENT,
+    REJECTED_EVENT,
     GRANTED_EVENT,
     REFUSALS_GRANTED_EVENT,
 )
