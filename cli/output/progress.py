@@ -29,7 +29,7 @@ from client.history import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PREPARING = "loading torch, making the starting weights, solving for the noise of a private job"
+PREPARING = "preparing the job: torch, its starting weights, and its noise where it is private"
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
 
