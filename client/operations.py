@@ -25,7 +25,7 @@ from chorale.transport.line_probe import Trouble, probe
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2, operations_pb2
 from chorale.v1.records_pb2 import JobSummary
-from client.errors import UNREACHABLE_HINT, UNTRUSTED_HINT, with_hint
+from client.errors import UNREACHABLE_HINT, UNTRUSTED_HINT, peer_error, with_hint
 from client.settings import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
@@ -109,7 +109,10 @@ class Operations:
 
 @contextmanager
 def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]:
-    """A connection as this operator, and the identity it uses. Raises ConfigError for bad files."""
+    """A connection as this operator, and the identity it uses.
+
+    Raises ConfigError for bad files; a call that fails inside is raised as peer_error has it.
+    """
     tls.restrict_to_tls13()
     import grpc
 
@@ -128,10 +131,10 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
             yield Operations(channel), identity
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
+                raise peer_error(error) from None
             failed = asyncio.run(probe(route))
             if failed.trouble is Trouble.NONE:  # the coordinator said so itself
-                raise
+                raise peer_error(error) from None
             hint = UNTRUSTED_HINT if failed.trouble.is_distrust else UNREACHABLE_HINT
             raise with_hint(failed, hint) from None
 

@@ -20,7 +20,7 @@ from chorale.spec.selection import Measurements
 from chorale.spec.state import state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
 from simulation.engine import Progress, Simulation
-from simulation.results import RoundResult
+from chorale.results import RoundResult
 from strategies.base import Arrays
 
 PROGRESS, ROUNDS, MODEL, LOCK = "progress.json", "rounds.jsonl", "model.safetensors", ".chorale-simulation"

@@ -27,7 +27,7 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
-from simulation.results import RoundResult, finite
+from chorale.results import RoundResult, finite
 from simulation.silos import OwnObjectives
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Policy
 from silo_agent.training.models.state import initial_state
 from simulation.engine import Simulation
-from simulation.results import RoundResult
+from chorale.results import RoundResult
 from tests.support.federation import COORDINATOR, LocalFederation
 from tests.support.processes import REPOSITORY, environment, wait_until
 
