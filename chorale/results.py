@@ -83,7 +83,7 @@ class JobResults:
         nothing measured it. Raises ConfigError without the extra `notebook`.
         """
         pandas = library("pandas", "a table of results")
-        measured = self._by_round()
+        measured = self.figures_by_round()
         found = dict.fromkeys(name for figures in measured.values() for name in figures)
         wanted = (self.main, *FIRST)
         names = [*(name for name in dict.fromkeys(wanted) if name in found), *sorted(set(found) - {*wanted})]
@@ -120,10 +120,10 @@ class JobResults:
         ax.plot(points.index, points.to_numpy(), marker="o", markersize=3, label=name)
         ax.set_xlabel("round")
         ax.set_ylabel(f"{name} of the model after the round")
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.xaxis.set_major_locator(library("matplotlib.ticker", "a plot").MaxNLocator(integer=True))
         return ax
 
-    def _by_round(self) -> dict[int, dict[str, float]]:
+    def figures_by_round(self) -> dict[int, dict[str, float]]:
         """Figures by the round after which the model had them."""
         found: dict[int, dict[str, float]] = {each.round: {} for each in self.rounds}
         for each in self.rounds:

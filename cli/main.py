@@ -25,7 +25,7 @@ COMMANDS = {
     "silo": ("cli.silo.commands:silo", "Run and inspect an institution's agent."),
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
     "operator": ("cli.operator:operator", "Make an operator's key."),
-    "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
+    "job": ("cli.job.commands:job", "Plan, submit, watch, steer, report and fetch jobs."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
     "audit": ("cli.audit:audit", "Check an audit log."),
     "schema": ("cli.schema:schema", "Print the JSON schema of a file, for editors."),

@@ -12,6 +12,7 @@ from chorale.results import APPLIED, USED_UP, RoundResult
 from crypto.errors import ChoraleError
 from strategies.base import Array
 
+
 class SimulationFailed(ChoraleError):
     """The job cannot continue; the message says why."""
 

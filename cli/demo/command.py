@@ -33,14 +33,12 @@ from cli.demo.setup import (
     write_operator,
     write_silo,
 )
-from cli.errors import CommandFailed
 from cli.given_data import GIVEN, DataOptions, data_options
-from cli.job import check_done
 from cli.output import report
 from cli.output.progress import show
 from cli.output.report import units_told
-from client.errors import require_extra, with_hint
-from client.history import JobHistory, score_word
+from client.errors import JobNotDone, require_extra, with_hint
+from client.history import JobHistory, check_done, score_word
 from client.operations import Operations, connect
 from client.settings import operator_settings
 from crypto.errors import ConfigError
@@ -206,7 +204,7 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
     write_atomic(plan.out / "report.html", report.page(document).encode(), mode=0o644)
     try:
         check_done(history)  # a job that was stopped leaves its model and report too
-    except CommandFailed as error:
+    except JobNotDone as error:
         raise with_hint(error, f"each party's log says why: {plan.parties / LOGS}") from None
     return document
 

@@ -19,7 +19,9 @@ from client.history import (
     TRAIN,
     JobHistory,
     figure_by_round,
+    left_out_facts,
     personal_figures,
+    phase_facts,
     score_word,
 )
 
@@ -52,7 +54,7 @@ def document(
     summary, personal = history.summary, personal_figures(history)
     dropped: list[Document] = []
     for record in history.records:
-        dropped += [entry for entry in _left_out(record) if entry not in dropped]
+        dropped += [entry for entry in left_out_facts(record) if entry not in dropped]
     uploads = [record.upload_bytes for record in history.of_kind(TRAIN) if record.upload_bytes]
     return {
         "job": summary.job_digest.hex(),
@@ -88,7 +90,7 @@ def document(
         "float32_bytes": summary.float32_bytes,
         **_privacy(history, promise, spent or {}),
         "policy": policy or {},
-        "phases": [_phase(record) for record in history.records],
+        "phases": [phase_facts(record) for record in history.records],
     }
 
 
@@ -233,30 +235,6 @@ def _rows_told(report: Document) -> str:
     costs = {int(rows): cost for rows, cost in report["epsilon_of_rows"].items()}
     told = rows_told({rows: math.inf if cost is None else cost for rows, cost in costs.items()})
     return f"{told[:1].upper()}{told[1:]}; at a silo whose data set has units, all rows of one are one record"
-
-
-def _phase(record: PhaseRecord) -> Document:
-    return {
-        "round": record.round,
-        "phase": record.phase,
-        "result": record.result,
-        "reason": record.reason,
-        "attempts": record.attempts,
-        "cohort": list(record.cohort),
-        "left_out": _left_out(record),
-        "data_share": record.data_share,
-        "figures": dict(sorted(record.figures.items())),
-        "wall_seconds": record.wall_seconds,
-        "upload_bytes": record.upload_bytes,
-        "state_digest": record.state_digest.hex(),
-    }
-
-
-def _left_out(record: PhaseRecord) -> list[Document]:
-    return [
-        {"round": record.round, "silo": left.silo, "stage": left.stage, "reason": left.reason}
-        for left in record.left_out
-    ]
 
 
 def _headline(report: Document) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chorale.results import RoundResult, finite
 from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
@@ -27,7 +28,6 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
-from chorale.results import RoundResult, finite
 from simulation.silos import OwnObjectives
 
 if TYPE_CHECKING:

@@ -66,7 +66,8 @@ ROOMS = {
     "strategies": "base < number_stream < exact < server_optimizer < update_scale < recipe < tasks < phases "
     "< parts < checks < presets < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
-    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
+    "chorale": "results < v1 < runtime < transport < spec < pinned_code < observability < credentials "
+    "< privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
@@ -78,7 +79,8 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "client": "errors < settings < history < operations < submission",
+    "client": "errors < settings < history < operations < submission < results < mlflow_export < federation",
+    "cli.job": "options < following < submit < listing < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< model < job < given_data < silo < demo < simulate < main",

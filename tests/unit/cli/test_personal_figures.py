@@ -9,7 +9,7 @@ import pytest
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
-from cli.job import end_of
+from cli.job.following import end_of
 from cli.output import progress, report
 from client.history import JobHistory
 
