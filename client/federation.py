@@ -46,6 +46,7 @@ File = str | PathLike[str]
 JobFile = File | Mapping[str, Any]  # a YAML file, or its fields
 T = TypeVar("T")
 SHORT = 12  # digits of an id that people read
+WATCHING = "chorale-watch"  # name of a thread that reads a job's events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,12 +205,19 @@ class AsyncFederation:
     async def watch(self, job: JobId) -> AsyncIterator[RoundResult]:
         """Federation.watch, for `async for`. A task that is cancelled closes its connection."""
         opened: list[Operations] = []
+        is_over = threading.Event()
+
+        def on_open(operations: Operations) -> None:
+            opened.append(operations)
+            if is_over.is_set():  # cancelled meanwhile
+                operations.close()
 
         def close() -> None:
-            for each in opened:
-                each.close()
+            is_over.set()
+            for operations in opened:
+                operations.close()
 
-        rounds = self._federation._watch(job, on_open=opened.append)
+        rounds = self._federation._watch(job, on_open=on_open)
         async with aclosing(_items(rounds, close=close)) as items:
             async for each in items:
                 yield each
@@ -256,7 +264,7 @@ async def _items(items: Iterator[T], *, close: Callable[[], None]) -> AsyncGener
         except Exception as error:
             put(None, error)
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=read, name=WATCHING, daemon=True).start()
     try:
         while True:
             item, error = await queue.get()

@@ -28,12 +28,12 @@ from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
 from cli.errors import CommandFailed
 from client.errors import require_extra
-from client.submission import initial_bytes, read_spec, solved, with_code
+from client.submission import head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings, unit_told
+from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
 from silo_agent.entry_point import load_entry_point
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Approval, Policy, load_policy
@@ -96,18 +96,17 @@ def check_silo(config: Path, job_file: Path | None, init: Path | None) -> None:
     findings = Findings()
     settings = load_silo_settings(config)
     findings.fine("settings", f"{config}, silo {settings.name} of federation {settings.federation}")
-    policies = _own_files(settings, findings)
+    _credentials(settings, findings)
+    policies = check_own_files(settings, findings)
     if job_file is not None:
-        _job(job_file, init, settings, policies, findings)
+        check_job(job_file, init, settings, policies, findings)
     if findings.problems:
         what = "problem" if findings.problems == 1 else "problems"
         raise CommandFailed(f"{findings.problems} {what}: this silo is not ready")
     click.echo("all is well; nothing was sent")
 
 
-def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
-    """Certificate, folder, and of each data set policy and path; what the settings name of this machine's own
-    code. Returns the policies that can be read, by data set."""
+def _credentials(settings: SiloSettings, findings: Findings) -> None:
     with findings.step("certificate"):
         identity, authority = CredentialFiles(
             settings.identity,
@@ -129,6 +128,13 @@ def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
             else:
                 told = "without a login" if proxy.login is None else "with a login"
             findings.fine("proxy", f"{settings.proxy}, {told}")
+
+
+def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
+    """Folder, and of each data set policy and path; what the settings name of this machine's own code.
+
+    Returns the policies that can be read, by data set.
+    """
     with findings.step("directory"), _ledger(settings):
         findings.fine("directory", str(settings.directory))
     policies: dict[str, Policy] = {}
@@ -163,13 +169,14 @@ def _entry_point(name: str, field: str, findings: Findings) -> None:
         findings.fine(field, name)
 
 
-def _job(
+def check_job(
     file: Path,
     init: Path | None,
     settings: SiloSettings,
     policies: Mapping[str, Policy],
     findings: Findings,
 ) -> None:
+    """Whether its policy accepts the job, every record against it, and one batch of each phase."""
     spec: JobSpec | None = None
     data_set: DataSettings | None = None
     with findings.step("job"):
@@ -181,6 +188,8 @@ def _job(
             raise ConfigError(f"{file}: not_after: {spec.not_after.isoformat()} has passed")
         data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
         findings.fine("job", told)
+        for note in head_notes(spec, init):
+            click.echo(note)
     if spec is None or data_set is None:
         return
     policy = policies.get(data_set.name)
@@ -291,6 +300,8 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
         if left := problems.count - len(problems.lines):
             findings.problems += left
             click.echo(f"problem  data: and {left} more")
+    if data.rows_beyond:
+        click.echo(rows_beyond_told(data_set, data.rows_beyond))
     train, held = (_counted(each) for each in (data.train, data.holdout))
     told = f"{train} to train on, {held} held out"
     if problems.count:
