@@ -177,11 +177,8 @@ class Federation:
         return results_of(self._history(job))
 
     def _history(self, job: JobId) -> JobHistory:
-        history = JobHistory()
         with connect(self.settings) as (operations, _):
-            for event in operations.watch(_find(operations, job), so_far=True):
-                history.add(event)
-        return history
+            return operations.history(_find(operations, job))
 
     def _watch(self, job: JobId, *, on_open: Callable[[Operations], None]) -> Iterator[RoundResult]:
         """on_open: is given the connection, which it may close from another thread."""

@@ -91,16 +91,15 @@ class Operations:
             )
         return found[0]
 
-    def watch(self, job_digest: bytes, *, so_far: bool = False) -> Iterator[operations_pb2.JobEvent]:
-        """The signed job, all records so far, then each new one, until the job ends. so_far: no new ones.
+    def watch(self, job_digest: bytes) -> Iterator[operations_pb2.JobEvent]:
+        """The signed job, all records so far, then each new one, until the job ends.
 
         A coordinator that goes away meanwhile is waited for: a summary says so, and what was told before
         comes again when it is back. Raises RemoteProtocolError for another job than the one asked for.
         """
         import grpc
 
-        request = operations_pb2.WatchRequest(job_digest=job_digest, so_far=so_far)
-        summary = JobSummary()
+        request, summary = operations_pb2.WatchRequest(job_digest=job_digest), JobSummary()
         while True:
             try:
                 # wait_for_ready: from the second time on; a first one that fails says why

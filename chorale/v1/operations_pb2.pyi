@@ -105,23 +105,18 @@ Global___ListJobsReply: _TypeAlias = ListJobsReply  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):
-    """so_far: the stream ends after what there is now."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_DIGEST_FIELD_NUMBER: _builtins.int
-    SO_FAR_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
-    so_far: _builtins.bool
     def __init__(
         self,
         *,
         job_digest: _builtins.bytes = ...,
-        so_far: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_digest", b"job_digest", "so_far", b"so_far"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_digest", b"job_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -248,11 +248,8 @@ class JobManager:
             **self._signed_facts(row),
         )
 
-    async def watch(self, digest: bytes, *, so_far: bool = False) -> AsyncIterator[pb.JobEvent]:
-        """The signed job, the summary, all records, and then, unless so_far, each new one of both.
-
-        Raises UnknownJob.
-        """
+    async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
+        """The signed job, the summary, all records, and then each new one of both. Raises UnknownJob."""
         yield pb.JobEvent(job=self.row(digest).signed.to_wire())  # known, before an event is kept for it
         told, last = 0, None  # the last phase of which a record was told, and the last summary
         while True:
@@ -266,7 +263,7 @@ class JobManager:
                     yield pb.JobEvent(record=row.record)
                     told = row.sequence
             last = summary
-            if so_far or JobStatus(summary.status).is_ended:
+            if JobStatus(summary.status).is_ended:
                 return
             if self._is_draining:
                 raise Draining("the coordinator is shutting down")

@@ -100,9 +100,9 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         return pb.ListJobsReply(jobs=[self._job_manager.summary(row) for row in self._resources.store.jobs()])
 
     async def WatchJob(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
-        """The job's summary and records, and each change of them until it has ended, unless so_far."""
+        """The job's summary and records, and each change of them until it has ended."""
         async with errors_as_codes(context):
-            async for event in self._job_manager.watch(request.job_digest, so_far=request.so_far):
+            async for event in self._job_manager.watch(request.job_digest):
                 yield event
 
     async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:
