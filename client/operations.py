@@ -28,6 +28,7 @@ from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2, operations_pb2
 from chorale.v1.records_pb2 import JobSummary
 from client.errors import UNKNOWN_HOST_HINT, UNREACHABLE_HINT, UNTRUSTED_HINT, peer_error, with_hint
+from client.history import JobHistory
 from client.settings import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
@@ -105,11 +106,9 @@ class Operations:
                 # wait_for_ready: from the second time on; a first one that fails says why
                 stream = self._stub.WatchJob(request, wait_for_ready=bool(summary.job_digest))
                 for event in read_aside(stream):
-                    kind = event.WhichOneof("kind")
-                    if kind == "job" and hashlib.sha256(event.job.spec).digest() != job_digest:
-                        raise RemoteProtocolError("coordinator: it tells of another job than was asked for")
-                    summary = event.summary if kind == "summary" else summary
-                    yield event
+                    is_summary = event.WhichOneof("kind") == "summary"
+                    summary = event.summary if is_summary else summary
+                    yield _of_job(event, job_digest)
                 return
             except grpc.RpcError as error:
                 if not summary.job_digest or error.code() not in _gone():
@@ -120,6 +119,14 @@ class Operations:
             lost.ClearField("awaited")
             yield operations_pb2.JobEvent(summary=lost)
             time.sleep(RECONNECT_SECONDS)
+
+    def history(self, job_digest: bytes) -> JobHistory:
+        """The job as it stands now. Raises RemoteProtocolError for another job than the one asked for."""
+        history = JobHistory()
+        request = operations_pb2.WatchRequest(job_digest=job_digest, once=True)
+        for event in read_aside(self._stub.WatchJob(request)):
+            history.add(_of_job(event, job_digest))
+        return history
 
     def control(self, job_digest: bytes, action: str) -> JobSummary:
         """action: pause, resume or cancel."""
@@ -141,6 +148,15 @@ class Operations:
             return first.summary, with_facts(_model_bytes(stream), {})
         facts = facts_of(spec, job_digest=job_digest, round=first.summary.model_round)
         return first.summary, with_facts(_model_bytes(stream), facts)
+
+
+def _of_job(event: operations_pb2.JobEvent, job_digest: bytes) -> operations_pb2.JobEvent:
+    """Raises RemoteProtocolError for another job than the one asked for."""
+    kind = event.WhichOneof("kind")
+    told = hashlib.sha256(event.job.spec).digest() if kind == "job" else getattr(event, kind or "").job_digest
+    if told != job_digest:
+        raise RemoteProtocolError("coordinator: it tells of another job than was asked for")
+    return event
 
 
 def _gone() -> frozenset[grpc.StatusCode]:

@@ -35,8 +35,8 @@ from cli.demo.setup import (
 )
 from cli.given_data import GIVEN, DataOptions, data_options
 from cli.output import report
+from cli.output.page import units_told
 from cli.output.progress import show
-from cli.output.report import units_told
 from client.errors import JobNotDone, require_extra, with_hint
 from client.history import JobHistory, check_done, score_word
 from client.operations import Operations, connect
@@ -200,8 +200,7 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
     spent = {} if told is None else _spent(plan, told, digest)
     promise = None if told is None else told.promise
     document = report.document(history, policy=plan.allowed, promise=promise, spent=spent)
-    write_atomic(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
-    write_atomic(plan.out / "report.html", report.page(document).encode(), mode=0o644)
+    report.write_report(document, plan.out)
     try:
         check_done(history)  # a job that was stopped leaves its model and report too
     except JobNotDone as error:

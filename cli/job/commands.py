@@ -10,6 +10,8 @@ from chorale.runtime.files import write_atomic
 from cli.job.following import end_of, follow, follow_json
 from cli.job.listing import list_jobs, list_silos
 from cli.job.options import operator_options
+from cli.job.plan import plan
+from cli.job.report import report
 from cli.job.submit import submit
 from client.history import check_done
 from client.operations import connect
@@ -21,7 +23,7 @@ def job() -> None:
     """Plan, submit, watch, steer, report and fetch jobs."""
 
 
-for each in (submit, list_jobs, list_silos):
+for each in (plan, submit, list_jobs, list_silos, report):
     job.add_command(each)
 
 

@@ -81,10 +81,11 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "client": "errors < settings < history < operations < submission < results < mlflow_export < federation",
-    "cli.job": "options < following < submit < listing < commands",
+    "client": "errors < settings < history < operations < submission < planning < results < mlflow_export "
+    "< federation",
     "web": "shared < console < silo_page",
     "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
+    "cli.job": "options < following < submit < listing < plan < report < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< model < job < console < given_data < silo < doctor < init < demo < simulate < main",
