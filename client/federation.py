@@ -31,6 +31,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, open_model
 from client.history import JobHistory, check_done
 from client.operations import Operations, connect
+from client.planning import Plan, plan_of, with_timing
 from client.results import results_of, rounds_of
 from client.settings import operator_settings
 from client.submission import Submission, absent_notes, prepared, read_spec, spec_of
@@ -94,6 +95,16 @@ class Federation:
 
     def __repr__(self) -> str:
         return f"Federation({self.settings.federation!r} at {self.settings.coordinator!r})"
+
+    def plan(self, job: JobFile, *, init: File | None = None) -> Plan:
+        """What a job would do, before it is submitted: `chorale job plan`.
+
+        Bytes are of one silo, seconds by past rounds of this coordinator (`timing`, None without any). job,
+        init and errors are those of `submit`, but that nothing is signed or sent.
+        """
+        planned = plan_of(self._prepared(job, init))
+        with connect(self.settings) as (operations, _):
+            return with_timing(planned, operations)
 
     def submit(self, job: JobFile, *, init: File | None = None) -> SubmittedJob:
         """Sign a job and submit it: `chorale job submit`.
@@ -194,6 +205,10 @@ class AsyncFederation:
 
     def __init__(self, config: File | None = None, **arguments: Any) -> None:
         self._federation = Federation(config, **arguments)
+
+    async def plan(self, job: JobFile, *, init: File | None = None) -> Plan:
+        """Federation.plan."""
+        return await asyncio.to_thread(self._federation.plan, job, init=init)
 
     async def submit(self, job: JobFile, *, init: File | None = None) -> SubmittedJob:
         """Federation.submit."""

@@ -19,7 +19,7 @@ from chorale.spec.state import state_to_bytes
 from chorale.v1.operations_pb2 import JobEvent
 from client.federation import WATCHING
 from client.operations import Operations
-from crypto.errors import PolicyRefusal, RemoteProtocolError
+from crypto.errors import ConfigError, PolicyRefusal, RemoteProtocolError
 from silo_agent.policy.policy import Policy
 from simulation.engine import Simulation
 from tests.support.federation import LocalFederation
@@ -38,9 +38,19 @@ OF_THE_RUN = ["seconds", "upload_bytes"]
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
-    with LocalFederation(folder=tmp_path_factory.mktemp("python"), silos=3) as federation:
+    with LocalFederation(
+        folder=tmp_path_factory.mktemp("python"), silos=3, policy={"max_rounds": ROUNDS}
+    ) as federation:
         federation.start()
         federation.wait_connected()
+        yield federation
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    """No silo is there: its jobs wait."""
+    with LocalFederation(folder=tmp_path_factory.mktemp("waiting"), silos=3) as federation:
+        federation.start_coordinator()
         yield federation
 
 
@@ -61,6 +71,7 @@ def test_a_job_from_submission_to_its_model(
 ) -> None:
     job = federation.submit(running.job(rounds=ROUNDS), init=init)
     assert any("silos refuse a given initial state" in note for note in job.notes)
+    assert federation.plan(running.job(rounds=ROUNDS), init=init).rounds == ROUNDS
     watched = list(federation.watch(job))
     assert [(each.round, each.result, each.silos) for each in watched] == [
         (number, "applied", tuple(running.names)) for number in range(1, ROUNDS + 1)
@@ -99,13 +110,14 @@ def test_a_simulation_of_the_job_gives_the_same_table(
     assert list(simulation.fetch()) == list(federation.fetch(job))
 
 
-def test_results_of_a_job_that_still_runs_are_those_so_far(running: LocalFederation, init: Path) -> None:
-    """WatchJob alone would wait for the job's end. The job waits for a silo that never comes."""
-    federation = Federation(running.operator_file())
-    job = federation.submit(running.job(silos=[*running.names, "silo-9"], rounds=1), init=init)
-    assert any("silo-9" in note for note in job.notes)
-    running.hub.wait_for(lambda line: line["event"] == "job submitted" and line["job"] == job.id[:12])
+def test_results_of_a_job_that_still_runs_are_those_so_far(waiting: LocalFederation, init: Path) -> None:
+    """A watch would wait for the job's end."""
+    federation = Federation(waiting.operator_file())
+    job = federation.submit(waiting.job(rounds=1), init=init)
+    assert job.notes[-1] == "not connected now, the job waits for them: silo-0, silo-1, silo-2"
     assert federation.results(job).empty
+    with pytest.raises(ConfigError, match="figure accuracy: expected one of none yet"):
+        federation.plot(job)
     federation.cancel(job)
     with pytest.raises(RemoteProtocolError, match="^coordinator refused: "):
         federation.cancel(job)
@@ -124,7 +136,7 @@ def _watching() -> list[threading.Thread]:
 
 
 async def test_a_cancelled_watch_closes_its_connection(
-    running: LocalFederation, init: Path, monkeypatch: pytest.MonkeyPatch
+    waiting: LocalFederation, init: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread would else wait for the job's end, and hold a call at the coordinator."""
     has_event, watch = threading.Event(), Operations.watch
@@ -135,8 +147,8 @@ async def test_a_cancelled_watch_closes_its_connection(
             yield event
 
     monkeypatch.setattr(Operations, "watch", telling)
-    federation = AsyncFederation(running.operator_file())
-    job = await federation.submit(running.job(silos=[*running.names, "silo-9"], rounds=1), init=init)
+    federation = AsyncFederation(waiting.operator_file())
+    job = await federation.submit(waiting.job(rounds=1), init=init)
     async with aclosing(federation.watch(job)) as rounds:
         watching = asyncio.ensure_future(anext(rounds))
         assert await asyncio.to_thread(has_event.wait, 20)
@@ -150,8 +162,8 @@ async def test_a_cancelled_watch_closes_its_connection(
 def test_a_job_that_silos_refuse_raises_what_the_command_says(
     running: LocalFederation, federation: Federation, init: Path
 ) -> None:
-    job = federation.submit(running.job(rounds=2, fraction=0.7, silos=[*running.names]), init=init)
-    with pytest.raises(PolicyRefusal) as refused:
+    job = federation.submit(running.job(rounds=ROUNDS + 1), init=init)
+    with pytest.raises(PolicyRefusal, match="max_rounds") as refused:
         list(federation.watch(job))
     told = running.cli("job", "watch", job.id).stderr.splitlines()[-1]
     assert told == f"chorale: error: {refused.value}"
