@@ -130,7 +130,7 @@ def demo(
 
     Leaves report.json, report.html and model.safetensors in the --out folder.
     """
-    require_extra("silo", "torch", "sklearn", "dp_accounting", what="demo")
+    require_extra("demo", "torch", "sklearn", "opacus", "dp_accounting", what="demo")
     _check_given(file)
     if file is None:
         plan = digits_plan(
