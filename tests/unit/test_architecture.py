@@ -85,7 +85,7 @@ ROOMS = {
     "< federation",
     "web": "shared < console < silo_page",
     "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
-    "cli.job": "options < following < submit < listing < plan < report < commands",
+    "cli.job": "options < following < submit < listing < plan < report < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< model < job < console < given_data < silo < doctor < init < demo < simulate < main",
