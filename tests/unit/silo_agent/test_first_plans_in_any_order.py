@@ -46,9 +46,11 @@ def delta_of(releases: list[Release], epsilon: float) -> float:
 
 
 class FirstPlanMachine(RuleBasedStateMachine):
-    """From a file where the first job is the one that reserved last, this finds a sequence that has all of delta
-    beside the plan that was bought. `left` is what was sent, by job; `first` the job that had its first reservation while nothing was
-    reserved or sent."""
+    """`left` is what was sent, by job. `first` reserved first, when nothing was reserved or sent.
+
+    Where the first plan is that of whichever job reserved first and has something left, a sequence is found
+    that has all of delta beside a plan that was bought.
+    """
 
     def __init__(self) -> None:
         super().__init__()
