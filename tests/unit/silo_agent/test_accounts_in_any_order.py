@@ -42,8 +42,6 @@ class AccountMachine(RuleBasedStateMachine):
         self.book = AccountBook(self.folder, epsilon=MOST)
         self.lost: dict[int, Counter[Release]] = {}
         self.sides: dict[int, set[bool]] = {}
-        self.copy: bytes | None = None  # of the ledger, as long as each row is where it was since
-        self.starts = 0  # since that copy
         self.is_recovered = False
         self.book.write("wards", range(4))
         self.book.start()
@@ -58,7 +56,6 @@ class AccountMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), rows=ROWS, holdout=st.sampled_from(HOLDOUTS))
     def write_and_start(self, name: str, rows: list[int], holdout: float) -> None:
-        self.copy = None
         self.book.write(name, rows, holdout=holdout)
         self.book.start()
 
@@ -66,7 +63,6 @@ class AccountMachine(RuleBasedStateMachine):
     @rule(data=st.data(), rows=ROWS)
     def write_while_it_runs(self, data: st.DataObject, rows: list[int]) -> None:
         """Other rows under a name, those of another data set among them."""
-        self.copy = None
         name = data.draw(st.sampled_from(self.running), label="name")
         self.book.write(name, rows, holdout=self.book.fields[name].get("holdout", 0.2))
 
@@ -74,19 +70,17 @@ class AccountMachine(RuleBasedStateMachine):
     def rename_and_start(self, name: str, after: str) -> None:
         if name in self.book.fields and after not in self.book.fields:
             self.book.rename(name, after)
-            self._start()
+            self.book.start()
 
     @precondition(lambda self: len(self.book.fields) > 1)
     @rule(data=st.data())
     def drop_one_and_start(self, data: st.DataObject) -> None:
-        self.copy = None
         del self.book.fields[data.draw(st.sampled_from(sorted(self.book.fields)), label="name")]
         self.book.start()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def open_a_generation(self, data: st.DataObject) -> None:
-        self.copy = None
         self.book.new_generation(data.draw(st.sampled_from(self.running), label="name"))
         self.book.start()
 
@@ -106,7 +100,7 @@ class AccountMachine(RuleBasedStateMachine):
             return
         used = numbers(self.book.load(name))
         if how != "sent":
-            charge.release() if how == "given back" else self._start()
+            charge.release() if how == "given back" else self.book.start()
             return
         charge.spend()
         for is_held_out, rows in enumerate(used):
@@ -114,22 +108,21 @@ class AccountMachine(RuleBasedStateMachine):
                 self.lost.setdefault(each, Counter()).update(releases_of(job.spec, "train", STATE, members))
                 self.sides.setdefault(each, set()).add(bool(is_held_out))
 
-    @precondition(lambda self: self.running)
-    @rule()
-    def take_a_snapshot(self) -> None:
-        self.copy, self.starts = self.book.snapshot(), 0
-
-    @precondition(lambda self: self.copy is not None and not self.is_recovered)
-    @rule()
-    def put_back_and_recover(self) -> None:
+    @precondition(lambda self: self.running and not self.is_recovered)
+    @rule(data=st.data(), more=ROWS, after=st.sampled_from(NAMES))
+    def go_on_after_a_snapshot_and_put_it_back(
+        self, data: st.DataObject, more: list[int], after: str
+    ) -> None:
         """Rejected jobs do not go on; these may, and their plans are more than the budget."""
-        assert self.copy is not None
-        self.book.put_back(self.copy, JOBS, restarts=self.starts)
-        self.copy, self.is_recovered = None, True
-
-    def _start(self) -> None:
-        self.book.start()
-        self.starts += 1
+        copy = self.book.snapshot()
+        name = data.draw(st.sampled_from(self.running), label="name")
+        rows = {row for side in numbers(self.book.load(name)) for row in side}
+        self.book.write(name, rows | set(more), holdout=self.book.fields[name].get("holdout", 0.2))
+        self.rename_and_start(name, after)
+        for job in JOBS:
+            self.answer(data, job, "sent", MEMBERS)
+        self.book.put_back(copy, JOBS, restarts=1)
+        self.is_recovered = True
 
     @invariant()
     def every_record_has_an_account_that_holds_all_that_it_lost(self) -> None:
