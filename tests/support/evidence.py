@@ -29,7 +29,7 @@ from chorale.evidence import (
     sign_statement,
 )
 from chorale.job import Job, sign_job
-from chorale.privacy.composition import AccountReleases
+from chorale.privacy.composition import AccountReleases, FirstPlan
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import releases_to_json
@@ -275,7 +275,11 @@ class Lab:
         audit.close()
         plan = planned_releases(job.spec, shapes)
         account = AccountReleases(
-            delta=DELTA, sides_are_fixed=True, releases=spent, jobs=frozenset({job.digest}), first_plan=plan
+            delta=DELTA,
+            sides_are_fixed=True,
+            releases=spent,
+            jobs=frozenset({job.digest}),
+            first=FirstPlan(job=job.digest, releases=plan, sides_are_fixed=True),
         )
         return SiloStatement(
             federation="test",
