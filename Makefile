@@ -10,7 +10,7 @@ READY := .venv/.installed
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples test test-gates cluster-test lint typecheck bench proto reference soak fuzz \
+.PHONY: help setup demo examples test test-gates cluster-test lint typecheck bench proto reference docs soak fuzz \
 	locks release verify-release
 
 help: ## say what each target does
@@ -52,6 +52,9 @@ proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
 reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
 	$(BIN)/python -m tools.reference $(ARGS)
 
+docs: $(READY) ## the documentation as a site, into build/site; every link has to lead somewhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)
 	$(BIN)/python -m pytest tests/unit tests/integration tests/deployment -m soak --timeout 3600 $(ARGS)
@@ -88,5 +91,5 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "chorale: error: Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "chorale: error: $(PYTHON) cannot make a virtual environment; install its venv package" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[silo,tables,export,examples,otel,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[silo,tables,export,examples,otel,dev,docs]'
 	@touch $@
