@@ -5,6 +5,8 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; d
 	&& echo $$each && break; done)
 BIN := .venv/bin
 READY := .venv/.installed
+# what the demo alone needs: `make setup` and the tests add to the same .venv/
+DEMO := .venv/.demo
 
 # four silos with two OpenMP threads each spin against one another, 30 times slower
 export OMP_NUM_THREADS := 1
@@ -18,7 +20,7 @@ help: ## say what each target does
 
 setup: $(READY) ## make .venv/ with the exact versions of constraints.txt
 
-demo: $(READY) ## a federation of processes on this machine; ARGS="--silos 6 --drop 1"
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO)) ## a federation of processes on this machine; ARGS="--silos 6 --drop 1"
 	$(BIN)/chorale demo $(ARGS)
 
 examples: $(READY) ## docs/examples/own in simulation, each with its pooled figure; ARGS="survival vision"
@@ -86,10 +88,19 @@ fuzz: $(READY) ## parsers of foreign bytes, FUZZ_SECONDS=60 a target; ARGS="chun
 		esac; \
 	! $(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
 
-# torch goes first and by itself, so that the machine's own choice of build stands
-$(READY): pyproject.toml constraints.txt
+$(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "chorale: error: Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "chorale: error: $(PYTHON) cannot make a virtual environment; install its venv package" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[silo,tables,export,examples,otel,dev,docs]'
+	@$(PYTHON) -m venv .venv || { echo "chorale: error: $(PYTHON) cannot make a virtual environment; install its venv package" >&2; exit 1; }
+
+# torch goes first and by itself, so that the machine's own choice of build stands
+INSTALL := $(BIN)/python -m tools.install -c constraints.txt
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	@$(INSTALL) --no-compile torch
+	@$(INSTALL) --no-compile -e '.[demo]'
+	@touch $@
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@$(INSTALL) torch torchvision
+	@$(INSTALL) -e '.[silo,tables,export,examples,otel,dev,docs]'
 	@touch $@

@@ -39,19 +39,23 @@ def csr_command(role_name: str) -> click.Command:
     def csr(name: str, federation: str, hosts: tuple[str, ...], out: Path) -> None:
         if hosts and not is_dialed:
             raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
-        member = MemberId(federation=federation, role=Role(role_name), name=name)
-        key_path, csr_path = out / f"{name}.key", out / f"{name}.csr"
-        forbid_core_dumps()
-        key = new_key()
-        request = new_csr(key, member, hosts)
-        out.mkdir(parents=True, exist_ok=True)
-        write_new(key_path, key_to_pem(key), what="a key", mode=PRIVATE)
-        csr_path.write_bytes(request)
-        click.echo(f"{key_path}: private key, stays here")
-        click.echo(f"{csr_path}: request, for `chorale authority sign`, which shows its key as well:")
-        click.echo(f"{csr_path}: key {shown_key(key.public_key())}")
+        make_request(MemberId(federation=federation, role=Role(role_name), name=name), hosts, out)
 
     return csr
+
+
+def make_request(member: MemberId, hosts: tuple[str, ...], out: Path) -> None:
+    """Write NAME.key (mode 0600) and NAME.csr into a folder. Raises ConfigError where there is a key."""
+    key_path, csr_path = out / f"{member.name}.key", out / f"{member.name}.csr"
+    forbid_core_dumps()
+    key = new_key()
+    request = new_csr(key, member, hosts)
+    out.mkdir(parents=True, exist_ok=True)
+    write_new(key_path, key_to_pem(key), what="a key", mode=PRIVATE)
+    csr_path.write_bytes(request)
+    click.echo(f"{key_path}: private key, stays here")
+    click.echo(f"{csr_path}: request, for `chorale authority sign`, which shows its key as well:")
+    click.echo(f"{csr_path}: key {shown_key(key.public_key())}")
 
 
 def shown_key(key: ec.EllipticCurvePublicKey) -> str:

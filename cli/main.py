@@ -25,8 +25,11 @@ COMMANDS = {
     "silo": ("cli.silo.commands:silo", "Run and inspect an institution's agent."),
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
     "operator": ("cli.operator:operator", "Make an operator's key."),
-    "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
+    "job": ("cli.job.commands:job", "Plan, submit, watch, steer, report and fetch jobs."),
+    "console": ("cli.console:console", "Serve pages of the federation and its jobs to operators."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
+    "init": ("cli.init.commands:init", "Write commented files for a new federation, coordinator or silo."),
+    "doctor": ("cli.doctor.command:doctor", "Find what is wrong at a silo, coordinator or operator."),
     "audit": ("cli.audit:audit", "Check an audit log."),
     "schema": ("cli.schema:schema", "Print the JSON schema of a file, for editors."),
 }

@@ -1,10 +1,17 @@
-"""The closed lists of why a session failed and why a silo was left out. Source: docs/protocol.md 9."""
+"""The closed lists of why a session failed, why a silo was left out, and what is awaited of one.
+
+Source: docs/protocol.md 9.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
-from crypto.errors import Refusal
+from crypto.errors import Refusal, SiloStage
+
+MAX_NAMED = 6  # silos that one line names
 
 
 class FailureReason(StrEnum):
@@ -36,12 +43,65 @@ class Absent(StrEnum):
     COMPLAINED = "complained"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a silo is left out. code: of Absent or Refusal. rule, text: as the silo's refusal has them."""
+
+    code: str
+    rule: str = ""
+    text: str = ""
+
+    @property
+    def told(self) -> str:
+        """For the operator alone: the text is a person's."""
+        return ": ".join(filter(None, [self.code, self.rule, self.text and f'"{self.text}"']))
+
+    @property
+    def public(self) -> str:
+        """Without what a person typed, for silos and the audit log."""
+        return ": ".join(filter(None, [self.code, self.rule]))
+
+
+class Awaited(StrEnum):
+    """What a job waits for at a silo; a silo that loads something adds the words of SiloStage."""
+
+    APPROVAL = "approval"
+    CONNECTION = "connection"
+    INPUT = "input"
+    ANSWER = "answer"
+    STATEMENT = "statement"
+
+
+def told_state(awaited: Mapping[str, str], *, silos: int) -> str:
+    """What a running job waits for and at whom, in one line; `running` where silos do their work.
+
+    awaited: by silo, words of Awaited and SiloStage. silos: how many the job lists.
+    """
+    at: dict[str, list[str]] = {}
+    for silo, why in sorted(awaited.items()):
+        at.setdefault(why, []).append(silo)
+    parts = []
+    if unapproved := at.get(Awaited.APPROVAL):
+        parts.append(f"approval at {_named(unapproved)}")
+    if away := at.get(Awaited.CONNECTION):
+        parts.append(f"silos: {silos - len(away)} of {silos} connected")
+    if loading := at.get(SiloStage.LOADING_TORCH):
+        parts.append(f"{_named(loading)}: loading torch")
+    return f"waiting for {'; for '.join(parts)}" if parts else "running"
+
+
+def _named(silos: Sequence[str]) -> str:
+    more = len(silos) - MAX_NAMED
+    return ", ".join(silos[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 # Refusals of silos that went further in the job than this coordinator, which has lost what it knew.
 AHEAD = frozenset({Refusal.LATER_STATE, Refusal.ALREADY_REVEALED})
 # Refusals that stand for the rest of the job: waiting or another attempt changes nothing.
 FATAL_TO_JOB = frozenset(
     {
         Refusal.JOB_INVALID,
+        Refusal.REJECTED,
         Refusal.POLICY,
         Refusal.BUDGET,
         Refusal.LEDGER,

@@ -1,4 +1,4 @@
-"""One family of errors, and the closed list of codes in which a silo tells the coordinator no.
+"""One family of errors, and the closed lists of words in which a silo answers the coordinator.
 
 A message names scope, what, expected and got, in lower case, and never carries tensors, keys,
 shares or sample counts. Source: docs/protocol.md 9.
@@ -10,10 +10,12 @@ from enum import StrEnum
 
 
 class Refusal(StrEnum):
-    """All that a coordinator may learn of why a silo refused. Closed: no numbers, no free text."""
+    """Why a silo refused, as the coordinator learns it. Closed: no numbers. Free text comes with REJECTED
+    alone, and only what a person typed for the operator."""
 
     JOB_INVALID = "job-invalid"
     JOB_NOT_APPROVED = "job-not-approved"
+    REJECTED = "rejected"
     POLICY = "policy"
     BUDGET = "budget"
     LEDGER = "ledger"
@@ -39,6 +41,53 @@ class Refusal(StrEnum):
     INTERNAL = "internal"
 
 
+class Rule(StrEnum):
+    """The policy field that refused, with the code POLICY. Closed: fields that are compared with what the
+    coordinator knows itself: the signed job, the phase, refusals that it was told before.
+
+    Security: a field that is compared with the silo's data or its own steps is not here.
+    """
+
+    FEDERATION = "federation"
+    OPERATORS = "operators"
+    STRATEGIES = "strategies"
+    DISTRIBUTIONS = "distributions"
+    ALLOWED_QUANTITIES = "allowed_quantities"
+    CLASS_STATISTICS = "class_statistics"
+    SHARED_SUMS = "shared_sums"
+    LOCAL_STATE = "local_state"
+    INITIAL_STATE = "initial_state"
+    MIN_SILOS = "min_silos"
+    MAX_ROUNDS = "max_rounds"
+    MAX_ATTEMPTS = "max_attempts"
+    MAX_COHORT_CHANGES = "max_cohort_changes"
+    MAX_DATA_REFUSALS = "max_data_refusals"
+    MAX_DRAW_RISK = "max_draw_risk"
+    MIN_LEARNING_RATE = "min_learning_rate"
+    MAX_LEARNING_RATE = "max_learning_rate"
+    MIN_SERVER_LEARNING_RATE = "min_server_learning_rate"
+    MAX_SERVER_LEARNING_RATE = "max_server_learning_rate"
+    MAX_STATE_MEGABYTES = "max_state_megabytes"
+    REQUIRED = "privacy.required"
+    ALWAYS_NOISED = "privacy.always_noised"
+    ACCEPT_SHARED_NOISE = "privacy.accept_shared_noise"
+    MAX_EPSILON_IF_ALL_OTHERS_COLLUDE = "privacy.max_epsilon_if_all_others_collude"
+    MAX_RECORDS_CLIP_NORM = "privacy.max_records_clip_norm"
+    MIN_RECORDS_NOISE_MULTIPLIER = "privacy.min_records_noise_multiplier"
+    MAX_SUMS_CLIP_NORM = "privacy.max_sums_clip_norm"
+    MIN_SUMS_NOISE_MULTIPLIER = "privacy.min_sums_noise_multiplier"
+    MIN_STATISTICS_NOISE_MULTIPLIER = "privacy.min_statistics_noise_multiplier"
+
+
+class SiloStage(StrEnum):
+    """What a silo does before it computes an input, where that may take long. Closed.
+
+    Security: a stage ends before the silo touches its data, so that how long it took tells nothing of them.
+    """
+
+    LOADING_TORCH = "loading-torch"
+
+
 class ChoraleError(Exception):
     """Whatever Chorale raises on purpose."""
 
@@ -56,11 +105,19 @@ class BudgetExhausted(ChoraleError):
 
 
 class PolicyRefusal(ChoraleError):
-    """The silo's policy or ledger refuses."""
+    """The silo's policy or ledger refuses.
 
-    def __init__(self, message: str, *, code: Refusal = Refusal.POLICY) -> None:
+    rule: the policy field, with the code POLICY. text: with the code REJECTED, what a person typed for the
+    operator. Both leave the silo; the message stays there.
+    """
+
+    def __init__(
+        self, message: str, *, code: Refusal = Refusal.POLICY, rule: Rule | None = None, text: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.rule = rule
+        self.text = text
 
 
 class ProtocolError(ChoraleError):

@@ -143,6 +143,20 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether a process that runs now writes this log. Raises ConfigError for a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    return False
+
+
 def _open_alone(path: Path) -> IO[bytes]:
     is_new = not path.exists()
     try:

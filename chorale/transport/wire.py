@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError, Rule, SiloStage
 from crypto.identity.certificates import NAME_PATTERN, SignedBody
 from crypto.session.bodies import MAX_SIGNATURE_BYTES
 from crypto.session.messages import (
@@ -42,6 +42,7 @@ MAX_SILOS = 200  # of one job; what they are sent of one another then stays belo
 MAX_BODY_BYTES = 16 << 10
 MAX_ROSTER_BYTES = 1 << 20  # of a signed roster: the largest body there is
 MAX_PATH_BYTES = 8 * DIGEST_BYTES  # to the root over the envelopes of 200 silos
+MAX_REJECTION_CHARACTERS = 200  # that a person who rejects a job may type for its operator
 MAX_ROUND = 1 << 20
 PHASE_PATTERN = re.compile(
     r"[a-z-]{1,32}(\.(0|[1-9][0-9]{0,5}))?"
@@ -102,16 +103,57 @@ def signed_body_from_wire(wire: session_pb2.SignedBody, *, max_bytes: int = MAX_
     return SignedBody(body=wire.body, signature=_checked_signature(wire.signature))
 
 
-def refused_to_wire(code: Refusal, key: PhaseKey) -> session_pb2.Refused:
-    return session_pb2.Refused(key=key_to_wire(key), code=code.value)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A silo's refusal, as it travels. rule: with the code policy alone. text: with rejected alone."""
+
+    code: Refusal
+    rule: Rule | None = None
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises RemoteProtocolError for what a refusal does not carry."""
+        if self.rule is not None and self.code is not Refusal.POLICY:
+            raise RemoteProtocolError(f"refusal: {self.code.value} comes without a rule")
+        if bool(self.text) is not (self.code is Refusal.REJECTED):
+            raise RemoteProtocolError("refusal: a text comes with rejected, and with no other code")
+        if len(self.text) > MAX_REJECTION_CHARACTERS or not self.text.isprintable():
+            raise RemoteProtocolError(
+                f"refusal: expected a text of at most {MAX_REJECTION_CHARACTERS} printable characters"
+            )
 
 
-def refused_from_wire(wire: session_pb2.Refused) -> Refusal:
-    """A code of the closed list; free text of a silo is refused."""
+def refused_of(error: PolicyRefusal | RemoteProtocolError) -> Refused:
+    """What leaves of a refusal: never its message."""
+    if isinstance(error, PolicyRefusal):
+        return Refused(code=error.code, rule=error.rule, text=error.text)
+    return Refused(code=error.code)
+
+
+def refused_to_wire(refused: Refused, key: PhaseKey) -> session_pb2.Refused:
+    rule = "" if refused.rule is None else refused.rule.value
+    return session_pb2.Refused(key=key_to_wire(key), code=refused.code.value, rule=rule, text=refused.text)
+
+
+def refused_from_wire(wire: session_pb2.Refused) -> Refused:
+    """Words of the closed lists. Raises RemoteProtocolError for any others."""
     try:
-        return Refusal(wire.code)
+        rule = Rule(wire.rule) if wire.rule else None
+        return Refused(code=Refusal(wire.code), rule=rule, text=wire.text)
     except ValueError:
-        raise RemoteProtocolError("refusal: the code is not on the closed list") from None
+        raise RemoteProtocolError("refusal: the code or its rule is not on the closed list") from None
+
+
+def stage_to_wire(stage: SiloStage | None) -> pb.SiloMessage:
+    return pb.SiloMessage(stage=pb.Stage(stage="" if stage is None else stage.value))
+
+
+def stage_from_wire(wire: pb.Stage) -> SiloStage | None:
+    """A word of the closed list, or None for none. Raises RemoteProtocolError for any other."""
+    try:
+        return SiloStage(wire.stage) if wire.stage else None
+    except ValueError:
+        raise RemoteProtocolError("stage: the word is not on the closed list") from None
 
 
 def to_coordinator(kind: str, value: FromSilo, key: PhaseKey) -> pb.SiloMessage:

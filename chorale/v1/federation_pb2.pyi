@@ -76,6 +76,28 @@ class Heartbeat(_message.Message):
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
+class Stage(_message.Message):
+    """What the silo does now before it can compute an input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    stage: _builtins.str
+    """crypto.errors.SiloStage, a closed list; empty: that is done"""
+    def __init__(
+        self,
+        *,
+        stage: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stage: _TypeAlias = Stage  # noqa: Y015
+
+@_typing.final
 class SiloMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -90,6 +112,7 @@ class SiloMessage(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     NEXT_STATE_FIELD_NUMBER: _builtins.int
     ABANDONED_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -112,6 +135,8 @@ class SiloMessage(_message.Message):
     def next_state(self) -> _session_pb2.NextState: ...
     @_builtins.property
     def abandoned(self) -> _session_pb2.Abandoned: ...
+    @_builtins.property
+    def stage(self) -> Global___Stage: ...
     def __init__(
         self,
         *,
@@ -126,12 +151,13 @@ class SiloMessage(_message.Message):
         refused: _session_pb2.Refused | None = ...,
         next_state: _session_pb2.NextState | None = ...,
         abandoned: _session_pb2.Abandoned | None = ...,
+        stage: Global___Stage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "stage", b"stage", "unmask_shares", b"unmask_shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "unmask_shares", b"unmask_shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "advert", b"advert", "complaint", b"complaint", "consistency", b"consistency", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "next_state", b"next_state", "recovered_seeds", b"recovered_seeds", "refused", b"refused", "shares", b"shares", "stage", b"stage", "unmask_shares", b"unmask_shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "advert", "shares", "complaint", "consistency", "unmask_shares", "recovered_seeds", "refused", "next_state", "abandoned"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "advert", "shares", "complaint", "consistency", "unmask_shares", "recovered_seeds", "refused", "next_state", "abandoned", "stage"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

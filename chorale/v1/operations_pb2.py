@@ -26,7 +26,7 @@ from chorale.v1 import federation_pb2 as chorale_dot_v1_dot_federation__pb2
 from chorale.v1 import records_pb2 as chorale_dot_v1_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/operations.proto\x12\nchorale.v1\x1a\x1b\x63horale/v1/federation.proto\x1a\x18\x63horale/v1/records.proto\"a\n\rSubmitMessage\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x42\x06\n\x04kind\"#\n\rSubmitReceipt\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"\x11\n\x0fListJobsRequest\"5\n\rListJobsReply\x12$\n\x04jobs\x18\x01 \x03(\x0b\x32\x16.chorale.v1.JobSummary\"\"\n\x0cWatchRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"h\n\x08JobEvent\x12)\n\x07summary\x18\x01 \x01(\x0b\x32\x16.chorale.v1.JobSummaryH\x00\x12)\n\x06record\x18\x02 \x01(\x0b\x32\x17.chorale.v1.PhaseRecordH\x00\x42\x06\n\x04kind\"\xb1\x01\n\x0e\x43ontrolRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x31\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32!.chorale.v1.ControlRequest.Action\"X\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_PAUSE\x10\x01\x12\x11\n\rACTION_RESUME\x10\x02\x12\x11\n\rACTION_CANCEL\x10\x03\"\"\n\x0c\x46\x65tchRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"\x89\x01\n\x0c\x46\x65tchMessage\x12)\n\x07summary\x18\x01 \x01(\x0b\x32\x16.chorale.v1.JobSummaryH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x12\"\n\x03job\x18\x03 \x01(\x0b\x32\x15.chorale.v1.SignedJobB\x06\n\x04kind\"\x12\n\x10ListSilosRequest\"\xa6\x01\n\nSiloStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12(\n certificate_expires_unix_seconds\x18\x03 \x01(\x01\x12\x18\n\x10software_version\x18\x04 \x01(\t\x12\x17\n\x0fsoftware_digest\x18\x05 \x01(\x0c\x12\x1a\n\x12\x63\x65rtificate_sha256\x18\x06 \x01(\x0c\"\x82\x01\n\x0eListSilosReply\x12\x16\n\x0eroster_version\x18\x01 \x01(\x04\x12%\n\x05silos\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SiloStatus\x12\x18\n\x10software_version\x18\x03 \x01(\t\x12\x17\n\x0fsoftware_digest\x18\x04 \x01(\x0c\x32\xa0\x03\n\nOperations\x12\x43\n\tSubmitJob\x12\x19.chorale.v1.SubmitMessage\x1a\x19.chorale.v1.SubmitReceipt(\x01\x12\x42\n\x08ListJobs\x12\x1b.chorale.v1.ListJobsRequest\x1a\x19.chorale.v1.ListJobsReply\x12<\n\x08WatchJob\x12\x18.chorale.v1.WatchRequest\x1a\x14.chorale.v1.JobEvent0\x01\x12@\n\nControlJob\x12\x1a.chorale.v1.ControlRequest\x1a\x16.chorale.v1.JobSummary\x12\x42\n\nFetchModel\x12\x18.chorale.v1.FetchRequest\x1a\x18.chorale.v1.FetchMessage0\x01\x12\x45\n\tListSilos\x12\x1c.chorale.v1.ListSilosRequest\x1a\x1a.chorale.v1.ListSilosReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/operations.proto\x12\nchorale.v1\x1a\x1b\x63horale/v1/federation.proto\x1a\x18\x63horale/v1/records.proto\"a\n\rSubmitMessage\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x42\x06\n\x04kind\"#\n\rSubmitReceipt\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"\x11\n\x0fListJobsRequest\"5\n\rListJobsReply\x12$\n\x04jobs\x18\x01 \x03(\x0b\x32\x16.chorale.v1.JobSummary\"0\n\x0cWatchRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0c\n\x04once\x18\x02 \x01(\x08\"\x8e\x01\n\x08JobEvent\x12)\n\x07summary\x18\x01 \x01(\x0b\x32\x16.chorale.v1.JobSummaryH\x00\x12)\n\x06record\x18\x02 \x01(\x0b\x32\x17.chorale.v1.PhaseRecordH\x00\x12$\n\x03job\x18\x03 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x42\x06\n\x04kind\"\xb1\x01\n\x0e\x43ontrolRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x31\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32!.chorale.v1.ControlRequest.Action\"X\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_PAUSE\x10\x01\x12\x11\n\rACTION_RESUME\x10\x02\x12\x11\n\rACTION_CANCEL\x10\x03\"\"\n\x0c\x46\x65tchRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"\x89\x01\n\x0c\x46\x65tchMessage\x12)\n\x07summary\x18\x01 \x01(\x0b\x32\x16.chorale.v1.JobSummaryH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x12\"\n\x03job\x18\x03 \x01(\x0b\x32\x15.chorale.v1.SignedJobB\x06\n\x04kind\"\x12\n\x10ListSilosRequest\"\xa6\x01\n\nSiloStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12(\n certificate_expires_unix_seconds\x18\x03 \x01(\x01\x12\x18\n\x10software_version\x18\x04 \x01(\t\x12\x17\n\x0fsoftware_digest\x18\x05 \x01(\x0c\x12\x1a\n\x12\x63\x65rtificate_sha256\x18\x06 \x01(\x0c\"\x82\x01\n\x0eListSilosReply\x12\x16\n\x0eroster_version\x18\x01 \x01(\x04\x12%\n\x05silos\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SiloStatus\x12\x18\n\x10software_version\x18\x03 \x01(\t\x12\x17\n\x0fsoftware_digest\x18\x04 \x01(\x0c\x32\xa0\x03\n\nOperations\x12\x43\n\tSubmitJob\x12\x19.chorale.v1.SubmitMessage\x1a\x19.chorale.v1.SubmitReceipt(\x01\x12\x42\n\x08ListJobs\x12\x1b.chorale.v1.ListJobsRequest\x1a\x19.chorale.v1.ListJobsReply\x12<\n\x08WatchJob\x12\x18.chorale.v1.WatchRequest\x1a\x14.chorale.v1.JobEvent0\x01\x12@\n\nControlJob\x12\x1a.chorale.v1.ControlRequest\x1a\x16.chorale.v1.JobSummary\x12\x42\n\nFetchModel\x12\x18.chorale.v1.FetchRequest\x1a\x18.chorale.v1.FetchMessage0\x01\x12\x45\n\tListSilos\x12\x1c.chorale.v1.ListSilosRequest\x1a\x1a.chorale.v1.ListSilosReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,23 +42,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTJOBSREPLY']._serialized_start=253
   _globals['_LISTJOBSREPLY']._serialized_end=306
   _globals['_WATCHREQUEST']._serialized_start=308
-  _globals['_WATCHREQUEST']._serialized_end=342
-  _globals['_JOBEVENT']._serialized_start=344
-  _globals['_JOBEVENT']._serialized_end=448
-  _globals['_CONTROLREQUEST']._serialized_start=451
-  _globals['_CONTROLREQUEST']._serialized_end=628
-  _globals['_CONTROLREQUEST_ACTION']._serialized_start=540
-  _globals['_CONTROLREQUEST_ACTION']._serialized_end=628
-  _globals['_FETCHREQUEST']._serialized_start=630
-  _globals['_FETCHREQUEST']._serialized_end=664
-  _globals['_FETCHMESSAGE']._serialized_start=667
-  _globals['_FETCHMESSAGE']._serialized_end=804
-  _globals['_LISTSILOSREQUEST']._serialized_start=806
-  _globals['_LISTSILOSREQUEST']._serialized_end=824
-  _globals['_SILOSTATUS']._serialized_start=827
-  _globals['_SILOSTATUS']._serialized_end=993
-  _globals['_LISTSILOSREPLY']._serialized_start=996
-  _globals['_LISTSILOSREPLY']._serialized_end=1126
-  _globals['_OPERATIONS']._serialized_start=1129
-  _globals['_OPERATIONS']._serialized_end=1545
+  _globals['_WATCHREQUEST']._serialized_end=356
+  _globals['_JOBEVENT']._serialized_start=359
+  _globals['_JOBEVENT']._serialized_end=501
+  _globals['_CONTROLREQUEST']._serialized_start=504
+  _globals['_CONTROLREQUEST']._serialized_end=681
+  _globals['_CONTROLREQUEST_ACTION']._serialized_start=593
+  _globals['_CONTROLREQUEST_ACTION']._serialized_end=681
+  _globals['_FETCHREQUEST']._serialized_start=683
+  _globals['_FETCHREQUEST']._serialized_end=717
+  _globals['_FETCHMESSAGE']._serialized_start=720
+  _globals['_FETCHMESSAGE']._serialized_end=857
+  _globals['_LISTSILOSREQUEST']._serialized_start=859
+  _globals['_LISTSILOSREQUEST']._serialized_end=877
+  _globals['_SILOSTATUS']._serialized_start=880
+  _globals['_SILOSTATUS']._serialized_end=1046
+  _globals['_LISTSILOSREPLY']._serialized_start=1049
+  _globals['_LISTSILOSREPLY']._serialized_end=1179
+  _globals['_OPERATIONS']._serialized_start=1182
+  _globals['_OPERATIONS']._serialized_end=1598
 # @@protoc_insertion_point(module_scope)

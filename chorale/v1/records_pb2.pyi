@@ -27,25 +27,58 @@ class LeftOut(_message.Message):
     SILO_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     silo: _builtins.str
     stage: _builtins.str
     """waiting, advertise, share, masked, consistency, unmask"""
     reason: _builtins.str
     """closed list, docs/protocol.md 9"""
+    rule: _builtins.str
+    """policy field that refused, with the reason policy; told to operators alone"""
+    text: _builtins.str
+    """why a person rejected the job, with the reason rejected; told to operators alone"""
     def __init__(
         self,
         *,
         silo: _builtins.str = ...,
         stage: _builtins.str = ...,
         reason: _builtins.str = ...,
+        rule: _builtins.str = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "silo", b"silo", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "rule", b"rule", "silo", b"silo", "stage", b"stage", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeftOut: _TypeAlias = LeftOut  # noqa: Y015
+
+@_typing.final
+class Awaited(_message.Message):
+    """A silo that a job waits for now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SILO_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    silo: _builtins.str
+    why: _builtins.str
+    """approval, connection, loading-torch, input, statement: docs/protocol.md 9"""
+    def __init__(
+        self,
+        *,
+        silo: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["silo", b"silo", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Awaited: _TypeAlias = Awaited  # noqa: Y015
 
 @_typing.final
 class Table(_message.Message):
@@ -220,6 +253,9 @@ class JobSummary(_message.Message):
     MODEL_ROUND_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    AWAITED_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
     name: _builtins.str
     status: _builtins.str
@@ -241,8 +277,14 @@ class JobSummary(_message.Message):
     """why that one, where the job keeps the best: its metric"""
     steps: _builtins.int
     """of training, spare ones left out, where the job says steps; 0 where it says rounds"""
+    state: _builtins.str
+    """one line: what is waited for and by whom, else running or how the job ended"""
+    operator: _builtins.str
+    """who signed the job"""
     @_builtins.property
     def silos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def awaited(self) -> _containers.RepeatedCompositeFieldContainer[Global___Awaited]: ...
     def __init__(
         self,
         *,
@@ -261,10 +303,13 @@ class JobSummary(_message.Message):
         model_round: _builtins.int = ...,
         kept: _builtins.str = ...,
         steps: _builtins.int = ...,
+        state: _builtins.str = ...,
+        awaited: _abc.Iterable[Global___Awaited] | None = ...,
+        operator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "kept", b"kept", "main_figure", b"main_figure", "model_round", b"model_round", "name", b"name", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "status", b"status", "steps", b"steps", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "float32_bytes", b"float32_bytes", "job_digest", b"job_digest", "kept", b"kept", "main_figure", b"main_figure", "model_round", b"model_round", "name", b"name", "operator", b"operator", "progress", b"progress", "reason", b"reason", "rounds", b"rounds", "rounds_completed", b"rounds_completed", "silos", b"silos", "state", b"state", "status", b"status", "steps", b"steps", "strategy", b"strategy", "submitted_unix_seconds", b"submitted_unix_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

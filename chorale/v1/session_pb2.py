@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63horale/v1/session.proto\x12\nchorale.v1\"-\n\nSignedBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"O\n\nSessionKey\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"U\n\x06\x41\x64vert\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06\x61\x64vert\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"i\n\x06Shares\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\'\n\x07\x64\x65\x61ling\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12\x11\n\tenvelopes\x18\x03 \x03(\x0c\"[\n\tComplaint\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tcomplaint\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"E\n\x0b\x43onsistency\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"+\n\x0bNamedSecret\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\"\x98\x01\n\x0cUnmaskShares\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x31\n\x10self_mask_shares\x18\x02 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\x12\x30\n\x0frecovery_shares\x18\x03 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"b\n\x0eRecoveredSeeds\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12+\n\npair_seeds\x18\x02 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"[\n\tNextState\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tstatement\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"p\n\tAbandoned\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12)\n\tstatement\x18\x03 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"<\n\x07Refused\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\"V\n\x06\x43ohort\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\'\n\x07\x61\x64verts\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"Z\n\x0fRelayedEnvelope\x12\'\n\x07\x64\x65\x61ling\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\x12\x0c\n\x04path\x18\x03 \x01(\x0c\"q\n\tEnvelopes\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0f\n\x07sharers\x18\x02 \x03(\t\x12.\n\tenvelopes\x18\x03 \x03(\x0b\x32\x1b.chorale.v1.RelayedEnvelope\"C\n\tSurvivors\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\"1\n\x0eNamedSignature\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"a\n\nSignatures\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12.\n\nsignatures\x18\x02 \x03(\x0b\x32\x1a.chorale.v1.NamedSignature\"D\n\x0eRecoverRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\r\n\x05names\x18\x02 \x03(\t\"C\n\x0cSessionEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xbb\x01\n\x0bRevealedSum\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\x12.\n\nsignatures\x18\x03 \x03(\x0b\x32\x1a.chorale.v1.NamedSignature\x12\x12\n\nsum_digest\x18\x04 \x01(\x0c\x12\x30\n\x0fself_mask_seeds\x18\x05 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\".\n\x07\x41\x62\x61ndon\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\">\n\x06Signer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x92\x02\n\nStateProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x15\n\rcohort_digest\x18\x04 \x01(\x0c\x12\x11\n\tsurvivors\x18\x05 \x03(\t\x12\x15\n\rparent_digest\x18\x06 \x01(\x0c\x12\x12\n\nsum_digest\x18\x07 \x01(\x0c\x12\x13\n\x0bnext_digest\x18\x08 \x01(\x0c\x12\x11\n\tdraw_seed\x18\t \x01(\x0c\x12#\n\x07signers\x18\n \x03(\x0b\x32\x12.chorale.v1.Signer\"u\n\x0b\x43ohortProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\x12.\n\nsignatures\x18\x03 \x03(\x0b\x32\x1a.chorale.v1.NamedSignature\"\x82\x01\n\x0e\x41\x62\x61ndonedProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12#\n\x07signers\x18\x03 \x03(\x0b\x32\x12.chorale.v1.Signerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63horale/v1/session.proto\x12\nchorale.v1\"-\n\nSignedBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"O\n\nSessionKey\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"U\n\x06\x41\x64vert\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06\x61\x64vert\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"i\n\x06Shares\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\'\n\x07\x64\x65\x61ling\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12\x11\n\tenvelopes\x18\x03 \x03(\x0c\"[\n\tComplaint\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tcomplaint\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"E\n\x0b\x43onsistency\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"+\n\x0bNamedSecret\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\"\x98\x01\n\x0cUnmaskShares\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x31\n\x10self_mask_shares\x18\x02 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\x12\x30\n\x0frecovery_shares\x18\x03 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"b\n\x0eRecoveredSeeds\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12+\n\npair_seeds\x18\x02 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\"[\n\tNextState\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12)\n\tstatement\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"p\n\tAbandoned\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12)\n\tstatement\x18\x03 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"X\n\x07Refused\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0c\n\x04rule\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\"V\n\x06\x43ohort\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\'\n\x07\x61\x64verts\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SignedBody\"Z\n\x0fRelayedEnvelope\x12\'\n\x07\x64\x65\x61ling\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\x12\x0c\n\x04path\x18\x03 \x01(\x0c\"q\n\tEnvelopes\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0f\n\x07sharers\x18\x02 \x03(\t\x12.\n\tenvelopes\x18\x03 \x03(\x0b\x32\x1b.chorale.v1.RelayedEnvelope\"C\n\tSurvivors\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\"1\n\x0eNamedSignature\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"a\n\nSignatures\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12.\n\nsignatures\x18\x02 \x03(\x0b\x32\x1a.chorale.v1.NamedSignature\"D\n\x0eRecoverRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\r\n\x05names\x18\x02 \x03(\t\"C\n\x0cSessionEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xbb\x01\n\x0bRevealedSum\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\x12.\n\nsignatures\x18\x03 \x03(\x0b\x32\x1a.chorale.v1.NamedSignature\x12\x12\n\nsum_digest\x18\x04 \x01(\x0c\x12\x30\n\x0fself_mask_seeds\x18\x05 \x03(\x0b\x32\x17.chorale.v1.NamedSecret\".\n\x07\x41\x62\x61ndon\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\">\n\x06Signer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x92\x02\n\nStateProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12\x15\n\rlayout_digest\x18\x03 \x01(\x0c\x12\x15\n\rcohort_digest\x18\x04 \x01(\x0c\x12\x11\n\tsurvivors\x18\x05 \x03(\t\x12\x15\n\rparent_digest\x18\x06 \x01(\x0c\x12\x12\n\nsum_digest\x18\x07 \x01(\x0c\x12\x13\n\x0bnext_digest\x18\x08 \x01(\x0c\x12\x11\n\tdraw_seed\x18\t \x01(\x0c\x12#\n\x07signers\x18\n \x03(\x0b\x32\x12.chorale.v1.Signer\"u\n\x0b\x43ohortProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x11\n\tsurvivors\x18\x02 \x03(\t\x12.\n\nsignatures\x18\x03 \x03(\x0b\x32\x1a.chorale.v1.NamedSignature\"\x82\x01\n\x0e\x41\x62\x61ndonedProof\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.chorale.v1.SignedBody\x12#\n\x07signers\x18\x03 \x03(\x0b\x32\x12.chorale.v1.Signerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,33 +54,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ABANDONED']._serialized_start=919
   _globals['_ABANDONED']._serialized_end=1031
   _globals['_REFUSED']._serialized_start=1033
-  _globals['_REFUSED']._serialized_end=1093
-  _globals['_COHORT']._serialized_start=1095
-  _globals['_COHORT']._serialized_end=1181
-  _globals['_RELAYEDENVELOPE']._serialized_start=1183
-  _globals['_RELAYEDENVELOPE']._serialized_end=1273
-  _globals['_ENVELOPES']._serialized_start=1275
-  _globals['_ENVELOPES']._serialized_end=1388
-  _globals['_SURVIVORS']._serialized_start=1390
-  _globals['_SURVIVORS']._serialized_end=1457
-  _globals['_NAMEDSIGNATURE']._serialized_start=1459
-  _globals['_NAMEDSIGNATURE']._serialized_end=1508
-  _globals['_SIGNATURES']._serialized_start=1510
-  _globals['_SIGNATURES']._serialized_end=1607
-  _globals['_RECOVERREQUEST']._serialized_start=1609
-  _globals['_RECOVERREQUEST']._serialized_end=1677
-  _globals['_SESSIONENDED']._serialized_start=1679
-  _globals['_SESSIONENDED']._serialized_end=1746
-  _globals['_REVEALEDSUM']._serialized_start=1749
-  _globals['_REVEALEDSUM']._serialized_end=1936
-  _globals['_ABANDON']._serialized_start=1938
-  _globals['_ABANDON']._serialized_end=1984
-  _globals['_SIGNER']._serialized_start=1986
-  _globals['_SIGNER']._serialized_end=2048
-  _globals['_STATEPROOF']._serialized_start=2051
-  _globals['_STATEPROOF']._serialized_end=2325
-  _globals['_COHORTPROOF']._serialized_start=2327
-  _globals['_COHORTPROOF']._serialized_end=2444
-  _globals['_ABANDONEDPROOF']._serialized_start=2447
-  _globals['_ABANDONEDPROOF']._serialized_end=2577
+  _globals['_REFUSED']._serialized_end=1121
+  _globals['_COHORT']._serialized_start=1123
+  _globals['_COHORT']._serialized_end=1209
+  _globals['_RELAYEDENVELOPE']._serialized_start=1211
+  _globals['_RELAYEDENVELOPE']._serialized_end=1301
+  _globals['_ENVELOPES']._serialized_start=1303
+  _globals['_ENVELOPES']._serialized_end=1416
+  _globals['_SURVIVORS']._serialized_start=1418
+  _globals['_SURVIVORS']._serialized_end=1485
+  _globals['_NAMEDSIGNATURE']._serialized_start=1487
+  _globals['_NAMEDSIGNATURE']._serialized_end=1536
+  _globals['_SIGNATURES']._serialized_start=1538
+  _globals['_SIGNATURES']._serialized_end=1635
+  _globals['_RECOVERREQUEST']._serialized_start=1637
+  _globals['_RECOVERREQUEST']._serialized_end=1705
+  _globals['_SESSIONENDED']._serialized_start=1707
+  _globals['_SESSIONENDED']._serialized_end=1774
+  _globals['_REVEALEDSUM']._serialized_start=1777
+  _globals['_REVEALEDSUM']._serialized_end=1964
+  _globals['_ABANDON']._serialized_start=1966
+  _globals['_ABANDON']._serialized_end=2012
+  _globals['_SIGNER']._serialized_start=2014
+  _globals['_SIGNER']._serialized_end=2076
+  _globals['_STATEPROOF']._serialized_start=2079
+  _globals['_STATEPROOF']._serialized_end=2353
+  _globals['_COHORTPROOF']._serialized_start=2355
+  _globals['_COHORTPROOF']._serialized_end=2472
+  _globals['_ABANDONEDPROOF']._serialized_start=2475
+  _globals['_ABANDONEDPROOF']._serialized_end=2605
 # @@protoc_insertion_point(module_scope)

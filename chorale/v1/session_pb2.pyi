@@ -316,8 +316,14 @@ class Refused(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """crypto.errors.Refusal, a closed list"""
+    rule: _builtins.str
+    """with the code policy: crypto.errors.Rule, a closed list of policy fields; or empty"""
+    text: _builtins.str
+    """with the code rejected: what a person typed for the operator, 1 to 200 characters"""
     @_builtins.property
     def key(self) -> Global___SessionKey: ...
     def __init__(
@@ -325,10 +331,12 @@ class Refused(_message.Message):
         *,
         key: Global___SessionKey | None = ...,
         code: _builtins.str = ...,
+        rule: _builtins.str = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "key", b"key", "rule", b"rule", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,11 +32,12 @@ OUT_ROSTER = click.option(
     type=click.Path(path_type=Path),
     help=f"Also write it here, in addition to {ROSTER} in the folder.",
 )
+LONGEST_DAYS = 3650
 AUTHORITY_DAYS = click.option(
     "--valid-days",
-    default=3650,
+    default=LONGEST_DAYS,
     show_default=True,
-    type=click.IntRange(1, 3650),
+    type=click.IntRange(1, LONGEST_DAYS),
     help="Days until the certificate expires.",
 )
 ROSTER_DAYS = click.option(
@@ -55,13 +56,7 @@ def authority() -> None:
 @AUTHORITY_DAYS
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
-    forbid_core_dumps()
-    key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_new(directory / KEY, key_to_pem(key), what="a key", mode=PRIVATE)
-    write_new(directory / CERTIFICATE, certificate_to_pem(certificate), what="a certificate")
-    click.echo(f"{directory / KEY}: the federation's key; keep it offline")
-    click.echo(f"{directory / CERTIFICATE}: the federation's certificate, for every member")
+    found(federation, directory, valid_days=valid_days)
 
 
 @authority.command()
@@ -254,6 +249,17 @@ def rotate(directory: Path, step: str | None, valid_days: int) -> None:
         rotation.finish(folder)
         click.echo(f"{certificate}: the new certificate alone, for every member")
         click.echo("the old key is deleted here; delete its copies")
+
+
+def found(federation: str, directory: Path, *, valid_days: int) -> None:
+    """Write a new authority's key and certificate. Raises ConfigError where there is one."""
+    forbid_core_dumps()
+    key, certificate = new_authority(federation, now=datetime.now(UTC), valid_days=valid_days)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_new(directory / KEY, key_to_pem(key), what="a key", mode=PRIVATE)
+    write_new(directory / CERTIFICATE, certificate_to_pem(certificate), what="a certificate")
+    click.echo(f"{directory / KEY}: the federation's key; keep it offline")
+    click.echo(f"{directory / CERTIFICATE}: the federation's certificate, for every member")
 
 
 def _given(folder: Folder, paths: Iterable[Path]) -> dict[Path, tuple[Member, x509.Certificate]]:

@@ -96,18 +96,17 @@ def check_silo(config: Path, job_file: Path | None, init: Path | None) -> None:
     findings = Findings()
     settings = load_silo_settings(config)
     findings.fine("settings", f"{config}, silo {settings.name} of federation {settings.federation}")
-    policies = _own_files(settings, findings)
+    _credentials(settings, findings)
+    policies = check_own_files(settings, findings)
     if job_file is not None:
-        _job(job_file, init, settings, policies, findings)
+        check_job(job_file, init, settings, policies, findings)
     if findings.problems:
         what = "problem" if findings.problems == 1 else "problems"
         raise CommandFailed(f"{findings.problems} {what}: this silo is not ready")
     click.echo("all is well; nothing was sent")
 
 
-def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
-    """Certificate, folder, and of each data set policy and path; what the settings name of this machine's own
-    code. Returns the policies that can be read, by data set."""
+def _credentials(settings: SiloSettings, findings: Findings) -> None:
     with findings.step("certificate"):
         identity, authority = CredentialFiles(
             settings.identity,
@@ -129,6 +128,13 @@ def _own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
             else:
                 told = "without a login" if proxy.login is None else "with a login"
             findings.fine("proxy", f"{settings.proxy}, {told}")
+
+
+def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
+    """Folder, and of each data set policy and path; what the settings name of this machine's own code.
+
+    Returns the policies that can be read, by data set.
+    """
     with findings.step("directory"), _ledger(settings):
         findings.fine("directory", str(settings.directory))
     policies: dict[str, Policy] = {}
@@ -163,13 +169,14 @@ def _entry_point(name: str, field: str, findings: Findings) -> None:
         findings.fine(field, name)
 
 
-def _job(
+def check_job(
     file: Path,
     init: Path | None,
     settings: SiloSettings,
     policies: Mapping[str, Policy],
     findings: Findings,
 ) -> None:
+    """Whether its policy accepts the job, every record against it, and one batch of each phase."""
     spec: JobSpec | None = None
     data_set: DataSettings | None = None
     with findings.step("job"):

@@ -42,7 +42,7 @@ class Agreement:
         outcome: Outcome,
         self_mask_seeds: dict[str, bytes],
         away_since: Mapping[str, float],
-        on_progress: Callable[[str], None],
+        on_progress: Callable[[str, Mapping[str, str]], None],
     ) -> None:
         self._record = record
         terms, tagged = record.terms, record.terms.layout.tagged
@@ -114,7 +114,7 @@ class Abandonment:
         roster: Roster,
         terms: SessionTerms,
         away_since: Mapping[str, float],
-        on_progress: Callable[[str], None],
+        on_progress: Callable[[str, Mapping[str, str]], None],
     ) -> None:
         self._job_digest = key.job_digest
         self._roster = roster

@@ -22,11 +22,18 @@ from chorale.v1.session_pb2 import StateProof
 from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.deadlines import StageDeadlines, StageLimits, following_work, limits_of
 from coordinator.phase_machine import PhaseEvent, PhaseState
-from coordinator.reasons import FATAL_TO_JOB, FATAL_TO_PHASE, Absent, FailureReason
+from coordinator.reasons import (
+    FATAL_TO_JOB,
+    FATAL_TO_PHASE,
+    Absent,
+    Awaited,
+    FailureReason,
+    Reason,
+)
 from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool, Spool
 from coordinator.storage.store import Absence
-from crypto.errors import ChoraleError, LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.errors import ChoraleError, LocalProtocolError, Refusal, RemoteProtocolError, SiloStage
 from crypto.masking.masks import UnmaskPlan
 from crypto.session.coordinator_session import (
     AbortReason,
@@ -91,7 +98,7 @@ class AttemptRunner:
         away_since: Mapping[str, float],
         kept_out: frozenset[str],
         on_stage: Callable[[PhaseEvent], None],
-        on_progress: Callable[[str], None],
+        on_progress: Callable[[str, Mapping[str, str]], None],
     ) -> None:
         self.key = key
         self.session = session
@@ -111,7 +118,8 @@ class AttemptRunner:
         self._on_progress = on_progress
         self._scope = {"job": job.id, "round": key.round, "phase": key.phase, "attempt": key.attempt}
         self._outbox: Outbox = {}  # what this stage sent, for a silo that comes back
-        self._out: dict[str, str] = {}  # silos that are out of this stage, and why
+        self._out: dict[str, Reason] = {}  # silos that are out of this stage, and why
+        self._stages: dict[str, SiloStage] = {}  # what silos say that they do before they compute
         self._news = asyncio.Event()
         self._spool: SessionSpool | None = None
         self._sum: MaskedSum | None = None
@@ -144,6 +152,13 @@ class AttemptRunner:
         else:
             self._send_again(silo)
 
+    def on_silo_stage(self, silo: str, stage: SiloStage | None) -> None:
+        """stage: what the silo does before it computes an input; None: no longer."""
+        self._stages.pop(silo, None)
+        if stage is not None:
+            self._stages[silo] = stage
+        self._news.set()
+
     def on_message(self, silo: str, message: pb.SiloMessage) -> None:
         """Take in what a named silo sent for this very attempt."""
         if silo not in self._terms.names or silo in self._kept_out:
@@ -152,10 +167,11 @@ class AttemptRunner:
         self.sent_bytes[silo] += message.ByteSize()
         try:
             if kind == "refused":
-                refusal = wire.refused_from_wire(message.refused)
-                log.info("silo refused", silo=silo, code=refusal.value, **self._scope)
+                refused = wire.refused_from_wire(message.refused)
+                rule = "" if refused.rule is None else refused.rule.value
+                log.info("silo refused", silo=silo, code=refused.code.value, rule=rule, **self._scope)
                 if silo in self.session.awaited:
-                    self._out[silo] = refusal.value
+                    self._out[silo] = Reason(code=refused.code.value, rule=rule, text=refused.text)
             elif self.session.state is not (inbound := _INBOUND[kind]).state:
                 log.info("message too late or too early", silo=silo, **self._scope)
             elif kind == "complaint" and silo in self._additions:
@@ -164,12 +180,12 @@ class AttemptRunner:
                 inbound.take(self.session, silo, wire.from_silo(message))
                 self._out.pop(silo, None)
                 if kind == "complaint":
-                    self._out[silo] = Absent.COMPLAINED.value
+                    self._out[silo] = Reason(code=Absent.COMPLAINED.value)
                 if kind == "shares":
                     log.info("shares received", silo=silo, **self._scope)
         except RemoteProtocolError as error:
             log.warning("message not accepted", silo=silo, kind=kind, reason=str(error), **self._scope)
-            self._out[silo] = error.code.value
+            self._out[silo] = Reason(code=error.code.value)
         self._news.set()
 
     def open_upload(self, silo: str, total_bytes: int) -> Spool:
@@ -252,13 +268,13 @@ class AttemptRunner:
             if is_enough and not awaited:
                 return
             self._check_hope(candidates, awaited, now=now)
-            self._tell_awaited(awaited or pending)
+            self._tell_awaited(awaited or pending, is_enough=is_enough)
             reoffer_at = min(now + REOFFER_SECONDS, self._deadlines.hard_cap_at)
             await self._news_until(min(awaited.values(), default=reoffer_at))
             if not is_enough and not awaited:
                 # silos that refused for a reason that may have passed
-                for silo, code in list(self._out.items()):
-                    if code not in FATAL_TO_PHASE and silo in self.session.awaited:
+                for silo, reason in list(self._out.items()):
+                    if reason.code not in FATAL_TO_PHASE and silo in self.session.awaited:
                         del self._out[silo]
                         self._send_again(silo)
 
@@ -276,7 +292,7 @@ class AttemptRunner:
         envelopes = self._close(self.session.close_share, PhaseState.SHARE, self.session.cohort)
         self._lose(set(self.session.cohort) - set(self.session.sharers), PhaseState.SHARE)
         if self._settings.hold_before_relay_seconds > 0:
-            self._on_progress("shares received")
+            self._on_progress("shares received", {})
             await asyncio.sleep(self._settings.hold_before_relay_seconds)
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
@@ -384,10 +400,10 @@ class AttemptRunner:
         if len(candidates) < self._min_silos:
             raise AttemptFailed(FailureReason.TOO_FEW_SILOS)
         for codes, ends_job in ((FATAL_TO_JOB, True), (FATAL_TO_PHASE, False)):
-            refused = [silo for silo, code in self._out.items() if code in codes and silo in candidates]
+            refused = [silo for silo, out in self._out.items() if out.code in codes and silo in candidates]
             if len(candidates) - len(refused) < self._min_silos:
                 self._lose(set(candidates), PhaseState.WAITING)
-                would_do = [silo for silo in refused if self._out[silo] == Refusal.BUDGET]
+                would_do = [silo for silo in refused if self._out[silo].code == Refusal.BUDGET]
                 is_budget = len(candidates) - len(refused) + len(would_do) >= self._min_silos
                 reason = FailureReason.BUDGET if is_budget else FailureReason.REFUSED
                 raise AttemptFailed(reason, is_final=True, ends_job=ends_job)
@@ -419,13 +435,32 @@ class AttemptRunner:
         known = {absence.silo for absence in self.absences}
         for silo in sorted(set(silos) - known):
             silent = Absent.DISCONNECTED if silo in self._away_since else Absent.NO_ANSWER
-            reason = self._out.get(silo, silent.value)
-            self.absences.append(Absence(silo=silo, stage=stage.value, reason=reason))
+            why = self._out.get(silo, Reason(code=silent.value))
+            self.absences.append(
+                Absence(silo=silo, stage=stage.value, reason=why.code, rule=why.rule, text=why.text)
+            )
 
-    def _tell_awaited(self, awaited: Iterable[str]) -> None:
-        """Whom the stage waits for, and who is not in it and why: what an operator can do something about."""
+    def _tell_awaited(self, awaited: Iterable[str], *, is_enough: bool = True) -> None:
+        """Whom the stage waits for, and who is not in it and why: what an operator can do something about.
+
+        is_enough: without those that were not approved, for which it waits otherwise.
+        """
         told = [f"awaiting {', '.join(sorted(awaited))}"] if awaited else []
-        for reason in sorted(set(self._out.values())):
-            silos = ", ".join(sorted(silo for silo, why in self._out.items() if why == reason))
+        for reason in sorted({why.told for why in self._out.values()}):
+            silos = ", ".join(sorted(silo for silo, why in self._out.items() if why.told == reason))
             told.append(f"without {silos} ({reason})")
-        self._on_progress("; ".join(told) or "awaiting silos")
+        waits = {silo: self._awaited_of(silo) for silo in awaited}
+        if not is_enough:
+            waits |= {
+                silo: Awaited.APPROVAL.value
+                for silo, why in self._out.items()
+                if why.code == Refusal.JOB_NOT_APPROVED
+            }
+        self._on_progress("; ".join(told) or "awaiting silos", waits)
+
+    def _awaited_of(self, silo: str) -> str:
+        if silo in self._away_since:
+            return Awaited.CONNECTION.value
+        if self.session.state is not CoordinatorState.ADVERTISE:
+            return Awaited.ANSWER.value
+        return self._stages.get(silo, Awaited.INPUT).value

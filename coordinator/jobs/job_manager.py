@@ -18,6 +18,7 @@ from chorale.v1 import records_pb2
 from coordinator.jobs.job_runner import JobRunner
 from coordinator.jobs.selection import Kept, Selection
 from coordinator.jobs.sequence import completed_rounds
+from coordinator.reasons import told_state
 from coordinator.resources import Resources
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
@@ -238,12 +239,21 @@ class JobManager:
             submitted_unix_seconds=row.submitted_unix_seconds,
             float32_bytes=self._float32_bytes[row.digest],
             progress="" if runner is None else runner.progress,
+            state=self._state(row, runner),
+            awaited=[
+                records_pb2.Awaited(silo=silo, why=why)
+                for silo, why in sorted(({} if runner is None else runner.awaited).items())
+            ],
+            operator=row.signed.operator,
             **self._signed_facts(row),
         )
 
-    async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
-        """The summary, all records so far, and then each new one of both. Raises UnknownJob."""
-        self.row(digest)  # before an event is kept for it
+    async def watch(self, digest: bytes, *, once: bool = False) -> AsyncIterator[pb.JobEvent]:
+        """The signed job, the summary, all records, and then each new one of both, to the job's end.
+
+        once: what is known now, and no more. Raises UnknownJob.
+        """
+        yield pb.JobEvent(job=self.row(digest).signed.to_wire())  # known, before an event is kept for it
         told, last = 0, None  # the last phase of which a record was told, and the last summary
         while True:
             # taken before the job is read: what changes meanwhile is read in the next turn
@@ -256,13 +266,19 @@ class JobManager:
                     yield pb.JobEvent(record=row.record)
                     told = row.sequence
             last = summary
-            if JobStatus(summary.status).is_ended:
+            if once or JobStatus(summary.status).is_ended:
                 return
             if self._is_draining:
                 raise Draining("the coordinator is shutting down")
             await change.wait()
 
     # helpers
+
+    def _state(self, row: JobRow, runner: JobRunner | None) -> str:
+        """One line: what a running job waits for, else its status."""
+        if row.status is not JobStatus.RUNNING or runner is None:
+            return row.status.value
+        return told_state(runner.awaited, silos=len(runner.job.spec.silos))
 
     def _check_owner(self, row: JobRow, caller: str, rule: str) -> None:
         owner = row.signed.operator

@@ -7,7 +7,7 @@ Source: docs/protocol.md 7.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chorale.job import Job, open_job
@@ -52,6 +52,7 @@ class JobRunner:
     def __init__(self, resources: Resources, job: Job, *, on_change: Callable[[], None]) -> None:
         self.job = job
         self.progress = "starting"
+        self.awaited: Mapping[str, str] = {}  # by silo, words of coordinator.reasons.Awaited and SiloStage
         self._resources = resources
         self._on_change = on_change
         self._offer = pb.CoordinatorMessage(job=pb.JobOffer(job=job.signed.to_wire()))
@@ -87,7 +88,7 @@ class JobRunner:
                     )
                     wait = f"{self._resume_seconds:g} seconds"
                     hope = ", or when there is more room" if is_full else ""
-                    self._tell_progress(f"stopped by {why}; it is tried again in {wait}{hope}")
+                    self._tell_progress(f"stopped by {why}; it is tried again in {wait}{hope}", {})
                 if is_full:
                     await self._wait_for_room(disk.free_bytes(directory))
                 else:
@@ -104,7 +105,7 @@ class JobRunner:
             while step is not None:
                 step = await self._run_round(step)
         except JobFailed as failure:
-            self.end(failure.status, reason=str(failure))
+            self.end(failure.status, reason=str(failure), public=failure.public)
         else:
             self.end(JobStatus.DONE, reason=self.selection.stalled)
 
@@ -126,17 +127,21 @@ class JobRunner:
         self._going.set()
         self._note_checkpoint()
 
-    def end(self, status: JobStatus, *, reason: str = "") -> None:
-        """Store the job's end, note it in the audit log, and only then tell its silos."""
+    def end(self, status: JobStatus, *, reason: str = "", public: str | None = None) -> None:
+        """Store the job's end, note it in the audit log, and only then tell its silos.
+
+        public: the reason without what a person at a silo typed for the operator.
+        """
+        public = reason if public is None else public
         self._resources.store.set_job_status(self.job.digest, status, reason=reason)
-        self._resources.audit.append("job_ended", job=self.job.id, status=status.value, reason=reason)
-        ended = pb.JobEnded(job_digest=self.job.digest, status=status.value, reason=reason)
+        self._resources.audit.append("job_ended", job=self.job.id, status=status.value, reason=public)
+        ended = pb.JobEnded(job_digest=self.job.digest, status=status.value, reason=public)
         self._resources.attendance.send_all(self.job.spec.silos, pb.CoordinatorMessage(job_ended=ended))
         self._resources.metrics.drop_checkpoint(self.job.id)
         if self._revealed is not None:
             self._revealed.path.unlink(missing_ok=True)
-        log.info("job ended", job=self.job.id, status=status.value, reason=reason)
-        self._tell_progress("")
+        log.info("job ended", job=self.job.id, status=status.value, reason=public)
+        self._tell_progress("", {})
 
     # what the silos do
 
@@ -212,6 +217,8 @@ class JobRunner:
             return
         if attempt is None or silo not in self.job.spec.silos:
             return
+        if kind == "stage":
+            return attempt.on_silo_stage(silo, wire.stage_from_wire(message.stage))
         key = wire.key_to_wire(attempt.key)
         if kind == "heartbeat":
             attempt.on_heartbeat(silo, is_preparing=key in message.heartbeat.preparing)
@@ -244,7 +251,7 @@ class JobRunner:
             away_since=self._away_since,
             complaints_before=self._resources.store.complaints(earlier[-1].sequence) if earlier else [],
             model_since=model_since(self.job, earlier),
-            on_progress=lambda line: self._tell_progress(f"{title}, {line}"),
+            on_progress=lambda line, awaited: self._tell_progress(f"{title}, {line}", awaited),
         )
         try:
             record = await runner.run()
@@ -303,22 +310,27 @@ class JobRunner:
         absences: of the last session, which they refused.
         """
         codes = {code.value for code in Refusal}
-        told = [f"{absence.silo} ({absence.reason})" for absence in absences if absence.reason in codes]
-        refusal = f"refused by silos: {', '.join(told) or 'too few take part'}"
+        refused = [absence for absence in absences if absence.reason in codes]
+        told, public = (
+            f"refused by silos: {', '.join(reasons) or 'too few take part'}"
+            for reasons in (
+                [f"{each.silo} ({each.why.told})" for each in refused],
+                [f"{each.silo} ({each.why.public})" for each in refused],
+            )
+        )
         if any(absence.reason in AHEAD for absence in absences):
-            return JobFailed(
-                f"{refusal}: they know later sums of this job than this coordinator, whose files are older, "
+            lost = (
+                ": they know later sums of this job than this coordinator, whose files are older, "
                 "and none gives a second input: fetch the model, and submit a job that starts from it"
             )
+            return JobFailed(told + lost, public=public + lost)
         if record.reason != FailureReason.BUDGET:
-            return JobFailed(refusal)
-        rounds = completed_rounds(self._resources.store, self.job)
+            return JobFailed(told, public=public)
+        budget, rounds = FailureReason.BUDGET.value, completed_rounds(self._resources.store, self.job)
         if rounds == 0:
-            return JobFailed(f"{FailureReason.BUDGET.value}: {refusal}")
-        return BudgetSpent(
-            f"{FailureReason.BUDGET.value}: {refusal}; the model after {rounds} of "
-            f"{self.job.spec.count} stays"
-        )
+            return JobFailed(f"{budget}: {told}", public=f"{budget}: {public}")
+        stays = f"; the model after {rounds} of {self.job.spec.count} stays"
+        return BudgetSpent(f"{budget}: {told}{stays}", public=f"{budget}: {public}{stays}")
 
     def _next_step(self) -> Step | None:
         rows, stalled = self._history.rows(), self.selection.stalled
@@ -345,7 +357,7 @@ class JobRunner:
             written = self._resources.checkpoints.path(row.digest, row.state_digest).stat().st_mtime
             self._resources.metrics.checkpoint.labels(federation_job=self.job.id).set(written)
 
-    def _tell_progress(self, line: str) -> None:
-        if line != self.progress:
-            self.progress = line
+    def _tell_progress(self, line: str, awaited: Mapping[str, str]) -> None:
+        if (line, awaited) != (self.progress, self.awaited):
+            self.progress, self.awaited = line, awaited
             self._on_change()

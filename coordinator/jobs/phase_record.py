@@ -48,7 +48,9 @@ def phase_record(
         reason=result.reason,
         cohort=cohort,
         left_out=[
-            records_pb2.LeftOut(silo=silo, stage=absence.stage, reason=absence.reason)
+            records_pb2.LeftOut(
+                silo=silo, stage=absence.stage, reason=absence.reason, rule=absence.rule, text=absence.text
+            )
             for silo, absence in sorted(first.items())
         ],
         data_share=result.data_share,
@@ -67,10 +69,14 @@ def phase_record(
 
 
 def told_to_silos(record: records_pb2.PhaseRecord) -> pb.CoordinatorMessage:
-    """Without tables: they are by class, for the job's operator, and silos may refuse to see such sums."""
+    """Without tables: they are by class, for the job's operator, and silos may refuse to see such sums.
+    Nor what came with a refusal: policy and people of one institution are no matter of another."""
     told = records_pb2.PhaseRecord()
     told.CopyFrom(record)
     told.ClearField("tables")
+    for left in told.left_out:
+        left.ClearField("rule")
+        left.ClearField("text")
     return pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=told))
 
 

@@ -64,7 +64,7 @@ class PhaseRunner:
         away_since: Mapping[str, float],
         complaints_before: Sequence[FiledComplaint],
         model_since: int,
-        on_progress: Callable[[str], None],
+        on_progress: Callable[[str, Mapping[str, str]], None],
     ) -> None:
         self.attempt: AttemptRunner | None = None
         self.statements: Statements | None = None
@@ -457,12 +457,12 @@ class PhaseRunner:
 
     def _log_stage(self) -> None:
         log.info("stage", state=self._machine.state.value, **self._scope)
-        self._tell_progress("")
+        self._tell_progress("", {})
 
-    def _tell_progress(self, detail: str) -> None:
-        """One line for those who watch: attempt, stage, who is awaited."""
+    def _tell_progress(self, detail: str, awaited: Mapping[str, str]) -> None:
+        """One line for those who watch: attempt, stage, who is awaited; and what of each silo."""
         line = f"attempt {self._machine.attempt}: "
-        self._on_progress(line + ", ".join(filter(None, [self._machine.state.value, detail])))
+        self._on_progress(line + ", ".join(filter(None, [self._machine.state.value, detail])), awaited)
 
     def _terms(self, roster: Roster, state: GlobalState) -> SessionTerms:
         """Raises AttemptFailed where the roster leaves too few silos for this job."""

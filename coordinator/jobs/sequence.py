@@ -16,9 +16,13 @@ Step = tuple[int, str]  # round and phase
 
 
 class JobFailed(ChoraleError):
-    """The job cannot continue; the message is what its operator reads."""
+    """The job cannot continue; the message is what its operator reads, `public` what its silos do."""
 
     status = JobStatus.FAILED
+
+    def __init__(self, message: str, *, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = message if public is None else public
 
 
 class BudgetSpent(JobFailed):

@@ -13,6 +13,7 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from coordinator.jobs.deadlines import StageDeadlines, StageLimits, following_work
+from coordinator.reasons import Awaited
 from coordinator.resources import Resources
 from crypto.errors import RemoteProtocolError
 from crypto.session.statements import Signer
@@ -41,7 +42,7 @@ class Statements:
         floor: StageLimits,
         away_since: Mapping[str, float],
         open_statement: Callable[[str, pb.SiloMessage], Signer],
-        on_progress: Callable[[str], None],
+        on_progress: Callable[[str, Mapping[str, str]], None],
         downloaded_bytes: int = 0,
     ) -> None:
         self.key = key
@@ -104,7 +105,7 @@ class Statements:
             return
         try:
             if message.HasField("refused"):
-                self.out[silo] = wire.refused_from_wire(message.refused).value
+                self.out[silo] = wire.refused_from_wire(message.refused).code.value
                 log.warning("silo refused a statement", code=self.out[silo], silo=silo, **self._scope)
             else:
                 self.signers[silo] = self._open_statement(silo, message)
@@ -117,4 +118,4 @@ class Statements:
     def _tell(self, awaited: Collection[str]) -> None:
         told = [f"awaiting a statement of {', '.join(sorted(awaited))}"] if awaited else []
         told += [f"without {silo} ({why})" for silo, why in sorted(self.out.items())]
-        self._on_progress("; ".join(told))
+        self._on_progress("; ".join(told), dict.fromkeys(awaited, Awaited.STATEMENT.value))

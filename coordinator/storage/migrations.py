@@ -121,4 +121,10 @@ _SESSION_FILES: Migration = (
     """,
 )
 
-MIGRATIONS = (_FIRST, _OTHER_PHASE_NAMES, _COMPUTED_STATES, _SESSION_FILES)
+# What comes with a refusal: the policy field that refused, or what a person who rejected the job typed.
+_REFUSAL_DETAILS: Migration = (
+    "ALTER TABLE left_out ADD COLUMN rule VARCHAR NOT NULL DEFAULT ''",
+    "ALTER TABLE left_out ADD COLUMN text VARCHAR NOT NULL DEFAULT ''",
+)
+
+MIGRATIONS = (_FIRST, _OTHER_PHASE_NAMES, _COMPUTED_STATES, _SESSION_FILES, _REFUSAL_DETAILS)

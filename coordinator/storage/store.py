@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from chorale.runtime.database import Commit, Database
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
+from coordinator.reasons import Reason
 from coordinator.storage.migrations import MIGRATIONS
 from crypto.errors import ConfigError, LocalProtocolError
 from crypto.identity.certificates import SignedBody
@@ -82,11 +83,20 @@ class PhaseRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """A silo that is not in the sum: when it was lost, and why (closed list, docs/protocol.md 9)."""
+    """A silo that is not in the sum: when it was lost, and why (closed list, docs/protocol.md 9).
+
+    rule, text: as its refusal has them.
+    """
 
     silo: str
     stage: str
     reason: str
+    rule: str = ""
+    text: str = ""
+
+    @property
+    def why(self) -> Reason:
+        return Reason(code=self.reason, rule=self.rule, text=self.text)
 
 
 class Store:
@@ -369,16 +379,17 @@ class Store:
         with self._database.transaction() as connection:
             for absence in absences:
                 connection.execute(
-                    "INSERT INTO left_out (phase, attempt, silo, stage, reason) VALUES (?, ?, ?, ?, ?)"
-                    " ON CONFLICT (phase, attempt, silo) DO NOTHING",
-                    (sequence, attempt, absence.silo, absence.stage, absence.reason),
+                    "INSERT INTO left_out (phase, attempt, silo, stage, reason, rule, text)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (phase, attempt, silo) DO NOTHING",
+                    (sequence, attempt, *astuple(absence)),
                 )
 
     def absences(self, sequence: int) -> list[Absence]:
         """All of a phase, in the order in which they came."""
         with self._database.reading() as connection:
             rows = connection.execute(
-                "SELECT silo, stage, reason FROM left_out WHERE phase = ? ORDER BY sequence", (sequence,)
+                "SELECT silo, stage, reason, rule, text FROM left_out WHERE phase = ? ORDER BY sequence",
+                (sequence,),
             )
             return [Absence(**row) for row in rows]
 

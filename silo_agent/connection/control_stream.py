@@ -7,7 +7,6 @@ fault that waiting does not repair ends it. Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, Protocol
@@ -18,16 +17,16 @@ from chorale.observability.logs import get_logger
 from chorale.runtime.software import Software
 from chorale.transport import channel_options
 from chorale.transport.line_probe import LineFailed
-from chorale.transport.wire import PROTOCOL_VERSION, PhaseKey, key_to_wire
+from chorale.transport.wire import PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
-from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, RemoteProtocolError
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from crypto.identity.certificates import Anchors
 from silo_agent.connection.backoff import Backoff
 from silo_agent.connection.channel import FederationStub
+from silo_agent.connection.greeting import explain, greet
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.rosters import Rosters
 
-WELCOME_SECONDS = 30.0
 SILENCE_SECONDS = 60.0  # beyond four heartbeats: a cohort of 200 silos, 640 kB, passes a line of 10 kB/s
 MAX_QUEUED_MESSAGES = 256  # kept while the line is down; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
@@ -138,12 +137,11 @@ class ControlStream:
         """One stream from its beginning to its end; why it ended, and None where no connection came about."""
         call = self._stub.Attend()
         try:
-            welcome = await self._greet(call)
+            welcome = await greet(
+                call, target=self._target, software=self._software, roster_version=self._rosters.version
+            )
             if welcome is None or isinstance(welcome, str):
                 return welcome
-            if welcome.protocol_version != PROTOCOL_VERSION:
-                expected = f"expected protocol version {PROTOCOL_VERSION}, got {welcome.protocol_version}"
-                raise RemoteProtocolError(f"coordinator: {expected}")
             self._check_clock(welcome.unix_seconds)
             self._served.receive(pb.CoordinatorMessage(roster=pb.RosterUpdate(roster=welcome.roster)))
             self._accepted()
@@ -166,33 +164,6 @@ class ControlStream:
             self.is_connected = False
             self._metrics.connected.set(0)
             call.cancel()
-
-    async def _greet(self, call: Any) -> pb.Welcome | str | None:
-        hello = pb.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            software_version=self._software.version,
-            roster_version=self._rosters.version,
-            software_digest=bytes.fromhex(self._software.sha256),
-        )
-        try:
-            async with asyncio.timeout(WELCOME_SECONDS):
-                await call.write(pb.SiloMessage(hello=hello))
-                message = await call.read()
-        except TimeoutError:
-            return f"coordinator did not answer at {self._target} within {WELCOME_SECONDS:g} seconds"
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            message = grpc.aio.EOF
-        if message is grpc.aio.EOF:
-            code, details = await call.code(), await call.details()
-            if code is grpc.StatusCode.FAILED_PRECONDITION:
-                raise RemoteProtocolError(f"coordinator refused: {details}")
-            return None if code is grpc.StatusCode.UNAVAILABLE else explain(code, details)
-        if message is None or message.WhichOneof("kind") != "welcome":
-            return "coordinator did not begin with a welcome"
-        welcome: pb.Welcome = message.welcome
-        if not math.isfinite(welcome.heartbeat_seconds):
-            return f"coordinator: heartbeat_seconds: expected a number, got {welcome.heartbeat_seconds}"
-        return welcome
 
     async def _exchange(self, call: Any, *, heartbeat_seconds: float) -> str:
         every = min(
@@ -275,10 +246,3 @@ class ControlStream:
             )
         if abs(skew_seconds) > WARNED_SKEW_SECONDS:
             log.warning("clock differs from the coordinator's", skew_seconds=round(skew_seconds))
-
-
-def explain(code: grpc.StatusCode, details: str | None) -> str:
-    """One sentence on why the coordinator ended a call, in an operator's words."""
-    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
-        return f"coordinator refused this silo: {details}"
-    return f"coordinator ended the stream: {code.name.lower()} {details or ''}".rstrip()

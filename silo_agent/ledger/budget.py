@@ -9,6 +9,7 @@ Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections import Counter
@@ -25,10 +26,10 @@ from chorale.privacy.releases import Release
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
-from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
-from silo_agent.ledger.composition import AccountReleases
+from silo_agent.ledger.composition import AccountReleases, FirstPlan
 from silo_agent.ledger.costs import Cost, Costs, write_cost, write_plan
 from silo_agent.ledger.known_states import keep_check
 from silo_agent.ledger.standing import check_not_put_back
@@ -106,9 +107,10 @@ class Budget:
         self._database = database
         self._policy = policy
         self._data_set = data_set
-        self._limits = {data_set: policy.privacy.epsilon}
-        for account, most in (also or {}).items():
-            self._limits[account] = min(most, policy.privacy.epsilon)
+        own = policy.privacy.epsilon
+        # a higher budget may buy a first plan that a lower one does not, and has less of delta then
+        self._limits = {account: {own, most} - {math.inf} for account, most in (also or {}).items()}
+        self._limits[data_set] = {own}
         self._clock = clock
         self._tell = tell
         self._process = os.urandom(8)
@@ -330,7 +332,8 @@ class Budget:
         if left >= self._policy.max_attempts:
             raise PolicyRefusal(
                 f"{what}: expected at most {self._policy.max_attempts} different inputs (max_attempts), "
-                f"and {left} have left already"
+                f"and {left} have left already",
+                rule=Rule.MAX_ATTEMPTS,
             )
 
     def _check_fits(
@@ -343,10 +346,11 @@ class Budget:
         what: str,
     ) -> None:
         """In every account that is charged."""
-        for account, most in self._limits.items():
+        for account, budgets in self._limits.items():
             held = self._releases(connection, account)
             after = held.with_more(more, job=job.digest, plan=plan)
-            if after.fits(most):
+            most = next((budget for budget in sorted(budgets) if not after.fits(budget)), None)
+            if most is None:
                 continue
             of = f"data set {self._data_set}"
             if account != self._data_set:
@@ -375,30 +379,25 @@ class Budget:
             {"account": account, "only": only},
         ).fetchall()
         digests = frozenset(row["job_digest"] for row in jobs)
-        plans = connection.execute(
-            "SELECT job_digest FROM plans WHERE account = ? ORDER BY number", (account,)
-        ).fetchall()
-        order = [row["job_digest"] for row in plans if row["job_digest"] in digests]
         return AccountReleases(
             delta=self._account_delta(connection, account) or self._delta,
             sides_are_fixed=sides_are_fixed(connection, account),
             releases=_composed(self._inputs_by_cost(connection, account, only)),
             jobs=digests,
-            # a job of an earlier release of Chorale has no plan here, and it came first
-            first_plan=self._costs.plan(connection, account, order[0])
-            if len(order) == len(digests) > 0
-            else {},
+            first=self._costs.first_plan(connection, account),
         )
 
     def _of_one_job(
         self, connection: sqlite3.Connection, job_digest: bytes, inputs: Counter[Cost | None]
     ) -> AccountReleases:
+        fixed = sides_are_fixed(connection, self._data_set)
+        plan = self._costs.plan(connection, self._data_set, job_digest)
         return AccountReleases(
             delta=self._delta,
-            sides_are_fixed=sides_are_fixed(connection, self._data_set),
+            sides_are_fixed=fixed,
             releases=_composed(inputs),
             jobs=frozenset({job_digest}),
-            first_plan=self._costs.plan(connection, self._data_set, job_digest),
+            first=FirstPlan(job=job_digest, releases=plan, sides_are_fixed=fixed) if plan else None,
         )
 
     @staticmethod

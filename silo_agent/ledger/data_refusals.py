@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from chorale.runtime.database import Database
-from crypto.errors import PolicyRefusal
+from crypto.errors import PolicyRefusal, Rule
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy
 
@@ -40,7 +40,8 @@ class DataRefusals:
             raise PolicyRefusal(
                 f"data set {self._data_set}: {counted} inputs were refused for its data, more than "
                 f"{self._policy.max_data_refusals} (max_data_refusals); to allow a job N more: "
-                "chorale silo approve --config <this silo's file> <job> --more-data-refusals N"
+                "chorale silo approve --config <this silo's file> <job> --more-data-refusals N",
+                rule=Rule.MAX_DATA_REFUSALS,
             )
         return counted
 

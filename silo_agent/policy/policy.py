@@ -21,7 +21,7 @@ from chorale.job import JobSpec
 from chorale.spec.fields import Name, Sha256
 from chorale.spec.settings_file import load_settings
 from chorale.spec.validation_errors import got
-from crypto.errors import PolicyRefusal, Refusal
+from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import (
     SMALLEST_FEDERATION,
@@ -243,22 +243,23 @@ class Policy(BaseModel):
     def check_job(self, spec: JobSpec, *, operator: str) -> None:
         """Raises PolicyRefusal where the job as such is not allowed."""
         if spec.federation != self.federation:
-            raise _refusal(f"federation {spec.federation}", self.federation)
+            raise _refusal(f"federation {spec.federation}", self.federation, Rule.FEDERATION)
         if self.operators is not None and operator not in self.operators:
-            raise _refusal(f"operator {operator}", ", ".join(self.operators))
+            raise _refusal(f"operator {operator}", ", ".join(self.operators), Rule.OPERATORS)
         if self.strategies is not None and spec.strategy.name not in self.strategies:
-            raise _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies))
+            raise _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies), Rule.STRATEGIES)
         self.check_distributions(spec)
         if spec.rounds > self.max_rounds:
             spare = "" if spec.spare_steps is None else f" and {spec.spare_steps} spare ones"
-            raise _refusal(f"{spec.count}{spare}", f"at most {self.max_rounds}")
+            raise _refusal(f"{spec.count}{spare}", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
         if len(spec.silos) < self.min_silos:
-            raise _refusal(f"{len(spec.silos)} silos", f"at least {self.min_silos}")
+            raise _refusal(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
         expected = spec.expected_cohort_changes
         if expected > self.max_cohort_changes:
             raise _refusal(
                 f"about {expected:.3g} overlapping cohorts by fraction {spec.fraction:g}",
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
+                Rule.MAX_COHORT_CHANGES,
             )
         self.check_draw(spec)
         self._check_rates(spec)
@@ -270,7 +271,9 @@ class Policy(BaseModel):
         has_state = spec.method.recipe.keeps_local_state and not is_covered
         if has_state and self.local_state is Permission.REFUSE:
             raise _refusal(
-                f"strategy {spec.strategy.name}", "a method without local state (local_state: refuse)"
+                f"strategy {spec.strategy.name}",
+                "a method without local state (local_state: refuse)",
+                Rule.LOCAL_STATE,
             )
         self.privacy.check_job(spec)
         if not spec.model.is_built_in:
@@ -281,7 +284,11 @@ class Policy(BaseModel):
         for distribution in spec.distributions:
             if not {distribution, distribution.partition("==")[0]} & {*self.distributions}:
                 listed = ", ".join(self.distributions) or "no other"
-                raise _refusal(f"code of {distribution}", f"code of Chorale or of {listed} (distributions)")
+                raise _refusal(
+                    f"code of {distribution}",
+                    f"code of Chorale or of {listed} (distributions)",
+                    Rule.DISTRIBUTIONS,
+                )
 
     def check_given_state(self, spec: JobSpec, *, why: str) -> None:
         """Raises PolicyRefusal where a first state that this silo did not draw itself is not allowed."""
@@ -292,7 +299,7 @@ class Policy(BaseModel):
             return
         allowed = "computed here or listed" if is_list else "computed here"
         expected = f"an initial state that is {allowed} (initial_state)"
-        raise _refusal(f"the given one {spec.initial_state}: {why}", expected)
+        raise _refusal(f"the given one {spec.initial_state}: {why}", expected, Rule.INITIAL_STATE)
 
     def colluders(self, spec: JobSpec) -> int:
         """A: silos of the job that may side with the coordinator."""
@@ -321,6 +328,7 @@ class Policy(BaseModel):
             f"{float(risk):.2g} by rounds of {members} of {silos} silos; {way_out}",
             f"a chance of at most {self.max_draw_risk:g} (max_draw_risk) that a round names more than "
             f"{members // 3} of {colluders} colluders",
+            Rule.MAX_DRAW_RISK,
         )
 
     def _check_rates(self, spec: JobSpec) -> None:
@@ -338,16 +346,16 @@ class Policy(BaseModel):
             ("server_learning_rate", server, self.min_server_learning_rate, self.max_server_learning_rate),
         ):
             if given < low:
-                raise _refusal(f"{what} {given:.4g}", f"at least {low:g} (min_{what})")
+                raise _refusal(f"{what} {given:.4g}", f"at least {low:g} (min_{what})", Rule(f"min_{what}"))
             if given > high:
-                raise _refusal(f"{what} {given:.4g}", f"at most {high:g} (max_{what})")
+                raise _refusal(f"{what} {given:.4g}", f"at most {high:g} (max_{what})", Rule(f"max_{what}"))
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
         if terms.federation != self.federation:
-            raise _refusal(f"federation {terms.federation}", self.federation)
+            raise _refusal(f"federation {terms.federation}", self.federation, Rule.FEDERATION)
         if terms.attempt > self.max_attempts:
-            raise _refusal(f"attempt {terms.attempt}", f"at most {self.max_attempts}")
+            raise _refusal(f"attempt {terms.attempt}", f"at most {self.max_attempts}", Rule.MAX_ATTEMPTS)
         self.check_cohort(terms.names)
         self.check_quantities(terms.layout.quantities)
 
@@ -365,14 +373,20 @@ class Policy(BaseModel):
         for quantity in quantities:
             if self.allowed_quantities is not None and quantity.name not in self.allowed_quantities:
                 allowed = f"{', '.join(self.allowed_quantities)} (allowed_quantities)"
-                raise _refusal(f"quantity {quantity.name}", allowed)
+                raise _refusal(f"quantity {quantity.name}", allowed, Rule.ALLOWED_QUANTITIES)
             if quantity.is_shared and self.shared_sums is Permission.REFUSE:
                 raise _refusal(
-                    f"quantity {quantity.name}", "no sums by class that silos see (shared_sums: refuse)"
+                    f"quantity {quantity.name}",
+                    "no sums by class that silos see (shared_sums: refuse)",
+                    Rule.SHARED_SUMS,
                 )
             is_bare = quantity.noise is None and not is_private
             if is_bare and quantity.discloses.is_by_class and self.class_statistics is Permission.REFUSE:
-                raise _refusal(f"quantity {quantity.name}", "no class statistics (class_statistics: refuse)")
+                raise _refusal(
+                    f"quantity {quantity.name}",
+                    "no class statistics (class_statistics: refuse)",
+                    Rule.CLASS_STATISTICS,
+                )
 
     def rounded(self, samples: int) -> int:
         """A sample count as it may be known: rounded down to `count_granularity`."""
@@ -442,5 +456,5 @@ def load_policy(path: Path) -> Policy:
     return load_settings(Policy, path, ENV_PREFIX)
 
 
-def _refusal(got: str, expected: str) -> PolicyRefusal:
-    return PolicyRefusal(f"policy: expected {expected}, got {got}")
+def _refusal(got: str, expected: str, rule: Rule) -> PolicyRefusal:
+    return PolicyRefusal(f"policy: expected {expected}, got {got}", rule=rule)

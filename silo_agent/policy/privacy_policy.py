@@ -20,7 +20,7 @@ from chorale.privacy.releases import DpSgd, Release, SampledGaussian
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import MAX_DELTA, MAX_EPSILON, MIN_DELTA, PrivacySpec
-from crypto.errors import PolicyRefusal, Refusal
+from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.methods import known_quantities
 
@@ -126,16 +126,19 @@ class PrivacyPolicy(BaseModel):
                 raise _refusal(
                     "privacy.records.noise sum, which rests on the other silos' noise",
                     "privacy.records.noise silo, or privacy.accept_shared_noise: true here",
+                    Rule.ACCEPT_SHARED_NOISE,
                 )
             self._check_floor(spec.privacy)
             self._check_training(spec)
             return
         if self.required:
-            raise _refusal("a job without privacy", "a private job (privacy.required)")
+            raise _refusal("a job without privacy", "a private job (privacy.required)", Rule.REQUIRED)
         for name in spec.quantity_names:
             if name in self.always_noised:
                 raise _refusal(
-                    f"a job without privacy that sums {name}", "noise on it (privacy.always_noised)"
+                    f"a job without privacy that sums {name}",
+                    "noise on it (privacy.always_noised)",
+                    Rule.ALWAYS_NOISED,
                 )
 
     def check_collusion(self, spec: JobSpec, epsilon_if_all_others_collude: float) -> None:
@@ -148,6 +151,7 @@ class PrivacyPolicy(BaseModel):
                 f"{cost:.4g}" if math.isfinite(cost) else "no bound",
                 f"at most epsilon {most:g} if all other silos collude "
                 "(privacy.max_epsilon_if_all_others_collude)",
+                Rule.MAX_EPSILON_IF_ALL_OTHERS_COLLUDE,
             )
 
     def check_quantities(self, spec: JobSpec, quantities: Iterable[Quantity]) -> None:
@@ -160,7 +164,9 @@ class PrivacyPolicy(BaseModel):
             is_bare = quantity.noise is None and quantity.discloses not in free
             if is_bare and quantity.name in self.always_noised:
                 raise _refusal(
-                    f"quantity {quantity.name} without noise", "noise on it (privacy.always_noised)"
+                    f"quantity {quantity.name} without noise",
+                    "noise on it (privacy.always_noised)",
+                    Rule.ALWAYS_NOISED,
                 )
 
     def refused(self) -> list[str]:
@@ -213,14 +219,14 @@ class PrivacyPolicy(BaseModel):
         for field, most in self._max.items():
             value = given.get(field)
             if most is not None and value is not None and not value <= most:
-                raise _refusal(f"privacy.{field} {value:g}", f"at most {most:g}")
+                raise _refusal(f"privacy.{field} {value:g}", f"at most {most:g}", _rule("max", field))
         for field, least in self._min.items():
             if least is None or field not in given:
                 continue
             value = given[field]
             if value is None or not value >= least:
                 got = "null" if value is None else f"{value:g}"
-                raise _refusal(f"privacy.{field} {got}", f"at least {least:g}")
+                raise _refusal(f"privacy.{field} {got}", f"at least {least:g}", _rule("min", field))
 
     def _check_training(self, spec: JobSpec) -> None:
         """What needs no global state to be known: an absurd setting is refused before the first phase."""
@@ -244,9 +250,9 @@ class PrivacyPolicy(BaseModel):
         if cost > self.epsilon:
             name = "round" if spec.steps is None else "step"
             what = f"{rounds} {name}s of training" if rounds > 1 else f"one {name} of training"
-            raise _refusal(
-                f"{cost:.4g} for {what}",
-                f"at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g})",
+            raise PolicyRefusal(
+                f"policy: expected at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g}), "
+                f"got {cost:.4g} for {what}",
                 code=Refusal.BUDGET,
             )
 
@@ -263,5 +269,10 @@ def _epsilon_of_rounds(round: Release, rounds: int, delta: float) -> float:
     return epsilon({round: rounds}, delta)  # asked before every phase
 
 
-def _refusal(got: str, expected: str, *, code: Refusal = Refusal.POLICY) -> PolicyRefusal:
-    return PolicyRefusal(f"policy: expected {expected}, got {got}", code=code)
+def _rule(bound: str, field: str) -> Rule:
+    """bound: min or max. field: of a job's `privacy`."""
+    return Rule(f"privacy.{bound}_{field.replace('.', '_')}")
+
+
+def _refusal(got: str, expected: str, rule: Rule) -> PolicyRefusal:
+    return PolicyRefusal(f"policy: expected {expected}, got {got}", rule=rule)

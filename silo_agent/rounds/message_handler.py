@@ -276,6 +276,7 @@ class MessageHandler:
         key, task = running.key, running.task
         self._audit.flush()  # of phases whose outcome the coordinator never told
         roster, job = self._checks.job(key, task)
+        await self._inputs.warm_up()
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
         summing = {task for other, task in self._summing.items() if self._chain.is_open(other, job)}
         while summing:
@@ -465,11 +466,11 @@ class MessageHandler:
     # refusing
 
     def _refuse(self, key: PhaseKey, error: PolicyRefusal | RemoteProtocolError) -> None:
-        """The code to the coordinator; the sentence to this silo's log and audit trail."""
+        """The code and the rule to the coordinator; the sentence to this silo's log and audit trail."""
         self._metrics.refusals.labels(reason=error.code.value).inc()
         log.warning("refused", **_fields(key), code=error.code.value, reason=str(error))
         self._note("refused", key, code=error.code.value, reason=str(error))
-        self._send(pb.SiloMessage(refused=wire.refused_to_wire(error.code, key)))
+        self._send(pb.SiloMessage(refused=wire.refused_to_wire(wire.refused_of(error), key)))
 
     def _note(self, event: str, key: PhaseKey, *, is_flushed: bool = True, **fields: str) -> None:
         self._notes += 1

@@ -15,7 +15,7 @@ from chorale.privacy.plan import planned_epsilon, planned_epsilon_if_all_others_
 from chorale.spec.state import GlobalState, state_from_file
 from chorale.transport.wire import PhaseKey, checked_digest
 from chorale.v1 import federation_pb2 as pb
-from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError, Rule
 from crypto.identity.certificates import SignedBody, certificate_from_der
 from crypto.identity.roster import Roster
 from crypto.session import bodies
@@ -71,7 +71,8 @@ class TaskChecks:
         max_bytes = data_set.policy.max_state_megabytes << 20
         if not 0 < task.state_bytes <= max_bytes:
             raise PolicyRefusal(
-                f"policy: expected a global state of 1 to {max_bytes} bytes, got {task.state_bytes}"
+                f"policy: expected a global state of 1 to {max_bytes} bytes, got {task.state_bytes}",
+                rule=Rule.MAX_STATE_MEGABYTES,
             )
         return roster, job
 

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # what each package may import of ours:
-# crypto <- strategies <- chorale <- {coordinator, silo_agent <- {simulation, client}} <- cli
+# crypto <- strategies <- chorale <- {coordinator, silo_agent <- {simulation, client <- web}} <- cli
 ARROWS = {
     "crypto": {"crypto"},
     "strategies": {"crypto", "strategies"},
@@ -27,6 +27,7 @@ ARROWS = {
     "silo_agent": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent"},
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
     "client": {"crypto", "strategies", "chorale", "silo_agent", "client"},
+    "web": {"crypto", "strategies", "chorale", "silo_agent", "client", "web"},
     "cli": {
         "crypto",
         "strategies",
@@ -35,6 +36,7 @@ ARROWS = {
         "silo_agent",
         "simulation",
         "client",
+        "web",
         "cli",
     },
     "bench": {
@@ -69,8 +71,8 @@ ROOMS = {
     "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
-    "silo_agent": "entry_point < seeding < torchvision_compat < metrics < policy < ledger < local_storage "
-    "< data < settings < account_units < objective < rounds < connection < training < agent",
+    "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger "
+    "< local_storage < data < settings < account_units < objective < rounds < connection < training < agent",
     "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
@@ -78,10 +80,13 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "client": "errors < settings < history < operations < submission",
+    "client": "errors < settings < history < operations < submission < planning",
+    "web": "shared < console < silo_page",
+    "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
+    "cli.job": "options < following < submit < listing < plan < report < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< model < job < given_data < silo < demo < simulate < main",
+    "< model < job < console < given_data < silo < doctor < init < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
@@ -93,6 +98,7 @@ PRODUCT = (
     "silo_agent",
     "simulation",
     "client",
+    "web",
     "cli",
 )
 # what the innermost packages may import of others
@@ -104,6 +110,7 @@ TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
     "silo_agent/seeding.py",
     "silo_agent/torchvision_compat.py",
+    "silo_agent/torch_build.py",
     "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",

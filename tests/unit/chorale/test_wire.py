@@ -8,7 +8,7 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
+from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError, Rule, SiloStage
 from crypto.identity.certificates import SignedBody
 from crypto.session import bodies
 from crypto.session.messages import (
@@ -79,10 +79,15 @@ def test_every_message_of_the_coordinator_survives_the_wire_with_its_key(kind: s
 
 
 def test_a_refusal_survives_the_wire_with_its_key() -> None:
-    sent = wire.refused_to_wire(Refusal.OVERLAPPING_COHORT, KEY)
-    received = session_pb2.Refused.FromString(sent.SerializeToString())
-    assert wire.refused_from_wire(received) is Refusal.OVERLAPPING_COHORT
-    assert wire.key_from_wire(received.key) == KEY
+    for refused in (
+        wire.Refused(code=Refusal.OVERLAPPING_COHORT),
+        wire.Refused(code=Refusal.POLICY, rule=Rule.MAX_ROUNDS),
+        wire.Refused(code=Refusal.REJECTED, text="the ethics board said no: 5/11"),
+    ):
+        sent = wire.refused_to_wire(refused, KEY)
+        received = session_pb2.Refused.FromString(sent.SerializeToString())
+        assert wire.refused_from_wire(received) == refused
+        assert wire.key_from_wire(received.key) == KEY
 
 
 def test_messages_of_no_session_and_of_another_kind_are_our_own_error() -> None:
@@ -262,9 +267,32 @@ def test_shares_out_of_form_are_refused(field: str, secrets: list[tuple[str, int
         wire.from_silo(pb.SiloMessage(unmask_shares=sent))
 
 
-def test_a_refusal_is_on_the_closed_list_or_nothing() -> None:
-    with pytest.raises(RemoteProtocolError, match="the code is not on the closed list"):
-        wire.refused_from_wire(session_pb2.Refused(code="we hold 17 samples"))
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        ({"code": "we hold 17 samples"}, "the code or its rule is not on the closed list"),
+        ({"code": "policy", "rule": "max_step_ratio"}, "the code or its rule is not on the closed list"),
+        ({"code": "policy", "rule": "max_rounds: 17"}, "the code or its rule is not on the closed list"),
+        ({"code": "data", "rule": "max_rounds"}, "data comes without a rule"),
+        ({"code": "policy", "text": "we hold 17 samples"}, "a text comes with rejected, and with no other"),
+        ({"code": "rejected"}, "a text comes with rejected"),
+        ({"code": "rejected", "text": "x" * 201}, "at most 200 printable characters"),
+        ({"code": "rejected", "text": "no\x1b[2Jyes"}, "at most 200 printable characters"),
+        ({"code": "rejected", "text": "\u202eon"}, "at most 200 printable characters"),
+    ],
+)
+def test_a_refusal_carries_words_of_closed_lists_and_a_text_when_rejected_alone(
+    refused: dict[str, str], message: str
+) -> None:
+    with pytest.raises(RemoteProtocolError, match=message):
+        wire.refused_from_wire(session_pb2.Refused(**refused))
+
+
+def test_a_stage_is_on_the_closed_list_or_nothing() -> None:
+    assert wire.stage_from_wire(pb.Stage(stage="loading-torch")) is SiloStage.LOADING_TORCH
+    assert wire.stage_from_wire(pb.Stage()) is None
+    with pytest.raises(RemoteProtocolError, match="the word is not on the closed list"):
+        wire.stage_from_wire(pb.Stage(stage="reading 17 samples"))
 
 
 def test_the_largest_messages_fit_the_limit_of_grpc() -> None:

@@ -145,7 +145,7 @@ class Hub:
         async for event in self.operations().WatchJob(pb.WatchRequest(job_digest=digest)):
             if event.HasField("record"):
                 records.append(event.record)
-            else:
+            elif event.HasField("summary"):
                 summary = event.summary
         return summary, records
 

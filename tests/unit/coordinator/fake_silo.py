@@ -61,7 +61,7 @@ class FakeSilo:
     address: str
     identity: Identity
     vanish_on: tuple[str, str] | None = None
-    refuse_with: Refusal | None = None
+    refuse_with: wire.Refused | None = None
     refuse_from: int = 0
     loses: str | None = None  # the kind of phase whose first task does not get through
     accuse: tuple[int, str] | None = None  # round in which it complains, and of whom
@@ -200,7 +200,7 @@ class FakeSilo:
         """Check the sum, compute the next state and sign it, as an agent does."""
         key, raw = wire.key_from_wire(body.key), body.key.SerializeToString()
         if raw not in self.checks:  # it dealt, and masked nothing
-            self.say(pb.SiloMessage(refused=wire.refused_to_wire(Refusal.STAGE, key)))
+            self.say(pb.SiloMessage(refused=wire.refused_to_wire(wire.Refused(code=Refusal.STAGE), key)))
             return
         revealed = wire.from_coordinator(pb.CoordinatorMessage(revealed_sum=body))
         check, layout = self.checks[raw], self.terms[raw].layout.tagged

@@ -45,7 +45,9 @@ class OddSilo(FakeSilo):
             return None
         if self.does == "refuses":
             key = wire.key_from_wire(message.next_state.key)
-            return super().say(pb.SiloMessage(refused=wire.refused_to_wire(Refusal.SUM, key)))
+            return super().say(
+                pb.SiloMessage(refused=wire.refused_to_wire(wire.Refused(code=Refusal.SUM), key))
+            )
         if self.does == "another state":
             message = self._with_another_state(message)
         elif self.does == "bad signature":

@@ -158,7 +158,7 @@ async def test_attempt_with_too_few_silos_fails_and_the_next_one_has_fresh_keys(
 async def test_job_ends_with_the_refusal_when_too_many_silos_refuse_it(make_hub):
     hub = make_hub(silos=3)
     await hub.start()
-    hub.start_silos(silo_0={"refuse_with": Refusal.POLICY})
+    hub.start_silos(silo_0={"refuse_with": wire.Refused(code=Refusal.POLICY)})
     digest = await hub.submit(rounds=1)
 
     summary, records = await hub.finish(digest)
@@ -171,7 +171,7 @@ async def test_job_ends_with_the_refusal_when_too_many_silos_refuse_it(make_hub)
 async def test_job_whose_silos_may_spend_no_more_stops_with_the_model_so_far(make_hub):
     hub = make_hub(silos=3)
     await hub.start()
-    hub.start_silos(silo_0={"refuse_with": Refusal.BUDGET, "refuse_from": 2})
+    hub.start_silos(silo_0={"refuse_with": wire.Refused(code=Refusal.BUDGET), "refuse_from": 2})
     digest = await hub.submit(rounds=3)
 
     summary, records = await hub.finish(digest)
@@ -190,7 +190,7 @@ async def test_job_whose_silos_may_spend_no_more_stops_with_the_model_so_far(mak
 async def test_job_that_the_budget_refuses_before_its_first_round_has_failed(make_hub):
     hub = make_hub(silos=3)
     await hub.start()
-    hub.start_silos(silo_0={"refuse_with": Refusal.BUDGET})
+    hub.start_silos(silo_0={"refuse_with": wire.Refused(code=Refusal.BUDGET)})
     summary, records = await hub.finish(await hub.submit(rounds=1))
     assert (summary.status, summary.reason) == ("failed", "budget: refused by silos: silo-0 (budget)")
     assert records[0].reason == "budget"

@@ -23,7 +23,7 @@ from coordinator.service.federation_service import SERVICE, FederationService
 from crypto.errors import Refusal
 
 KEY = wire.PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
-REFUSED = pb.SiloMessage(refused=wire.refused_to_wire(Refusal.POLICY, KEY))
+REFUSED = pb.SiloMessage(refused=wire.refused_to_wire(wire.Refused(code=Refusal.POLICY), KEY))
 
 
 async def first_answer(stub, *messages):

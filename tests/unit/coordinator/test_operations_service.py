@@ -15,6 +15,7 @@ import pytest
 from chorale.runtime.audit import read_entries
 from chorale.runtime.software import own_software
 from chorale.spec.state import state_digest, state_to_bytes
+from chorale.transport import wire
 from chorale.v1 import operations_pb2 as pb
 from coordinator.service.operations_service import MAX_SUBMISSIONS
 from crypto.errors import Refusal
@@ -79,7 +80,7 @@ async def test_job_for_silos_that_nobody_knows_is_refused_by_their_names(make_hu
 async def test_progress_names_the_silos_that_refused_and_why(make_hub):
     hub = make_hub()
     await hub.start()
-    fake = hub.silo("silo-0", refuse_with=Refusal.JOB_NOT_APPROVED)
+    fake = hub.silo("silo-0", refuse_with=wire.Refused(code=Refusal.JOB_NOT_APPROVED))
     await fake.wait_for("welcome")
     digest = await hub.submit()
     async for event in hub.operations().WatchJob(pb.WatchRequest(job_digest=digest)):

@@ -30,8 +30,8 @@ from silo_agent.connection.control_stream import (
     ConnectionFailed,
     ControlStream,
     Outbox,
-    explain,
 )
+from silo_agent.connection.greeting import explain
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import Policy

@@ -1,0 +1,1 @@
+"""`chorale doctor`: what is wrong at a party, and what repairs it."""

@@ -1,0 +1,127 @@
+"""`chorale doctor`: what is wrong at a silo, a coordinator or an operator, and one fix for each finding."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from chorale.runtime.files import read_limited
+from chorale.spec.settings_file import MAX_BYTES, parse_mapping
+from chorale.transport import tls
+from cli.doctor.findings import Finding, Findings, State
+from cli.doctor.machine import Machine
+from cli.errors import CommandFailed
+from client.settings import operator_settings
+from coordinator.settings import load_coordinator_settings
+from crypto.errors import ConfigError
+from crypto.identity.certificates import Role
+from silo_agent.settings import load_silo_settings
+
+# a field that only the settings of this role have
+TELLING = {Role.COORDINATOR: "listen", Role.SILO: "policy", Role.OPERATOR: "coordinator"}
+
+
+@click.command()
+@click.option(
+    "--config",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Settings file of a silo, a coordinator or an operator.",
+)
+@click.option(
+    "--job",
+    "job_file",
+    type=click.Path(path_type=Path),
+    help="At a silo: also try this job, as `chorale silo check --job` does.",
+)
+@click.option("--json", "is_json", is_flag=True, help="The findings as one JSON object.")
+def doctor(config: Path, job_file: Path | None, is_json: bool) -> None:
+    """Look for what keeps a silo, a coordinator or an operator from taking part, and name a fix for each.
+
+    Call it where the party runs, from the folder it is started in. It looks at clock, key, certificate,
+    authority, disk, the way to the coordinator and the roster; at a silo also at torch, GPU, policy and data.
+    Where no agent runs, it says hello to the coordinator as the agent would, and leaves. It writes nothing.
+    It ends with 0 where there is no problem, else with 1; warnings do not count.
+    """
+    tls.restrict_to_tls13()
+    shown = sys.stdout
+    tell = (lambda finding: None) if is_json else partial(_print, shown)
+    findings = Findings(tell)
+    # what `silo check` prints beside its findings must not stand in the JSON
+    with contextlib.redirect_stdout(sys.stderr):
+        party = diagnose(config, job_file, Machine(), findings)
+    problems = findings.count(State.PROBLEM)
+    if is_json:
+        found = [_plain(each) for each in findings.found]
+        click.echo(json.dumps({"party": party, "problems": problems, "findings": found}, indent=2))
+    if problems:
+        raise CommandFailed(f"{problems} {'problem' if problems == 1 else 'problems'} found")
+    if not is_json:
+        click.echo("no problem was found")
+
+
+def diagnose(config: Path, job_file: Path | None, machine: Machine, findings: Findings) -> str | None:
+    """Look at the party whose settings these are; its role, None where no settings were recognized."""
+    role: Role | None = None
+    unknown = "name the settings file of a silo, a coordinator or an operator; `chorale init` writes one"
+    with findings.step("settings", fix=unknown):
+        role = _role_of(config)
+    if role is None:
+        return None
+    if job_file is not None and role is not Role.SILO:
+        raise ConfigError(f"--job: {config} is of a {role}, and only a silo tries jobs")
+    examine: Callable[[], None] | None = None
+    with findings.step(
+        "settings", fix=f"correct the file; `chorale schema {role}` says what each field may be"
+    ):
+        examine = _examination(role, config, job_file, machine, findings)
+    if examine is not None:
+        findings.fine("settings", f"{config}, of a {role}")
+        examine()
+    return role.value
+
+
+def _examination(
+    role: Role, config: Path, job_file: Path | None, machine: Machine, findings: Findings
+) -> Callable[[], None]:
+    """What looks at the party, once its settings are read. Raises ConfigError for those."""
+    say = partial(click.echo, err=True)
+    if role is Role.COORDINATOR:
+        from cli.doctor import coordinator
+
+        return partial(coordinator.examine, load_coordinator_settings(config), machine, findings)
+    if role is Role.SILO:
+        from cli.doctor import silo
+
+        settings = load_silo_settings(config)
+        return partial(silo.examine, settings, job_file, machine, say=say, findings=findings)
+    from cli.doctor import operator
+
+    own = operator_settings(config, given={}, identity={})
+    return partial(operator.examine, own, machine, say=say, findings=findings)
+
+
+def _role_of(config: Path) -> Role:
+    """By the fields of the file. Raises ConfigError."""
+    fields = parse_mapping(read_limited(config, MAX_BYTES), source=str(config))
+    for role, field in TELLING.items():
+        if field in fields:
+            return role
+    raise ConfigError(f"{config}: these are no settings of a silo, a coordinator or an operator")
+
+
+def _print(shown: Any, finding: Finding) -> None:
+    click.echo(f"{finding.state.value:<8} {finding.check}: {finding.told}", file=shown)
+    if finding.fix:
+        click.echo(f"{'':<8} fix: {finding.fix}", file=shown)
+
+
+def _plain(finding: Finding) -> dict[str, str]:
+    return {"check": finding.check, "state": finding.state.value, "told": finding.told, "fix": finding.fix}

@@ -1,0 +1,72 @@
+"""What a doctor found: each finding with one fix, told as it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+
+from crypto.errors import ChoraleError
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # it works, and will not for long, or not as well as it could
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """check: what was looked at. fix: one action that repairs it; empty where nothing has to be."""
+
+    check: str
+    state: State
+    told: str
+    fix: str = ""
+
+
+class Findings:
+    """All that was found so far."""
+
+    def __init__(self, tell: Callable[[Finding], None]) -> None:
+        self.found: list[Finding] = []
+        self._tell = tell
+
+    def fine(self, check: str, told: str) -> None:
+        self._add(Finding(check=check, state=State.OK, told=told))
+
+    def warn(self, check: str, told: str, *, fix: str) -> None:
+        self._add(Finding(check=check, state=State.WARNING, told=told, fix=fix))
+
+    def problem(self, check: str, told: str, *, fix: str) -> None:
+        self._add(Finding(check=check, state=State.PROBLEM, told=told, fix=fix))
+
+    def count(self, state: State) -> int:
+        return sum(each.state is state for each in self.found)
+
+    def step(self, check: str, *, fix: str) -> Step:
+        """An error in it is a problem, and the next step follows."""
+        return Step(self, check, fix)
+
+    def _add(self, finding: Finding) -> None:
+        self.found.append(finding)
+        self._tell(finding)
+
+
+@dataclass(frozen=True, slots=True)
+class Step(AbstractContextManager[None]):
+    """One thing that is looked at, and what repairs it where that fails."""
+
+    findings: Findings
+    check: str
+    fix: str
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, ChoraleError | OSError):
+            return error is None
+        self.findings.problem(self.check, " ".join(str(error).split()), fix=self.fix)
+        return True

@@ -1,0 +1,51 @@
+"""The roster that a party goes by: its signature, its age, and whether it lists the party's certificate."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from cli.doctor.credentials import CLOCK
+from cli.doctor.findings import Findings
+from crypto.errors import RemoteProtocolError
+from crypto.identity.certificates import CLOCK_SKEW, Anchors, Identity, SignedBody
+from crypto.identity.roster import Roster, read_roster
+
+SOON = timedelta(days=2)  # before silos refuse it, as the alert ChoraleCoordinatorRosterTooOld
+RENEW = "have the authority run `chorale authority renew`, and put the new roster.json at the coordinator"
+
+
+def check_roster(
+    signed: SignedBody,
+    own: tuple[Identity, Anchors],
+    *,
+    now: datetime,
+    max_age: timedelta,
+    findings: Findings,
+) -> Roster | None:
+    """The roster, where its signature holds. max_age: beyond which silos refuse it."""
+    identity, authority = own
+    try:
+        roster = read_roster(signed, authority=authority, federation=identity.member.federation)
+    except RemoteProtocolError as error:
+        findings.problem("roster", str(error), fix=RENEW)
+        return None
+    age, member = now - roster.issued, identity.member
+    told = f"version {roster.version}, signed on {roster.issued:%Y-%m-%d %H:%M} UTC"
+    if not roster.holds(member.role, member.name, identity.fingerprint):
+        findings.problem(
+            "roster",
+            f"{told}: it does not list this certificate of {member.role} {member.name}",
+            fix=f"have the authority list it: chorale authority roster {member.name}.crt",
+        )
+    elif age < -CLOCK_SKEW:
+        findings.problem("clock", f"roster {told}: that is after {now:%Y-%m-%d %H:%M} UTC", fix=CLOCK)
+    elif now > roster.expires:
+        findings.problem("roster", f"{told}: it expired on {roster.expires:%Y-%m-%d %H:%M} UTC", fix=RENEW)
+    elif age > max_age:
+        told = f"{told}: {age.days} days old, silos take at most {max_age / timedelta(days=1):g}"
+        findings.problem("roster", told, fix=RENEW)
+    elif age > max_age - SOON or roster.expires - now < SOON:
+        findings.warn("roster", f"{told}: silos refuse it within {SOON.days} days", fix=RENEW)
+    else:
+        findings.fine("roster", f"{told}, {len(roster.members)} members")
+    return roster

@@ -1,0 +1,1 @@
+"""`chorale init`: commented files for a new federation, coordinator or silo."""

@@ -1,0 +1,211 @@
+"""`chorale init`: the files that a party starts from, each field explained, with its key and request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from chorale.spec.settings_file import check_values
+from cli.authority.commands import LONGEST_DAYS, found
+from cli.authority.folder import CERTIFICATE
+from cli.init.commented import commented
+from cli.keys import check_new, make_request, write_new
+from cli.schema import model_of
+from client.errors import with_hint
+from crypto.errors import ConfigError
+from crypto.identity.certificates import MemberId, Role
+from crypto.session.cohort import SMALLEST_FEDERATION
+from silo_agent.data.settings import DataFormat
+
+# a job on scikit-learn's digits, so that the first one runs before anybody has read an own table
+FIRST_JOB: Mapping[str, Any] = {
+    "name": "first",
+    "rounds": 5,
+    "model": {"name": "mlp"},
+    "classes": 10,
+    "input_shape": [1, 8, 8],
+    "training": {"learning_rate": 0.1},
+}
+FEDERATION = click.option("--federation", required=True, help="Name of the federation.")
+COORDINATOR = click.option(
+    "--coordinator", required=True, metavar="HOST:PORT", help="Where the coordinator is dialed."
+)
+
+
+@click.group()
+def init() -> None:
+    """Write the files that a party starts from: each field with its meaning, its default and its place.
+
+    Nothing is overwritten. Keys are made where they live, so call it at each party's own machine.
+    """
+
+
+@init.command()
+@FEDERATION
+@COORDINATOR
+@click.option(
+    "--silo", "silos", multiple=True, required=True, metavar="NAME", help="A silo of the job; at least 3."
+)
+@click.option("--operator", default="operator", show_default=True, help="Name of who submits jobs.")
+@click.option(
+    "--out", default=Path(), type=click.Path(path_type=Path), help="Folder.  [default: where it is called]"
+)
+def federation(federation: str, coordinator: str, silos: tuple[str, ...], operator: str, out: Path) -> None:
+    """Found a federation: the authority's key, an operator's files, and a first job.
+
+    Keep the folder authority on a machine that is not online.
+    """
+    if len(set(silos)) < SMALLEST_FEDERATION:
+        raise with_hint(
+            ConfigError(f"--silo: expected at least {SMALLEST_FEDERATION} names, got {len(set(silos))}"),
+            "with fewer, a sum would tell one silo what another one sent",
+        )
+    authority, home = out / "authority", out / operator
+    member = MemberId(federation=federation, role=Role.OPERATOR, name=operator)
+    files = {
+        home / "operator.yaml": _filled(
+            "operator",
+            {"federation": federation, "coordinator": coordinator, **_own_files(home, operator)},
+            title="Settings of an operator: chorale job ... --config operator.yaml",
+        ),
+        home / "job.yaml": _filled(
+            "job",
+            {**FIRST_JOB, "federation": federation, "silos": list(silos)},
+            title="A first job, on scikit-learn's handwritten digits: chorale job submit job.yaml",
+        ),
+    }
+    _check_all_new(*files, authority / CERTIFICATE)
+    found(federation, authority, valid_days=LONGEST_DAYS)
+    make_request(member, (), home)
+    _write(files)
+    host = coordinator.rpartition(":")[0]
+    at_silo = f"chorale init silo --federation {federation} --coordinator {coordinator} --name"
+    _next(
+        f"at the coordinator: chorale init coordinator --federation {federation} --host {host} --name hub",
+        *(f"at {silo}: {at_silo} {silo}" for silo in silos),
+        f"at the authority, with all requests: chorale authority sign CSR... --directory {authority}",
+        f"then: chorale authority roster CERT... --directory {authority} --out roster.json",
+        f"to each member: {authority / CERTIFICATE} and its own certificate; to the coordinator: roster.json",
+        f"once all run: chorale job submit {home / 'job.yaml'} --config {home / 'operator.yaml'}",
+    )
+
+
+@init.command()
+@FEDERATION
+@click.option("--name", default="hub", show_default=True, help="The coordinator's name.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    required=True,
+    help="Host name or address that silos dial, as its certificate will say; repeatable.",
+)
+@click.option("--port", default=7443, show_default=True, type=click.IntRange(0, 65_535), help="To listen on.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: one of the name]")
+def coordinator(federation: str, name: str, hosts: tuple[str, ...], port: int, out: Path | None) -> None:
+    """A coordinator's settings, key and request."""
+    home = out or Path(name)
+    path = home / "coordinator.yaml"
+    values = {
+        "federation": federation,
+        "listen": f"0.0.0.0:{port}",
+        **_own_files(home, name),
+        "roster": str(home / "roster.json"),
+        "directory": str(home / "state"),
+    }
+    title = "Settings of the coordinator: chorale coordinator run --config coordinator.yaml"
+    files = {path: _filled("coordinator", values, title=title)}
+    _check_all_new(*files)
+    make_request(MemberId(federation=federation, role=Role.COORDINATOR, name=name), hosts, home)
+    _write(files)
+    _next(
+        f"send {home / f'{name}.csr'} to the authority",
+        f"put {name}.crt, authority.crt and roster.json, which come back, into {home}",
+        f"chorale doctor --config {path}",
+        f"chorale coordinator run --config {path}",
+    )
+
+
+@init.command()
+@FEDERATION
+@COORDINATOR
+@click.option("--name", required=True, help="This silo's name.")
+@click.option(
+    "--format",
+    "data_format",
+    default=DataFormat.DIGITS.value,
+    show_default=True,
+    type=click.Choice([each.value for each in DataFormat if each not in (DataFormat.SQL, DataFormat.MODULE)]),
+    help="How the data is stored.",
+)
+@click.option("--path", "data", type=click.Path(path_type=Path), help="File or folder of the data.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: one of the name]")
+def silo(
+    federation: str, coordinator: str, name: str, data_format: str, data: Path | None, out: Path | None
+) -> None:
+    """A silo's settings, policy, key and request.
+
+    Its data are scikit-learn's digits, to try, unless --format and --path name others.
+    """
+    home = out or Path(name)
+    path = home / "silo.yaml"
+    values = {
+        "federation": federation,
+        "coordinator": coordinator,
+        **_own_files(home, name),
+        "name": name,
+        "directory": str(home / "state"),
+        "policy": str(home / "policy.yaml"),
+        "data": {"format": data_format} | ({} if data is None else {"path": str(data)}),
+    }
+    files = {
+        path: _filled("silo", values, title="Settings of a silo agent: chorale silo run --config silo.yaml"),
+        home / "policy.yaml": _filled(
+            "policy", {"federation": federation}, title="What may leave this silo; it has the last word."
+        ),
+    }
+    _check_all_new(*files)
+    make_request(MemberId(federation=federation, role=Role.SILO, name=name), (), home)
+    _write(files)
+    _next(
+        f"send {home / f'{name}.csr'} to the authority",
+        f"put {name}.crt and authority.crt, which come back, into {home}",
+        f"chorale doctor --config {path}",
+        f"chorale silo run --config {path}",
+    )
+
+
+def _own_files(home: Path, name: str) -> dict[str, Any]:
+    """Where a member's own key and certificates will lie."""
+    identity = {"certificate": str(home / f"{name}.crt"), "key": str(home / f"{name}.key")}
+    return {"identity": identity, "authority": str(home / CERTIFICATE)}
+
+
+def _filled(kind: str, values: Mapping[str, Any], *, title: str) -> bytes:
+    """A file of a kind of cli.schema. Raises ConfigError for a value that is not allowed."""
+    model = model_of(kind)
+    later = {"not_after": "9999-12-31T00:00:00Z"} if kind == "job" else {}  # which `job submit` fills in
+    check_values(model, {**later, **values}, source="init")
+    return commented(model, values, title=title).encode()
+
+
+def _check_all_new(*paths: Path) -> None:
+    """Raises ConfigError before anything is written."""
+    for path in paths:
+        check_new(path, what="a file")
+
+
+def _write(files: Mapping[Path, bytes]) -> None:
+    for path, data in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_new(path, data, what="a file")
+        click.echo(f"{path}: written; each field is explained in it")
+
+
+def _next(*steps: str) -> None:
+    click.echo("next:")
+    for step in steps:
+        click.echo(f"  {step}")

@@ -1,0 +1,110 @@
+"""`chorale init`: every field of a file with the model's own sentence, what is given on, the rest off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chorale.spec.settings_file import check_values, parse_mapping
+from cli.init.commented import commented
+from cli.schema import MODELS, model_of
+from tests.unit.cli.conftest import Ended
+
+FEDERATION = ("--federation", "heart")
+HUB = ("--coordinator", "hub.example.org:7443")
+OWN = {"identity": {"certificate": "a.crt", "key": "a.key"}, "authority": "authority.crt"}
+SILO = {
+    "federation": "heart",
+    "coordinator": "hub:7443",
+    "name": "a",
+    "directory": "state",
+    "policy": "policy.yaml",
+    "data": {"format": "csv", "path": "ward.csv"},
+    **OWN,
+}
+GIVEN: Mapping[str, Mapping[str, Any]] = {
+    "silo": SILO,
+    "policy": {"federation": "heart"},
+    "coordinator": {
+        "federation": "heart",
+        "listen": "0.0.0.0:7443",
+        "roster": "roster.json",
+        "directory": "state",
+        **OWN,
+    },
+    "operator": {"federation": "heart", "coordinator": "hub:7443", **OWN},
+    "job": {
+        "name": "first",
+        "federation": "heart",
+        "silos": ["a", "b", "c"],
+        "rounds": 5,
+        "model": {"name": "mlp"},
+        "classes": 10,
+        "input_shape": [1, 8, 8],
+        "training": {"learning_rate": 0.1},
+    },
+}
+LATER = {"not_after": "2099-12-31T00:00:00Z"}  # which `job submit` fills in
+
+
+def text_of(kind: str) -> str:
+    return commented(model_of(kind), GIVEN[kind], title="A file.")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_file_holds_what_was_given_and_nothing_else(kind: str) -> None:
+    assert parse_mapping(text_of(kind).encode(), source=kind) == GIVEN[kind]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_default_that_is_switched_on_changes_nothing(kind: str) -> None:
+    """A default that stood wrongly in a file would be another one as soon as somebody takes the # away."""
+    later = LATER if kind == "job" else {}
+    given = check_values(model_of(kind), {**GIVEN[kind], **later}, source=kind)
+    lines = [re.sub(r"^( *)#(?=[a-z])", r"\1", line) for line in text_of(kind).splitlines()]
+    switched = yaml.safe_load("\n".join(line for line in lines if not line.endswith("not_after:")))
+    assert check_values(model_of(kind), {**switched, **later}, source=kind) == given
+    names = {field.alias or name for name, field in model_of(kind).model_fields.items()}
+    assert set(switched) | set(later) >= names
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_sentence_is_the_models_own(kind: str) -> None:
+    told = " ".join(line.strip().removeprefix("#") for line in text_of(kind).splitlines())
+    told = " ".join(told.split())
+    for name, field in model_of(kind).model_fields.items():
+        assert field.description is None or " ".join(field.description.split()) in told, name
+
+
+def test_nothing_is_overwritten_and_nothing_is_half_written(
+    chorale: Callable[..., Ended], tmp_path: Path
+) -> None:
+    home = tmp_path / "a"
+    home.mkdir()
+    (home / "policy.yaml").write_text("federation: mine\n")
+    ended = chorale("init", "silo", *FEDERATION, *HUB, "--name", "a", "--out", home)
+    assert (ended.code, f"{home / 'policy.yaml'}: a file is already there" in ended.err) == (2, True)
+    assert [path.name for path in home.iterdir()] == ["policy.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["silo", *HUB, "--name", "Ward A"], "name: expected 1 to 63 lower-case letters, digits and inner"),
+        (["silo", *HUB, "--name", "a", "--format", "csv"], "data: path: format csv needs one"),
+        (["silo", "--coordinator", "hub", "--name", "a"], "coordinator: expected host:port"),
+        (["federation", *HUB, "--silo", "a", "--silo", "b"], "--silo: expected at least 3 names, got 2"),
+        (["federation", *HUB, "--silo", "a", "--silo", "a", "--silo", "b"], "at least 3 names, got 2"),
+    ],
+)
+def test_wrong_value_is_told_before_anything_is_written(
+    chorale: Callable[..., Ended], tmp_path: Path, command: list[str], sentence: str
+) -> None:
+    ended = chorale("init", command[0], *FEDERATION, *command[1:], "--out", tmp_path / "new")
+    assert (ended.code, sentence in ended.err) == (2, True), ended.err
+    assert list(tmp_path.iterdir()) == []

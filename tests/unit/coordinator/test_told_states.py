@@ -1,0 +1,147 @@
+"""What an operator is told of a job that waits or was refused: at whom, and by which rule; nothing more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chorale.transport import wire
+from chorale.v1 import federation_pb2 as fpb
+from chorale.v1 import operations_pb2 as pb
+from coordinator.reasons import told_state
+from crypto.errors import Refusal, Rule
+from tests.unit.coordinator.fake_silo import FakeSilo
+
+WAITING = wire.Refused(code=Refusal.JOB_NOT_APPROVED)
+TEXT = "not before the board's meeting in May"
+
+
+class IdleSilo(FakeSilo):
+    """Connected, and does nothing about its tasks."""
+
+    is_idle = True
+
+    async def _on_task(self, task: fpb.PhaseTask) -> None:
+        if not self.is_idle:
+            await super()._on_task(task)
+
+
+async def summary_with(hub: Any, digest: bytes, state: str) -> Any:
+    """The first summary of the job that says so, and of each other state that was told before."""
+    told = []
+    async for event in hub.operations().WatchJob(pb.WatchRequest(job_digest=digest)):
+        if event.HasField("summary"):
+            told.append(event.summary.state)
+            if event.summary.state == state:
+                return event.summary
+    pytest.fail(f"never told {state!r}, but {told}")
+
+
+async def test_job_that_nobody_approved_waits_for_approval_and_says_where(make_hub):
+    hub = make_hub(silos=4)
+    await hub.start()
+    hub.start_silos(silo_0={"refuse_with": WAITING}, silo_2={"refuse_with": WAITING})
+    for fake in hub.fakes.values():
+        await fake.wait_for("welcome")
+    digest = await hub.submit(rounds=1)
+
+    summary = await summary_with(hub, digest, "waiting for approval at silo-0, silo-2")
+
+    assert {each.silo for each in summary.awaited if each.why == "approval"} == {"silo-0", "silo-2"}
+    assert (summary.status, summary.operator) == ("running", "ops")
+    listed = (await hub.operations().ListJobs(pb.ListJobsRequest())).jobs
+    assert [job.state for job in listed] == ["waiting for approval at silo-0, silo-2"]
+
+
+async def test_job_whose_silos_are_away_says_how_many_are_connected(make_hub):
+    hub = make_hub(silos=4)
+    await hub.start()
+    for name in hub.names[:2]:
+        await hub.silo(name).wait_for("welcome")
+    digest = await hub.submit(rounds=1)
+    summary = await summary_with(hub, digest, "waiting for silos: 2 of 4 connected")
+    assert [each.silo for each in summary.awaited if each.why == "connection"] == ["silo-2", "silo-3"]
+
+
+async def test_silo_that_loads_torch_is_told_until_it_has(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    for name in hub.names[:2]:
+        hub.silo(name)
+    slow = hub.silo("silo-2", kind=IdleSilo)
+    digest = await hub.submit(rounds=1)
+    await slow.wait_for("task")
+    slow.say(fpb.SiloMessage(stage=fpb.Stage(stage="loading-torch")))
+    await summary_with(hub, digest, "waiting for silo-2: loading torch")
+    slow.say(fpb.SiloMessage(stage=fpb.Stage()))
+    await summary_with(hub, digest, "running")
+    slow.is_idle = False
+    slow.say(fpb.SiloMessage(heartbeat=fpb.Heartbeat()))  # it gets its task again
+    summary, _ = await hub.finish(digest)
+    assert (summary.status, summary.state) == ("done", "done")
+
+
+async def test_stage_that_is_not_on_the_list_ends_the_line(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    slow = hub.silo("silo-2", kind=IdleSilo)
+    await hub.submit(rounds=1)
+    await slow.wait_for("task")
+    slow.say(fpb.SiloMessage(stage=fpb.Stage(stage="reading 17 samples")))
+    error = await slow.wait_for("error")
+    assert "stage: the word is not on the closed list" in error.details()
+
+
+async def test_refusal_names_the_rule_to_the_operator_and_to_no_other_silo(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    refused = wire.Refused(code=Refusal.POLICY, rule=Rule.MAX_ROUNDS)
+    hub.silo("silo-0", refuse_with=refused)
+    other = hub.silo("silo-1", kind=IdleSilo)
+    for fake in hub.fakes.values():
+        await fake.wait_for("welcome")
+
+    summary, records = await hub.finish(await hub.submit(rounds=1))
+
+    assert summary.reason == "refused by silos: silo-0 (policy: max_rounds)"
+    left = {each.silo: (each.reason, each.rule, each.text) for each in records[0].left_out}
+    assert left["silo-0"] == ("policy", "max_rounds", "")
+    outcome = await other.wait_for("outcome")
+    assert {each.silo: (each.reason, each.rule) for each in outcome.record.left_out}["silo-0"] == (
+        "policy", "",
+    )  # fmt: skip
+
+
+async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_hub):
+    hub = make_hub(silos=3)
+    await hub.start()
+    refused = wire.Refused(code=Refusal.REJECTED, text=TEXT)
+    hub.silo("silo-0", refuse_with=refused)
+    other = hub.silo("silo-1", kind=IdleSilo)
+    for fake in hub.fakes.values():
+        await fake.wait_for("welcome")
+
+    summary, records = await hub.finish(await hub.submit(rounds=1))
+
+    assert summary.reason == f'refused by silos: silo-0 (rejected: "{TEXT}")'
+    assert [left.text for left in records[0].left_out if left.silo == "silo-0"] == [TEXT]
+    ended = await other.wait_for("job_ended")
+    assert ended.reason == "refused by silos: silo-0 (rejected)"
+    told_to_silos = b"".join(
+        body.SerializeToString()
+        for fake in hub.fakes.values()
+        for bodies in fake.told.values()
+        for body in bodies
+    )
+    assert TEXT.encode() not in told_to_silos
+    assert b"rejected" in told_to_silos  # the control
+    assert TEXT not in (hub.settings.directory / "audit.jsonl").read_text()
+
+
+def test_a_state_names_few_silos_and_counts_the_others() -> None:
+    many = {f"silo-{place}": "approval" for place in range(9)}
+    assert told_state(many, silos=9).endswith("silo-4, silo-5 and 3 more")
+    both = {"a": "approval", "b": "connection", "c": "input"}
+    assert told_state(both, silos=4) == "waiting for approval at a; for silos: 3 of 4 connected"
+    assert told_state({"c": "input", "d": "answer"}, silos=4) == "running"
