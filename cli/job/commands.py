@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from chorale.runtime.files import write_atomic
+from cli.job.evidence import evidence
 from cli.job.following import check_done, end_of, follow, follow_json
 from cli.job.listing import list_jobs, list_silos
 from cli.job.options import operator_options
@@ -22,7 +23,7 @@ def job() -> None:
     """Plan, submit, watch, steer, report and fetch jobs."""
 
 
-for each in (plan, submit, list_jobs, list_silos, report):
+for each in (plan, submit, list_jobs, list_silos, report, evidence):
     job.add_command(each)
 
 

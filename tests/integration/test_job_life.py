@@ -13,6 +13,7 @@ import pytest
 from tests.support.federation import LocalFederation
 from tests.support.processes import Service, run_cli, wait_until
 
+
 @pytest.mark.gate
 def test_job_is_planned_watched_through_a_kill_of_the_coordinator_and_reported(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3) as federation:
