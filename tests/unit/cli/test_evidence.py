@@ -1,15 +1,20 @@
-"""`chorale evidence verify` as a person calls it."""
+"""`chorale evidence verify` and `chorale silo evidence` as people call them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from chorale.evidence import SiloStatement, open_statement
+from chorale.runtime.audit import AuditLog
 from cli.errors import ExitCode
 from cli.main import run
 from tests.support.evidence import SILOS, Lab
+from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.test_approval import offered
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +56,40 @@ def test_verify_of_no_file_is_a_mistake_and_no_mismatch(
 ) -> None:
     assert run(["evidence", "verify", str(tmp_path / "none.zip")]) == ExitCode.USAGE
     assert "no such file" in capsys.readouterr().err
+
+
+def test_silo_writes_what_it_says_of_one_job_and_nothing_of_others(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    """A reason to refuse, and another job, are the institution's own."""
+    job, config, out = offered(desk), desk.silo(), desk.folder / "own.json"
+    log = AuditLog(desk.folder / "silo-0" / "audit.jsonl")
+    for digest in (job.digest, b"o" * 32):
+        log.append("job_approved", job=digest, by="Ada")
+        log.append("refused", job=digest, code="data", reason="column age: 3 of 211 rows are empty")
+        log.append("spent", job=digest, round=0, phase="enrollment.0", releases=None)
+    log.close()
+    ended = chorale("silo", "evidence", job.id, "--config", config, "--out", out)
+    assert ended.code == 0, ended.err
+    assert ended.out == f"{out}: job {job.id}, 2 audit entries, bound of epsilon: 0\n"
+    said = open_statement(out.read_bytes(), SiloStatement).statement
+    entries = said.audit.entries_of_job()
+    assert [(each["entry"], each["event"]) for each in entries] == [(1, "job_approved"), (3, "spent")]
+    assert said.audit.entries == 6
+    assert b"211" not in out.read_bytes()
+    assert (b"o" * 32).hex().encode() not in out.read_bytes()
+    assert (said.silo, said.job, said.decision) == ("silo-0", job.digest.hex(), "offered")
+
+
+def test_silo_evidence_of_no_job_and_of_a_broken_log_is_one_sentence(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    job, config, out = offered(desk), desk.silo(), desk.folder / "own.json"
+    log = desk.folder / "silo-0" / "audit.jsonl"
+    log.write_text('{"entry": 2}\n')
+    broken = chorale("silo", "evidence", job.id, "--config", config, "--out", out)
+    assert (broken.code, out.exists()) == (2, False)
+    assert broken.err.splitlines()[-1] == f"chorale: error: {log}: entry 1: not an entry of an audit log"
+    unknown = chorale("silo", "evidence", "beef", "--config", config, "--out", out)
+    assert unknown.code == 2
+    assert "job beef: expected the id of one job that was offered here, none begins with it" in unknown.err

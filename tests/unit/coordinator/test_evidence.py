@@ -1,4 +1,4 @@
-"""What a coordinator shows of a job holds before somebody who took no part, whatever happened in its rounds."""
+"""What a coordinator shows of a job convinces somebody who took no part, whatever happened in its rounds."""
 
 from __future__ import annotations
 
