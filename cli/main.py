@@ -25,7 +25,7 @@ COMMANDS = {
     "silo": ("cli.silo.commands:silo", "Run and inspect an institution's agent."),
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
     "operator": ("cli.operator:operator", "Make an operator's key."),
-    "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
+    "job": ("cli.job.commands:job", "Plan, submit, watch, steer, report and fetch jobs."),
     "console": ("cli.console:console", "Serve pages of the federation and its jobs to operators."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
     "evidence": ("cli.evidence:evidence", "Check the evidence of a job."),

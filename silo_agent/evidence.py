@@ -17,14 +17,13 @@ from chorale.runtime.software import own_software
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
 from crypto.errors import ConfigError
-from silo_agent.ledger.ledger import (
+from silo_agent.ledger.decisions import (
+    APPROVED_EVENT,
     GRANTED_EVENT,
     REFUSALS_GRANTED_EVENT,
-    REVEALED_EVENT,
-    SPENT_EVENT,
-    Ledger,
-    LedgerJob,
+    REJECTED_EVENT,
 )
+from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, LedgerJob
 from silo_agent.policy.policy import load_policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.settings import SiloSettings
@@ -32,8 +31,8 @@ from silo_agent.settings import SiloSettings
 AUDITED = (
     REVEALED_EVENT,
     SPENT_EVENT,
-    "job_approved",
-    "job_rejected",
+    APPROVED_EVENT,
+    REJECTED_EVENT,
     GRANTED_EVENT,
     REFUSALS_GRANTED_EVENT,
 )
@@ -52,6 +51,7 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
     path = settings.policy_of(data_set)
     account = ledger.accounts().charged(data_set.name).account
     spent, unnoised = ledger.budget(policy=load_policy(path), data_set=account).of_job(job.job_digest)
+    planned = {} if spent.first is None else spent.first.releases
     return SiloStatement(
         federation=settings.federation,
         job=job.job_digest.hex(),
@@ -63,7 +63,7 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
         delta=spent.delta,
         sides_are_fixed=spent.sides_are_fixed,
         costs=ledger.costs_of(job.job_digest),
-        plan=tuple((releases_to_json([each]), count) for each, count in spent.first_plan.items()),
+        plan=tuple((releases_to_json([each]), count) for each, count in planned.items()),
         epsilon=None if unnoised else evidence.number(spent.epsilon()),
         audit=_excerpt(settings.audit_path, job.job_digest),
     )

@@ -109,15 +109,19 @@ class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_DIGEST_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
+    once: _builtins.bool
+    """ends after what is known now, also of a job that goes on"""
     def __init__(
         self,
         *,
         job_digest: _builtins.bytes = ...,
+        once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_digest", b"job_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_digest", b"job_digest", "once", b"once"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

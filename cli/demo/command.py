@@ -48,10 +48,10 @@ from cli.demo.setup import (
 )
 from cli.errors import CommandFailed
 from cli.given_data import GIVEN, DataOptions, data_options
-from cli.job import check_done
+from cli.job.following import check_done
 from cli.output import report
+from cli.output.page import units_told
 from cli.output.progress import show
-from cli.output.report import units_told
 from client.errors import require_extra, with_hint
 from client.evidence.pack import collect
 from client.history import JobHistory, score_word
@@ -148,7 +148,7 @@ def demo(
 
     Leaves report.json, report.html, model.safetensors and evidence.zip in the --out folder.
     """
-    require_extra("silo", "torch", "sklearn", "dp_accounting", what="demo")
+    require_extra("demo", "torch", "sklearn", "opacus", "dp_accounting", what="demo")
     _check_given(file)
     if file is None:
         plan = digits_plan(
@@ -219,8 +219,7 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
     spent = {} if told is None else _spent(plan, told, digest)
     promise = None if told is None else told.promise
     document = report.document(history, policy=plan.allowed, promise=promise, spent=spent)
-    write_atomic(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
-    write_atomic(plan.out / "report.html", report.page(document).encode(), mode=0o644)
+    report.write_report(document, plan.out)
     try:
         check_done(history)  # a job that was stopped leaves its model and report too
     except CommandFailed as error:

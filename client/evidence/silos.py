@@ -10,7 +10,7 @@ from typing import Any
 
 from chorale.evidence import PhaseFacts, SiloStatement
 from chorale.job import Job
-from chorale.privacy.composition import AccountReleases, kinds_of
+from chorale.privacy.composition import AccountReleases, FirstPlan, kinds_of
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import GlobalState
@@ -112,12 +112,13 @@ def _check_epsilon(job: Job, silo: SiloStatement, spent: list[dict[str, Any]], s
         raise EvidenceMismatch("plan: the job has no privacy")
     if plan and kinds_of(plan) != kinds_of(planned_releases(job.spec, shapes)):
         raise EvidenceMismatch("plan: it is not what the signed job releases")
+    first = FirstPlan(job=job.digest, releases=plan, sides_are_fixed=silo.sides_are_fixed) if plan else None
     account = AccountReleases(
         delta=silo.delta,
         sides_are_fixed=silo.sides_are_fixed,
         releases=released,
         jobs=frozenset({job.digest}),
-        first_plan=plan,
+        first=first,
     )
     expected = None if unnoised else account.epsilon()
     if expected is not None and math.isinf(expected):

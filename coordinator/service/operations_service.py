@@ -103,7 +103,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def WatchJob(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
         """The job's summary and records, and each change of them until it has ended."""
         async with errors_as_codes(context):
-            async for event in self._job_manager.watch(request.job_digest):
+            async for event in self._job_manager.watch(request.job_digest, once=request.once):
                 yield event
 
     async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:

@@ -37,11 +37,11 @@ class Disclosure(Enum):
 
     CONSTANT = "the same whatever the data are"
     UPDATE = "the trained update"
-    FROM_UPDATE = "follows from the update, or from the number of steps"
-    STATISTIC = "of the records, all classes together"
-    CLASS_STATISTIC = "of the records, by class"  # and everything that is not classified
-    TRAINED_CLASS_STATISTIC = "by class, answers of the model just trained"
-    DIAGNOSTIC = "how well the numbers fit their words"  # no private job sums it
+    FROM_UPDATE = "follows from the update"  # or from the declared number of steps
+    STATISTIC = "of records, all classes together"
+    CLASS_STATISTIC = "of records, by class"  # and everything that is not classified
+    TRAINED_CLASS_STATISTIC = "answers of the model, by class"  # that was just trained
+    DIAGNOSTIC = "how well the encoding fits"  # no private job sums it
 
     @property
     def is_by_class(self) -> bool:

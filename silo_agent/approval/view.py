@@ -25,6 +25,7 @@ from chorale.spec.state import GlobalState, trained_names
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.decisions import PersonsDecision
 from silo_agent.ledger.ledger import LedgerJob
 from silo_agent.ledger.reveals import Decision
 from strategies.base import MODEL, TOTAL
@@ -126,16 +127,6 @@ class OwnCode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PersonsDecision:
-    """What one person said to a job. reason: of a rejection, as the operator is told it."""
-
-    by: str
-    decision: Decision
-    reason: str
-    when: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A job as it is put before a person.
 
@@ -155,7 +146,7 @@ class JobView:
     decision: Decision
     decisions: tuple[PersonsDecision, ...]
     required_approvals: int
-    missing_approvals: int
+    approved_by: tuple[str, ...]
     data_set: str | None
     record: str
     silos: tuple[str, ...]
@@ -193,7 +184,8 @@ def job_view(
     job: LedgerJob,
     spec: JobSpec,
     *,
-    state: GlobalState | None,
+    parameters: int | None,
+    phases: Sequence[SummedPhase],
     weights: StartingWeights,
     promise: Promise | None,
     no_promise: str,
@@ -205,12 +197,12 @@ def job_view(
     previous: tuple[str, JobSpec] | None,
     decisions: Sequence[PersonsDecision],
     required_approvals: int,
-    missing_approvals: int,
+    approved_by: Sequence[str],
 ) -> JobView:
     """The view of a job that was offered here.
 
-    state: any of its global states, for the shapes; None where only the job's own code makes one. record:
-    what a record is in the data set. previous: id and text of the last approved job of the same operator.
+    record: what a record is in the data set. previous: id and text of the last approved job of the same
+    operator.
     """
     id_before, changes = (None, ()) if previous is None else (previous[0], changed_fields(previous[1], spec))
     training = spec.training
@@ -224,20 +216,20 @@ def job_view(
         decision=job.decision,
         decisions=tuple(decisions),
         required_approvals=required_approvals,
-        missing_approvals=missing_approvals,
+        approved_by=tuple(approved_by),
         data_set=data_set,
         record=record,
         silos=spec.silos,
         silos_per_round=spec.named_per_round,
         method=_method_told(spec),
         model=_model_told(spec),
-        parameters=None if state is None else _parameters(state),
+        parameters=parameters,
         task=spec.method.task.word,
         rounds=spec.rounds,
         count=spec.count,
         training=f"{training.local_epochs:g} epochs a round, batches of {training.batch_size}, "
         f"learning rate {training.learning_rate:g}",
-        phases=summed_phases(spec, state),
+        phases=tuple(phases),
         is_private=spec.privacy is not None,
         promise=promise,
         no_promise=no_promise,
@@ -251,19 +243,27 @@ def job_view(
 
 
 def summed_phases(spec: JobSpec, state: GlobalState | None) -> tuple[SummedPhase, ...]:
-    """Every quantity that the job sums, phase by phase, as its method declares them."""
+    """Every quantity that the job sums, phase by phase, as its method declares them.
+
+    state: any of its global states, for the shapes; None where only the job's own code makes one. Raises
+    ConfigError for a private job that cannot protect one of them.
+    """
     phases = []
     for kind, silos, times in planned_phases(spec):
-        if state is not None:
-            quantities = tuple(_summed(each, spec, silos) for each in _quantities(spec, kind, state, silos))
-        else:  # what is the same of two models that share no size holds of any
-            small, large = (_quantities(spec, kind, _stand_in(size), silos) for size in (2, 3))
-            quantities = tuple(
-                _summed(each, spec, silos, is_sized=each.size == other.size)
-                for each, other in zip(small, large, strict=True)
-            )
+        shown = _quantities(spec, kind, _stand_in(2) if state is None else state, silos)
+        # what is the same of two models that share no size holds of any
+        other = _quantities(spec, kind, _stand_in(3), silos) if state is None else shown
+        quantities = tuple(
+            _summed(each, spec, silos, is_sized=each.size == twin.size)
+            for each, twin in zip(shown, other, strict=True)
+        )
         phases.append(SummedPhase(kind=kind, times=times, silos=silos, quantities=quantities))
     return tuple(phases)
+
+
+def trained_values(state: GlobalState) -> int:
+    """Parameters of the model."""
+    return sum(math.prod(state[MODEL + name].shape) for name in trained_names(state))
 
 
 def changed_fields(before: JobSpec, now: JobSpec) -> tuple[FieldChange, ...]:
@@ -276,14 +276,20 @@ def changed_fields(before: JobSpec, now: JobSpec) -> tuple[FieldChange, ...]:
     )
 
 
+def options_told(options: Mapping[str, Any]) -> str:
+    """What a plug-in is given, on one line; nothing where it is given nothing."""
+    return json.dumps(options) if options else ""
+
+
 def _fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted names of all fields that are set, each with its value as JSON."""
     found: dict[str, str] = {}
     for name, value in values.items():
+        field = prefix + json.dumps(name)[1:-1]  # keys of options are any text
         if isinstance(value, dict) and value:
-            found |= _fields(value, f"{prefix}{name}.")
+            found |= _fields(value, f"{field}.")
         elif value is not None:
-            found[prefix + name] = json.dumps(value)
+            found[field] = json.dumps(value)
     return found
 
 
@@ -322,12 +328,13 @@ def _summed(quantity: Quantity, spec: JobSpec, silos: int, *, is_sized: bool = T
 
 
 def _difference(refusal: PolicyRefusal) -> PolicyDifference:
-    field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else refusal.code.value
+    named = refusal.rule or refusal.code
+    field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else named.value
     return PolicyDifference(field=field, told=str(refusal).removeprefix("policy: "))
 
 
 def _method_told(spec: JobSpec) -> str:
-    options = ", ".join(f"{name} {value}" for name, value in spec.strategy.options.items())
+    options = ", ".join(f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items())
     return f"{spec.strategy.name} ({options})" if options else spec.strategy.name
 
 
@@ -340,7 +347,3 @@ def _model_told(spec: JobSpec) -> str:
     if spec.adapters is not None:
         told += ", adapters alone are trained"
     return told if spec.trains == "all" else f"{told}, its last layer alone is trained"
-
-
-def _parameters(state: GlobalState) -> int:
-    return sum(math.prod(state[MODEL + name].shape) for name in trained_names(state))

@@ -82,9 +82,10 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "client": "errors < settings < history < operations < submission < evidence",
+    "client": "errors < settings < history < operations < submission < planning < evidence",
     "web": "shared < console < silo_page",
     "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
+    "cli.job": "options < following < submit < listing < plan < report < evidence < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< evidence < model < job < console < given_data < silo < doctor < init < demo < simulate < main",
