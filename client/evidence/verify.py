@@ -118,7 +118,7 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
                 silo.statement,
                 phases=statement.phases,
                 proofs=contents.proofs,
-                shapes=shapes_of(statement.arrays),
+                shapes=shapes_of(statement.arrays, statement.phases),
             )
     return Verified(
         facts=facts,
