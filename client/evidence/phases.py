@@ -49,8 +49,8 @@ class _Walk:
 
 
 def shapes_of(arrays: Mapping[str, ArrayShape], phases: Sequence[PhaseFacts]) -> GlobalState:
-    """A state of these shapes and of zeros, which takes no memory; with the total that these phases led to, the
-    one value that a quantity depends on."""
+    """A state of these shapes and of zeros, which takes no memory; with the total of samples that these phases
+    led to, the one value that a quantity depends on."""
     zeros = {
         name: np.broadcast_to(np.zeros((), np.dtype(each.type)), each.shape) for name, each in arrays.items()
     }
@@ -98,9 +98,9 @@ def follow_phases(
             if phase.state != walk.state.hex():
                 raise EvidenceMismatch("the coordinator names another state than the silos signed")
     if left:
-        round, phase = next(iter(left))
+        round, name = next(iter(left))
         raise EvidenceMismatch(
-            f"round {round} {phase}: a proof is there, and the coordinator does not name it"
+            f"round {round} {name}: a proof is there, and the coordinator does not name it"
         )
     _check_end(job, phases, is_done=is_done)
     lacking = {

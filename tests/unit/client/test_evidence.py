@@ -1,8 +1,8 @@
 """Changes planted in an archive of evidence: each is found and named, and the archive without it verifies.
 
 Who plants them may hold the keys of operator and coordinator, and that of a silo where it says so; those of
-the others, and the authority's, nobody has. The control of every test is the archive without the change: `lab`
-makes it, and verifies it, once.
+the others, and the authority's, nobody has. The control of every test is the archive without the change:
+`lab` makes it, and verifies it, once.
 """
 
 from __future__ import annotations
