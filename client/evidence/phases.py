@@ -49,8 +49,8 @@ class _Walk:
 
 
 def shapes_of(arrays: Mapping[str, ArrayShape], phases: Sequence[PhaseFacts]) -> GlobalState:
-    """A state of these shapes and of zeros, which takes no memory; with the total of samples that these phases
-    led to, the one value that a quantity depends on."""
+    """A state of these shapes and of zeros, which takes no memory. The total of samples is the one value that
+    a quantity depends on: it is what these phases led to."""
     zeros = {
         name: np.broadcast_to(np.zeros((), np.dtype(each.type)), each.shape) for name, each in arrays.items()
     }

@@ -7,10 +7,14 @@ the others, and the authority's, nobody has. The control of every test is the ar
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
+import random
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,7 @@ from crypto.errors import EvidenceMismatch
 from crypto.identity.certificates import Identity, Role
 from crypto.identity.roster import roster_to_file_bytes
 from tests.support.ceremony import stranger
-from tests.support.evidence import AWAY, OPERATOR, OTHER, SILOS, Files, Lab, chained, spec
+from tests.support.evidence import AWAY, HUB, OPERATOR, OTHER, SILOS, Files, Lab, chained, spec
 
 COORDINATOR, SILO = names.COORDINATOR, f"silos/{SILOS[0]}.json"
 SECOND = "proofs/000002-2-train.json"
@@ -234,6 +238,13 @@ def _other_cohort(lines: list[str]) -> list[str]:
         if (entry["event"], entry.get("round"), entry.get("phase")) == ("revealed", 1, "train"):
             entry["cohort"] = "cd" * 32
     return [json.dumps(entry, separators=(",", ":")) for entry in entries]
+
+
+def _no_round(lines: list[str]) -> list[str]:
+    """A list cannot be looked up: that ended in a TypeError."""
+    entries = [json.loads(line) for line in lines]
+    changed = [{**each, "round": []} if each["event"] == "revealed" else each for each in entries[:-1]]
+    return [*(json.dumps(each, separators=(",", ":")) for each in changed), lines[-1]]
 
 
 def _other_jobs_line(lines: list[str]) -> list[str]:
@@ -470,6 +481,10 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         lambda lab, _: lab.sealed(_silo(lab, _dearer_plan)),
         r"silos/clinic-a.json: plan: it is not what the signed job releases",
     ),
+    "an entry that names no round": (
+        lambda lab, _: lab.sealed(_silo(lab, _lines(_no_round))),
+        r"silos/clinic-a.json: audit entry \d+: it names no round and phase",
+    ),
     "an entry of another job": (
         lambda lab, _: lab.sealed(_silo(lab, _lines(_other_jobs_line))),
         r"silos/clinic-a.json: audit entry \d+: it is about another job",
@@ -542,6 +557,52 @@ def test_line_that_the_coordinators_log_lacks_is_noted(lab: Lab) -> None:
     files = _coordinator(lab, _lines(lambda lines: [*lines[:2], *lines[3:]]))
     held = verify_archive(lab.sealed(files), authority=lab.ceremony.anchors)
     assert held.notes == ("the coordinator's audit log lacks round 1 train",)
+
+
+ODD: list[Any] = [[], {}, None, -1, 0, 1e308, "", "x", True, 1 << 62, [[]], {"a": 1}, "train", "0" * 64]
+DOCUMENTS = (COORDINATOR, SILO, SECOND, names.CERTIFICATES, names.FACTS, names.SIGNATURE)
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inner:
+        yield from _places(each, (*place, name))
+
+
+def _put(value: Any, place: tuple[Any, ...], odd: Any) -> Any:
+    if not place:
+        return odd
+    value[place[0]] = _put(value[place[0]], place[1:], odd)
+    return value
+
+
+def _odd(lab: Lab, rng: random.Random) -> Files:
+    """A document, or a line of an audit log, with an odd value; signed anew by the one whose it is."""
+    file = rng.choice(DOCUMENTS)
+    document = json.loads(lab.files[file])
+    if file not in (COORDINATOR, SILO):
+        changed = _put(document, rng.choice(list(_places(document))), rng.choice(ODD))
+        return _with(lab, file, json.dumps(changed, indent=1, sort_keys=True).encode() + b"\n")
+    said, lines = document["statement"], document["statement"]["audit"]["lines"]
+    if rng.random() < 0.5:
+        said = _put(said, rng.choice(list(_places(said))), rng.choice(ODD))
+    else:
+        number = rng.randrange(len(lines))
+        entry = json.loads(lines[number])
+        changed = _put(entry, rng.choice(list(_places(entry))), rng.choice(ODD))
+        lines[number] = json.dumps(changed, separators=(",", ":"))
+    kind, signer = (CoordinatorStatement, HUB) if file == COORDINATOR else (SiloStatement, SILOS[0])
+    identity, data = lab.identities[signer], json.dumps(said, indent=1, sort_keys=True).encode() + b"\n"
+    signed = identity.sign(kind.purpose, hashlib.sha256(data).digest())
+    again = {**document, "statement": said, "signature": base64.b64encode(signed.signature).decode()}
+    return _with(lab, file, json.dumps(again, indent=1, sort_keys=True).encode() + b"\n")
+
+
+def test_no_odd_value_ends_in_anything_but_a_sentence(lab: Lab) -> None:
+    for seed in range(40):
+        with suppress(EvidenceMismatch):
+            verify_archive(lab.sealed(_odd(lab, random.Random(seed))), authority=lab.ceremony.anchors)
 
 
 # the zip file
