@@ -114,8 +114,7 @@ class Budget:
         self._limits[data_set] = {own}
         self._clock = clock
         self._tell = tell
-        self._process = os.urandom(8)
-        self._costs = Costs()
+        self._process, self._costs = os.urandom(8), Costs()
         self._plans: dict[bytes, Mapping[Release, int]] = {}
         with database.transaction() as connection:
             self._delta = self._account_delta(connection, data_set) or policy.privacy.delta
