@@ -133,6 +133,10 @@ class Operations:
         number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action.upper()}")
         return self._stub.ControlJob(operations_pb2.ControlRequest(job_digest=job_digest, action=number))
 
+    def evidence(self, job_digest: bytes) -> Iterator[operations_pb2.EvidenceMessage]:
+        """What the coordinator shows of a job, as it arrives: client.evidence makes an archive of it."""
+        return iter(self._stub.FetchEvidence(operations_pb2.EvidenceRequest(job_digest=job_digest)))
+
     def fetch(self, job_digest: bytes) -> tuple[JobSummary, Iterator[Part]]:
         """The job, and its model as a file with facts, as the bytes arrive. Raises RemoteProtocolError."""
         stream = iter(self._stub.FetchModel(operations_pb2.FetchRequest(job_digest=job_digest)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from chorale.runtime.files import write_atomic
+from cli.job.evidence import evidence
 from cli.job.export import export
 from cli.job.following import end_of, follow, follow_json
 from cli.job.listing import list_jobs, list_silos
@@ -24,7 +25,7 @@ def job() -> None:
     """Plan, submit, watch, steer, report and fetch jobs."""
 
 
-for each in (plan, submit, list_jobs, list_silos, report, export):
+for each in (plan, submit, list_jobs, list_silos, report, evidence, export):
     job.add_command(each)
 
 

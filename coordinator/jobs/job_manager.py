@@ -214,7 +214,7 @@ class JobManager:
         Raises UnknownJob, also where the model was removed, and NotTheOperator.
         """
         row = self.row(digest)
-        self._check_owner(row, caller, "only this operator may fetch its model")
+        self._check_owner(row, caller, "only this operator may fetch its model and its evidence")
         try:
             kept = self._kept(row)
         except LocalProtocolError:  # of an earlier release

@@ -20,6 +20,7 @@ from enum import StrEnum
 
 from chorale.job import Job
 from chorale.privacy.accountant import epsilon
+from chorale.privacy.composition import AccountReleases, FirstPlan
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
@@ -29,7 +30,6 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
-from silo_agent.ledger.composition import AccountReleases, FirstPlan
 from silo_agent.ledger.costs import Cost, Costs, write_cost, write_plan
 from silo_agent.ledger.known_states import keep_check
 from silo_agent.ledger.standing import check_not_put_back
@@ -229,6 +229,12 @@ class Budget:
                 for of_job, job_digest, inputs in jobs
             ),
         )
+
+    def of_job(self, job_digest: bytes) -> tuple[AccountReleases, int]:
+        """What one job let out by itself, and how many of its inputs left without noise."""
+        with self._database.transaction() as connection:
+            inputs = self._spent_by_job(connection).get(job_digest, Counter())
+            return self._of_one_job(connection, job_digest, inputs), inputs[None]
 
     def spent_inputs(self, job_digest: bytes) -> Counter[str]:
         """How many inputs of a job left, by kind of phase."""

@@ -8,10 +8,10 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias, overload
 
+from chorale.privacy.composition import FirstPlan
 from chorale.privacy.releases import Release, releases_from_json, releases_to_json
 from crypto.errors import ConfigError
 from silo_agent.ledger.accounts import sides_are_fixed
-from silo_agent.ledger.composition import FirstPlan
 
 Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where nothing bounds it
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.support.federation import LocalFederation
-from tests.support.processes import REPOSITORY
+from tests.support.processes import REPOSITORY, run_cli
 
 for needed in ("torch", "sklearn", "pandas", "matplotlib"):
     pytest.importorskip(needed, reason="needs the extras silo and notebook")
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_the_pages_code_runs_from_top_to_bottom(folder: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "python.md").read_text(), re.M | re.S)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     (folder / "page.py").write_text("\n".join(blocks))
     done = subprocess.run(
         [sys.executable, "-W", "error", "page.py"],
@@ -67,6 +67,7 @@ def test_the_pages_code_runs_from_top_to_bottom(folder: Path) -> None:
     assert (same_results, same_columns, same_names) == ("True", "True", "True")
     assert error == "job no such job: expected the id of one job, none begins with it"
     assert (folder / "accuracy.png").stat().st_size > 1000
+    assert run_cli("evidence", "verify", folder / "evidence.zip").returncode == 0
 
 
 def test_the_notebook_runs_and_trains(folder: Path) -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorale.privacy.accountant import delta_at, epsilon
+from chorale.privacy.composition import AccountReleases
 from chorale.privacy.privacy_filter import filter_epsilon, fits
 from chorale.privacy.releases import Gaussian, Release, SampledGaussian
 from crypto.fixed_point.layout import Side
-from silo_agent.ledger.composition import AccountReleases
 from tests.unit.silo_agent.privacy_book import exact
 
 DELTA = 1e-5

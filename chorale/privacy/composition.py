@@ -110,7 +110,7 @@ def _holds(plan: Mapping[Release, int], releases: Mapping[Release, int]) -> bool
 
     A round that names fewer silos than planned draws less noise and is the same release otherwise.
     """
-    planned, made = (_kinds(counts) for counts in (plan, releases))
+    planned, made = (kinds_of(counts) for counts in (plan, releases))
     charged = [
         sum(count * getattr(release, name) for release, count in counts.items())
         for name in ("draws", "failure", "distance")
@@ -121,7 +121,8 @@ def _holds(plan: Mapping[Release, int], releases: Mapping[Release, int]) -> bool
     )
 
 
-def _kinds(counts: Mapping[Release, int]) -> Counter[Release]:
+def kinds_of(counts: Mapping[Release, int]) -> Counter[Release]:
+    """The same without what a round that names fewer silos has less of."""
     kinds: Counter[Release] = Counter()
     for release, count in counts.items():
         kinds[replace(release, draws=1, failure=0.0)] += count
