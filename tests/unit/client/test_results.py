@@ -100,6 +100,12 @@ def test_a_round_of_several_phases_is_one_round() -> None:
     assert (rounds[0].wall_seconds, rounds[0].upload_bytes) == (4.0, 200)
 
 
+def test_nothing_that_a_coordinator_writes_moves_a_terminals_cursor() -> None:
+    spoiled = JobEvent(record=PhaseRecord(round=1, phase="train", result="\x1b[2J", reason="\x1b]0;x\x07"))
+    (only,) = rounds_of([_job(), SUMMARY, spoiled], JobHistory())
+    assert (only.result, only.reason) == ("?[2J", "?]0;x?")
+
+
 def test_a_job_of_another_release_is_read_as_a_plain_one() -> None:
     history = JobHistory()
     events = [_job(unknown_field=1), SUMMARY, _record(1, "train", accuracy=0.1), _record(1, "evaluate")]
