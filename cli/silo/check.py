@@ -193,7 +193,7 @@ def check_job(
     data_set: DataSettings | None = None
     with findings.step("job"):
         spec = read_spec(file)
-        told = f"{file}: {spec.strategy.name}, rounds {spec.rounds}, silos {len(spec.silos)}"
+        told = f"{file}: {spec.strategy.name}, {spec.count}, silos {len(spec.silos)}"
         if settings.name not in spec.silos:
             raise ConfigError(f"{file}: silos: it does not list {settings.name}")
         if spec.not_after <= datetime.now(UTC):

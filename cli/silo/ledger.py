@@ -114,7 +114,7 @@ def show_ledger(
             return print_json(ledger_facts(ledger, settings))
         click.echo(f"newest roster: version {ledger.roster_version}")
         for job in ledger.jobs():
-            click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
+            click.echo(f"{job.id}  {job.decision:<9}  {job.count:>12}  {job.operator}  {job.name}")
         accounts = ledger.accounts()
         known, shown = {each.id: each for each in accounts.all()}, set()
         for each in settings.data_sets:

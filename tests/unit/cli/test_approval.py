@@ -109,6 +109,9 @@ def test_silo_is_told_both_promises_of_a_private_job_and_its_policy_holds_them(
     privacy = {"records": records, "statistics_noise_multiplier": 40.0}
     job = drawn(desk, privacy=privacy, steps=3, spare_steps=2, rounds=5, model={"name": "mlp", "hidden": []})
     config = desk.silo()
+    # The list told rounds, which count the spare steps and which the job does not have.
+    waiting = chorale("silo", "approve", "--config", config)
+    assert f"{job.id}  digits  3 steps  by olga" in waiting.out
     accepts = {"accept_shared_noise": True}
     desk.write("policy.yaml", {"federation": "test", "privacy": {**accepts, **STRICT}})
     refused = chorale("silo", "approve", "--config", config, job.id, "--yes")
