@@ -9,7 +9,8 @@ import click
 
 from cli.job.options import operator_options
 from cli.output.facts import json_option, print_json
-from client.history import counted, printable, state_told, summary_facts
+from client.errors import printable
+from client.history import counted, state_told, summary_facts
 from client.operations import connect
 from client.settings import OperatorSettings
 from crypto.errors import RemoteProtocolError

@@ -13,6 +13,7 @@ import click
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
+from client.errors import printable
 from client.history import (
     ACCURACY,
     EVALUATE,
@@ -20,7 +21,6 @@ from client.history import (
     JobHistory,
     kind_of,
     personal_of,
-    printable,
     score_word,
     state_told,
     why_told,
