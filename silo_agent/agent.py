@@ -392,7 +392,7 @@ def _agree(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
     for event in (REVEALED_EVENT, SPENT_EVENT):
         for untold in ledger.untold(audit_path, event):
             audit.append(event, **untold)
-    ledger.tell_grants(audit)
+    ledger.decisions().tell(audit)
 
 
 def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:

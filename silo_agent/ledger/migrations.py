@@ -435,6 +435,26 @@ _STANDING: Migration = (
     """,
 )
 
+# A job that an earlier version approved or rejected stays so; nobody's name was kept then.
+_PERSONS_DECISIONS: Migration = (
+    """
+    CREATE TABLE persons_decisions ( -- what people of the institution said to jobs, in order
+        number INTEGER NOT NULL PRIMARY KEY,
+        job_digest BLOB NOT NULL,
+        decision VARCHAR NOT NULL, -- Decision: approved or rejected
+        person VARCHAR NOT NULL, -- the name that was typed
+        reason VARCHAR NOT NULL, -- of a rejection, as the operator is told it
+        required INTEGER NOT NULL, -- approvals that the policy asked for
+        changes INTEGER NOT NULL, -- overlapping cohorts beyond the policy's, granted with it
+        refusals INTEGER NOT NULL, -- refusals for the data beyond the policy's, granted with it
+        is_open BOOLEAN NOT NULL, -- an approval that waits for another person's
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    "CREATE INDEX persons_decisions_by_job ON persons_decisions (job_digest)",
+)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -453,4 +473,5 @@ MIGRATIONS = (
     _ACCOUNTS_OF_UNITS,
     _PLANS,
     _STANDING,
+    _PERSONS_DECISIONS,
 )

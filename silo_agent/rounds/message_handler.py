@@ -173,13 +173,13 @@ class MessageHandler:
             log.exception("message failed", kind=kind)  # a bug or a full disk; the session is over
 
     def poll(self) -> None:
-        """Take up phases that waited for an approval which has been given since; tell what was granted."""
+        """Take up phases whose job was decided on since they were refused; tell who decided what."""
         try:
-            self._jobs.tell_grants(self._audit)
+            self._jobs.tell_decisions(self._audit)
         except OSError as error:  # a full disk; the next heartbeat tries again
-            log.warning("grant not told", error=type(error).__name__, reason=str(error))
+            log.warning("decision not told", error=type(error).__name__, reason=str(error))
         for job_digest, task in list(self._unapproved.items()):
-            if self._jobs.is_approved(job_digest):
+            if self._jobs.is_decided_since(job_digest):
                 self._on_task(task)
 
     async def close(self) -> None:
@@ -260,7 +260,7 @@ class MessageHandler:
             self._jobs.suspend(key.job_digest)  # durable before the coordinator is told
             self._refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
-            if error.code is Refusal.JOB_NOT_APPROVED:
+            if error.code in (Refusal.JOB_NOT_APPROVED, Refusal.REJECTED):
                 self._unapproved[key.job_digest] = running.task
             self._refuse(key, error)
         except Cancelled:
@@ -469,9 +469,8 @@ class MessageHandler:
         self._metrics.refusals.labels(reason=error.code.value).inc()
         log.warning("refused", **_fields(key), code=error.code.value, reason=str(error))
         self._note("refused", key, code=error.code.value, reason=str(error))
-        refused = wire.Refused(code=error.code)
-        if isinstance(error, PolicyRefusal):
-            refused = wire.Refused(code=error.code, rule=error.rule, text=error.text)
+        rule, text = (error.rule, error.text) if isinstance(error, PolicyRefusal) else (None, "")
+        refused = wire.Refused(code=error.code, rule=rule, text=text)
         self._send(pb.SiloMessage(refused=wire.refused_to_wire(refused, key)))
 
     def _note(self, event: str, key: PhaseKey, *, is_flushed: bool = True, **fields: str) -> None:

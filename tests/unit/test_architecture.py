@@ -72,7 +72,8 @@ ROOMS = {
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger "
-    "< local_storage < data < settings < account_units < objective < rounds < connection < training < agent",
+    "< local_storage < data < settings < account_units < objective < rounds < approval < connection "
+    "< training < agent",
     "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "

@@ -14,7 +14,7 @@ from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from silo_agent.ledger.reveals import Decision
+from crypto.errors import ConfigError
 from silo_agent.seeding import training_seed
 from tests.support.agents import OneHot, changed
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
@@ -160,7 +160,7 @@ async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: M
     assert await agent.refusal() == "job-not-approved"
     agent.handler.poll()
     assert agent.is_silent()
-    agent.ledger.decide(hub.job.id, Decision.APPROVED)
+    agent.ledger.decisions().approve(hub.job.digest, by="ann")
     agent.handler.poll()
     await agent.answer("advert")
 
@@ -176,7 +176,7 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
     for each in hub.agents.values():
-        each.ledger.decide(hub.job.id, Decision.APPROVED)
+        each.ledger.decisions().approve(hub.job.digest, by="ann")
     await hub.run(0, "enrollment.0")
     agent.tell(task=hub.begin(1, "train").task)
     agent.handler.poll()
@@ -202,9 +202,59 @@ async def test_a_refusal_is_told_though_no_disk_takes_its_note(
 async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
-    agent.ledger.decide(hub.job.id, Decision.REJECTED)
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    refused = await agent.answer("refused")
+    assert (refused.code, refused.text, refused.rule) == ("rejected", "not this one", "")
+
+
+async def test_rejection_reaches_a_coordinator_that_waits_and_an_approval_after_it_too(
+    make_hub: MakeHub,
+) -> None:
+    """Nobody told the coordinator no: the job stood there as one that waits for approval."""
+    hub = make_hub()
+    agent = hub.add("silo-0", approval="manual")
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
+    agent.handler.poll()
+    refused = await agent.answer("refused")
+    assert (refused.code, refused.text) == ("rejected", "not this one")
+    agent.handler.poll()
+    assert agent.is_silent()  # told once
+    agent.ledger.decisions().approve(hub.job.digest, by="ann")
+    agent.handler.poll()
+    await agent.answer("advert")
+
+
+async def test_rejection_of_an_earlier_version_has_no_text(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
+    with agent.ledger._database.transaction() as connection:
+        connection.execute("DELETE FROM persons_decisions")
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    refused = await agent.answer("refused")
+    assert (refused.code, refused.text) == ("job-not-approved", "")
+
+
+async def test_job_of_two_approvals_is_served_after_the_second_name_alone(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0", approval="manual", required_approvals=2)
+    decisions = agent.ledger.decisions()
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    assert await agent.refusal() == "job-not-approved"
+    assert decisions.approve(hub.job.digest, by="Ann Lee", required=2) == 1
+    for same in ("Ann Lee", "ann lee", "\uff21nn Lee"):
+        with pytest.raises(ConfigError, match="approved this job already; the policy asks for 2"):
+            decisions.approve(hub.job.digest, by=same, required=2)
+    agent.handler.poll()
+    assert agent.is_silent()
+    assert decisions.approve(hub.job.digest, by="Bo", required=2) == 0
+    agent.handler.poll()
+    await agent.answer("advert")
+    told = [each for each in read_entries(agent.folder / "audit.jsonl") if each["event"] == "job_approved"]
+    assert [(each["by"], each["required"]) for each in told] == [("Ann Lee", 2), ("Bo", 2)]
 
 
 @pytest.mark.parametrize(
