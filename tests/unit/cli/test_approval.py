@@ -147,6 +147,14 @@ def test_approve_names_every_rule_that_refuses_and_show_lists_them(
     }
 
 
+def test_job_whose_time_is_over_is_not_approved(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    job, config = offered(desk, not_after="2026-01-01T00:00:00Z"), desk.silo()
+    desk.write("policy.yaml", GIVEN)
+    ended = chorale("silo", "approve", "--config", config, job.id, "--yes")
+    assert ended.code == 3
+    assert "not_after: 2026-01-01T00:00:00+00:00 has passed [job-invalid]" in ended.err
+
+
 def test_approve_asks_at_a_terminal_and_needs_yes_without_one(
     desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
