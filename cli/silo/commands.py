@@ -9,6 +9,7 @@ import click
 from cli.keys import csr_command
 from cli.silo.approval import approve, reject, show
 from cli.silo.ledger import show_ledger
+from cli.silo.page import page
 from cli.silo.personal import show_personal
 from cli.silo.settings import CONFIG
 from client.errors import require_extra
@@ -24,7 +25,7 @@ def silo() -> None:
 
 silo.add_command(csr_command("silo"))
 
-for each in (show, approve, reject, show_ledger, show_personal):
+for each in (show, approve, reject, page, show_ledger, show_personal):
     silo.add_command(each)
 
 

@@ -84,6 +84,8 @@ ROOMS = {
     "client": "errors < settings < history < operations < submission",
     "web": "shared < console < silo_page",
     "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
+    "web.silo_page": "facts < app",
+    "web.shared": "serving < pages < sessions < streams",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< model < job < console < given_data < silo < doctor < init < demo < simulate < main",

@@ -74,9 +74,7 @@ class SiloPage:
     def render(
         self, name: str, session: Session[str] | None, *, status: int = 200, **values: Any
     ) -> Response:
-        return page(
-            self.templates, name, status=status, silo=self.settings.name, session=session, **values
-        )
+        return page(self.templates, name, status=status, silo=self.settings.name, session=session, **values)
 
     def refuse(self, session: Session[str] | None, status: int, told: str) -> Response:
         return self.render("refused.html", session, status=status, told=told)
@@ -97,7 +95,7 @@ def private(answer: Answer, *, is_post: bool = False) -> Callable[[Request], Any
         silo: SiloPage = request.app.state.silo
         session = silo.sessions.of(request)
         if session is None:
-            told = "This browser is not logged in: start `chorale silo page` again, and open the address it prints."
+            told = "This browser is not logged in: start `chorale silo page` again, and open what it prints."
             return silo.refuse(None, 403, told)
         if is_post:
             form = await form_of(request)
@@ -120,7 +118,9 @@ async def login(request: Request) -> Response:
     if not silo.token or not hmac.compare_digest(given.encode(), silo.token.encode()):
         log.warning("login refused", reason="wrong or used token")
         return silo.refuse(
-            None, 403, "This address was used already, or is not the one that was printed: start the page again."
+            None,
+            403,
+            "This address was used already, or is not what was printed: start the page again.",
         )
     silo.token = ""
     response = RedirectResponse("/", status_code=303)
@@ -228,7 +228,9 @@ def run(
     """
     host, _ = split_address(listen)
     if host not in LOOPBACK:
-        raise ConfigError(f"--listen: expected an address of this machine alone (127.0.0.1:PORT), got {listen}")
+        raise ConfigError(
+            f"--listen: expected an address of this machine alone (127.0.0.1:PORT), got {listen}"
+        )
     listening = bound_socket(listen)
     port = listening.getsockname()[1]
     silo = SiloPage(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.runtime.audit import read_entries
+from crypto.errors import ConfigError, Refusal
 from silo_agent.ledger.budget import BudgetBalance
 from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
@@ -37,12 +38,15 @@ def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Fac
     sent: deque[dict[str, Any]] = deque(maxlen=NEWEST)
     refused: deque[dict[str, Any]] = deque(maxlen=NEWEST)
     sent_by_job: dict[str, int] = {}
-    for entry in read_entries(settings.audit_path) if settings.audit_path.exists() else ():
-        if entry["event"] == REVEALED_EVENT:
-            sent.appendleft(entry)
-            sent_by_job[entry["job"]] = sent_by_job.get(entry["job"], 0) + 1
-        elif entry["event"] == REFUSED_EVENT:
-            refused.appendleft(entry)
+    try:
+        for entry in read_entries(settings.audit_path) if settings.audit_path.exists() else ():
+            if entry["event"] == REVEALED_EVENT:
+                sent.appendleft(entry)
+                sent_by_job[entry["job"]] = sent_by_job.get(entry["job"], 0) + 1
+            elif entry["event"] == REFUSED_EVENT and entry["code"] != Refusal.JOB_NOT_APPROVED:  # it waits
+                refused.appendleft(entry)
+    except ConfigError as error:
+        raise ConfigError(f"the audit log {settings.audit_path} does not hold: {error}") from None
     with closing(open_ledger()) as ledger:
         decisions, accounts = ledger.decisions(), ledger.accounts()
         jobs = sorted(ledger.jobs(), key=lambda job: job.offered, reverse=True)
