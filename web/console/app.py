@@ -132,6 +132,7 @@ def private(answer: Page, *, is_post: bool = False) -> Callable[[Request], Any]:
 
 
 async def login_page(request: Request) -> Response:
+    """The ways in, and what is wrong with the certificate that the browser showed."""
     console: Console = request.app.state.console
     der: bytes | None = getattr(request.state, CERTIFICATE)
     operator, trouble = "", ""
@@ -154,6 +155,7 @@ async def login_page(request: Request) -> Response:
 
 
 async def login_by_certificate(request: Request) -> Response:
+    """A button and no link: that a page of ours sent it is checked, though there is no session yet."""
     console: Console = request.app.state.console
     if console.certificates is None or not comes_from(request, console.settings.url):
         return console.refuse(request, None, 403, "This form is not of this page. Nobody was logged in.")
@@ -182,6 +184,7 @@ async def login_by_provider(request: Request) -> Response:
 
 
 async def back_from_provider(request: Request) -> Response:
+    """From the provider, to the page that was asked for first."""
     console: Console = request.app.state.console
     begun = console.under_way.of(request)
     if console.provider is None or begun is None:
