@@ -18,6 +18,7 @@ TOLD = (
     "Building ",
     "Installing ",
 )  # how pip's lines begin that are passed on
+LIST = "collected packages: "
 QUIET_SECONDS = 10.0  # after so long without a line, one says what takes its time
 WIDTH = 100
 
@@ -51,8 +52,11 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
 
 
 def _short(line: str) -> str:
-    """`Downloading https://host/torch-2.13.0-cp311.whl (188.0 MB)` without where it comes from."""
+    """`Downloading https://host/torch-2.13.0-cp311.whl (188.0 MB)` without where it comes from, and of a list
+    of packages how many they are."""
     verb, _, rest = line.strip().partition(" ")
+    if rest.startswith(LIST):
+        return f"{verb} {rest.count(',') + 1} packages"
     told = f"{verb} {rest.rpartition('/')[2]}" if "://" in rest or rest.startswith("/") else f"{verb} {rest}"
     return told if len(told) <= WIDTH else f"{told[: WIDTH - 3]}..."
 

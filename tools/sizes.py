@@ -16,9 +16,10 @@ from packaging.requirements import Requirement
 
 INSTALLS = {
     "coordinator, authority, operator": (),
-    "`make demo`": ("demo",),
-    "a silo": ("silo",),
-    "`make setup`": ("silo", "tables", "export", "examples", "otel", "dev"),
+    "an operator of private jobs": ("privacy",),
+    "`chorale demo`": ("demo",),
+    "a silo, `chorale simulate`": ("silo",),
+    "the tests": ("silo", "tables", "export", "examples", "otel", "dev"),
 }
 OWN, COMPILED = "chorale", ".pyc"
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
@@ -47,8 +48,9 @@ def closure(extras: Sequence[str]) -> set[str]:
         if (name, wanted) in found:
             continue
         found.add((name, wanted))
-        for each in requirements(name, wanted):
-            waiting.append((_canonical(each.name), tuple(sorted(each.extras))))
+        waiting.extend(
+            (_canonical(each.name), tuple(sorted(each.extras))) for each in requirements(name, wanted)
+        )
     return {name for name, _ in found} - {OWN}
 
 

@@ -8,6 +8,7 @@ import click
 
 from cli.keys import csr_command
 from cli.silo.approval import approve, reject, show
+from cli.silo.evidence import write_evidence
 from cli.silo.ledger import show_ledger
 from cli.silo.page import page
 from cli.silo.personal import show_personal
@@ -25,7 +26,7 @@ def silo() -> None:
 
 silo.add_command(csr_command("silo"))
 
-for each in (show, approve, reject, page, show_ledger, show_personal):
+for each in (show, approve, reject, page, show_ledger, show_personal, write_evidence):
     silo.add_command(each)
 
 

@@ -315,6 +315,16 @@ class Ledger:
         told, held = self._told_and_held(audit_path, event)
         return [fields for key, fields in held.items() if key not in told]
 
+    def costs_of(self, job_digest: bytes) -> dict[str, str]:
+        """What the inputs of a job release, as texts by their SHA-256, as the audit log names them."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT DISTINCT digest, costs.releases FROM costs JOIN releases ON cost_digest = digest"
+                " WHERE job_digest = ?",
+                (job_digest,),
+            ).fetchall()
+        return {row["digest"].hex(): row["releases"] for row in rows}
+
     def _revealed(self) -> list[dict[str, Any]]:
         """Every reveal as the audit log has it, oldest first."""
         with self._database.transaction() as connection:

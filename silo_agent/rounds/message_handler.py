@@ -276,6 +276,7 @@ class MessageHandler:
         key, task = running.key, running.task
         self._audit.flush()  # of phases whose outcome the coordinator never told
         roster, job = self._checks.job(key, task)
+        await self._inputs.warm_up()
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
         summing = {task for other, task in self._summing.items() if self._chain.is_open(other, job)}
         while summing:
@@ -469,9 +470,7 @@ class MessageHandler:
         self._metrics.refusals.labels(reason=error.code.value).inc()
         log.warning("refused", **_fields(key), code=error.code.value, reason=str(error))
         self._note("refused", key, code=error.code.value, reason=str(error))
-        rule, text = (error.rule, error.text) if isinstance(error, PolicyRefusal) else (None, "")
-        refused = wire.Refused(code=error.code, rule=rule, text=text)
-        self._send(pb.SiloMessage(refused=wire.refused_to_wire(refused, key)))
+        self._send(pb.SiloMessage(refused=wire.refused_to_wire(wire.refused_of(error), key)))
 
     def _note(self, event: str, key: PhaseKey, *, is_flushed: bool = True, **fields: str) -> None:
         self._notes += 1

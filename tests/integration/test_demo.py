@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from chorale.spec.model_file import read_model
 from tests.support.processes import INSTALLED, REPOSITORY, environment, wait_until
+from tools.sizes import closure
 
 pytestmark = pytest.mark.timeout(300)
 Demo = subprocess.Popen[str]
@@ -28,12 +31,12 @@ def _hear_interrupts() -> None:
 
 
 @contextmanager
-def _demo(out: Path, *options: str) -> Iterator[Demo]:
+def _demo(out: Path, *options: str, **variables: str) -> Iterator[Demo]:
     command = [INSTALLED, "demo", "--out", str(out), *options]
     process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
-        env=environment({}),
+        env=environment(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -49,13 +52,63 @@ def _demo(out: Path, *options: str) -> Iterator[Demo]:
 
 @pytest.mark.gate
 def test_demo_learns_the_digits_in_ten_rounds_and_loses_nobody(tmp_path: Path) -> None:
-    told = _run_to_its_end(tmp_path / "out", rounds=10)
+    told, lines = _run_to_its_end(tmp_path / "out", rounds=10)
     assert told["final_accuracy"] >= 0.95
     assert (told["dropped"], told["silos"]) == ([], 4)
+    _compare_with_readme(lines, tmp_path / "out")
+
+
+MASK = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("options", [("--rounds", "1"), ("--dp", "records", "--steps", "1")])
+def test_demo_runs_with_the_packages_of_its_extra_alone(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """All other packages of this environment are hidden from it and from the processes that it starts."""
+    there = {_canonical(name) for name in closure(("demo",))} | {"chorale"}
+    brought = metadata.packages_distributions().items()
+    hidden = {name for name, by in brought if not {_canonical(each) for each in by} & there}
+    assert {"numba", "torchvision", "pytest"} <= hidden
+    (tmp_path / "sitecustomize.py").write_text(MASK.format(names=sorted(hidden)))
+    with _demo(tmp_path / "out", *options, PYTHONPATH=str(tmp_path)) as demo:
+        _, stderr = demo.communicate()
+    assert demo.returncode == 0, stderr
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _compare_with_readme(lines: list[str], out: Path) -> None:
+    """Line by line, numbers aside; where the README has an ellipsis lines may lie between.
+
+    It showed columns that the demo did not print.
+    """
+    section = (REPOSITORY / "README.md").read_text().partition("\n## Try it\n")[2].partition("\n## ")[0]
+    (sample,) = re.findall(r"```\n(demo: .*?)\n```", section, re.DOTALL)
+    shown = [_without_numbers(line) for line in sample.replace("runs/demo", str(out)).splitlines()]
+    # what is waited for is told where it takes long, and that differs between machines
+    printed = [_without_numbers(line) for line in lines if not line.startswith("now: ")]
+    first, rest = shown[: shown.index("...")], shown[shown.index("...") + 1 :]
+    assert printed[: len(first)] == first
+    assert printed[len(printed) - len(rest) :] == rest
+
+
+def _without_numbers(line: str) -> str:
+    return re.sub(r"(?<![\w-])\d[\d.:]*", "0", re.sub(r"\S*/chorale ", "chorale ", line))
 
 
 def test_demo_survives_the_silos_it_kills_and_leaves_its_results(tmp_path: Path) -> None:
-    told = _run_to_its_end(tmp_path / "out", "--drop", "1", rounds=3)
+    told, _ = _run_to_its_end(tmp_path / "out", "--drop", "1", rounds=3)
     second = next(phase for phase in told["phases"] if (phase["round"], phase["phase"]) == (2, "train"))
     # it shared its keys and was killed before any envelope left: its masks were recovered
     assert second["cohort"] == ["silo-1", "silo-2", "silo-3"]
@@ -66,8 +119,8 @@ def test_demo_survives_the_silos_it_kills_and_leaves_its_results(tmp_path: Path)
     assert {entry["round"] for entry in told["dropped"]} == {2, 3}
 
 
-def _run_to_its_end(out: Path, *options: str, rounds: int) -> dict[str, Any]:
-    """The report, once it was compared with what else the demo left and said."""
+def _run_to_its_end(out: Path, *options: str, rounds: int) -> tuple[dict[str, Any], list[str]]:
+    """The report, once it was compared with what else the demo left and said, and all lines it printed."""
     with _demo(out, "--rounds", str(rounds), *options) as demo:
         stdout, stderr = demo.communicate()
     assert demo.returncode == 0, stderr
@@ -88,7 +141,7 @@ def _run_to_its_end(out: Path, *options: str, rounds: int) -> dict[str, Any]:
     assert len([line for line in stdout.splitlines() if line.startswith("  ")]) == 3  # what to try next
     assert len([line for line in stderr.splitlines() if line.startswith("round ")]) == rounds
     assert "\x1b" not in stderr
-    return told
+    return told, [*stderr.splitlines(), *stdout.splitlines()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])

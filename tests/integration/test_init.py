@@ -1,61 +1,65 @@
-"""What `chorale init` writes starts a federation of three silos as it stands, and trains."""
+"""What `chorale init` writes starts a federation of three silos as it stands: the README's own commands."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from chorale.spec.model_file import read_model
+from tests.support import readme
 from tests.support.ports import free_ports
 from tests.support.processes import wait_until
-from tests.support.readme import run, service
+from tests.support.readme import instead, run, service
 
 pytestmark = [pytest.mark.gate, pytest.mark.timeout(300)]
 SILOS = ("north", "east", "south")
 
 
-def _written(folder: Path, port: int) -> None:
+def _written(commands: Iterator[list[str]], folder: Path, port: int) -> None:
     """Each party's own command, the ceremony, and every file where its settings expect it."""
-    hub, heart = f"127.0.0.1:{port}", ["--federation", "heart"]
-    named = [part for silo in SILOS for part in ("--silo", silo)]
-    run(["init", "federation", *heart, "--coordinator", hub, *named, "--operator", "olga"], folder)
-    run(["init", "coordinator", *heart, "--host", "127.0.0.1", "--port", str(port)], folder)
-    for silo in SILOS:
-        run(["init", "silo", *heart, "--coordinator", hub, "--name", silo], folder)
-    members = ["hub", "olga", *SILOS]
-    authority = ["--directory", "authority"]
-    run(["authority", "sign", *(f"{name}/{name}.csr" for name in members), *authority], folder)
-    run(["authority", "roster", *members, *authority, "--out", "hub/roster.json"], folder)
-    for name in members:
+    _run(commands, folder, port)
+    _run(commands, folder, port)
+    _run(commands, folder, port, SILOS)
+    _run(commands, folder, port)
+    _run(commands, folder, port)
+    for name in ("hub", "olga", *SILOS):
         shutil.copy(folder / "authority" / "authority.crt", folder / name)
 
 
-@contextmanager
-def _running(folder: Path) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(service(["coordinator", "run", "--config", "hub/coordinator.yaml"], folder, {}))
-        wait_until((folder / "hub" / "state" / "endpoint.json").exists, "the coordinator")
-        for silo in SILOS:
-            stack.enter_context(service(["silo", "run", "--config", f"{silo}/silo.yaml"], folder, {}))
-        yield
+def _run(commands: Iterator[list[str]], folder: Path, port: int, silos: tuple[str, ...] = ("north",)) -> None:
+    """The next command, for each of the silos where it is shown for one."""
+    shown = instead(next(commands), "7443", str(port))
+    for silo in silos:
+        run(instead(shown, "north", silo), folder)
 
 
-def test_written_files_start_a_federation_that_trains(tmp_path: Path) -> None:
-    _written(tmp_path, free_ports(1)[0])
-    operator = ["--config", "olga/operator.yaml"]
-    with _running(tmp_path):
-        job = run(["job", "submit", "olga/job.yaml", *operator], tmp_path).split()[0]
+def test_commands_of_the_readme_start_a_federation_that_trains_and_is_well(tmp_path: Path) -> None:
+    commands = readme.commands("Your first federation")
+    _written(commands, tmp_path, free_ports(1)[0])
+    with ExitStack() as running:
+        running.enter_context(service(next(commands), tmp_path, {}))
+        wait_until((tmp_path / "hub" / "state" / "endpoint.json").exists, "the coordinator")
+        silo_run = next(commands)
         for silo in SILOS:
-            approve = ["silo", "approve", "--config", f"{silo}/silo.yaml"]
-            wait_until(lambda approve=approve: job in run(approve, tmp_path), "the offer of the job")
-            run([*approve, job], tmp_path)
-        assert f"{job}  done  5 rounds" in run(["job", "watch", job, *operator], tmp_path)
-        for config in (f"{SILOS[0]}/silo.yaml", "olga/operator.yaml", "hub/coordinator.yaml"):
-            assert "no problem was found" in run(["doctor", "--config", config], tmp_path)
-        run(["job", "fetch", job, *operator, "--out", "model.safetensors"], tmp_path)
+            running.enter_context(service(instead(silo_run, "north", silo), tmp_path, {}))
+        job = run(next(commands), tmp_path).split()[0]
+        approve = next(commands)
+        for silo in SILOS:
+            _approve(instead(approve, "north", silo), tmp_path, job)
+        assert f"{job}  done  5 rounds" in run(instead(next(commands), "ID", job), tmp_path)
+        run(instead(next(commands), "ID", job), tmp_path)
+        doctor = next(commands)
+        for config in ("north/silo.yaml", "olga/operator.yaml", "hub/coordinator.yaml"):
+            assert "no problem was found" in run(instead(doctor, "north/silo.yaml", config), tmp_path)
     model, _ = read_model(tmp_path / "model.safetensors")
     assert [name for name in model if name.startswith("model/")]
+    assert next(commands, None) is None, "a command of the README was not run"
+
+
+def _approve(command: list[str], folder: Path, job: str) -> None:
+    wait_until(lambda: job in run([each for each in command if each != "ID"], folder), "the offer of the job")
+    run(instead(command, "ID", job), folder)

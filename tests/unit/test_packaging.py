@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from tools.sizes import INSTALLS, closure, install_bytes
+
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 PACKAGES = (
     *("crypto", "strategies", "chorale_models", "chorale", "coordinator", "silo_agent", "simulation"),
     *("client", "web", "cli"),
@@ -87,3 +90,21 @@ def test_wheel_holds_the_packages_of_the_product_alone(wheel: set[str]) -> None:
 
 def test_every_package_says_that_it_is_typed(wheel: set[str]) -> None:
     assert {f"{name}/py.typed" for name in PACKAGES} <= wheel
+
+
+def test_install_of_the_demo_holds_nothing_of_tests_linters_and_schemas() -> None:
+    """A demo environment of 1.8 GB held them all."""
+    extras = project()["optional-dependencies"]
+    own = {canonical(line) for name in ("dev", "fuzz", "otel", "examples", "export") for line in extras[name]}
+    assert closure(("demo",)) & own == {"setuptools"}  # torch asks for it
+    assert {"torch", "opacus", "scikit-learn", "dp-accounting"} <= closure(("demo",))
+
+
+@pytest.mark.parametrize("what", INSTALLS)
+def test_sizes_in_the_readme_are_those_measured_here(what: str) -> None:
+    torch = pytest.importorskip("torch", reason="measures what is installed: needs the extra silo")
+    if torch.version.cuda is not None:
+        pytest.skip("the README's sizes are with torch's build for the CPU")
+    told = re.search(rf"^\| {re.escape(what)} \|.*\| ([0-9.]+) GB \|$", README.read_text(), re.MULTILINE)
+    assert told is not None, f"README has no size of {what}"
+    assert float(told[1]) == pytest.approx(install_bytes(INSTALLS[what]) / 1e9, rel=0.1)

@@ -42,8 +42,8 @@ def test_demo_names_the_missing_extra_before_it_makes_a_folder(tmp_path: Path) -
     done = _on_a_base_install("demo", "--out", tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "chorale: error: demo needs the extra 'silo' (no torch, sklearn, dp_accounting here): "
-        "pip install 'chorale[silo]'\n"
+        "chorale: error: demo needs the extra 'demo' (no torch, sklearn, opacus, dp_accounting here): "
+        "pip install 'chorale[demo]'\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -148,3 +148,25 @@ def test_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_folders_of_other_names_are_no_concern(tmp_path: Path) -> None:
     (tmp_path / "cryptography_notes").mkdir()
     assert _started_in(tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_line_of_the_readme_sets_up_completion(shell: str) -> None:
+    assert f"_CHORALE_COMPLETE={shell}_source chorale" in (REPOSITORY / "README.md").read_text()
+    script = _completing(_CHORALE_COMPLETE=f"{shell}_source")
+    assert f"_CHORALE_COMPLETE={shell}_complete" in script
+    words = {"COMP_WORDS": "chorale doctor --c", "COMP_CWORD": "--c" if shell == "fish" else "2"}
+    assert "--config" in _completing(_CHORALE_COMPLETE=f"{shell}_complete", **words)
+
+
+def _completing(**variables: str) -> str:
+    """What a shell is told that asks for completion."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from cli.main import main; main()"],
+        cwd=REPOSITORY,
+        env=environment(variables),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout

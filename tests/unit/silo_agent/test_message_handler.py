@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale.job import Job
 from chorale.observability import logs
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, SiloStage
+from silo_agent.data.base import SiloData
 from silo_agent.seeding import training_seed
-from tests.support.agents import OneHot, changed
+from tests.support.agents import Agent, OneHot, changed
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 # the honest way
@@ -83,6 +85,24 @@ async def test_the_input_is_computed_once_for_all_attempts_at_a_phase(make_hub: 
     sums = await hub.run(1, "train", attempt=2)
     assert [len(agent.objective.works) for agent in hub.agents.values()] == [1, 1, 1, 1]
     np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
+
+
+async def test_torch_is_loaded_and_told_before_the_data_are_touched(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the time that the word took would tell how many records were read."""
+    told, loaded = [SiloStage.LOADING_TORCH, None], list[list[SiloStage | None]]()
+    load = Agent._data
+
+    def seen(agent: Agent, job: Job) -> SiloData:
+        loaded.append(list(agent.stages))
+        return load(agent, job)
+
+    monkeypatch.setattr(Agent, "_data", seen)
+    hub = await enrolled(make_hub)
+    assert loaded == [told] * 4
+    await hub.run(1, "train")
+    assert [agent.stages for agent in hub.agents.values()] == [told] * 4  # once
 
 
 async def test_batches_are_drawn_afresh_for_every_input_and_by_nothing_that_the_job_says(
