@@ -21,6 +21,7 @@ from tests.support.console import CONSOLE, ConsoleProcess
 from tests.support.federation import LocalFederation
 from tests.support.large_federation import large_federation
 from tests.support.node import axe
+from tests.support.processes import run_cli
 
 SHOTS = os.environ.get("SCREENSHOTS")
 LOOKS = [
@@ -72,6 +73,9 @@ def test_operator_sees_a_job_from_submission_to_its_end(tmp_path: Path, browser:
             with page.expect_download() as loading:
                 page.get_by_role("link", name="model.safetensors").click()
             assert "model/votes" in read_model(loading.value.path())[0]
+            with page.expect_download() as loading:
+                page.get_by_role("link", name="evidence.zip").click()
+            assert run_cli("evidence", "verify", loading.value.path()).returncode == 0
             assert serious(page, axe()) == []
         assert person.said == []
         assert federation.services[CONSOLE].stop() == 0
