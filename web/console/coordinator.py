@@ -84,6 +84,8 @@ class Watched:
         summary = self.history.summary
         if self.has_ended or summary.status not in GOING_ON:
             return self.has_ended
+        if len(self.history.records) < summary.rounds_completed:  # before they are counted one by one
+            return False
         applied = sum(record.result == "applied" for record in self.history.of_kind(TRAIN))
         return applied >= summary.rounds_completed
 
