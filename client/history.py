@@ -23,6 +23,10 @@ class JobHistory:
     signed: SignedJob | None = None
     summary: JobSummary = field(default_factory=JobSummary)
     records: list[PhaseRecord] = field(default_factory=list)
+    _known: set[tuple[int, str]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._known = {(record.round, record.phase) for record in self.records}
 
     def add(self, event: JobEvent) -> PhaseRecord | None:
         """Take in one event; the record, if it was one that is not known yet."""
@@ -34,8 +38,9 @@ class JobHistory:
         if kind != "record":
             return None
         new = event.record
-        if any((known.round, known.phase) == (new.round, new.phase) for known in self.records):
+        if (new.round, new.phase) in self._known:
             return None
+        self._known.add((new.round, new.phase))
         self.records.append(new)
         return new
 

@@ -12,6 +12,7 @@ from cli.silo.approval import approve, reject, show
 from cli.silo.evidence import write_evidence
 from cli.silo.facts import policy_facts
 from cli.silo.ledger import show_ledger
+from cli.silo.page import page
 from cli.silo.personal import show_personal
 from cli.silo.settings import CONFIG
 from client.errors import require_extra
@@ -27,7 +28,7 @@ def silo() -> None:
 
 silo.add_command(csr_command("silo"))
 
-for each in (show, approve, reject, show_ledger, show_personal, write_evidence):
+for each in (show, approve, reject, page, show_ledger, show_personal, write_evidence):
     silo.add_command(each)
 
 
