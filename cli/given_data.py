@@ -18,7 +18,7 @@ from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from client.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
-from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.rounds.data_sets import name_for
 
 if TYPE_CHECKING:
@@ -183,7 +183,12 @@ class DataOptions:
 
         if self.silo_files:
             settings = [_data_set(_values_of(path), spec, source=path) for path in self.silo_files]
-            return {name: load_data(each, spec) for name, each in zip(spec.silos, settings, strict=True)}
+            loaded = {}
+            for name, each in zip(spec.silos, settings, strict=True):
+                data = loaded[name] = load_data(each, spec)
+                if data.rows_beyond:
+                    click.echo(f"{name}: {rows_beyond_told(each, data.rows_beyond)}", err=True)
+            return loaded
         try:
             parts = load_partition(self._settings(len(spec.silos)), spec)
         except ConfigError as error:

@@ -26,6 +26,7 @@ COMMANDS = {
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
     "operator": ("cli.operator:operator", "Make an operator's key."),
     "job": ("cli.job:job", "Submit, watch, steer and fetch jobs."),
+    "console": ("cli.console:console", "Serve pages of the federation and its jobs to operators."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
     "init": ("cli.init.commands:init", "Write commented files for a new federation, coordinator or silo."),
     "doctor": ("cli.doctor.command:doctor", "Find what is wrong at a silo, coordinator or operator."),

@@ -46,6 +46,7 @@ def prepared(spec: JobSpec, *, init: Path | None = None, now: datetime) -> Submi
     init: a safetensors file with the starting weights; None draws them from the job. Raises ConfigError.
     """
     spec = with_code(spec)
+    of_head = head_notes(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
     state = initial_bytes(spec, init, base=spec.base())
     complete, promised = solved(spec, state)
@@ -58,7 +59,7 @@ def prepared(spec: JobSpec, *, init: Path | None = None, now: datetime) -> Submi
         "--init: silos refuse a given initial state unless initial_state in their policy says given or "
         f"lists {digest.hex()}"
     )
-    notes = [*draw_notes(spec), *([] if init is None else [given]), *sums_notes(spec)]
+    notes = [*draw_notes(spec), *of_head, *([] if init is None else [given]), *sums_notes(spec)]
     return Submission(spec=spec, state=state, promised=tuple(promised), notes=tuple(notes))
 
 
@@ -118,6 +119,17 @@ def draw_notes(spec: JobSpec) -> list[str]:
     except PolicyRefusal as refusal:
         told.append(f"silos with the default policy refuse this job: {refusal}")
     return told
+
+
+def head_notes(spec: JobSpec, init: Path | None) -> list[str]:
+    """Where a job that trains a head alone leaves the rest of the model as it is drawn."""
+    is_drawn = init is None and spec.initial_state is None and spec.model.source is None
+    if spec.trains != "head" or not is_drawn:
+        return []
+    return [
+        "trains head: without --init the head is trained on features of random weights, which stay as they "
+        "are drawn"
+    ]
 
 
 def sums_notes(spec: JobSpec) -> list[str]:

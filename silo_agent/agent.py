@@ -36,7 +36,7 @@ from silo_agent.account_units import OpenedData, open_accounts
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.data.own_data import own_function
-from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.entry_point import load_entry_point
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
@@ -171,6 +171,7 @@ class _Agent:
                 name=name,
                 policy=policy,
                 account=opened[name].charged.account,
+                unit=settings.data_set(name).unit,
                 also=opened[name].limits,
                 tell_reveal=partial(_tell_reveal, audit),
                 tell_spend=partial(_tell_spend, audit),
@@ -326,7 +327,10 @@ class _Agent:
         if opened.closed is not None:
             raise ConfigError(f"{opened.closed} (when the agent started: it is read again at its next start)")
         settings = self._settings.data_set(name)
-        return load_data(settings, job.spec, admitted=opened.admitted, is_cancelled=is_cancelled)
+        data = load_data(settings, job.spec, admitted=opened.admitted, is_cancelled=is_cancelled)
+        if data.rows_beyond:
+            log.warning(rows_beyond_told(settings, data.rows_beyond), job=job.id)
+        return data
 
     def _is_revealed(self, key: PhaseKey) -> bool:
         reveals = self._data_sets.any_reveals

@@ -35,7 +35,14 @@ from chorale.spec.plug_in_specs import (
     TaskSpec,
 )
 from chorale.spec.privacy_spec import PrivacySpec
-from chorale.spec.selection import KeepSpec, StopSpec, check_count, check_ends, with_rounds_of_steps
+from chorale.spec.selection import (
+    MAX_ROUNDS,
+    KeepSpec,
+    StopSpec,
+    check_count,
+    check_ends,
+    with_rounds_of_steps,
+)
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
 from chorale.transport.wire import MAX_SILOS
@@ -72,20 +79,20 @@ class JobSpec(SpecPart):
     )
     rounds: int = Field(
         ge=0,
-        le=100_000,
+        le=MAX_ROUNDS,
         description="of training, used-up ones included; 0: evaluation alone; left out where the job says "
         "steps, and then steps + spare_steps",
     )
     steps: int | None = Field(
         default=None,
         ge=1,
-        le=100_000,
+        le=MAX_ROUNDS,
         description="of training with privacy.records.noise sum, in place of rounds: each sums one gradient",
     )
     spare_steps: int | None = Field(
         default=None,
         ge=0,
-        le=100_000,
+        le=MAX_ROUNDS,
         description="further steps, paid for in advance, for those whose sum is lost; null: a twentieth of "
         "steps, at least 2",
     )

@@ -25,6 +25,7 @@ Figures: TypeAlias = Mapping[str, float]
 
 
 MIN_SPARE_STEPS, STEPS_PER_SPARE = 2, 20  # of a job that does not say its spare steps
+MAX_ROUNDS = 100_000
 
 
 class _HasEnds(Protocol):
@@ -78,15 +79,30 @@ class StopSpec(MetricSpec):
 
 
 def with_rounds_of_steps(values: Mapping[object, object]) -> dict[object, object]:
-    """A job's fields, with a round for each step and for each spare one where it says steps."""
+    """A job's fields, with a round for each step and for each spare one where it says steps.
+
+    Raises ValueError for a job of steps that says none, and for more of both than a job has rounds.
+    """
     filled, steps = dict(values), values.get("steps")
     if isinstance(steps, int):
         if filled.get("spare_steps") is None:
             filled["spare_steps"] = max(MIN_SPARE_STEPS, steps // STEPS_PER_SPARE)
         spare = filled["spare_steps"]
         if isinstance(spare, int):
+            if max(steps, spare) <= MAX_ROUNDS < steps + spare:
+                raise ValueError(
+                    f"steps and spare_steps: expected at most {MAX_ROUNDS} together, got {steps} + {spare}"
+                )
             filled.setdefault("rounds", steps + spare)
+    elif steps is None and filled.get("rounds") is None and _has_shared_noise(values.get("privacy")):
+        raise ValueError("steps: a value is required, because privacy.records.noise sum counts steps")
     return filled
+
+
+def _has_shared_noise(privacy: object) -> bool:
+    """privacy: as a job's file has it, unchecked."""
+    records = privacy.get("records") if isinstance(privacy, Mapping) else None
+    return isinstance(records, Mapping) and records.get("noise") == "sum"
 
 
 def check_count(spec: _HasEnds) -> None:

@@ -337,7 +337,9 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     if report["personal_accuracy"] is not None:
         shown = "personal"
     click.echo(f"  {command} silo {shown} --config {silo / 'silo.yaml'}")
-    click.echo(f"  {command} demo --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
+    privacy = plan.job.get("privacy") or {}
+    dp = "".join(f" --dp {word}" for word in EPSILONS if privacy.get(word))
+    click.echo(f"  {command} demo{dp} --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
 
 
 def _own_command() -> str:

@@ -28,12 +28,12 @@ from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
 from cli.errors import CommandFailed
 from client.errors import require_extra
-from client.submission import initial_bytes, read_spec, solved, with_code
+from client.submission import head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings, unit_told
+from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
 from silo_agent.entry_point import load_entry_point
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Approval, Policy, load_policy
@@ -188,6 +188,8 @@ def check_job(
             raise ConfigError(f"{file}: not_after: {spec.not_after.isoformat()} has passed")
         data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
         findings.fine("job", told)
+        for note in head_notes(spec, init):
+            click.echo(note)
     if spec is None or data_set is None:
         return
     policy = policies.get(data_set.name)
@@ -298,6 +300,8 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
         if left := problems.count - len(problems.lines):
             findings.problems += left
             click.echo(f"problem  data: and {left} more")
+    if data.rows_beyond:
+        click.echo(rows_beyond_told(data_set, data.rows_beyond))
     train, held = (_counted(each) for each in (data.train, data.holdout))
     told = f"{train} to train on, {held} held out"
     if problems.count:

@@ -40,8 +40,9 @@ def recover(
     given = [read_limited(path, MAX_STATE_BYTES) for path in init]
     weights = {state_digest(data).hex(): data for data in given}
     jobs = {job.job_digest: job.spec_bytes for job in ledger.jobs() if job.decision in MAY_HAVE_RUN}
-    named = [read_limited(path, MAX_BYTES) for path in ran]
-    jobs |= {hashlib.sha256(spec_bytes).digest(): spec_bytes for spec_bytes in named}
+    for path in ran:
+        signed = _signed(path)
+        jobs[hashlib.sha256(signed).digest()] = signed
     policies = {each.name: settings.policy_of(each) for each in settings.data_sets}
     snapshot = ledger.last_reserved
     charges = []
@@ -67,6 +68,19 @@ def recover(
         )
     if not charges:
         click.echo("no job that is approved here may have run since: nothing is charged")
+
+
+def _signed(path: Path) -> bytes:
+    """A job's signed text. Raises ConfigError for any other file: its digest would be that of no job."""
+    spec_bytes, got = read_limited(path, MAX_BYTES), "a job as it was written"
+    try:
+        spec = JobSpec.from_yaml(spec_bytes, source=str(path))
+        if spec.nonce is not None and spec.initial_state is not None:
+            return spec_bytes
+    except ConfigError as error:
+        got = str(error)
+    message = f"--ran {path}: expected the signed text of a job, got {got}"
+    raise with_hint(ConfigError(message), "the operator saves that text by chorale job submit --save FILE")
 
 
 def _spec(digest: bytes, spec_bytes: bytes | None) -> JobSpec:

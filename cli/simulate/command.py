@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chorale.privacy.plan import planned_epsilon_if_all_others_collude
+from chorale.privacy.promise import promise_of
 from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
-from chorale.spec.state import state_from_bytes
+from chorale.spec.state import GlobalState, state_from_bytes
 from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import OPEN_POLICY
 from cli.given_data import DataOptions, data_options
 from client.errors import require_extra
 from client.history import personal_of, score_word
-from client.submission import draw_notes, initial_bytes, read_spec, solved, with_code
+from client.submission import draw_notes, head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
@@ -29,6 +31,8 @@ from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
 from simulation.results import RoundResult, finite
 from simulation.silos import OwnObjectives
+from strategies.phases.evaluation import EVALUATE
+from strategies.server_optimizer import steps_taken
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -93,22 +97,27 @@ def simulate(
     options = data_options
     options.check_used()
     spec = _spec(file, options, silos)
-    for note in draw_notes(spec):
+    for note in (*draw_notes(spec), *head_notes(spec, init)):
         click.echo(note, err=True)
     rules = _policy(spec, policy)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)
     held: AbstractContextManager[Progress | None] = nullcontext() if folder is None else folder.held()
     with held as progress:
-        data = initial_bytes(spec, init)
-        spec, promised = solved(spec, data)
+        objectives, data = options.objectives(), options.load(spec)
+        drawn = initial_bytes(spec, init)
+        state = state_from_bytes(drawn)
+        if spec.privacy is not None and spec.privacy.unsolved:
+            click.echo(f"solving for the noise of epsilon {spec.privacy.epsilon:g}", err=True)
+        spec, promised = solved(spec, drawn)
         for line in promised:
             click.echo(line, err=True)
-        objectives = options.objectives()
+        if policy is not None:
+            _check_noise(spec, state, rules)
         simulation = Simulation(
             spec,
-            options.load(spec),
-            state=state_from_bytes(data),
+            data,
+            state=state,
             policy=rules,
             objective=OwnObjectives(objectives, device=device) if objectives else None,
             device=device,
@@ -127,13 +136,19 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
     click.echo(f"{spec.strategy.name}, {spec.count} of {drawn}", err=True)
     following = simulation.progress.following
     if following is not None and following[0] > 1:
-        click.echo(f"continuing after round {following[0] - 1}", err=True)
+        taken = steps_taken(simulation.state)
+        done = f"round {following[0] - 1}" if spec.steps is None else f"step {taken}"
+        click.echo(f"continuing after {done}", err=True)
     for result in simulation.run():
         if folder is None:
             click.echo(json.dumps(result.to_json()))
         else:
             folder.add(result, simulation.progress)
-        click.echo(_line(result, rounds=spec.rounds, main=spec.method.task.main), err=True)
+        title = f"round {result.round}/{spec.rounds}"
+        if spec.steps is not None:
+            taken = steps_taken(simulation.state)
+            title = f"step {taken + bool(result.reason)} of {spec.steps}"
+        click.echo(_line(result, title=title, main=spec.method.task.main), err=True)
 
 
 def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
@@ -142,10 +157,16 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         for kind, figures in simulation.closing.items()
     }
     own = personal_of({name: value for figures in closing.values() for name, value in figures.items()})
-    main = simulation.job.strategy.task.main
+    main, spec = simulation.job.strategy.task.main, simulation.job.spec
+    noise = None
+    if spec.privacy is not None and simulation.final_accuracy is not None:
+        tested = simulation.closing[EVALUATE].get("tested", 0.0)
+        deviation = promise_of(spec, simulation.state).accuracy_deviation
+        noise = finite(deviation(simulation.final_accuracy, tested))
     document: dict[str, Any] = {
         "closing": closing,
         "final_accuracy": finite(simulation.final_accuracy),
+        "accuracy_noise": noise,
         "final_loss": finite(simulation.final_loss),
         "main_figure": main,
         "final_figure": finite(simulation.final_figure),
@@ -162,6 +183,9 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
     if folder is not None:
         folder.finish(simulation)
         document["model"] = str(folder.model_path)
+    if noise is not None:
+        told = f"final accuracy {simulation.final_accuracy:.4f}"
+        click.echo(f"{told} (measured under noise of standard deviation {noise:.3f})", err=True)
     if own is not None:
         click.echo(f"final personal models: {score_word(main)} {own}", err=True)
     click.echo(json.dumps(document))
@@ -190,6 +214,13 @@ def _policy(spec: JobSpec, path: Path | None) -> Policy:
     return policy
 
 
+def _check_noise(spec: JobSpec, state: GlobalState, policy: Policy) -> None:
+    """What a given policy says once all noise of a private job is known. Raises PolicyRefusal."""
+    if spec.privacy is not None:
+        policy.privacy.check_job(spec)
+        policy.privacy.check_collusion(spec, planned_epsilon_if_all_others_collude(spec, state))
+
+
 def _folder(
     out: Path, spec: JobSpec, options: DataOptions, policy: Policy, *, init: Path | None, is_secure: bool
 ) -> SimulationFolder:
@@ -204,8 +235,8 @@ def _folder(
     return SimulationFolder(out, identity=identity)
 
 
-def _line(result: RoundResult, *, rounds: int, main: str) -> str:
-    parts = [f"round {result.round}/{rounds}", f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
+def _line(result: RoundResult, *, title: str, main: str) -> str:
+    parts = [title, f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
     if result.reason:
         parts.append(f"used up ({result.reason})")
     figure, loss = finite(result.figures.get(main)), finite(result.loss)

@@ -164,11 +164,13 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
-    """Float32 features in the job's input shape, or int64. name: data set id in the ledger."""
+    """Float32 features in the job's input shape, or int64. name: data set id in the ledger. rows_beyond: rows
+    that were left out because their unit has more than the institution's setting wants."""
 
     train: SampleSet
     holdout: SampleSet
     name: str
+    rows_beyond: int = 0
 
 
 Loader = Callable[[DataSettings, JobSpec], RawData]

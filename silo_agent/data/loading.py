@@ -28,7 +28,13 @@ from silo_agent.data.partition import (
 )
 from silo_agent.data.problems import Problems
 from silo_agent.data.scan import Scanned, scanned
-from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
+from silo_agent.data.settings import (
+    DataFormat,
+    DataSettings,
+    PartitionKind,
+    PartitionSettings,
+    check_unit,
+)
 from silo_agent.data.units import grouped, unit_name
 from silo_agent.ledger.unit_marks import Admitted
 from silo_agent.seeding import derive_seed
@@ -88,12 +94,14 @@ def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
     """A data set before it is cut. is_held_N: which of train are held out, where each decides by itself.
-    classes: that strata are, 0 where they are what the data's function says."""
+    classes: that strata are, 0 where they are what the data's function says. rows_beyond: as of
+    `SiloData`."""
 
     train: SampleSet
     classes: int
     test: SampleSet | None = None
     is_held_N: private.Mask | None = None
+    rows_beyond: int = 0
 
 
 def _parts(
@@ -112,11 +120,13 @@ def _parts(
     cut = _plain_parts if is_strict else _private_parts
     for train, holdout in cut(opened, settings, indices, job=job):
         part = SiloData(train=train, holdout=holdout, name=settings.name)
-        yield _checked(part, job=job) if is_strict else _put_right_all(part, job=job, told=raw.problems)
+        made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, told=raw.problems)
+        yield replace(made, rows_beyond=opened.rows_beyond)
 
 
 def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     """What the format's loader gives, or a function of the institution's own. Raises ConfigError."""
+    check_unit(settings.unit, job)
     if settings.source is None and settings.module is None:
         return LOADERS[DataFormat(settings.format)](settings, job)
     own = own_data(settings, job)
@@ -148,7 +158,9 @@ def _opened(
     found = _side(raw, settings, job, admitted, is_cancelled, of_holdout=False)
     if raw.units is not None:
         found = _unit_by_unit(found, raw, settings, admitted, is_private=job.privacy is not None)
-    opened = _Opened(train=found.samples, classes=classes, is_held_N=found.is_held_N)
+    opened = _Opened(
+        train=found.samples, classes=classes, is_held_N=found.is_held_N, rows_beyond=found.rows_beyond
+    )
     if raw.holdout is None:
         return opened
     return replace(opened, test=_side(raw, settings, job, admitted, is_cancelled, of_holdout=True).samples)
@@ -211,8 +223,6 @@ def _unit_by_unit(
     account = settings.name if admitted is None else admitted.account
     chosen = [names[each] for each in found.places]
     kept = grouped(chosen, found.hashes, max_rows=settings.max_rows_per_unit)
-    if beyond := sum(name is not None for name in chosen) - len(kept.places_N):
-        log.warning("rows beyond data.max_rows_per_unit are left out", data=settings.name, rows=beyond)
     is_held_U = np.array(
         [
             private.is_held_out(private.unit_bytes(unit), name=account, fraction=settings.holdout)
@@ -223,7 +233,12 @@ def _unit_by_unit(
     samples = found.samples.take(kept.places_N)
     if is_private:
         samples = samples.of_units(kept.units_N, rows_per_unit=settings.max_rows_per_unit)
-    return Scanned(samples=samples, places=(), is_held_N=is_held_U[kept.units_N])
+    return Scanned(
+        samples=samples,
+        places=(),
+        is_held_N=is_held_U[kept.units_N],
+        rows_beyond=sum(name is not None for name in chosen) - len(kept.places_N),
+    )
 
 
 def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:

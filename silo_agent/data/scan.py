@@ -31,12 +31,14 @@ PART_OF_CACHE = 16  # a batch is at most this part of the bound: some are on the
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
     """A data set's samples. places: of each in what the loader gave. is_held_N: of data without a hold-out of
-    their own, where a record or unit decides it by itself. hashes: that order the rows of units."""
+    their own, where a record or unit decides it by itself. hashes: that order the rows of units. rows_beyond:
+    as of `SiloData`."""
 
     samples: SampleSet
     places: Sequence[int]
     is_held_N: Mask | None = None
     hashes: Sequence[bytes] = ()
+    rows_beyond: int = 0
 
 
 def scanned(

@@ -9,7 +9,9 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.spec.fields import DataSetName, EntryPoint
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import Distribution, OptionValues, PlugInName
+from crypto.errors import ConfigError
 
 
 class DataFormat(StrEnum):
@@ -208,6 +210,29 @@ class DataSettings(BaseModel):
         if self.unit is not None and self.partition is not None:
             raise ValueError("partition: expected without unit, whose rows it would share out among silos")
         return self
+
+
+def check_unit(unit: str | None, job: JobSpec) -> None:
+    """Raises ConfigError where the job reads the column that says whose a row is: all people with the same
+    label, or the same measurement, would be one."""
+    if unit is None:
+        return
+    read = dict.fromkeys(job.label_columns, "label_column")
+    read |= {column.name: "one of columns" for column in job.inputs}
+    if unit in read:
+        raise ConfigError(
+            f"data.unit: expected a column that says whose a row is, which no job reads; got {unit}, "
+            f"{read[unit]} of job {job.name}"
+        )
+
+
+def rows_beyond_told(settings: DataSettings, rows: int) -> str:
+    """That so many rows are not used, because their units have more."""
+    counted = "1 row is" if rows == 1 else f"{rows} rows are"
+    return (
+        f"data set {settings.name}: {counted} left out, beyond {settings.max_rows_per_unit} of one "
+        f"{settings.unit or 'unit'} (data.max_rows_per_unit)"
+    )
 
 
 def unit_told(settings: DataSettings, *, has_units: bool) -> str:

@@ -250,7 +250,8 @@ class Policy(BaseModel):
             raise _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies), Rule.STRATEGIES)
         self.check_distributions(spec)
         if spec.rounds > self.max_rounds:
-            raise _refusal(f"{spec.rounds} rounds", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
+            spare = "" if spec.spare_steps is None else f" and {spec.spare_steps} spare ones"
+            raise _refusal(f"{spec.count}{spare}", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
         if len(spec.silos) < self.min_silos:
             raise _refusal(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
         expected = spec.expected_cohort_changes

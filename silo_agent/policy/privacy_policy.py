@@ -19,7 +19,7 @@ from chorale.privacy.quantity_noise import dp_sgd_steps
 from chorale.privacy.releases import DpSgd, Release, SampledGaussian
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.privacy_spec import MAX_DELTA, MIN_DELTA, PrivacySpec
+from chorale.spec.privacy_spec import MAX_DELTA, MAX_EPSILON, MIN_DELTA, PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.methods import known_quantities
@@ -105,11 +105,22 @@ class PrivacyPolicy(BaseModel):
                 f"epsilon: expected at most {CEILING:g} for a data set, got {self.epsilon:g}; if that is "
                 f"meant, accept_epsilon_up_to: {self.epsilon:g} says so"
             )
+        most = self.max_epsilon_if_all_others_collude
+        if most is not None and not self.accept_shared_noise:
+            raise ValueError(
+                "max_epsilon_if_all_others_collude: expected accept_shared_noise: true with it, without "
+                "which every job with shared noise is refused"
+            )
+        if most is not None and most > MAX_EPSILON:
+            raise ValueError(
+                f"max_epsilon_if_all_others_collude: expected at most {MAX_EPSILON:g}, above "
+                f"which nothing is promised, got {most:g}"
+            )
         return self
 
     def check_job(self, spec: JobSpec) -> None:
-        """Raises PolicyRefusal: POLICY for a job below the floor, BUDGET where its training alone passes the
-        whole budget."""
+        """Raises PolicyRefusal: POLICY for a job below the floor, or whose training alone passes what it may
+        cost if all other silos collude; BUDGET where its training alone passes the whole budget."""
         if spec.privacy is not None:
             if spec.privacy.has_shared_noise and not self.accept_shared_noise:
                 raise _refusal(
@@ -227,6 +238,13 @@ class PrivacyPolicy(BaseModel):
         round: Release = SampledGaussian(noise_multiplier=multiplier, sample_rate=rate, draws=0)
         if not spec.privacy.has_shared_noise:
             round = DpSgd(noise_multiplier=multiplier, sample_rate=rate, steps=dp_sgd_steps(spec))
+        elif self.max_epsilon_if_all_others_collude is not None:
+            # the multiplier is that of the noise of h silos together, of which one is left
+            honest = spec.rule(spec.named_per_round).min_honest
+            alone = SampledGaussian(
+                noise_multiplier=multiplier / math.sqrt(honest), sample_rate=rate, draws=0
+            )
+            self.check_collusion(spec, _epsilon_of_rounds(alone, spec.rounds, spec.privacy.delta))
         rounds = spec.rounds if self.partial_jobs is PartialJobs.REFUSE else 1
         cost = _epsilon_of_rounds(round, rounds, self.delta)
         if cost > self.epsilon:

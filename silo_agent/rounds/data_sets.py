@@ -12,6 +12,7 @@ from typing import Self
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.reveal import PendingReveal
+from silo_agent.data.settings import check_unit
 from silo_agent.ledger.budget import Budget, Spend
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.ledger import Ledger
@@ -22,10 +23,12 @@ from silo_agent.policy.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """One data set under its policy, as the ledger accounts for it. account: the id of its own account."""
+    """One data set under its policy, as the ledger accounts for it. account: the id of its own account.
+    unit: the column that says whose a row is; None where no setting names one."""
 
     name: str
     account: str
+    unit: str | None
     policy: Policy
     reveals: Reveals
     budget: Budget
@@ -40,6 +43,7 @@ class DataSet:
         name: str,
         policy: Policy,
         account: str | None = None,
+        unit: str | None = None,
         also: Mapping[str, float] | None = None,
         tell_reveal: Callable[[PendingReveal], None] = lambda _: None,
         tell_spend: Callable[[Spend], None] = lambda _: None,
@@ -50,6 +54,7 @@ class DataSet:
         return cls(
             name=name,
             account=own,
+            unit=unit,
             policy=policy,
             reveals=ledger.reveals(policy=policy, data_set=own, tell=tell_reveal),
             budget=ledger.budget(policy=policy, data_set=own, also=also, tell=tell_spend),
@@ -77,9 +82,15 @@ class DataSets:
         return next(iter(self._by_name.values())).reveals
 
     def named(self, spec: JobSpec) -> DataSet:
-        """Raises PolicyRefusal(code=POLICY) for a job about none of this agent's, or about an unnamed one of
-        several. Security: the coordinator learns the code alone, as of any other refusal by policy."""
-        return self._by_name[name_for(spec, tuple(self._by_name))]
+        """Raises PolicyRefusal(code=POLICY) for a job about none of this agent's, about an unnamed one of
+        several, or that reads the column of a data set's units. Security: the coordinator learns the code
+        alone, as of any other refusal by policy."""
+        found = self._by_name[name_for(spec, tuple(self._by_name))]
+        try:
+            check_unit(found.unit, spec)
+        except ConfigError as error:
+            raise PolicyRefusal(str(error)) from None
+        return found
 
     def of(self, job_digest: bytes) -> DataSet:
         """Of a job that this silo recorded, in this run or before. Raises PolicyRefusal."""

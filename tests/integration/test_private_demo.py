@@ -43,6 +43,7 @@ def test_demo_by_record_learns_and_tells_what_it_spent(noise: str, count: list[s
     if noise == "sum":
         assert told["epsilon_if_all_others_collude"] > told["epsilon"]
         assert "step 12 of 12  3 silos" in done.stderr
+    assert "chorale demo --dp records --silos 7 --drop 2 --out" in done.stdout  # it offered one without noise
     assert 0.97 * 8.0 <= told["epsilon"] <= 8.0
     assert told["final_accuracy"] > 5 * BY_CHANCE
     assert "clipped" not in told["quantities"]

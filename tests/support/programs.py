@@ -24,6 +24,8 @@ PACKAGES = {
     "strace": "strace",
     "cc": "gcc",
     "minisign": "minisign",
+    "chromium": "chromium",
+    "node": "nodejs",
 }
 # where Debian puts daemons; a user's own PATH may lack it
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # what each package may import of ours:
-# crypto <- strategies <- chorale <- {coordinator, silo_agent <- {simulation, client}} <- cli
+# crypto <- strategies <- chorale <- {coordinator, silo_agent <- {simulation, client <- web}} <- cli
 ARROWS = {
     "crypto": {"crypto"},
     "strategies": {"crypto", "strategies"},
@@ -27,6 +27,7 @@ ARROWS = {
     "silo_agent": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent"},
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
     "client": {"crypto", "strategies", "chorale", "silo_agent", "client"},
+    "web": {"crypto", "strategies", "chorale", "silo_agent", "client", "web"},
     "cli": {
         "crypto",
         "strategies",
@@ -35,6 +36,7 @@ ARROWS = {
         "silo_agent",
         "simulation",
         "client",
+        "web",
         "cli",
     },
     "bench": {
@@ -79,9 +81,11 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
     "client": "errors < settings < history < operations < submission",
+    "web": "shared < console < silo_page",
+    "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< model < job < given_data < silo < doctor < init < demo < simulate < main",
+    "< model < job < console < given_data < silo < doctor < init < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
@@ -93,6 +97,7 @@ PRODUCT = (
     "silo_agent",
     "simulation",
     "client",
+    "web",
     "cli",
 )
 # what the innermost packages may import of others

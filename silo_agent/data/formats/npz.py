@@ -69,6 +69,8 @@ def _read(path: Path, unit: str | None) -> tuple[Samples, Samples | None, list[s
 
 def _units(arrays: Mapping[str, NDArray[Any]], name: str, path: Path) -> list[str | int]:
     """Whose each sample is."""
+    if any(name in pair for pair in TRAIN_KEYS + TEST_KEYS):
+        raise ConfigError(f"data.unit: expected an array that says whose a sample is, got {name}")
     if name not in arrays:
         raise ConfigError(f"{path}: no array {name} (data.unit)")
     found = arrays[name]

@@ -35,7 +35,7 @@ def fields_of(**fields: Any) -> dict[str, Any]:
     values["training"] = {"learning_rate": 1.0, "batch_size": 16, "momentum": 0.0} | fields.get(
         "training", {}
     )
-    if values["steps"] is not None and "rounds" not in fields:
+    if "rounds" not in fields:
         del values["rounds"]
     return values
 
@@ -72,6 +72,13 @@ def test_a_file_without_the_new_words_means_noise_of_each_silo(make_spec: MakeSp
     ("fields", "message"),
     [
         ({"steps": None, "rounds": 5}, "steps: privacy.records.noise sum counts steps: expected `steps`"),
+        # A file without either word was told of rounds; who wrote them was told of steps.
+        ({"steps": None}, "steps: a value is required, because privacy.records.noise sum counts steps"),
+        # The sum of two fields was told as a third, which the file does not have.
+        (
+            {"steps": 20, "spare_steps": 100_000},
+            r"steps and spare_steps: expected at most 100000 together, got 20 \+ 100000",
+        ),
         ({"rounds": 50}, r"rounds: expected none beside steps, or steps \+ spare_steps, 50 \+ 2, got 50"),
         ({"privacy": None}, "steps: only privacy.records.noise sum counts steps: expected `rounds`"),
         (

@@ -87,6 +87,29 @@ def test_recovery_charges_whole_plans_and_a_round_for_each_restart(
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: ward\n", "expected the signed text of a job, got {path}: federation: a value is required"),
+        (None, "expected the signed text of a job, got a job as it was written"),
+    ],
+)
+def test_a_job_as_it_was_written_is_no_job_that_ran(
+    desk: Desk, chorale: Callable[..., Ended], text: str | None, told: str
+) -> None:
+    """A field that `job submit` fills in was asked for, under the digest of a job that does not exist."""
+    path = desk.job(not_after="2099-12-31T00:00:00Z")
+    if text is not None:
+        path.write_text(text)
+    config = desk.silo()
+    (desk.folder / "silo-0").mkdir()
+    Ledger(desk.folder / "silo-0" / "ledger.sqlite").close()
+    ended = chorale("silo", "ledger", "--config", config, "--recover", "--restarts", "1", "--ran", str(path))
+    assert ended.code == 2
+    assert f"--ran {path}: {told.format(path=path)}" in ended.err
+    assert "chorale job submit --save FILE" in ended.err
+
+
+@pytest.mark.parametrize(
     "options, told",
     [
         (["--recover"], "--recover: expected --restarts with it"),

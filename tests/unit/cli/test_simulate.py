@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,39 @@ from tests.unit.cli.conftest import Desk, Ended
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
 Calls = Callable[..., Ended]
+
+
+def steps_job(desk: Desk, **changes: Any) -> Path:
+    """Three steps, with spare ones, whose silos share their noise."""
+    records = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1, "noise": "sum"}
+    privacy = {"records": records, "statistics_noise_multiplier": 40.0}
+    fields = {"steps": 3, "rounds": 5, "model": {"name": "mlp", "hidden": []}, "privacy": privacy}
+    fields["training"] = {"learning_rate": 0.1, "momentum": 0.0}
+    return desk.job(**fields | changes)
+
+
+def private_table_job(desk: Desk) -> Path:
+    """One round over a table, with noise that is solved for."""
+    return desk.job(
+        classes=2,
+        input_shape=[1],
+        columns=[{"name": "age", "mean": 50, "scale": 10}],
+        label_column="ill",
+        model={"name": "mlp", "hidden": []},
+        privacy={"epsilon": 8, "records": {"clip_norm": 1.0, "sample_rate": 0.5}},
+    )
+
+
+def silo_files(desk: Desk, **data: Any) -> list[str | Path]:
+    """Options that name three silos' files: ten patients, of which one has seven rows."""
+    rows = [f"p{min(row, 9)},{40 + row},{row % 2}" for row in range(16)]
+    table = desk.folder / "table.csv"
+    table.write_text("\n".join(["patient,age,ill", *rows]) + "\n")
+    files: list[str | Path] = []
+    for place in range(3):
+        path = desk.silo(name=f"clinic-{place}", data={"format": "csv", "path": str(table), **data})
+        files += ["--silo", path.rename(desk.folder / f"clinic-{place}.yaml")]
+    return files
 
 
 def test_a_line_a_round_on_stdout_and_progress_on_stderr(desk: Desk, chorale: Calls) -> None:
@@ -88,6 +123,67 @@ def test_a_policy_that_would_refuse_the_job_refuses_its_simulation(desk: Desk, c
     assert refused.code == 3
     assert "class_statistics: refuse" in refused.err
     assert chorale("simulate", job, "--device", "cpu").code == 0
+
+
+def test_a_policy_is_asked_what_the_job_costs_if_all_other_silos_collude(desk: Desk, chorale: Calls) -> None:
+    """The job was simulated to its end, which the silos' agents then refused."""
+    job = steps_job(desk)
+    for most, code in ((30, 0), (0.01, 3)):
+        rules = {"accept_shared_noise": True, "max_epsilon_if_all_others_collude": most}
+        open_wide = {"federation": "test", "privacy": rules | {"epsilon": 10}}
+        policy = desk.write("policy.yaml", open_wide)
+        ended = chorale("simulate", job, "--policy", policy, "--device", "cpu")
+        assert ended.code == code, ended.err
+    assert ended.out == "", "nothing was trained"
+    assert "expected at most epsilon 0.01 if all other silos collude" in ended.err
+
+
+def test_a_job_of_steps_is_told_by_its_steps_and_its_figures_with_their_noise(
+    desk: Desk, chorale: Calls
+) -> None:
+    """Three steps were counted as rounds of five, and an accuracy of 1.0 stood beside no word of noise."""
+    ended = chorale("simulate", steps_job(desk, trains="head"), "--device", "cpu")
+    assert ended.code == 0, ended.err
+    assert [line[:11] for line in ended.err.splitlines() if line.startswith("step ")] == [
+        "step 1 of 3",
+        "step 2 of 3",
+        "step 3 of 3",
+    ]
+    assert "round" not in "".join(ended.err.split("fedavg, 3 steps of 3 of 3 silos")[1:])
+    closing = json.loads(ended.out.splitlines()[-1])
+    tested = closing["closing"]["evaluate"]["tested"]
+    # the counts' noise, of a multiplier of 40 and h = 2 of 3 silos, in a ratio of two of them
+    deviation = 40.0 * math.sqrt(3 / 2) * math.sqrt(1.0 + closing["final_accuracy"] ** 2) / tested
+    assert closing["accuracy_noise"] == pytest.approx(deviation, rel=0.5)
+    assert f"(measured under noise of standard deviation {closing['accuracy_noise']:.3f})" in ended.err
+    assert "trains head: without --init the head is trained on features of random weights" in ended.err
+    plain = chorale("simulate", desk.job(), "--device", "cpu")
+    assert json.loads(plain.out.splitlines()[-1])["accuracy_noise"] is None
+    assert "trains head" not in plain.err
+
+
+def test_mistakes_in_the_data_are_told_before_the_noise_is_solved_for(
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column that is not there was told after 20 seconds, in which nothing was said."""
+    job = private_table_job(desk)
+    monkeypatch.setattr("cli.simulate.command.solved", pytest.fail)
+    ended = chorale("simulate", job, *silo_files(desk, unit="person"), "--device", "cpu")
+    assert ended.code == 2
+    assert "table.csv: no column 'person'" in ended.err
+
+
+def test_rows_beyond_those_of_a_unit_are_told_by_silo_column_and_limit(desk: Desk, chorale: Calls) -> None:
+    """A line of the log was printed for each silo, which named none of them."""
+    job = private_table_job(desk)
+    ended = chorale(
+        "simulate", job, *silo_files(desk, unit="patient", max_rows_per_unit=2), "--device", "cpu"
+    )
+    assert ended.code == 0, ended.err
+    told = ": data set data: 5 rows are left out, beyond 2 of one patient (data.max_rows_per_unit)"
+    lines = [line for line in ended.err.splitlines() if "left out" in line]
+    assert lines == [f"clinic-{place}{told}" for place in range(3)]
+    assert "solving for the noise of epsilon 8" in ended.err
 
 
 def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_their_policy(

@@ -144,7 +144,7 @@ def test_one_unit_less_moves_no_row_of_another_and_no_order(load: Load) -> None:
 
 
 def test_of_more_rows_than_wanted_a_choice_stays_that_follows_from_the_unit(
-    load: Load, caplog: pytest.LogCaptureFixture
+    load: Load,
 ) -> None:
     rows = rows_of(40)
     every, kept = load(rows, holdout=0.0), load(rows, holdout=0.0, max_rows_per_unit=2)
@@ -152,8 +152,7 @@ def test_of_more_rows_than_wanted_a_choice_stays_that_follows_from_the_unit(
         assert chosen == visits(every.train)[patient][:2]
     assert max(map(len, visits(kept.train).values())) == 2
     assert kept.train.units.sizes_U.max() == 2
-    told = caplog.records[-1].fields  # type: ignore[attr-defined]
-    assert told == {"data": "visits", "rows": len(every.train) - len(kept.train)}
+    assert (every.rows_beyond, kept.rows_beyond) == (0, len(every.train) - len(kept.train))
 
 
 def test_rows_without_a_unit_are_left_out_alone(load: Load) -> None:
@@ -208,6 +207,19 @@ def test_data_that_have_no_units_throughout_are_refused(tmp_path: Path, own_modu
     of_module = DataSettings(format="module", module=f"{own_module.__name__}:visits")
     with pytest.raises(ConfigError, match="units: expected one for each of 3 samples, got 2"):
         load_data(of_module, job_of())
+
+
+@pytest.mark.parametrize(("unit", "read_as"), [("ill", "label_column"), ("a", "one of columns")])
+def test_a_unit_that_the_job_reads_is_refused(
+    tmp_path: Path, own_module: ModuleType, unit: str, read_as: str
+) -> None:
+    """A silo had two units, the ill and the others, and its epsilon was told of these."""
+    told = f"data.unit: expected a column that says whose a row is, .*; got {unit}, {read_as} of job"
+    for kind in ("csv", "parquet", "sql"):
+        with pytest.raises(ConfigError, match=told):
+            load_data(settings_of(kind, rows_of(5), tmp_path, own_module, unit=unit), job_of())
+    with pytest.raises(ConfigError, match=r"data\.unit: .* whose a sample is, got y"):
+        load_data(settings_of("npz", rows_of(5), tmp_path, own_module, unit="y"), job_of())
 
 
 def test_weights_of_a_unit_add_up_to_a_row_in_whole_steps() -> None:

@@ -48,3 +48,19 @@ async def test_one_roster_is_as_new_as_the_strictest_policy_wants(make_hub: Make
     policies = {name: Policy(federation=FEDERATION, max_roster_age_days=age) for name, age in ages.items()}
     made = [DataSet.of(ledger, name=name, policy=policy) for name, policy in policies.items()]
     assert DataSets(made, ledger=ledger).max_roster_age_days == 2.0
+
+
+async def test_a_job_that_reads_the_column_of_units_is_refused_when_it_is_offered(make_hub: MakeHub) -> None:
+    """It came to the data, and then a silo's units were its labels."""
+    hub = make_hub()
+    columns = {"columns": [{"name": "age"}], "input_shape": [1], "model": {"name": "mlp"}}
+    job = hub.sign(label_column="ill", **columns)
+    ledger, policy = hub.add("silo-0").ledger, Policy(federation=FEDERATION)
+    for unit in ("patient", "ill", "age"):
+        wards = DataSets([DataSet.of(ledger, name="wards", policy=policy, unit=unit)], ledger=ledger)
+        if unit == "patient":
+            assert wards.named(job.spec).unit == unit
+            continue
+        with pytest.raises(PolicyRefusal, match=f"got {unit}, .* of job") as raised:
+            wards.named(job.spec)
+        assert raised.value.code is Refusal.POLICY

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from chorale.job import JobSpec, StrategySpec
+from chorale.privacy.accountant import epsilon
+from chorale.privacy.releases import SampledGaussian
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.policy.policy import Policy, load_policy
@@ -138,6 +141,56 @@ def test_what_is_left_if_all_other_silos_collude_is_bounded_by_the_policy(tmp_pa
     refused("got no bound$", lambda: bounded.check_collusion(shared, math.inf))
     bounded.check_collusion(own, math.inf)  # each silo adds all the noise itself
     policy(accept_shared_noise=True).privacy.check_collusion(shared, math.inf)
+
+
+def test_a_job_that_costs_too_much_if_all_others_collude_is_refused_when_it_is_offered(
+    tmp_path: Path,
+) -> None:
+    """It was refused at its enrollment, after a person had approved it."""
+    job = sharing(tmp_path, steps=20)
+    assert job.rule(job.named_per_round).min_honest == 2  # one of them has half of the noise's variance
+    one = SampledGaussian(noise_multiplier=math.sqrt(2.0), sample_rate=0.1, draws=0)
+    alone = epsilon({one: 22}, 1e-5)
+    above, below = (
+        policy(accept_shared_noise=True, max_epsilon_if_all_others_collude=most)
+        for most in (1.01 * alone, 0.99 * alone)
+    )
+    above.check_job(job, operator="ops")
+    refused(
+        rf"at most epsilon {0.99 * alone:g} if all other silos collude .*, got {alone:.4g}$",
+        lambda: below.check_job(job, operator="ops"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        # Neither had an effect of its own, and nothing said so.
+        ({"accept_shared_noise": False}, "expected accept_shared_noise: true with it"),
+        ({"max_epsilon_if_all_others_collude": 30.5}, r"expected at most 30, .*, got 30\.5"),
+    ],
+)
+def test_a_bound_that_bounds_nothing_is_refused_when_the_policy_is_read(
+    tmp_path: Path, field: dict[str, Any], told: str
+) -> None:
+    path = tmp_path / "policy.yaml"
+    good = {"accept_shared_noise": True, "max_epsilon_if_all_others_collude": 30}
+    for privacy in (good, good | field):
+        path.write_text(yaml.safe_dump({"federation": "test", "privacy": privacy}))
+        if privacy == good:
+            assert load_policy(path).privacy.max_epsilon_if_all_others_collude == 30.0
+            continue
+        with pytest.raises(ConfigError, match=rf"privacy: max_epsilon_if_all_others_collude: {told}"):
+            load_policy(path)
+
+
+def test_a_job_of_too_many_steps_is_told_its_steps(tmp_path: Path) -> None:
+    """The number of rounds was told, which the job's file does not have."""
+    strict = Policy.model_validate({"federation": "test", "initial_state": "given", "max_rounds": 4})
+    refused(
+        "expected at most 4, got 3 steps and 2 spare ones$",
+        lambda: strict.check_job(sharing(tmp_path), operator="ops"),
+    )
 
 
 def test_a_step_counts_once_for_the_policy_whatever_a_pass_would_have(tmp_path: Path) -> None:

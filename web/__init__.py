@@ -1,0 +1,1 @@
+"""Pages for people: the operators' console, and each silo's own page."""

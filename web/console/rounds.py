@@ -1,0 +1,162 @@
+"""A job's history as rows and curves: what the page's table, its chart and the downloads hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+from chorale.spec.settings_file import parse_mapping
+from client.history import TRAIN, JobHistory, figure_by_round, kind_of, personal_figures
+from crypto.errors import ConfigError
+from web.shared.pages import size
+
+NEWEST = 25  # phases on a job's own page; another page has all
+
+
+def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, Any]]:
+    """One row for each phase, the newest first."""
+    main = history.main
+    records = history.records if newest is None else history.records[-newest:]
+    return [
+        {
+            "title": history.title(record),
+            "phase": kind_of(record),
+            "round": record.round,
+            "result": record.result,
+            "reason": record.reason,
+            "attempts": record.attempts,
+            "figure": _finite(record.figures.get(main)),
+            "loss": _finite(record.figures.get("loss")),
+            "silos": len(record.cohort),
+            "data_share": record.data_share,
+            "left_out": [
+                {
+                    "silo": left.silo,
+                    "stage": left.stage,
+                    "reason": left.reason,
+                    "told": left.rule or left.text,
+                }
+                for left in record.left_out
+            ],
+            "seconds": record.wall_seconds,
+            "upload_bytes": record.upload_bytes,
+            "verified_by": record.verified_by,
+            "threshold": record.threshold,
+        }
+        for record in reversed(records)
+    ]
+
+
+def curves(history: JobHistory) -> dict[str, Any]:
+    """By round, 1 first: main figure and loss of the model after it, silos in its sum, silos left out."""
+    measured = figure_by_round(history, history.main)
+    by_round = {record.round: record for record in history.of_kind(TRAIN)}
+    rounds = list(range(1, len(measured) + 1))
+    return {
+        "rounds": rounds,
+        "main": history.main,
+        "figure": [_finite(value) for value in measured],
+        "loss": [_finite(value) for value in figure_by_round(history, "loss")],
+        "silos": [len(by_round[each].cohort) if each in by_round else None for each in rounds],
+        "left_out": [len(by_round[each].left_out) if each in by_round else None for each in rounds],
+    }
+
+
+def as_csv(history: JobHistory) -> bytes:
+    """rounds.csv, oldest first. A text that a spreadsheet would take for a formula gets a quote before it."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    columns = ("title", "phase", "round", "result", "reason", "attempts", "figure", "loss", "silos")
+    more = ("data_share", "seconds", "upload_bytes", "verified_by", "threshold")
+    writer.writerow([*columns, *more, "left_out"])
+    for row in reversed(rows(history)):
+        left = "; ".join(f"{each['silo']} ({each['stage']}: {each['reason']})" for each in row["left_out"])
+        writer.writerow([_cell(row[name]) for name in (*columns, *more)] + [_cell(left)])
+    return text.getvalue().encode()
+
+
+def as_json(history: JobHistory) -> bytes:
+    """rounds.json, oldest first."""
+    summary = history.summary
+    head = {"job": summary.job_digest.hex(), "name": summary.name, "status": summary.status}
+    return to_json({**head, "main": history.main, "phases": rows(history)[::-1]})
+
+
+def to_json(value: object) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def facts(history: JobHistory) -> list[tuple[str, str]]:
+    """What a person looks for first, as words and figures."""
+    trained = [record for record in history.of_kind(TRAIN) if record.result == "applied"]
+    measured = [value for value in figure_by_round(history, history.main) if value is not None]
+    closing, personal = history.closing(history.main), personal_figures(history)
+    last = closing if closing is not None else (measured[-1] if measured else None)
+    sent = sum(record.upload_bytes for record in history.records)
+    told = [
+        (
+            f"{'Final' if closing is not None else 'Newest'} {history.main}",
+            "" if last is None else f"{last:.4f}",
+        ),
+        ("Personal models", "" if personal is None else str(personal)),
+        ("Sent by a silo so far", size(sent) if sent else ""),
+        (
+            "Silos in the newest sum",
+            f"{len(trained[-1].cohort)} of {len(history.summary.silos)}" if trained else "",
+        ),
+        ("Times a silo was left out", str(sum(len(record.left_out) for record in history.records))),
+        ("Model", size(history.summary.float32_bytes)),
+    ]
+    return [(word, text) for word, text in told if text]
+
+
+def terms(spec_bytes: bytes, history: JobHistory) -> list[tuple[str, str]]:
+    """The signed job in words; no more than it says. Its values are the operator's text."""
+    try:
+        said = parse_mapping(spec_bytes, source="job")
+    except ConfigError:
+        return []
+    privacy = said.get("privacy")
+    summed = sorted({name for record in history.records for name in record.quantities})
+    told = {
+        "Signed by operator": history.summary.operator,
+        "Name": said.get("name"),
+        "Method": _words(said.get("strategy", "fedavg")),
+        "Model": _words(said.get("model")),
+        "Task": _words(said.get("task")),
+        "Silos": ", ".join(map(str, said.get("silos") or [])),
+        "Rounds": said.get("rounds"),
+        "Steps": said.get("steps"),
+        "Ends at the latest": said.get("not_after"),
+        "Noise": "none: sums go out exact" if not privacy else _words(privacy),
+        "Epsilon spent": "each silo's own ledger counts it; a silo tells nobody" if privacy else None,
+        "Summed so far": ", ".join(summed),
+    }
+    return [(word, str(text)) for word, text in told.items() if text not in (None, "")]
+
+
+def _words(value: object) -> str:
+    """A value of the job, in one line: mappings as `name value`, nested ones in brackets."""
+    if isinstance(value, dict):
+        inner = (
+            f"{key} {f'({_words(each)})' if isinstance(each, dict) else _words(each)}"
+            for key, each in value.items()
+        )
+        return ", ".join(inner)
+    if isinstance(value, list):
+        return ", ".join(_words(each) for each in value)
+    return "" if value is None else str(value)
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return "" if value is None else value
+
+
+def _finite(value: float | None) -> float | None:
+    """NaN and infinity, which JSON does not have, are no figure."""
+    return value if value is not None and math.isfinite(value) else None

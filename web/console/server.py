@@ -1,0 +1,63 @@
+"""The console's process: reads its settings, asks the coordinator, serves browsers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from functools import partial
+
+from chorale.observability import logs
+from chorale.observability.logs import get_logger
+from chorale.transport import tls
+from web.console.settings import ConsoleSettings
+
+PROVIDER_SECONDS = 600.0  # for the way to the provider and back
+
+log = get_logger("web.console.server")
+
+
+def run(settings: ConsoleSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ChoraleError for files and addresses that cannot be used."""
+    tls.restrict_to_tls13()
+    logs.configure()
+    asyncio.run(serve(settings))
+
+
+async def serve(settings: ConsoleSettings) -> None:
+    from web.console.app import Console, application
+    from web.console.coordinator import connected
+    from web.console.logins import CertificateLogins
+    from web.console.oidc import Provider
+    from web.shared.serving import bound_socket, serve_app, tls_context
+    from web.shared.sessions import Sessions
+
+    certificates = None
+    if settings.roster is not None:
+        certificates = CertificateLogins(
+            federation=settings.federation,
+            authority=settings.authority,
+            roster=settings.roster,
+            clock=partial(datetime.now, UTC),
+        )
+    context = tls_context(settings.tls, clients=None if certificates is None else certificates.vouching)
+    listening = bound_socket(settings.listen)
+    async with connected(settings, clock=time.monotonic) as coordinator:
+        console = Console(
+            settings=settings,
+            coordinator=coordinator,
+            certificates=certificates,
+            provider=None if settings.oidc is None else Provider(settings.oidc, url=settings.url),
+            sessions=Sessions(
+                clock=time.monotonic, idle_seconds=60.0 * settings.idle_minutes, cookie="__Host-chorale"
+            ),
+            under_way=Sessions(
+                clock=time.monotonic,
+                idle_seconds=PROVIDER_SECONDS,
+                cookie="__Host-chorale-login",
+                same_site="lax",
+            ),
+            stopping=asyncio.Event(),
+        )
+        log.info("console serves", url=settings.url, listen=settings.listen, operator=coordinator.own_name)
+        await serve_app(application(console), listening, tls=context, stopping=console.stopping)

@@ -1,0 +1,1 @@
+"""What both pages stand on: serving, sessions, templates, headers."""

@@ -1,0 +1,107 @@
+"""Who is logged in: cookies that no script reads, kept by their hash, and a token for every form."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+LONGEST_SECONDS = 8 * 3600.0  # after which a person logs in again, busy or not
+MOST = 1000  # sessions at once; the oldest goes
+
+Who = TypeVar("Who")
+
+
+@dataclass(slots=True, kw_only=True)
+class Session(Generic[Who]):
+    """One login of one browser."""
+
+    who: Who
+    begun: float
+    used: float
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+
+class Sessions(Generic[Who]):
+    """clock: monotonic seconds. cookie: its name; with the prefix __Host- browsers take it from this host
+    over TLS alone. same_site: strict, or lax for what must survive the way back from a login elsewhere."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        idle_seconds: float,
+        cookie: str,
+        is_secure: bool = True,
+        same_site: str = "strict",
+    ) -> None:
+        self._clock = clock
+        self._idle_seconds = idle_seconds
+        self._cookie = cookie
+        self._is_secure = is_secure
+        self._same_site = same_site
+        self._sessions: dict[str, Session[Who]] = {}
+
+    def begin(self, who: Who, request: Request, response: Response) -> Session[Who]:
+        """A new session under a new secret; the one that the browser came with ends (session fixation)."""
+        self._forget(request)
+        now = self._clock()
+        while len(self._sessions) >= MOST:
+            self._sessions.pop(next(iter(self._sessions)))
+        secret = secrets.token_urlsafe(32)
+        made = self._sessions[_key(secret)] = Session(who=who, begun=now, used=now)
+        response.set_cookie(
+            self._cookie,
+            secret,
+            path="/",
+            secure=self._is_secure,
+            httponly=True,
+            samesite=self._same_site,  # type: ignore[arg-type]
+        )
+        return made
+
+    def of(self, request: Request, *, is_use: bool = True) -> Session[Who] | None:
+        """The session of a request, unless it was unused too long or is too old. is_use: this is a use."""
+        key = _key(request.cookies.get(self._cookie, ""))
+        found, now = self._sessions.get(key), self._clock()
+        if found is None:
+            return None
+        if now - found.used > self._idle_seconds or now - found.begun > LONGEST_SECONDS:
+            del self._sessions[key]
+            return None
+        if is_use:
+            found.used = now
+        return found
+
+    def end(self, request: Request, response: Response) -> None:
+        self._forget(request)
+        response.delete_cookie(
+            self._cookie,
+            path="/",
+            secure=self._is_secure,
+            httponly=True,
+            samesite=self._same_site,  # type: ignore[arg-type]
+        )
+
+    def _forget(self, request: Request) -> None:
+        self._sessions.pop(_key(request.cookies.get(self._cookie, "")), None)
+
+
+def is_own_form(request: Request, token: str, session: Session[Who], *, origin: str) -> bool:
+    """Whether a form was sent by a page of ours, in this session (cross-site request forgery)."""
+    return comes_from(request, origin) and hmac.compare_digest(token.encode(), session.csrf.encode())
+
+
+def comes_from(request: Request, origin: str) -> bool:
+    """Whether the browser says that a page of this origin sent the request, as it does for every POST."""
+    return request.headers.get("origin") == origin
+
+
+def _key(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
