@@ -15,7 +15,14 @@ from typing import Any, Self
 
 import click
 
-from crypto.errors import BudgetExhausted, ChoraleError, ConfigError, PolicyRefusal, RemoteProtocolError
+from crypto.errors import (
+    BudgetExhausted,
+    ChoraleError,
+    ConfigError,
+    EvidenceMismatch,
+    PolicyRefusal,
+    RemoteProtocolError,
+)
 
 REFUSED_BY_PEER = {  # gRPC status names; every other one means that the peer failed or is not there
     "PERMISSION_DENIED",
@@ -40,6 +47,7 @@ class ExitCode(IntEnum):
     USAGE = 2, "wrong usage, an invalid file, or a certificate of one's own that is expired or foreign"
     REFUSED_HERE = 3, "refused by policy or privacy budget of silos (`demo`, `job submit`, `job watch`)"
     REFUSED_BY_PEER = 4, "refused by the peer that was called"
+    MISMATCH = 5, "something in an archive of evidence does not fit (`evidence verify`, `job evidence`)"
     INTERRUPTED = 130, "interrupted by Ctrl-C"
 
     def __new__(cls, number: int, meaning: str) -> Self:
@@ -63,6 +71,7 @@ CODES: dict[type[ChoraleError], ExitCode] = {  # of every other one: FAILED
     PolicyRefusal: ExitCode.REFUSED_HERE,
     BudgetExhausted: ExitCode.REFUSED_HERE,
     RemoteProtocolError: ExitCode.REFUSED_BY_PEER,
+    EvidenceMismatch: ExitCode.MISMATCH,
 }
 
 

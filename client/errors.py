@@ -11,6 +11,10 @@ from crypto.errors import ChoraleError, ConfigError
 
 UNREACHABLE_HINT = "check that the coordinator runs, its address, and that this certificate is on its roster"
 
+UNKNOWN_HOST_HINT = (
+    "check how coordinator is spelled, and that this machine can look it up: getent hosts NAME"
+)
+
 UNTRUSTED_HINT = (
     "check authority, and set coordinator_name where the dialed host is not the one in the certificate"
 )

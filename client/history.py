@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from chorale.job import SignedJob
 from chorale.v1.operations_pb2 import JobEvent
-from chorale.v1.records_pb2 import JobSummary, PhaseRecord
+from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 
 ACCURACY = "accuracy"
 ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
@@ -59,6 +60,80 @@ class JobHistory:
         (noise included). None if there was none."""
         closing = [record for record in self.of_kind(EVALUATE) if record.result == "applied"]
         return closing[-1].figures.get(figure) if closing else None
+
+
+def printable(text: str) -> str:
+    """What a peer wrote, as a part of a line. Security: nothing in it moves a terminal's cursor."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def why_told(left: LeftOut) -> str:
+    """Why a silo was left out: `policy: max_rounds`, `rejected: "not before May"`, `no-answer`."""
+    text = f'"{left.text}"' if left.text else ""
+    return printable(": ".join(filter(None, [left.reason, left.rule, text])))
+
+
+def state_told(summary: JobSummary) -> str:
+    """What a job waits for and at whom, or how it ended; its status, of a coordinator that says no more."""
+    return printable(summary.state or summary.status)
+
+
+def summary_facts(summary: JobSummary) -> dict[str, Any]:
+    """A job as `--json` has it. awaited: by silo, what the job waits for there."""
+    return {
+        "job": summary.job_digest.hex(),
+        "name": summary.name,
+        "operator": summary.operator,
+        "strategy": summary.strategy,
+        "status": summary.status,
+        "state": summary.state or summary.status,
+        "awaited": {each.silo: each.why for each in summary.awaited},
+        "progress": summary.progress,
+        "reason": summary.reason,
+        "silos": list(summary.silos),
+        "rounds": summary.rounds,
+        "steps": summary.steps or None,
+        "rounds_completed": summary.rounds_completed,
+        "model_round": summary.model_round,
+        "kept": summary.kept or None,
+        "main_figure": summary.main_figure,
+        "float32_bytes": summary.float32_bytes,
+        "submitted_unix_seconds": summary.submitted_unix_seconds,
+    }
+
+
+def phase_facts(record: PhaseRecord) -> dict[str, Any]:
+    """A phase as `--json` and report.json have it."""
+    return {
+        "round": record.round,
+        "phase": record.phase,
+        "result": record.result,
+        "reason": record.reason,
+        "attempts": record.attempts,
+        "cohort": list(record.cohort),
+        "left_out": left_out_facts(record),
+        "data_share": record.data_share,
+        "figures": dict(sorted(record.figures.items())),
+        "wall_seconds": record.wall_seconds,
+        "upload_bytes": record.upload_bytes,
+        "verified_by": record.verified_by,
+        "state_digest": record.state_digest.hex(),
+    }
+
+
+def left_out_facts(record: PhaseRecord) -> list[dict[str, Any]]:
+    """rule: policy field that refused. text: what a person who rejected the job typed. null without one."""
+    return [
+        {
+            "round": record.round,
+            "silo": left.silo,
+            "stage": left.stage,
+            "reason": left.reason,
+            "rule": left.rule or None,
+            "text": left.text or None,
+        }
+        for left in record.left_out
+    ]
 
 
 def kind_of(record: PhaseRecord) -> str:

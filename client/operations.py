@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import queue
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,7 +26,8 @@ from chorale.transport.line_probe import Trouble, probe
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2, operations_pb2
 from chorale.v1.records_pb2 import JobSummary
-from client.errors import UNREACHABLE_HINT, UNTRUSTED_HINT, with_hint
+from client.errors import UNKNOWN_HOST_HINT, UNREACHABLE_HINT, UNTRUSTED_HINT, with_hint
+from client.history import JobHistory
 from client.settings import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from chorale.v1.operations_pb2_grpc import OperationsStub
 
 T = TypeVar("T")
+
+RECONNECT_SECONDS = 1.0  # between two looks at a coordinator that stops while it still answers
+MAX_RECONNECT_SECONDS = 5.0  # between two tries to reach one that does not
 
 
 class Operations:
@@ -82,13 +87,49 @@ class Operations:
         return found[0]
 
     def watch(self, job_digest: bytes) -> Iterator[operations_pb2.JobEvent]:
-        """All records so far, then each new one, until the job ends."""
-        yield from read_aside(self._stub.WatchJob(operations_pb2.WatchRequest(job_digest=job_digest)))
+        """The signed job, all records so far, then each new one, until the job ends.
+
+        A coordinator that goes away meanwhile is waited for: a summary says so, and what was told before
+        comes again when it is back. Raises RemoteProtocolError for another job than the one asked for.
+        """
+        import grpc
+
+        request, summary = operations_pb2.WatchRequest(job_digest=job_digest), JobSummary()
+        while True:
+            try:
+                # wait_for_ready: from the second time on; a first one that fails says why
+                stream = self._stub.WatchJob(request, wait_for_ready=bool(summary.job_digest))
+                for event in read_aside(stream):
+                    is_summary = event.WhichOneof("kind") == "summary"
+                    summary = event.summary if is_summary else summary
+                    yield _of_job(event, job_digest)
+                return
+            except grpc.RpcError as error:
+                if not summary.job_digest or error.code() not in _gone():
+                    raise
+            lost = JobSummary()
+            lost.CopyFrom(summary)
+            lost.state = lost.progress = "waiting for the coordinator, which is away"
+            lost.ClearField("awaited")
+            yield operations_pb2.JobEvent(summary=lost)
+            time.sleep(RECONNECT_SECONDS)
+
+    def history(self, job_digest: bytes) -> JobHistory:
+        """The job as it stands now. Raises RemoteProtocolError for another job than the one asked for."""
+        history = JobHistory()
+        request = operations_pb2.WatchRequest(job_digest=job_digest, once=True)
+        for event in read_aside(self._stub.WatchJob(request)):
+            history.add(_of_job(event, job_digest))
+        return history
 
     def control(self, job_digest: bytes, action: str) -> JobSummary:
         """action: pause, resume or cancel."""
         number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action.upper()}")
         return self._stub.ControlJob(operations_pb2.ControlRequest(job_digest=job_digest, action=number))
+
+    def evidence(self, job_digest: bytes) -> Iterator[operations_pb2.EvidenceMessage]:
+        """What the coordinator shows of a job, as it arrives: client.evidence makes an archive of it."""
+        return iter(self._stub.FetchEvidence(operations_pb2.EvidenceRequest(job_digest=job_digest)))
 
     def fetch(self, job_digest: bytes) -> tuple[JobSummary, Iterator[Part]]:
         """The job, and its model as a file with facts, as the bytes arrive. Raises RemoteProtocolError."""
@@ -107,6 +148,22 @@ class Operations:
         return first.summary, with_facts(_model_bytes(stream), facts)
 
 
+def _of_job(event: operations_pb2.JobEvent, job_digest: bytes) -> operations_pb2.JobEvent:
+    """Raises RemoteProtocolError for another job than the one asked for."""
+    kind = event.WhichOneof("kind")
+    told = hashlib.sha256(event.job.spec).digest() if kind == "job" else getattr(event, kind or "").job_digest
+    if told != job_digest:
+        raise RemoteProtocolError("coordinator: it tells of another job than was asked for")
+    return event
+
+
+def _gone() -> frozenset[grpc.StatusCode]:
+    """How a call ends whose coordinator stops or is killed, or whose line is cut."""
+    from grpc import StatusCode
+
+    return frozenset({StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL, StatusCode.UNKNOWN})
+
+
 @contextmanager
 def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]:
     """A connection as this operator, and the identity it uses. Raises ConfigError for bad files."""
@@ -122,7 +179,10 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
     ).read()
     route = settings.route()
     credentials = tls.channel_credentials(identity, authority)
-    options = client_options(route, keepalive_seconds=KEEPALIVE_SECONDS)
+    options = (
+        *client_options(route, keepalive_seconds=KEEPALIVE_SECONDS),
+        ("grpc.max_reconnect_backoff_ms", round(1000 * MAX_RECONNECT_SECONDS)),
+    )
     with grpc.secure_channel(settings.coordinator, credentials, options=options) as channel:
         try:
             yield Operations(channel), identity
@@ -133,6 +193,8 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
             if failed.trouble is Trouble.NONE:  # the coordinator said so itself
                 raise
             hint = UNTRUSTED_HINT if failed.trouble.is_distrust else UNREACHABLE_HINT
+            if failed.trouble is Trouble.UNKNOWN_HOST:
+                hint = UNKNOWN_HOST_HINT
             raise with_hint(failed, hint) from None
 
 

@@ -5,6 +5,7 @@ Source: docs/protocol.md 9.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,8 +54,9 @@ class Reason:
 
     @property
     def told(self) -> str:
-        """For the operator alone: the text is a person's."""
-        return ": ".join(filter(None, [self.code, self.rule, self.text and f'"{self.text}"']))
+        """For the operator alone: the text is a person's, quoted so that it says nothing of other silos."""
+        quoted = json.dumps(self.text, ensure_ascii=False) if self.text else ""
+        return ": ".join(filter(None, [self.code, self.rule, quoted]))
 
     @property
     def public(self) -> str:

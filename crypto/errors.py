@@ -124,6 +124,10 @@ class ProtocolError(ChoraleError):
     """The exchange cannot continue."""
 
 
+class EvidenceMismatch(ChoraleError):
+    """Something in an archive of evidence does not fit."""
+
+
 class LocalProtocolError(ProtocolError):
     """We misused the protocol: a bug on this side."""
 

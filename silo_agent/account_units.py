@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 
 import numpy as np
 
@@ -73,13 +73,18 @@ def open_accounts(
     accounts.settle(found)
     accounts.tell(audit)
     charged = {name: accounts.charged(name) for name in policies}
-    most: dict[str, float] = {}
-    for name, each in charged.items():
-        most[each.account] = min(most.get(each.account, np.inf), policies[name].privacy.epsilon)
+    budgets = {name: policy.privacy.epsilon for name, policy in policies.items()}
+    # of an account that no data set has now the highest one of those that are charged to it
+    most = {
+        other: max(budgets[name] for name in charged if other in charged[name].also)
+        for each in charged.values()
+        for other in each.also
+    }
+    most |= {each.account: budgets[name] for name, each in charged.items()}
     return {
         name: OpenedData(
             charged=each,
-            limits={other: most.get(other, np.inf) for other in each.also},
+            limits={other: most[other] for other in each.also},
             admitted=None if found.get(name) is None else _admitted(accounts, key, each),
             closed=closed.get(name),
         )
@@ -101,6 +106,26 @@ def admitted_records(settings: SiloSettings, data_set: str) -> Admitted | None:
         return _admitted(accounts, key, accounts.charged(data_set))
     finally:
         ledger.close()
+
+
+def new_units(
+    data: DataSettings, key: UnitKey, accounts: Accounts, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[int, int]:
+    """How many units of a data set no account holds, and how many some account holds.
+
+    Raises ConfigError where they cannot be read, or not without a job.
+    """
+    records = records_of(data)
+    if records is None:
+        raise ConfigError(f"data set {data.name}: its records cannot be read without a job")
+    if records.units is None:
+        rows = chain(_with_progress(data.name, records.train, clock), records.holdout or ())
+        marks = np.unique(key.rows(row for row in rows if row is not None))
+    else:
+        marks = np.unique(key.units(name for unit in records.units if (name := unit_name(unit))))
+    known = accounts.marks(each.id for each in accounts.all()).all
+    new = len(np.setdiff1d(marks, known, assume_unique=True))
+    return new, len(marks) - new
 
 
 def _admitted(accounts: Accounts, key: UnitKey, charged: Charged) -> Admitted:

@@ -29,6 +29,7 @@ from chorale.runtime.files import write_atomic
 from chorale.runtime.software import Software, check_own_digest, own_software
 from chorale.transport import tls
 from chorale.transport.line_probe import probe
+from chorale.transport.wire import stage_to_wire
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from crypto.identity.certificates import Anchors, Identity, Role
 from crypto.session.reveal import PendingReveal
@@ -287,6 +288,7 @@ class _Agent:
             personal=PersonalModels(self._settings.personal_directory, is_revealed=self._is_revealed),
             load_data=self._load_data,
             load_objective=partial(load_objective, self._settings),
+            tell_stage=lambda stage: outbox.send(stage_to_wire(stage)),
         )
         return MessageHandler(
             credentials=self._credentials,
@@ -392,7 +394,7 @@ def _agree(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
     for event in (REVEALED_EVENT, SPENT_EVENT):
         for untold in ledger.untold(audit_path, event):
             audit.append(event, **untold)
-    ledger.tell_grants(audit)
+    ledger.decisions().tell(audit)
 
 
 def _tell_reveal(audit: AuditLog, pending: PendingReveal) -> None:

@@ -24,10 +24,11 @@ GRID: Final = 1e-4  # of privacy losses, which are rounded up to it
 # beyond it Renyi's bound is told as it is: no job may ask for so much, and a grid for it fills the memory
 MAX_GRID_EPSILON: Final = 60.0
 MAX_GRID_POINTS: Final = 1 << 20  # of one step; a job with next to no noise gets a coarser grid
-ROWS_GRID: Final = (
-    1e-2  # of several records' losses, for each of them: up to 3 % too much, in a third of a second
-)
-MAX_ROWS_GRID_POINTS: Final = 1 << 13  # a mixture takes a tenth of a millisecond a point
+# Of several records' losses, for each of them: at most this, and for small losses a share of their deviation.
+# That is up to 3 % too much for rates of 0.002 and more.
+ROWS_GRID: Final = 1e-2
+ROWS_GRID_SHARE: Final = 0.5
+MAX_ROWS_GRID_POINTS: Final = 1 << 14  # a mixture takes a tenth of a millisecond a point
 TAIL_DEVIATIONS: Final = 12.0  # dp-accounting leaves out less than e^-50 of a law
 
 Counts: TypeAlias = Counter[Release]
@@ -141,8 +142,11 @@ def _composed(square: float, steps: Steps, rows: int) -> Any:
     composed: Any = None
     laws = [(square**-0.5, 1.0, 1)] if square else []
     laws += list(steps)
+    least, points = GRID, MAX_GRID_POINTS
+    if rows > 1:
+        deviation = min(rate / noise for noise, rate, _ in laws)
+        least, points = rows * min(ROWS_GRID, ROWS_GRID_SHARE * deviation), MAX_ROWS_GRID_POINTS
     shifts = (rows / noise for noise, _, _ in laws)
-    least, points = (GRID, MAX_GRID_POINTS) if rows == 1 else (ROWS_GRID * rows, MAX_ROWS_GRID_POINTS)
     grid = max(least, *((shift**2 / 2 + TAIL_DEVIATIONS * shift) / points for shift in shifts))
     for noise_multiplier, sample_rate, times in laws:
         if rows == 1 or sample_rate == 1.0:

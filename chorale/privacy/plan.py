@@ -36,6 +36,20 @@ _TRIALS = 60
 Chosen: TypeAlias = Callable[[Quantity, Release], bool]
 
 
+def planned_phases(spec: JobSpec) -> list[tuple[str, int, int]]:
+    """Kind, silos named and times of every phase, in order, of a job that loses no attempt.
+
+    Enrollments count as often as `enrollment_every` allows.
+    """
+    method, everyone, drawn = spec.method, len(spec.silos), spec.named_per_round
+    enrollments = 1 + spec.rounds // spec.enrollment_every
+    return [
+        *((kind, everyone, enrollments if kind == ENROLLMENT else 1) for kind in method.opening),
+        *((kind, drawn, spec.rounds) for kind in method.round_phases),
+        *((kind, everyone, 1) for kind in method.closing),
+    ]
+
+
 def planned_releases(
     spec: JobSpec,
     state: GlobalState,
@@ -46,20 +60,13 @@ def planned_releases(
 ) -> Counter[Release]:
     """All that the job's plan releases of a silo that takes part in everything, and how often.
 
-    Counts every round, every enrollment that `enrollment_every` allows, and each other phase once; not what
-    a crash makes a silo compute again. `fraction` lessens nothing. state: the initial one, for its shapes.
-    of: which of the releases count. honest, colluders: as of `releases_by_quantity`.
+    Counts every planned phase, and not what a crash makes a silo compute again. `fraction` lessens nothing.
+    state: the initial one, for its shapes. of: which of the releases count. honest, colluders: as of
+    `releases_by_quantity`.
     """
-    method, everyone, drawn = spec.method, len(spec.silos), spec.named_per_round
-    enrollments = 1 + spec.rounds // spec.enrollment_every
-    plan = [
-        *((kind, everyone, enrollments if kind == ENROLLMENT else 1) for kind in method.opening),
-        *((kind, drawn, spec.rounds) for kind in method.round_phases),
-        *((kind, everyone, 1) for kind in method.closing),
-    ]
     shapes = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
     planned: Counter[Release] = Counter()
-    for kind, members, times in plan:
+    for kind, members, times in planned_phases(spec):
         found = releases_by_quantity(spec, kind, shapes, members, honest=honest, colluders=colluders)
         for quantity, release in found:
             if of(quantity, release):

@@ -132,12 +132,18 @@ def verify_file(path: Path) -> int:
 
 def read_entries(path: Path) -> Iterator[dict[str, Any]]:
     """The entries in order, each checked against the one before. Raises ConfigError."""
+    for _, entry in read_lines(path):
+        yield entry
+
+
+def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The same, each with its line."""
     previous = FIRST_PREVIOUS
     try:
         with path.open("rb") as file:
             lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
             for number, line in enumerate(lines, start=1):
-                yield _checked(line, number=number, previous=previous)
+                yield line, _checked(line, number=number, previous=previous)
                 previous = hashlib.sha256(line).hexdigest()
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
@@ -216,16 +222,27 @@ def _read_head(file: IO[bytes], path: Path) -> Head:
         raise ConfigError(f"{path}: the last entry of the audit log is damaged") from None
 
 
-def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
+def read_line(line: bytes) -> dict[str, Any]:
+    """The entry that a line holds; whether the chain holds is not looked at. Raises ConfigError."""
     if not line.endswith(b"\n"):
-        raise ConfigError(f"entry {number}: cut short")
+        raise ConfigError("cut short")
     try:
         entry = json.loads(line)
-        found, previous_hash = entry["entry"], entry["previous"]
+        kinds = type(entry["entry"]), type(entry["event"]), type(entry["previous"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"entry {number}: not an entry of an audit log") from None
-    if found != number:
-        raise ConfigError(f"entry {number}: expected this number, got {found}")
-    if previous_hash != previous:
-        raise ConfigError(f"entry {number}: the entry before it was changed, or is missing")
+        kinds = None
+    if kinds != (int, str, str):
+        raise ConfigError("not an entry of an audit log")
     return dict(entry)
+
+
+def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
+    try:
+        entry = read_line(line)
+    except ConfigError as error:
+        raise ConfigError(f"entry {number}: {error}") from None
+    if entry["entry"] != number:
+        raise ConfigError(f"entry {number}: expected this number, got {entry['entry']}")
+    if entry["previous"] != previous:
+        raise ConfigError(f"entry {number}: the entry before it was changed, or is missing")
+    return entry

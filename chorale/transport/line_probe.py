@@ -8,6 +8,7 @@ Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from base64 import b64encode
 from enum import StrEnum
@@ -26,6 +27,7 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0
 class Trouble(StrEnum):
     """What was in the way."""
 
+    UNKNOWN_HOST = "unknown-host"
     UNREACHABLE = "unreachable"
     NO_ANSWER = "no-answer"
     CUT = "cut"
@@ -104,6 +106,9 @@ async def _connect(route: Route, context: ssl.SSLContext) -> None:
 async def _dial(route: Route) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
         return await asyncio.open_connection(*route.host_and_port)
+    except socket.gaierror as error:
+        told = f"no address is known for {route.host_and_port[0]}, the coordinator's host name"
+        raise LineFailed(Trouble.UNKNOWN_HOST, told) from error
     except OSError as error:
         told = f"coordinator is unreachable at {route.coordinator}"
         raise LineFailed(Trouble.UNREACHABLE, told) from error
@@ -116,6 +121,9 @@ async def _tunnel(route: Route, proxy: Proxy) -> tuple[asyncio.StreamReader, asy
         reader, writer = await asyncio.open_connection(*split_address(proxy.address))
         writer.write(_connect_request(route, proxy))
         answer, rest = await _read_answer(reader)
+    except socket.gaierror as error:
+        told = f"no address is known for {split_address(proxy.address)[0]}, the proxy's host name"
+        raise LineFailed(Trouble.UNKNOWN_HOST, told) from error
     except (OSError, asyncio.IncompleteReadError):
         if writer is not None:
             writer.transport.abort()

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError, Rule, SiloStage
+from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError, Rule, SiloStage
 from crypto.identity.certificates import NAME_PATTERN, SignedBody
 from crypto.session.bodies import MAX_SIGNATURE_BYTES
 from crypto.session.messages import (
@@ -123,6 +123,13 @@ class Refused:
             )
 
 
+def refused_of(error: PolicyRefusal | RemoteProtocolError) -> Refused:
+    """What leaves of a refusal: never its message."""
+    if isinstance(error, PolicyRefusal):
+        return Refused(code=error.code, rule=error.rule, text=error.text)
+    return Refused(code=error.code)
+
+
 def refused_to_wire(refused: Refused, key: PhaseKey) -> session_pb2.Refused:
     rule = "" if refused.rule is None else refused.rule.value
     return session_pb2.Refused(key=key_to_wire(key), code=refused.code.value, rule=rule, text=refused.text)
@@ -135,6 +142,10 @@ def refused_from_wire(wire: session_pb2.Refused) -> Refused:
         return Refused(code=Refusal(wire.code), rule=rule, text=wire.text)
     except ValueError:
         raise RemoteProtocolError("refusal: the code or its rule is not on the closed list") from None
+
+
+def stage_to_wire(stage: SiloStage | None) -> pb.SiloMessage:
+    return pb.SiloMessage(stage=pb.Stage(stage="" if stage is None else stage.value))
 
 
 def stage_from_wire(wire: pb.Stage) -> SiloStage | None:

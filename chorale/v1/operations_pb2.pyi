@@ -5,6 +5,7 @@ isort:skip_file
 
 from chorale.v1 import federation_pb2 as _federation_pb2
 from chorale.v1 import records_pb2 as _records_pb2
+from chorale.v1 import session_pb2 as _session_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -108,15 +109,19 @@ class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_DIGEST_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
+    once: _builtins.bool
+    """ends after what is known now, also of a job that goes on"""
     def __init__(
         self,
         *,
         job_digest: _builtins.bytes = ...,
+        once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_digest", b"job_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_digest", b"job_digest", "once", b"once"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -325,3 +330,83 @@ class ListSilosReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListSilosReply: _TypeAlias = ListSilosReply  # noqa: Y015
+
+@_typing.final
+class EvidenceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_DIGEST_FIELD_NUMBER: _builtins.int
+    job_digest: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        job_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_digest", b"job_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvidenceRequest: _TypeAlias = EvidenceRequest  # noqa: Y015
+
+@_typing.final
+class EvidenceProof(_message.Message):
+    """A state proof without its roster, which comes once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROOF_FIELD_NUMBER: _builtins.int
+    ROSTER_VERSION_FIELD_NUMBER: _builtins.int
+    roster_version: _builtins.int
+    @_builtins.property
+    def proof(self) -> _session_pb2.StateProof: ...
+    def __init__(
+        self,
+        *,
+        proof: _session_pb2.StateProof | None = ...,
+        roster_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "roster_version", b"roster_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvidenceProof: _TypeAlias = EvidenceProof  # noqa: Y015
+
+@_typing.final
+class EvidenceMessage(_message.Message):
+    """job first, then the statement that the coordinator signed in chunks, the rosters, and the proofs in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> _federation_pb2.SignedJob: ...
+    @_builtins.property
+    def statement(self) -> _federation_pb2.Chunk: ...
+    @_builtins.property
+    def roster(self) -> _session_pb2.SignedBody: ...
+    @_builtins.property
+    def proof(self) -> Global___EvidenceProof: ...
+    def __init__(
+        self,
+        *,
+        job: _federation_pb2.SignedJob | None = ...,
+        statement: _federation_pb2.Chunk | None = ...,
+        roster: _session_pb2.SignedBody | None = ...,
+        proof: Global___EvidenceProof | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "kind", b"kind", "proof", b"proof", "roster", b"roster", "statement", b"statement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "kind", b"kind", "proof", b"proof", "roster", b"roster", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["job", "statement", "roster", "proof"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___EvidenceMessage: _TypeAlias = EvidenceMessage  # noqa: Y015

@@ -66,6 +66,11 @@ class OperationsStub:
                 request_serializer=chorale_dot_v1_dot_operations__pb2.ListSilosRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_operations__pb2.ListSilosReply.FromString,
                 _registered_method=True)
+        self.FetchEvidence = channel.unary_stream(
+                '/chorale.v1.Operations/FetchEvidence',
+                request_serializer=chorale_dot_v1_dot_operations__pb2.EvidenceRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_operations__pb2.EvidenceMessage.FromString,
+                _registered_method=True)
 
 
 class OperationsServicer:
@@ -108,6 +113,12 @@ class OperationsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchEvidence(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperationsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -140,6 +151,11 @@ def add_OperationsServicer_to_server(servicer, server):
                     servicer.ListSilos,
                     request_deserializer=chorale_dot_v1_dot_operations__pb2.ListSilosRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_operations__pb2.ListSilosReply.SerializeToString,
+            ),
+            'FetchEvidence': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchEvidence,
+                    request_deserializer=chorale_dot_v1_dot_operations__pb2.EvidenceRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_operations__pb2.EvidenceMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -305,6 +321,33 @@ class Operations:
             '/chorale.v1.Operations/ListSilos',
             chorale_dot_v1_dot_operations__pb2.ListSilosRequest.SerializeToString,
             chorale_dot_v1_dot_operations__pb2.ListSilosReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchEvidence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/chorale.v1.Operations/FetchEvidence',
+            chorale_dot_v1_dot_operations__pb2.EvidenceRequest.SerializeToString,
+            chorale_dot_v1_dot_operations__pb2.EvidenceMessage.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,7 @@ class OperationsStub:
     ControlJob: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ControlRequest, _records_pb2.JobSummary]
     FetchModel: _grpc.UnaryStreamMultiCallable[_operations_pb2.FetchRequest, _operations_pb2.FetchMessage]
     ListSilos: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ListSilosRequest, _operations_pb2.ListSilosReply]
+    FetchEvidence: _grpc.UnaryStreamMultiCallable[_operations_pb2.EvidenceRequest, _operations_pb2.EvidenceMessage]
 
 @_typing.type_check_only
 class OperationsAsyncStub(OperationsStub):
@@ -52,6 +53,7 @@ class OperationsAsyncStub(OperationsStub):
     ControlJob: _aio.UnaryUnaryMultiCallable[_operations_pb2.ControlRequest, _records_pb2.JobSummary]  # type: ignore[assignment]
     FetchModel: _aio.UnaryStreamMultiCallable[_operations_pb2.FetchRequest, _operations_pb2.FetchMessage]  # type: ignore[assignment]
     ListSilos: _aio.UnaryUnaryMultiCallable[_operations_pb2.ListSilosRequest, _operations_pb2.ListSilosReply]  # type: ignore[assignment]
+    FetchEvidence: _aio.UnaryStreamMultiCallable[_operations_pb2.EvidenceRequest, _operations_pb2.EvidenceMessage]  # type: ignore[assignment]
 
 class OperationsServicer(metaclass=_abc_1.ABCMeta):
     """Called by operators alone."""
@@ -97,5 +99,12 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         request: _operations_pb2.ListSilosRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.ListSilosReply, _abc.Awaitable[_operations_pb2.ListSilosReply]]: ...
+
+    @_abc_1.abstractmethod
+    def FetchEvidence(
+        self,
+        request: _operations_pb2.EvidenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.EvidenceMessage], _abc.AsyncIterator[_operations_pb2.EvidenceMessage]]: ...
 
 def add_OperationsServicer_to_server(servicer: OperationsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -16,14 +16,27 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from chorale.evidence import sign_statement
 from chorale.privacy.plan import spent_epsilon_if_all_others_collude
 from chorale.privacy.promise import Promise, Spent, if_all_others_collude, promise_of
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import open_model
 from chorale.spec.state import GlobalState
+from chorale.transport.tls import load_authority, load_identity
 from chorale.transport.wire import MAX_SILOS
-from cli.demo.plan import COORDINATOR, EPSILONS, FEDERATION, LOGS, OWN, SHARED, Plan, digits_plan, job_plan
+from cli.demo.plan import (
+    AUTHORITY,
+    COORDINATOR,
+    EPSILONS,
+    FEDERATION,
+    LOGS,
+    OWN,
+    SHARED,
+    Plan,
+    digits_plan,
+    job_plan,
+)
 from cli.demo.processes import Child, Processes, run_commands
 from cli.demo.setup import (
     clean_folder,
@@ -35,15 +48,17 @@ from cli.demo.setup import (
 )
 from cli.errors import CommandFailed
 from cli.given_data import GIVEN, DataOptions, data_options
-from cli.job import check_done
+from cli.job.following import check_done
 from cli.output import report
+from cli.output.page import units_told
 from cli.output.progress import show
-from cli.output.report import units_told
 from client.errors import require_extra, with_hint
+from client.evidence.pack import collect
 from client.history import JobHistory, score_word
 from client.operations import Operations, connect
 from client.settings import operator_settings
 from crypto.errors import ConfigError
+from crypto.identity.certificates import Identity
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
@@ -64,6 +79,7 @@ OF_THE_DIGITS = (
 OF_A_JOB = (*GIVEN, "policy", "init")
 START_SECONDS = 60.0  # for a party to come up on a busy machine
 DROP_ROUND = 2
+EVIDENCE = "evidence.zip"
 
 
 @click.command()
@@ -130,7 +146,7 @@ def demo(
 ) -> None:
     """Train on real data with every party a process on this machine.
 
-    Leaves report.json, report.html and model.safetensors in the --out folder.
+    Leaves report.json, report.html, model.safetensors and evidence.zip in the --out folder.
     """
     require_extra("demo", "torch", "sklearn", "opacus", "dp_accounting", what="demo")
     _check_given(file)
@@ -183,7 +199,7 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
     hold_ceremony(plan)
     address, silos = _start(plan, processes)
     config = write_operator(plan, coordinator=address)
-    with connect(operator_settings(config, given={}, identity={})) as (operations, _):
+    with connect(operator_settings(config, given={}, identity={})) as (operations, identity):
         processes.wait_until(
             lambda: sum(silo.connected for silo in operations.silos().silos) == len(plan.silos),
             what="all silos connected",
@@ -199,11 +215,11 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
         history = _follow(plan, operations, digest, silos)
         history.summary, data = operations.fetch(digest)
         write_atomic(plan.out / "model.safetensors", b"".join(data), mode=0o644)
+        write_atomic(plan.out / EVIDENCE, _evidence(plan, operations, identity, digest), mode=0o644)
     spent = {} if told is None else _spent(plan, told, digest)
     promise = None if told is None else told.promise
     document = report.document(history, policy=plan.allowed, promise=promise, spent=spent)
-    write_atomic(plan.out / "report.json", (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
-    write_atomic(plan.out / "report.html", report.page(document).encode(), mode=0o644)
+    report.write_report(document, plan.out)
     try:
         check_done(history)  # a job that was stopped leaves its model and report too
     except CommandFailed as error:
@@ -244,6 +260,22 @@ def _promise(plan: Plan, operations: Operations, digest: bytes) -> _Told:
     for line in promise.lines():
         _say(line)
     return _Told(promise=promise, spec=spec, state=state)
+
+
+def _evidence(plan: Plan, operations: Operations, identity: Identity, digest: bytes) -> bytes:
+    """All that proves the job. Every institution is on this machine, so each hands its statement on at once,
+    but for those that were killed."""
+    from silo_agent.evidence import silo_statement
+    from silo_agent.ledger.ledger import Ledger
+
+    statements = {}
+    for name in sorted(set(plan.names) - set(plan.doomed)):
+        settings = load_silo_settings(plan.folder(name) / "silo.yaml")
+        with closing(Ledger(settings.ledger_path)) as ledger:
+            statement = silo_statement(settings, ledger, digest.hex())
+        statements[name] = sign_statement(statement, load_identity(settings.identity))
+    authority = load_authority(plan.folder(AUTHORITY) / "authority.crt")
+    return collect(operations, digest, identity=identity, authority=authority, silos=statements)
 
 
 def _spent(plan: Plan, told: _Told, digest: bytes) -> dict[str, Spent]:
@@ -330,9 +362,9 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
         collude = report["epsilon_spent_by_silo_if_all_others_collude"]
         spent = (f"{silo} {'no bound' if each is None else f'{each:.4g}'}" for silo, each in collude.items())
         click.echo(f"the same if all other silos collude: {', '.join(spent)}")
-    click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}")
+    click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}  {out / EVIDENCE}")
     click.echo("try next:")
-    click.echo(f"  {command} audit verify {silo / 'state' / 'audit.jsonl'}")
+    click.echo(f"  {command} evidence verify {out / EVIDENCE} --model {out / 'model.safetensors'}")
     shown = "ledger" if plan.is_private else "policy"
     if report["personal_accuracy"] is not None:
         shown = "personal"

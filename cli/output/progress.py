@@ -13,7 +13,18 @@ import click
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
-from client.history import ACCURACY, EVALUATE, TRAIN, JobHistory, kind_of, personal_of, score_word
+from client.history import (
+    ACCURACY,
+    EVALUATE,
+    TRAIN,
+    JobHistory,
+    kind_of,
+    personal_of,
+    printable,
+    score_word,
+    state_told,
+    why_told,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +41,7 @@ def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY) -> str:
         share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
         attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
-    missing = "; ".join(f"without {left.silo} ({left.stage}: {left.reason})" for left in record.left_out)
+    missing = "; ".join(f"without {left.silo} ({left.stage}: {why_told(left)})" for left in record.left_out)
     return "  ".join(filter(None, [title, outcome, _measured(record, main), missing]))
 
 
@@ -54,9 +65,15 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
             ", ".join(left.silo for left in record.left_out),
         )
     summary = history.summary
-    status = summary.progress or summary.reason or summary.status or "waiting for the coordinator"
+    status = doing(summary) or printable(summary.reason or summary.status) or "waiting for the coordinator"
     kept = [Text(kept_line(summary), style="dim")] if summary.kept else []
     return Group(rows, *kept, Text(status, style="dim"), *(Text(note, style="yellow") for note in notes))
+
+
+def doing(summary: JobSummary) -> str:
+    """What a job that has not ended waits for, and what the coordinator is at now."""
+    waits = f"{state_told(summary)}: " if summary.state.startswith("waiting") else ""
+    return printable(waits + summary.progress) if summary.progress else ""
 
 
 def kept_line(summary: JobSummary) -> str:
@@ -88,7 +105,7 @@ def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str
             record = history.add(event)
             if record is not None:
                 click.echo(plain_line(record, title=history.title(record), main=history.main), err=True)
-            patience.on_news(history.summary.progress)
+            patience.on_news(doing(history.summary))
 
 
 class Patience:

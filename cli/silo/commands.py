@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from cli.keys import csr_command
-from cli.silo.approval import approve
+from cli.silo.approval import approve, reject, show
+from cli.silo.evidence import write_evidence
 from cli.silo.ledger import show_ledger
 from cli.silo.personal import show_personal
 from cli.silo.settings import CONFIG
@@ -24,7 +25,7 @@ def silo() -> None:
 
 silo.add_command(csr_command("silo"))
 
-for each in (approve, show_ledger, show_personal):
+for each in (show, approve, reject, show_ledger, show_personal, write_evidence):
     silo.add_command(each)
 
 

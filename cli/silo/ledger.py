@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--new-generation",
     metavar="NAME",
     help="Open a new account for data set NAME, of those records alone that no account holds; the agent is "
-    "stopped, and trains on them from its next start on.",
+    "stopped, and trains on them from its next start on, and never again on the others.",
 )
 @click.option(
     "--delta",
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "is_recovered",
     is_flag=True,
     help="The ledger was put back from a snapshot: charge every job that may have run since its whole plan, "
-    "and reject it.",
+    "and reject it; the agent is stopped, and the data are where they were.",
 )
 @click.option(
     "--restarts",
@@ -98,8 +98,10 @@ def show_ledger(
     with closing(opened_ledger(settings)) as ledger:
         if restarts is not None:
             from cli.silo.recovery import recover
+            from silo_agent.agent import alone
 
-            recover(ledger, settings, restarts=restarts, ran=ran, init=init)
+            with alone(settings.directory):
+                recover(ledger, settings, restarts=restarts, ran=ran, init=init)
         if check:
             return _check_ledger(ledger, settings)
         click.echo(f"newest roster: version {ledger.roster_version}")
@@ -137,7 +139,9 @@ def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
 
 
 def _open_generation(name: str, settings: SiloSettings) -> None:
+    from silo_agent.account_units import new_units
     from silo_agent.agent import alone
+    from silo_agent.ledger.unit_marks import UnitKey
 
     names = [each.name for each in settings.data_sets]
     if name not in names:
@@ -148,12 +152,21 @@ def _open_generation(name: str, settings: SiloSettings) -> None:
             f"--new-generation: the records of data set {name} cannot be read without a job, so none is "
             "provably outside an account"
         )
-    delta = load_policy(settings.policy_of(data)).privacy.delta
+    what = "records" if data.unit is None else f"units ({data.unit})"
     with alone(settings.directory), closing(opened_ledger(settings)) as ledger:
-        account = ledger.accounts().open_generation(name, delta=delta)
+        accounts = ledger.accounts()
+        key = UnitKey.of(settings.unit_key_path, is_new=False)
+        accounts.check_key(key)
+        new, held = new_units(data, key, accounts)
+        if not new:
+            raise ConfigError(
+                f"--new-generation: data set {name} has no new {what}: accounts hold all {held}, and a new "
+                "generation would leave all of them out, for good; add the new ones first"
+            )
+        account = accounts.open_generation(name)
     click.echo(
-        f"data set {name}: account {account} is open; from the agent's next start on, jobs train on the "
-        "records that no other account holds, and on no other"
+        f"data set {name}: account {account} is open; from the agent's next start on, jobs train on its "
+        f"{new} new {what}, and never again on the {held} that other accounts hold"
     )
 
 

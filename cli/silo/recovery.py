@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import click
 
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.releases import Release
+from chorale.runtime.audit import AuditLog
 from chorale.runtime.files import read_limited
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
@@ -17,9 +19,11 @@ from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import MAX_STATE_BYTES, GlobalState, state_digest, state_from_bytes
 from client.errors import with_hint
 from crypto.errors import ConfigError
+from silo_agent.account_units import open_accounts
+from silo_agent.ledger.accounts import Accounts, Charged
 from silo_agent.ledger.ledger import Ledger, PlanCharge
 from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import load_policy
+from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import drawn_arrays
 from silo_agent.settings import SiloSettings
@@ -34,8 +38,9 @@ def recover(
 
     restarts: of the agent between the snapshot and now; at each a job may have made the input of one phase
     again, which its plan does not count. ran: files of signed jobs that the ledger does not hold as approved.
-    init: starting weights of jobs whose model is not built in, found by their digest. Raises ConfigError
-    where a plan is not known; nothing is charged then.
+    init: starting weights of jobs whose model is not built in, found by their digest. Before, the records are
+    compared with the accounts as when the agent starts: the ledger may not know their newest names. Raises
+    ConfigError where a plan is not known, or records cannot be read; nothing is charged then.
     """
     given = [read_limited(path, MAX_STATE_BYTES) for path in init]
     weights = {state_digest(data).hex(): data for data in given}
@@ -43,31 +48,52 @@ def recover(
     for path in ran:
         signed = _signed(path)
         jobs[hashlib.sha256(signed).digest()] = signed
-    policies = {each.name: settings.policy_of(each) for each in settings.data_sets}
+    policies = {each.name: load_policy(settings.policy_of(each)) for each in settings.data_sets}
+    accounts = _compared(ledger, settings, policies)
     snapshot = ledger.last_reserved
     charges = []
     for digest, spec_bytes in jobs.items():
         spec = _spec(digest, spec_bytes)
         if snapshot is None or spec.not_after > snapshot:  # an earlier one had no session since
             data_set = spec.data or name_for(spec, tuple(policies))  # it may have had another name
-            policy = load_policy(policies.get(data_set, settings.policy))
+            policy = policies.get(data_set) or load_policy(settings.policy)
             charges.append(
                 PlanCharge(
                     job_digest=digest,
                     spec=spec,
                     policy=policy,
-                    charged=ledger.accounts().charged(data_set),
+                    charged=_charged(accounts, data_set),
                     releases=at_most_released(digest, spec, weights, restarts, policy.colluders(spec)),
                 )
             )
     ledger.recover(charges)
     for charge in charges:
         what = "inputs without noise" if charge.releases is None else "its whole plan"
-        click.echo(
-            f"{charge.job_digest.hex()[:12]}: {what} charged to account {charge.charged.account}; rejected"
-        )
+        charged = [charge.charged.account, *charge.charged.also]
+        to = f"account{'s' * (len(charged) > 1)} {', '.join(charged)}"
+        click.echo(f"{charge.job_digest.hex()[:12]}: {what} charged to {to}; rejected")
     if not charges:
         click.echo("no job that is approved here may have run since: nothing is charged")
+
+
+def _compared(ledger: Ledger, settings: SiloSettings, policies: Mapping[str, Policy]) -> Accounts:
+    """As of now. Raises ConfigError where the records of a data set cannot be read."""
+    with closing(AuditLog(settings.audit_path)) as audit:
+        opened = open_accounts(settings, policies, ledger=ledger, audit=audit)
+    for name, each in opened.items():
+        if each.closed is not None:
+            raise ConfigError(
+                f"--recover: data set {name}: nobody can say whose account it is: {each.closed}"
+            )
+    return ledger.accounts()
+
+
+def _charged(accounts: Accounts, data_set: str) -> Charged:
+    """All accounts for a data set that neither ledger nor settings know: any of them may be its own."""
+    known, charged = [each.id for each in accounts.all()], accounts.charged(data_set)
+    if charged.account in known:
+        return charged
+    return Charged(account=known[0], also=tuple(known[1:]))
 
 
 def _signed(path: Path) -> bytes:

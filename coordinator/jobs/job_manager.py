@@ -214,7 +214,7 @@ class JobManager:
         Raises UnknownJob, also where the model was removed, and NotTheOperator.
         """
         row = self.row(digest)
-        self._check_owner(row, caller, "only this operator may fetch its model")
+        self._check_owner(row, caller, "only this operator may fetch its model and its evidence")
         try:
             kept = self._kept(row)
         except LocalProtocolError:  # of an earlier release
@@ -248,8 +248,11 @@ class JobManager:
             **self._signed_facts(row),
         )
 
-    async def watch(self, digest: bytes) -> AsyncIterator[pb.JobEvent]:
-        """The signed job, the summary, all records, and then each new one of both. Raises UnknownJob."""
+    async def watch(self, digest: bytes, *, once: bool = False) -> AsyncIterator[pb.JobEvent]:
+        """The signed job, the summary, all records, and then each new one of both, to the job's end.
+
+        once: what is known now, and no more. Raises UnknownJob.
+        """
         yield pb.JobEvent(job=self.row(digest).signed.to_wire())  # known, before an event is kept for it
         told, last = 0, None  # the last phase of which a record was told, and the last summary
         while True:
@@ -263,7 +266,7 @@ class JobManager:
                     yield pb.JobEvent(record=row.record)
                     told = row.sequence
             last = summary
-            if JobStatus(summary.status).is_ended:
+            if once or JobStatus(summary.status).is_ended:
                 return
             if self._is_draining:
                 raise Draining("the coordinator is shutting down")

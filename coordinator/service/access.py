@@ -32,7 +32,15 @@ from crypto.identity.certificates import (
 FEDERATION_METHODS = frozenset(f"/chorale.v1.Federation/{name}" for name in ("Attend", "Download", "Upload"))
 OPERATIONS_METHODS = frozenset(
     f"/chorale.v1.Operations/{name}"
-    for name in ("SubmitJob", "ListJobs", "WatchJob", "ControlJob", "FetchModel", "ListSilos")
+    for name in (
+        "SubmitJob",
+        "ListJobs",
+        "WatchJob",
+        "ControlJob",
+        "FetchModel",
+        "ListSilos",
+        "FetchEvidence",
+    )
 )
 COMMON_METHODS = frozenset(
     {

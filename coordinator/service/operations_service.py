@@ -20,6 +20,7 @@ from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
 from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
+from coordinator.jobs.evidence import evidence_of
 from coordinator.jobs.job_manager import JobManager, TooManyJobs
 from coordinator.members.attendance import Connection
 from coordinator.resources import Resources
@@ -102,7 +103,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
     async def WatchJob(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.JobEvent]:
         """The job's summary and records, and each change of them until it has ended."""
         async with errors_as_codes(context):
-            async for event in self._job_manager.watch(request.job_digest):
+            async for event in self._job_manager.watch(request.job_digest, once=request.once):
                 yield event
 
     async def ControlJob(self, request: pb.ControlRequest, context: Context) -> records_pb2.JobSummary:
@@ -127,6 +128,18 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                     message = pb.FetchMessage(chunk=federation_pb2.Chunk(offset=offset, data=data))
                     await send(context, message, seconds=seconds, what="fetch")
                     offset += len(data)
+
+    async def FetchEvidence(  # type: ignore[override]  # as FetchModel
+        self, request: pb.EvidenceRequest, context: Context
+    ) -> None:
+        """What the coordinator can show of a job, and its word on the rest: for the job's operator alone."""
+        async with errors_as_codes(context):
+            row, path = self._job_manager.model(request.job_digest, caller=caller_of(context).member.name)
+            summary = self._job_manager.summary(row)
+            messages = await asyncio.to_thread(evidence_of, self._resources, row, summary, path)
+            seconds = self._resources.settings.chunk_seconds
+            for message in messages:
+                await send(context, message, seconds=seconds, what="evidence")
 
     async def ListSilos(self, request: pb.ListSilosRequest, context: Context) -> pb.ListSilosReply:
         """The silos on the roster, which of them are connected, and what they say that they run."""

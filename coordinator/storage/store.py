@@ -338,6 +338,16 @@ class Store:
         ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
         return [session_pb2.StateProof.FromString(row["proof"]) for row in ends]
 
+    def proofs_by_phase(self, job: bytes) -> dict[int, session_pb2.StateProof]:
+        """All of the job's, by the sequence numbers of their phases, in order."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT sequence, proof FROM state_proofs JOIN phases ON state_proofs.phase = phases.sequence"
+                " WHERE job = ? ORDER BY sequence",
+                (job,),
+            ).fetchall()
+        return {row["sequence"]: session_pb2.StateProof.FromString(row["proof"]) for row in rows}
+
     def phase_proofs(
         self, job: bytes, *, after: int
     ) -> tuple[list[session_pb2.CohortProof], list[session_pb2.AbandonedProof]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from enum import Enum, StrEnum
 from functools import cached_property
 
 from crypto import encoding
@@ -31,16 +31,17 @@ class Disclosure(Enum):
     """What the sum of a quantity reveals about a silo's data.
 
     A private job protects a quantity by it, and a silo's policy refuses by it. No message carries it and no
-    digest covers it: coordinator and silo each read it from the method's code. Source: docs/privacy.md.
+    digest covers it: coordinator and silo each read it from the method's code. The values are what a person
+    reads before a job is approved. Source: docs/privacy.md.
     """
 
-    CONSTANT = auto()  # nothing: the same number whatever the data are
-    UPDATE = auto()  # the trained update
-    FROM_UPDATE = auto()  # what follows from the update, or from the declared number of steps
-    STATISTIC = auto()  # of a silo's records, over all classes together
-    CLASS_STATISTIC = auto()  # of a silo's records, by class; and everything that is not classified
-    TRAINED_CLASS_STATISTIC = auto()  # by class, of answers of the model that the silo has just trained
-    DIAGNOSTIC = auto()  # how well the encoding fits; no private job sums it
+    CONSTANT = "the same whatever the data are"
+    UPDATE = "the trained update"
+    FROM_UPDATE = "follows from the update"  # or from the declared number of steps
+    STATISTIC = "of records, all classes together"
+    CLASS_STATISTIC = "of records, by class"  # and everything that is not classified
+    TRAINED_CLASS_STATISTIC = "answers of the model, by class"  # that was just trained
+    DIAGNOSTIC = "how well the encoding fits"  # no private job sums it
 
     @property
     def is_by_class(self) -> bool:

@@ -217,14 +217,16 @@ class Accounts:
                 (account, row["delta"], delta, unix_seconds),
             )
 
-    def open_generation(self, data_set: str, *, delta: float) -> str:
+    def open_generation(self, data_set: str) -> str:
         """A new own account, of those units alone that no account holds at the next start. Its id.
+
+        Its delta is that of the account that the data set has, so that one policy is right for both.
 
         Raises ConfigError where some account cannot say its units, so that none is provably of it alone.
         """
         with self._database.transaction() as connection:
-            known = _accounts(connection)
-            if data_set not in _bound(connection):
+            known, own = _accounts(connection), _bound(connection).get(data_set)
+            if own is None:
                 raise ConfigError(f"data set {data_set}: no account yet; the agent opens it when it starts")
             for each in known.values():
                 if not each.units_are_known:
@@ -232,6 +234,7 @@ class Accounts:
                         f"data set {data_set}: the units of account {each.id} are not known, so none is "
                         "provably outside it: start the agent once with that account's data set under `data:`"
                     )
+            (delta,) = connection.execute("SELECT delta FROM accounts WHERE data_set = ?", (own,)).fetchone()
             account = _free_id(connection, data_set)
             _open(connection, account, delta=delta, is_generation=True)
             connection.execute("DELETE FROM own_accounts WHERE data_set = ?", (data_set,))

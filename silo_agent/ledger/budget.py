@@ -9,6 +9,7 @@ Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections import Counter
@@ -19,6 +20,7 @@ from enum import StrEnum
 
 from chorale.job import Job
 from chorale.privacy.accountant import epsilon
+from chorale.privacy.composition import AccountReleases, FirstPlan
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
@@ -28,7 +30,6 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
-from silo_agent.ledger.composition import AccountReleases
 from silo_agent.ledger.costs import Cost, Costs, write_cost, write_plan
 from silo_agent.ledger.known_states import keep_check
 from silo_agent.ledger.standing import check_not_put_back
@@ -106,9 +107,10 @@ class Budget:
         self._database = database
         self._policy = policy
         self._data_set = data_set
-        self._limits = {data_set: policy.privacy.epsilon}
-        for account, most in (also or {}).items():
-            self._limits[account] = min(most, policy.privacy.epsilon)
+        own = policy.privacy.epsilon
+        # a higher budget may buy a first plan that a lower one does not, and has less of delta then
+        self._limits = {account: {own, most} - {math.inf} for account, most in (also or {}).items()}
+        self._limits[data_set] = {own}
         self._clock = clock
         self._tell = tell
         self._process = os.urandom(8)
@@ -228,6 +230,12 @@ class Budget:
             ),
         )
 
+    def of_job(self, job_digest: bytes) -> tuple[AccountReleases, int]:
+        """What one job let out by itself, and how many of its inputs left without noise."""
+        with self._database.transaction() as connection:
+            inputs = self._spent_by_job(connection).get(job_digest, Counter())
+            return self._of_one_job(connection, job_digest, inputs), inputs[None]
+
     def spent_inputs(self, job_digest: bytes) -> Counter[str]:
         """How many inputs of a job left, by kind of phase."""
         with self._database.transaction() as connection:
@@ -344,10 +352,11 @@ class Budget:
         what: str,
     ) -> None:
         """In every account that is charged."""
-        for account, most in self._limits.items():
+        for account, budgets in self._limits.items():
             held = self._releases(connection, account)
             after = held.with_more(more, job=job.digest, plan=plan)
-            if after.fits(most):
+            most = next((budget for budget in sorted(budgets) if not after.fits(budget)), None)
+            if most is None:
                 continue
             of = f"data set {self._data_set}"
             if account != self._data_set:
@@ -376,30 +385,25 @@ class Budget:
             {"account": account, "only": only},
         ).fetchall()
         digests = frozenset(row["job_digest"] for row in jobs)
-        plans = connection.execute(
-            "SELECT job_digest FROM plans WHERE account = ? ORDER BY number", (account,)
-        ).fetchall()
-        order = [row["job_digest"] for row in plans if row["job_digest"] in digests]
         return AccountReleases(
             delta=self._account_delta(connection, account) or self._delta,
             sides_are_fixed=sides_are_fixed(connection, account),
             releases=_composed(self._inputs_by_cost(connection, account, only)),
             jobs=digests,
-            # a job of an earlier release of Chorale has no plan here, and it came first
-            first_plan=self._costs.plan(connection, account, order[0])
-            if len(order) == len(digests) > 0
-            else {},
+            first=self._costs.first_plan(connection, account),
         )
 
     def _of_one_job(
         self, connection: sqlite3.Connection, job_digest: bytes, inputs: Counter[Cost | None]
     ) -> AccountReleases:
+        fixed = sides_are_fixed(connection, self._data_set)
+        plan = self._costs.plan(connection, self._data_set, job_digest)
         return AccountReleases(
             delta=self._delta,
-            sides_are_fixed=sides_are_fixed(connection, self._data_set),
+            sides_are_fixed=fixed,
             releases=_composed(inputs),
             jobs=frozenset({job_digest}),
-            first_plan=self._costs.plan(connection, self._data_set, job_digest),
+            first=FirstPlan(job=job_digest, releases=plan, sides_are_fixed=fixed) if plan else None,
         )
 
     @staticmethod

@@ -8,8 +8,10 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias, overload
 
+from chorale.privacy.composition import FirstPlan
 from chorale.privacy.releases import Release, releases_from_json, releases_to_json
 from crypto.errors import ConfigError
+from silo_agent.ledger.accounts import sides_are_fixed
 
 Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where nothing bounds it
 
@@ -27,13 +29,23 @@ def write_cost(connection: sqlite3.Connection, cost: Cost) -> bytes:
 def write_plan(
     connection: sqlite3.Connection, job_digest: bytes, plan: Mapping[Release, int], accounts: Iterable[str]
 ) -> None:
-    """With a job's first input of each account; what it says stays."""
+    """With a job's first input of each account, before the input; what it says stays.
+
+    The first one of an account without private inputs is its first plan. Those that stand there then are of
+    jobs that gave everything back.
+    """
     digest, times = write_cost(connection, tuple(plan)), json.dumps(list(plan.values()))
-    connection.executemany(
-        "INSERT INTO plans (account, job_digest, cost_digest, times) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (account, job_digest) DO NOTHING",
-        [(account, job_digest, digest, times) for account in accounts],
-    )
+    for account in accounts:
+        is_first = connection.execute(
+            "SELECT 1 FROM charges WHERE account = ? AND cost_digest IS NOT NULL LIMIT 1", (account,)
+        ).fetchone()
+        if is_first is None:
+            connection.execute("DELETE FROM plans WHERE account = ?", (account,))
+        connection.execute(
+            "INSERT INTO plans (account, job_digest, cost_digest, times, is_first, sides_were_fixed)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (account, job_digest) DO NOTHING",
+            (account, job_digest, digest, times, is_first is None, sides_are_fixed(connection, account)),
+        )
 
 
 class Costs:
@@ -67,3 +79,15 @@ class Costs:
         if row is None:
             return {}
         return dict(zip(self.cost(connection, row["cost_digest"]), json.loads(row["times"]), strict=True))
+
+    def first_plan(self, connection: sqlite3.Connection, account: str) -> FirstPlan | None:
+        row = connection.execute(
+            "SELECT job_digest, sides_were_fixed FROM plans WHERE account = ? AND is_first", (account,)
+        ).fetchone()
+        if row is None:
+            return None
+        return FirstPlan(
+            job=row["job_digest"],
+            releases=self.plan(connection, account, row["job_digest"]),
+            sides_are_fixed=bool(row["sides_were_fixed"]),
+        )

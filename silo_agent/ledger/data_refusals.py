@@ -12,7 +12,7 @@ from datetime import datetime
 
 from chorale.runtime.database import Database
 from crypto.errors import PolicyRefusal, Rule
-from silo_agent.ledger.reveals import Decision
+from silo_agent.ledger.decisions import suspend
 from silo_agent.policy.policy import Policy
 
 
@@ -60,10 +60,7 @@ class DataRefusals:
                     of,
                 )
             if suspends:
-                connection.execute(
-                    "UPDATE jobs SET decision = :suspended WHERE job_digest = :job AND decision = :approved",
-                    of | {"suspended": Decision.SUSPENDED, "approved": Decision.APPROVED},
-                )
+                suspend(connection, job_digest)
             return self._counted(connection)
 
     def _counted(self, connection: sqlite3.Connection) -> int:

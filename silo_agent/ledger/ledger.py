@@ -31,6 +31,7 @@ from silo_agent.ledger.accounts import Accounts, Charged
 from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
 from silo_agent.ledger.costs import Cost
 from silo_agent.ledger.data_refusals import DataRefusals
+from silo_agent.ledger.decisions import Decisions, suspend
 from silo_agent.ledger.known_states import KnownStates
 from silo_agent.ledger.migrations import MIGRATIONS
 from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
@@ -41,8 +42,6 @@ from silo_agent.policy.policy import Policy
 REVEALED_EVENT = "revealed"  # audit entry: job, round, phase, cohort and survivors, before a share leaves
 REVEALED_FIELDS = ("job", "round", "phase", "cohort")  # what has to agree: an older log may lack survivors
 SPENT_EVENT = "spent"  # audit entry: an input and the digest of its releases, written before a byte leaves
-GRANTED_EVENT = "cohort changes granted"  # audit entry: the institution allowed a job more of them
-REFUSALS_GRANTED_EVENT = "data refusals granted"  # audit entry: the same of refusals for its data
 SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 
 
@@ -217,65 +216,22 @@ class Ledger:
             ).fetchone()
         return None if found is None else Decision(found["decision"])
 
-    def decide(self, job_id: str, decision: Decision) -> LedgerJob:
-        """Approve or reject the job whose digest begins with `job_id`, whatever was decided before.
-
-        Raises ConfigError unless it is one job.
-        """
+    def job(self, job_id: str) -> LedgerJob:
+        """The job whose digest begins with `job_id`. Raises ConfigError unless it is one job."""
         found = [job for job in self.jobs() if job.job_digest.hex().startswith(job_id.lower())]
         if len(found) != 1:
             what = f"{len(found)} begin" if found else "none begins"
             raise ConfigError(f"job {job_id}: expected the id of one offered job, {what} with it")
-        with self._database.transaction() as connection:
-            connection.execute(
-                "UPDATE jobs SET decision = ? WHERE job_digest = ?", (decision, found[0].job_digest)
-            )
-            if decision is Decision.APPROVED:  # its steps are compared from here on (docs/protocol.md 6.11)
-                for table in ("stopped_data_sets", "array_steps"):
-                    connection.execute(f"DELETE FROM {table} WHERE job_digest = ?", (found[0].job_digest,))
         return found[0]
 
-    def grant_cohort_changes(self, job_digest: bytes, changes: int, *, data_set: str) -> None:
-        """Allow a job so many more sums over overlapping cohorts, beyond the policy's and earlier grants."""
-        with self._database.transaction() as connection:
-            connection.execute(
-                "INSERT INTO cohort_change_grants (job_digest, data_set, changes, is_told,"
-                " written_unix_seconds) VALUES (?, ?, ?, 0, ?)",
-                (job_digest, data_set, changes, self._clock().timestamp()),
-            )
-
-    def grant_data_refusals(self, job_digest: bytes, refusals: int, *, data_set: str) -> None:
-        """Allow a job so many more refusals for its data, beyond the policy's and earlier grants."""
-        with self._database.transaction() as connection:
-            connection.execute(
-                "INSERT INTO data_refusal_grants (job_digest, data_set, refusals, is_told,"
-                " written_unix_seconds) VALUES (?, ?, ?, 0, ?)",
-                (job_digest, data_set, refusals, self._clock().timestamp()),
-            )
-
-    def tell_grants(self, audit_log: audit.AuditLog) -> None:
-        """Enter grants into the audit log, which the agent alone writes; a crash between repeats an entry."""
-        for table, event, count in (
-            ("cohort_change_grants", GRANTED_EVENT, "changes"),
-            ("data_refusal_grants", REFUSALS_GRANTED_EVENT, "refusals"),
-        ):
-            with self._database.transaction() as connection:
-                rows = connection.execute(
-                    f"SELECT * FROM {table} WHERE NOT is_told ORDER BY number"
-                ).fetchall()
-            for row in rows:
-                granted = {"data_set": row["data_set"], count: row[count]}
-                audit_log.append(event, job=row["job_digest"].hex(), **granted)
-                with self._database.transaction() as connection:
-                    connection.execute(f"UPDATE {table} SET is_told = 1 WHERE number = ?", (row["number"],))
+    def decisions(self) -> Decisions:
+        """What people said to jobs, and say now."""
+        return Decisions(self._database, clock=self._clock)
 
     def suspend(self, job_digest: bytes) -> None:
         """Stop serving an approved job until it is approved again; durable on return."""
         with self._database.transaction() as connection:
-            connection.execute(
-                "UPDATE jobs SET decision = ? WHERE job_digest = ? AND decision = ?",
-                (Decision.SUSPENDED, job_digest, Decision.APPROVED),
-            )
+            suspend(connection, job_digest)
 
     def check_not_put_back(self) -> None:
         """Raises PolicyRefusal(code=LEDGER) for a ledger that forgot what this silo said of it."""
@@ -358,6 +314,16 @@ class Ledger:
         """Reveals or spends that a crash or power loss kept out of the audit log, as fields for it."""
         told, held = self._told_and_held(audit_path, event)
         return [fields for key, fields in held.items() if key not in told]
+
+    def costs_of(self, job_digest: bytes) -> dict[str, str]:
+        """What the inputs of a job release, as texts by their SHA-256, as the audit log names them."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT DISTINCT digest, costs.releases FROM costs JOIN releases ON cost_digest = digest"
+                " WHERE job_digest = ?",
+                (job_digest,),
+            ).fetchall()
+        return {row["digest"].hex(): row["releases"] for row in rows}
 
     def _revealed(self) -> list[dict[str, Any]]:
         """Every reveal as the audit log has it, oldest first."""

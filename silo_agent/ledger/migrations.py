@@ -435,6 +435,44 @@ _STANDING: Migration = (
     """,
 )
 
+# Which plan is the first is decided once. A ledger of before has an order, and no first plan where a job
+# without one is in it.
+_FIRST_PLANS: Migration = (
+    # of an account without private inputs
+    "ALTER TABLE plans ADD COLUMN is_first BOOLEAN NOT NULL DEFAULT 0",
+    # of the account, at that time
+    "ALTER TABLE plans ADD COLUMN sides_were_fixed BOOLEAN NOT NULL DEFAULT 0",
+    """
+    UPDATE plans SET is_first = 1, sides_were_fixed = coalesce(
+        (SELECT sides_are_fixed FROM accounts WHERE data_set = plans.account), 0)
+    WHERE number = (SELECT min(number) FROM plans AS other WHERE other.account = plans.account)
+    AND NOT EXISTS (
+        SELECT 1 FROM charges WHERE charges.account = plans.account AND cost_digest IS NOT NULL
+        AND job_digest NOT IN (SELECT job_digest FROM plans AS other WHERE other.account = plans.account)
+    )
+    """,
+)
+
+# A job that an earlier version approved or rejected stays so; nobody's name was kept then.
+_PERSONS_DECISIONS: Migration = (
+    """
+    CREATE TABLE persons_decisions ( -- what people of the institution said to jobs, in order
+        number INTEGER NOT NULL PRIMARY KEY,
+        job_digest BLOB NOT NULL,
+        decision VARCHAR NOT NULL, -- Decision: approved or rejected
+        person VARCHAR NOT NULL, -- the name that was typed
+        reason VARCHAR NOT NULL, -- of a rejection, as the operator is told it
+        required INTEGER NOT NULL, -- approvals that the policy asked for
+        changes INTEGER NOT NULL, -- overlapping cohorts beyond the policy's, granted with it
+        refusals INTEGER NOT NULL, -- refusals for the data beyond the policy's, granted with it
+        is_open BOOLEAN NOT NULL, -- an approval that waits for another person's
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    "CREATE INDEX persons_decisions_by_job ON persons_decisions (job_digest)",
+)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -453,4 +491,6 @@ MIGRATIONS = (
     _ACCOUNTS_OF_UNITS,
     _PLANS,
     _STANDING,
+    _FIRST_PLANS,
+    _PERSONS_DECISIONS,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
@@ -31,7 +31,7 @@ from crypto.session.cohort import (
     smallest_draw,
 )
 from crypto.session.messages import SessionTerms
-from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names
+from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, raised
 from strategies.presets import PRESETS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -68,6 +68,13 @@ class Policy(BaseModel):
     approval: Approval = Field(
         default=Approval.MANUAL,
         description="manual: a job waits for `chorale silo approve`; automatic: policy alone decides",
+    )
+    required_approvals: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description="people who have to approve a job with approval: manual; 2 are two names, which "
+        "`chorale silo approve --by` takes",
     )
     operators: tuple[str, ...] | None = Field(
         default=None, min_length=1, description="operators whose jobs are accepted; null: all on the roster"
@@ -232,6 +239,15 @@ class Policy(BaseModel):
         return names
 
     @model_validator(mode="after")
+    def _asks_people(self) -> Policy:
+        if self.approval is Approval.AUTOMATIC and self.required_approvals > 1:
+            raise ValueError(
+                f"required_approvals: expected 1 with approval: automatic, which asks nobody, "
+                f"got {self.required_approvals}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_quantities(self) -> Policy:
         if not self.distributions:  # tasks of others sum under names of their own
             try:
@@ -241,43 +257,50 @@ class Policy(BaseModel):
         return self
 
     def check_job(self, spec: JobSpec, *, operator: str) -> None:
-        """Raises PolicyRefusal where the job as such is not allowed."""
+        """Raises PolicyRefusal where the job as such is not allowed: the first of `refusals`."""
+        for refusal in self.refusals(spec, operator=operator):
+            raise refusal
+
+    def refusals(self, spec: JobSpec, *, operator: str) -> Iterator[PolicyRefusal]:
+        """Every rule by which the job as such is not allowed."""
         if spec.federation != self.federation:
-            raise _refusal(f"federation {spec.federation}", self.federation, Rule.FEDERATION)
+            yield _refusal(f"federation {spec.federation}", self.federation, Rule.FEDERATION)
         if self.operators is not None and operator not in self.operators:
-            raise _refusal(f"operator {operator}", ", ".join(self.operators), Rule.OPERATORS)
+            yield _refusal(f"operator {operator}", ", ".join(self.operators), Rule.OPERATORS)
         if self.strategies is not None and spec.strategy.name not in self.strategies:
-            raise _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies), Rule.STRATEGIES)
-        self.check_distributions(spec)
+            yield _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies), Rule.STRATEGIES)
+        yield from raised(self.check_distributions, spec)
         if spec.rounds > self.max_rounds:
             spare = "" if spec.spare_steps is None else f" and {spec.spare_steps} spare ones"
-            raise _refusal(f"{spec.count}{spare}", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
+            yield _refusal(f"{spec.count}{spare}", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
         if len(spec.silos) < self.min_silos:
-            raise _refusal(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
+            yield _refusal(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
         expected = spec.expected_cohort_changes
         if expected > self.max_cohort_changes:
-            raise _refusal(
+            yield _refusal(
                 f"about {expected:.3g} overlapping cohorts by fraction {spec.fraction:g}",
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
                 Rule.MAX_COHORT_CHANGES,
             )
-        self.check_draw(spec)
-        self._check_rates(spec)
+        yield from raised(self.check_draw, spec)
+        yield from self._rate_refusals(spec)
         # here and not in the phase that sums it: rounds may come before
-        self.check_quantities(spec.quantities, is_private=spec.privacy is not None)
+        for quantity in spec.quantities:
+            yield from raised(self.check_quantities, [quantity], is_private=spec.privacy is not None)
         # Security: sums with and without a silo tell of how its state moves, unless their noise covers a
         # whole silo (docs/threat-model.md).
         is_covered = spec.privacy is not None and spec.privacy.sums is not None
         has_state = spec.method.recipe.keeps_local_state and not is_covered
         if has_state and self.local_state is Permission.REFUSE:
-            raise _refusal(
+            yield _refusal(
                 f"strategy {spec.strategy.name}",
                 "a method without local state (local_state: refuse)",
                 Rule.LOCAL_STATE,
             )
-        self.privacy.check_job(spec)
+        yield from self.privacy.refusals(spec)
         if not spec.model.is_built_in:
-            self.check_given_state(spec, why=f"model {spec.model.name} is not built in")
+            why = f"model {spec.model.name} is not built in"
+            yield from raised(self.check_given_state, spec, why=why)
 
     def check_distributions(self, spec: JobSpec) -> None:
         """Raises PolicyRefusal where the job runs code that is not allowed here."""
@@ -331,8 +354,8 @@ class Policy(BaseModel):
             Rule.MAX_DRAW_RISK,
         )
 
-    def _check_rates(self, spec: JobSpec) -> None:
-        """Raises PolicyRefusal where a state would hardly move, or move beyond what the silos sent.
+    def _rate_refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
+        """Where a state would hardly move, or move beyond what the silos sent.
 
         Security: a state that does not move is asked again as another one (docs/protocol.md 6.10).
         """
@@ -346,9 +369,9 @@ class Policy(BaseModel):
             ("server_learning_rate", server, self.min_server_learning_rate, self.max_server_learning_rate),
         ):
             if given < low:
-                raise _refusal(f"{what} {given:.4g}", f"at least {low:g} (min_{what})", Rule(f"min_{what}"))
+                yield _refusal(f"{what} {given:.4g}", f"at least {low:g} (min_{what})", Rule(f"min_{what}"))
             if given > high:
-                raise _refusal(f"{what} {given:.4g}", f"at most {high:g} (max_{what})", Rule(f"max_{what}"))
+                yield _refusal(f"{what} {given:.4g}", f"at most {high:g} (max_{what})", Rule(f"max_{what}"))
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
@@ -429,7 +452,8 @@ class Policy(BaseModel):
             f"global models above {self.max_state_megabytes} MB",
         ]
         if self.approval is Approval.MANUAL:
-            refused.append("every job that is not approved here (chorale silo approve)")
+            people = "" if self.required_approvals == 1 else f" by {self.required_approvals} people"
+            refused.append(f"every job that is not approved here{people} (chorale silo approve)")
         if self.class_statistics is Permission.REFUSE:
             refused.append("every statistic by class without noise")
         if self.shared_sums is Permission.REFUSE:

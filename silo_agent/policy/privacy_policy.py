@@ -7,10 +7,10 @@ coordinator says leads below it. Source: docs/privacy.md, "The ledger".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -23,6 +23,8 @@ from chorale.spec.privacy_spec import MAX_DELTA, MAX_EPSILON, MIN_DELTA, Privacy
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.methods import known_quantities
+
+P = ParamSpec("P")
 
 CEILING = 10.0  # beyond it a record moves the odds of any guess more than twenty-thousandfold
 
@@ -119,23 +121,28 @@ class PrivacyPolicy(BaseModel):
         return self
 
     def check_job(self, spec: JobSpec) -> None:
-        """Raises PolicyRefusal: POLICY for a job below the floor, or whose training alone passes what it may
-        cost if all other silos collude; BUDGET where its training alone passes the whole budget."""
+        """Raises PolicyRefusal: the first of `refusals`."""
+        for refusal in self.refusals(spec):
+            raise refusal
+
+    def refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
+        """POLICY for a job below the floor, or whose training alone passes what it may cost if all other
+        silos collude; BUDGET where its training alone passes the whole budget."""
         if spec.privacy is not None:
             if spec.privacy.has_shared_noise and not self.accept_shared_noise:
-                raise _refusal(
+                yield _refusal(
                     "privacy.records.noise sum, which rests on the other silos' noise",
                     "privacy.records.noise silo, or privacy.accept_shared_noise: true here",
                     Rule.ACCEPT_SHARED_NOISE,
                 )
-            self._check_floor(spec.privacy)
-            self._check_training(spec)
+            yield from self._floor_refusals(spec.privacy)
+            yield from raised(self._check_training, spec)
             return
         if self.required:
-            raise _refusal("a job without privacy", "a private job (privacy.required)", Rule.REQUIRED)
+            yield _refusal("a job without privacy", "a private job (privacy.required)", Rule.REQUIRED)
         for name in spec.quantity_names:
             if name in self.always_noised:
-                raise _refusal(
+                yield _refusal(
                     f"a job without privacy that sums {name}",
                     "noise on it (privacy.always_noised)",
                     Rule.ALWAYS_NOISED,
@@ -207,7 +214,7 @@ class PrivacyPolicy(BaseModel):
             "statistics_noise_multiplier": self.min_statistics_noise_multiplier,
         }
 
-    def _check_floor(self, privacy: PrivacySpec) -> None:
+    def _floor_refusals(self, privacy: PrivacySpec) -> Iterator[PolicyRefusal]:
         # the job's values by field; a part that the job does not have is not there
         given = {"statistics_noise_multiplier": privacy.statistics_noise_multiplier}
         if privacy.records is not None:
@@ -219,14 +226,14 @@ class PrivacyPolicy(BaseModel):
         for field, most in self._max.items():
             value = given.get(field)
             if most is not None and value is not None and not value <= most:
-                raise _refusal(f"privacy.{field} {value:g}", f"at most {most:g}", _rule("max", field))
+                yield _refusal(f"privacy.{field} {value:g}", f"at most {most:g}", _rule("max", field))
         for field, least in self._min.items():
             if least is None or field not in given:
                 continue
             value = given[field]
             if value is None or not value >= least:
                 got = "null" if value is None else f"{value:g}"
-                raise _refusal(f"privacy.{field} {got}", f"at least {least:g}", _rule("min", field))
+                yield _refusal(f"privacy.{field} {got}", f"at least {least:g}", _rule("min", field))
 
     def _check_training(self, spec: JobSpec) -> None:
         """What needs no global state to be known: an absurd setting is refused before the first phase."""
@@ -255,6 +262,15 @@ class PrivacyPolicy(BaseModel):
                 f"got {cost:.4g} for {what}",
                 code=Refusal.BUDGET,
             )
+
+
+def raised(check: Callable[P, object], *args: P.args, **named: P.kwargs) -> list[PolicyRefusal]:
+    """What a check refuses, if it does."""
+    try:
+        check(*args, **named)
+    except PolicyRefusal as refusal:
+        return [refusal]
+    return []
 
 
 def check_names(quantities: Iterable[str]) -> None:

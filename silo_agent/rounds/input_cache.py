@@ -19,7 +19,7 @@ from typing import Any
 from chorale.job import Job
 from chorale.observability.logs import get_logger
 from chorale.transport.wire import PhaseKey
-from crypto.errors import PolicyRefusal, Refusal
+from crypto.errors import PolicyRefusal, Refusal, SiloStage
 from crypto.fixed_point.encoder import Encoder
 from silo_agent.data.base import SiloData
 from silo_agent.ledger.budget import Charge
@@ -75,6 +75,7 @@ class InputCache:
         personal: PersonalModels,
         load_data: LoadData,
         load_objective: Callable[[], Objective],
+        tell_stage: Callable[[SiloStage | None], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -84,11 +85,25 @@ class InputCache:
         self._local = local
         self._personal = personal
         self._load_data = load_data
+        self._tell_stage = tell_stage
         self._objective = _MeasuredObjective(load=load_objective, metrics=metrics)
         self._clock, self._sleep = clock, sleep
         self._data: dict[bytes, SiloData] = {}
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+
+    async def warm_up(self) -> None:
+        """Load the objective, and torch with it, and say so: that may take half a minute.
+
+        Security: before the data are touched, so that how long it took tells nothing of them.
+        """
+        if self._objective.loaded is not None:
+            return
+        self._tell_stage(SiloStage.LOADING_TORCH)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._worker, self._objective.warm_up)
+        finally:
+            self._tell_stage(None)
 
     async def get(self, request: PhaseRequest, *, state_digest: bytes) -> Prepared:
         """The phase's only input, its cost reserved before the data were touched.
@@ -266,17 +281,21 @@ class InputCache:
 
 @dataclass(slots=True, kw_only=True)
 class _MeasuredObjective:
-    """The silo's objective, loaded for the first phase that needs it, and how fast it trains."""
+    """The silo's objective, loaded for the first phase, and how fast it trains."""
 
     load: Callable[[], Objective]
     metrics: SiloMetrics
     loaded: Objective | None = None
 
-    def compute(self, work: Work) -> Mapping[str, Array]:
+    def warm_up(self) -> Objective:
         if self.loaded is None:
             self.loaded = self.load()
+        return self.loaded
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        objective = self.warm_up()
         started = time.monotonic()
-        values = self.loaded.compute(work)
+        values = objective.compute(work)
         # Security: in a private job the number of records is what noise hides
         if work.phase_kind == "train" and work.spec.privacy is None:
             seen = len(work.data.train) * work.spec.training.local_epochs

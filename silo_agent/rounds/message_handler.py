@@ -173,13 +173,13 @@ class MessageHandler:
             log.exception("message failed", kind=kind)  # a bug or a full disk; the session is over
 
     def poll(self) -> None:
-        """Take up phases that waited for an approval which has been given since; tell what was granted."""
+        """Take up phases whose job was decided on since they were refused; tell who decided what."""
         try:
-            self._jobs.tell_grants(self._audit)
+            self._jobs.tell_decisions(self._audit)
         except OSError as error:  # a full disk; the next heartbeat tries again
-            log.warning("grant not told", error=type(error).__name__, reason=str(error))
+            log.warning("decision not told", error=type(error).__name__, reason=str(error))
         for job_digest, task in list(self._unapproved.items()):
-            if self._jobs.is_approved(job_digest):
+            if self._jobs.is_decided_since(job_digest):
                 self._on_task(task)
 
     async def close(self) -> None:
@@ -260,7 +260,7 @@ class MessageHandler:
             self._jobs.suspend(key.job_digest)  # durable before the coordinator is told
             self._refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
-            if error.code is Refusal.JOB_NOT_APPROVED:
+            if error.code in (Refusal.JOB_NOT_APPROVED, Refusal.REJECTED):
                 self._unapproved[key.job_digest] = running.task
             self._refuse(key, error)
         except Cancelled:
@@ -276,6 +276,7 @@ class MessageHandler:
         key, task = running.key, running.task
         self._audit.flush()  # of phases whose outcome the coordinator never told
         roster, job = self._checks.job(key, task)
+        await self._inputs.warm_up()
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
         summing = {task for other, task in self._summing.items() if self._chain.is_open(other, job)}
         while summing:
@@ -469,10 +470,7 @@ class MessageHandler:
         self._metrics.refusals.labels(reason=error.code.value).inc()
         log.warning("refused", **_fields(key), code=error.code.value, reason=str(error))
         self._note("refused", key, code=error.code.value, reason=str(error))
-        refused = wire.Refused(code=error.code)
-        if isinstance(error, PolicyRefusal):
-            refused = wire.Refused(code=error.code, rule=error.rule, text=error.text)
-        self._send(pb.SiloMessage(refused=wire.refused_to_wire(refused, key)))
+        self._send(pb.SiloMessage(refused=wire.refused_to_wire(wire.refused_of(error), key)))
 
     def _note(self, event: str, key: PhaseKey, *, is_flushed: bool = True, **fields: str) -> None:
         self._notes += 1

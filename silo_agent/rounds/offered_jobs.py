@@ -42,6 +42,7 @@ class OfferedJobs:
         self._signed: dict[bytes, SignedJob] = {}
         # once at least, digest and operator: who signed it is on a roster, and policy allows it
         self._served: dict[bytes, str] = {}
+        self._last_decision: dict[bytes, Decision] = {}  # as the coordinator was told it
 
     def offer(self, signed: SignedJob, roster: Roster) -> Job:
         """Take an offered job; it is opened now and again for every phase.
@@ -90,13 +91,19 @@ class OfferedJobs:
         job_id = job_digest.hex()[:12]
         log.warning("job suspended", job=job_id, resume=f"chorale silo approve --config FILE {job_id}")
 
-    def tell_grants(self, audit: AuditLog) -> None:
-        """Enter what the institution granted since into the audit log."""
-        self._ledger.tell_grants(audit)
+    def is_decided_since(self, job_digest: bytes) -> bool:
+        """Whether a phase that was refused for want of an approval would be answered otherwise now."""
+        decision = self._ledger.decision(job_digest)
+        return decision is Decision.APPROVED or decision is not self._last_decision.get(job_digest)
+
+    def tell_decisions(self, audit: AuditLog) -> None:
+        """Enter what people decided and granted since into the audit log."""
+        self._ledger.decisions().tell(audit)
 
     def forget(self, job_digest: bytes) -> None:
         self._signed.pop(job_digest, None)
         self._served.pop(job_digest, None)
+        self._last_decision.pop(job_digest, None)
         self._data_sets.forget(job_digest)
 
     def _check_decision(self, job: Job) -> None:
@@ -104,8 +111,9 @@ class OfferedJobs:
         decision, is_new = self._ledger.record_job(job, is_approved=is_approved)
         if is_new:
             log.info("job offered", job=job.id, name=job.spec.name, decision=decision.value)
+        self._last_decision[job.digest] = decision
         if decision is Decision.REJECTED:
-            raise PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
+            raise self._rejected(job)
         if decision is Decision.SUSPENDED:
             raise PolicyRefusal(
                 f"job {job.id}: suspended after an input was refused, or a second sum failed its check; "
@@ -118,6 +126,17 @@ class OfferedJobs:
                 f"chorale silo approve --config <this silo's file> {job.id}",
                 code=Refusal.JOB_NOT_APPROVED,
             )
+
+    def _rejected(self, job: Job) -> PolicyRefusal:
+        """With what a person typed for the operator, and nothing else of this silo."""
+        said = self._ledger.decisions().of(job.digest)
+        if not said or said[-1].decision is not Decision.REJECTED:  # by a recovery, or an earlier version
+            return PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
+        return PolicyRefusal(
+            f"job {job.id}: {said[-1].by} rejected it here: {said[-1].reason}",
+            code=Refusal.REJECTED,
+            text=said[-1].reason,
+        )
 
 
 def _check_code(job: Job) -> None:

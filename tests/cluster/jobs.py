@@ -137,7 +137,7 @@ def submit(walk: Walk, name: str) -> tuple[dict[str, int], str]:
 
 
 def approve(walk: Walk, silo: str, job_id: str) -> None:
-    command = f"chorale silo approve --config /etc/chorale/settings/silo.yaml {job_id}"
+    command = f"chorale silo approve --config /etc/chorale/settings/silo.yaml {job_id} --yes"
     walk.shell(f"kubectl --namespace {namespace(silo)} exec {pod_name(silo)} -- {command}")
 
 

@@ -83,7 +83,7 @@ class Walk:
         if step.text.endswith(f"create --filename={HUB}-claim.yaml"):
             self._provide_another_volume()
         text = step.text.replace("NODE", adaptations.NODE)
-        if " silo approve " in text:  # the offer takes a heartbeat
+        if " silo approve " in text or " silo show " in text:  # the offer takes a heartbeat
             self.wait_for_offer(next(silo for silo in SILOS if silo in text), self.job_id)
         text = text.replace(" ID", f" {self.job_id}")
         command = adaptations.command(text, self.report)

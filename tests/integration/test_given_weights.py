@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ pytest.importorskip("torch", reason="draws first states: needs the extra silo")
 DATA = {"format": "digits", "name": "digits"}
 
 
-def approved(federation: LocalFederation, job_id: str) -> list[str]:
-    """What every silo's command says, the same at all."""
+def at_every_silo(federation: LocalFederation, job_id: str, *command: str, code: int = 0) -> set[str]:
+    """What every silo's command says once the job was offered, standard output and errors."""
     told = set()
     for name in federation.names:
         federation.services[name].wait_for(
             lambda record: record.get("event") == "job offered" and record["job"] == job_id
         )
-        done = run_cli("silo", "approve", "--config", federation.folder / f"{name}.yaml", job_id)
-        assert done.returncode == 0, done.stderr
-        told.add(done.stdout)
-    (lines,) = told
-    return lines.splitlines()
+        action, *more = command
+        done = run_cli("silo", action, "--config", federation.folder / f"{name}.yaml", job_id, *more)
+        assert done.returncode == code, done.stderr
+        told.add(done.stdout + done.stderr)
+    return told
 
 
 def ended(federation: LocalFederation, job_id: str) -> Any:
@@ -63,18 +64,20 @@ def test_given_weights_are_told_and_refused_and_computed_ones_train(tmp_path: Pa
         told = "silos refuse a given initial state unless initial_state in their policy says given or lists"
         assert f"--init: {told} {digest}" in done.stderr
         given = str(done.stdout.split()[0])
-        _, warning, no_noise = approved(federation, given)
-        assert warning == (
-            f"{given}: its starting weights are given, SHA-256 {digest} (it is not the one that follows from "
-            "the job): an operator's own starting weights can be built to read single records out of sums; "
-            "this silo's policy refuses them (initial_state)"
+        (told,) = at_every_silo(federation, given, "approve", "--yes", code=3)
+        assert (
+            f"weights     given, sha256:{digest[:12]} (it is not the one that follows from the job)" in told
         )
-        assert no_noise.startswith(f"{given}: it has no noise")
+        assert "[initial_state]" in told
+        reason = 'weights are drawn here, by "us"'
+        at_every_silo(federation, given, "reject", "--reason", reason, "--by", "Ann")
+        watched = federation.cli("job", "watch", given)
+        assert f"rejected: {json.dumps(reason)}" in watched.stderr
         assert ended(federation, given) == "failed"
 
         done = federation.cli("job", "submit", path)
         assert "--init" not in done.stderr
         computed = str(done.stdout.split()[0])
-        _, no_noise = approved(federation, computed)  # and no word about its weights
-        assert no_noise.startswith(f"{computed}: it has no noise")
+        (told,) = at_every_silo(federation, computed, "approve", "--yes")
+        assert "weights     computed from the job, the same as this silo draws" in told
         assert ended(federation, computed) == "done"

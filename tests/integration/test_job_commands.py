@@ -31,7 +31,8 @@ def test_job_is_paused_resumed_listed_and_cancelled(tmp_path: Path) -> None:
         for command, status in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
             assert _lines(federation.cli("job", command, job_id)) == [f"{job_id}  {status}"]
             (listed,) = _lines(federation.cli("job", "list"))
-            assert listed.split()[:2] == [job_id, status]
+            state = "waiting for silos: 0 of 3 connected" if status == "running" else status
+            assert listed.startswith(f"{job_id}  {state}  0/2 rounds")
         watched = federation.cli("job", "watch", job_id)
         assert (watched.returncode, watched.stdout) == (1, "")
         assert watched.stderr.splitlines()[-1].startswith(f"chorale: error: job {job_id}: cancelled")
@@ -159,15 +160,14 @@ def test_institution_grants_a_job_more_cohort_changes(finished: LocalFederation,
     job = _lines(run_cli("silo", "ledger", "--config", config, extra_env=override))[1].split()[0]
     option = ("--more-cohort-changes", "3")
     approve = ("silo", "approve", "--config", config)
-    approved, granted, weights, no_noise = _lines(run_cli(*approve, job, *option, extra_env=override))
+    *shown, approved, granted = _lines(run_cli(*approve, job, *option, "--yes", extra_env=override))
+    assert shown[0] == f"job {job}  one-hot: approved here"
     assert approved == f"{job}: one-hot by ops is approved"
     assert granted == f"{job}: 3 more cohort changes on data set silo-0-data"
-    assert weights.startswith(f"{job}: its starting weights are given")
-    assert no_noise.startswith(f"{job}: it has no noise, so its sums can hold single training records")
     alone = run_cli(*approve, *option, extra_env=override)
     assert "expected JOB with it" in alone.stderr
     with closing(AuditLog(state / "audit.jsonl")) as log, closing(Ledger(state / "ledger.sqlite")) as ledger:
-        ledger.tell_grants(log)
+        ledger.decisions().tell(log)
     told = list(read_entries(state / "audit.jsonl"))[-1]
     assert told["event"] == "cohort changes granted"
     assert (told["job"][:12], told["data_set"], told["changes"]) == (job, "silo-0-data", 3)

@@ -27,7 +27,6 @@ from crypto.identity.certificates import Role, SignedBody
 from crypto.identity.roster import sign_roster
 from crypto.session.messages import Envelopes
 from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Decision
 from strategies.base import DRAW_SEED, TOTAL
 from tests.support.agents import Exchange, changed
 from tests.support.ceremony import stranger
@@ -420,7 +419,7 @@ async def test_silo_refuses_a_total_below_its_own_count(four: Rogue) -> None:
     four.agents[VICTIM].tell(task=four.begin_next().task)  # no second total is compared with the count
     await four.agents[VICTIM].refuses(Refusal.DATA, "suspended after an input was refused")
     with closing(Ledger(four.agents[VICTIM].settings.ledger_path)) as ledger:
-        ledger.decide(four.job.id, Decision.APPROVED)
+        ledger.decisions().approve(four.job.digest, by="ann")
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

@@ -87,4 +87,4 @@ def _approve(command: list[str], folder: Path, silo: Environment, job_id: str) -
     """The job waits in the list first, then it is approved."""
     listed = command[: command.index(job_id)]
     wait_until(lambda: job_id in run(listed, folder, silo), "the offer of the job")
-    assert "is approved" in run(command, folder, silo)
+    assert "is approved" in run([*command, "--yes"], folder, silo)  # a reader at a terminal is asked

@@ -27,7 +27,7 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
-from crypto.errors import Refusal, RemoteProtocolError
+from crypto.errors import Refusal, RemoteProtocolError, SiloStage
 from crypto.fixed_point import ring
 from crypto.fixed_point.ring import Words
 from crypto.identity import issuing
@@ -229,6 +229,7 @@ class Agent:
         self.credentials = own
         clock = lambda: self.hub.now  # noqa: E731
         self.sent: asyncio.Queue[pb.SiloMessage] = asyncio.Queue()
+        self.stages: list[SiloStage | None] = []
         self.ledger = Ledger(self.folder / "ledger.sqlite", clock=clock)
         self.audit = AuditLog(self.folder / "audit.jsonl")
         self.metrics = SiloMetrics()
@@ -279,6 +280,7 @@ class Agent:
                 personal=self.personal,
                 load_data=lambda job, _: self._data(job),
                 load_objective=lambda: self.objective,
+                tell_stage=self.stages.append,
                 clock=lambda: self.seconds,
                 sleep=self._sleep,
             ),

@@ -18,7 +18,7 @@ import yaml
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import read_model
 from chorale.spec.state import state_to_bytes
-from cli.job import follow
+from cli.job.following import follow
 from cli.output.report import document
 from client import operations
 from client.settings import operator_settings

@@ -53,6 +53,7 @@ class ToldCoordinator:
     own_name: str = "olga"
     silos: list[pb.SiloStatus] = field(default_factory=lambda: [pb.SiloStatus(name="north")])
     summary: JobSummary = field(default_factory=summary)
+    spec: bytes = SPEC
     records: list[PhaseRecord] = field(default_factory=lambda: [record(1)])
     cancelled: list[bytes] = field(default_factory=list)
 
@@ -64,9 +65,9 @@ class ToldCoordinator:
 
     @asynccontextmanager
     async def watched(self, digest: bytes) -> AsyncIterator[Watched]:
-        signed = SignedJob(spec_bytes=SPEC, signature=b"", operator_certificate=b"")
+        signed = SignedJob(spec_bytes=self.spec, signature=b"", operator_certificate=b"")
         yield Watched(
-            digest=digest,
+            digest=signed.digest,
             history=JobHistory(signed=signed, summary=self.summary, records=self.records),
         )
 

@@ -68,11 +68,13 @@ ROOMS = {
     "strategies": "base < number_stream < exact < server_optimizer < update_scale < recipe < tasks < phases "
     "< parts < checks < presets < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
-    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job",
+    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job "
+    "< evidence",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger "
-    "< local_storage < data < settings < account_units < objective < rounds < connection < training < agent",
+    "< local_storage < data < settings < account_units < objective < rounds < approval < evidence "
+    "< connection < training < agent",
     "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
@@ -80,12 +82,13 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "client": "errors < settings < history < operations < submission",
+    "client": "errors < settings < history < operations < submission < planning < evidence",
     "web": "shared < console < silo_page",
     "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
+    "cli.job": "options < following < submit < listing < plan < report < evidence < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
-    "< model < job < console < given_data < silo < doctor < init < demo < simulate < main",
+    "< evidence < model < job < console < given_data < silo < doctor < init < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

@@ -265,7 +265,7 @@ def _overview_values(told: Overview) -> dict[str, Any]:
             "software": silo.software_version if silo.connected else "",
             "is_same": silo.software_digest == told.silos.software_digest,
         }
-        for silo in told.silos.silos
+        for silo in sorted(told.silos.silos, key=lambda silo: silo.connected)  # who is away first
     ]
     return {
         "silos": silos,

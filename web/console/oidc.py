@@ -8,6 +8,7 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
+import httpx2
 from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.starlette_client import OAuth
 from joserfc.errors import JoseError
@@ -42,8 +43,10 @@ STRENGTH = (Right.ADMIN, Right.OPERATOR, Right.VIEWER)  # of several words the f
 class Provider:
     """One provider. What a login keeps between its two requests is in `request.session`."""
 
-    def __init__(self, settings: OidcSettings, *, url: str) -> None:
-        """url: the console's own. Raises ConfigError for files that cannot be read."""
+    def __init__(
+        self, settings: OidcSettings, *, url: str, transport: httpx2.AsyncBaseTransport | None = None
+    ) -> None:
+        """url: the console's own. transport: how the provider is asked. Raises ConfigError for bad files."""
         self._settings = settings
         self._redirect = url + CALLBACK
         secret = settings.client_secret
@@ -64,6 +67,7 @@ class Provider:
                 "token_endpoint_auth_method": "none" if secret is None else "client_secret_basic",
                 "verify": trusted,
                 "timeout": ASK_SECONDS,
+                "transport": transport,
                 "follow_redirects": False,
             },
         )
@@ -111,7 +115,8 @@ class Provider:
 def login_of(claims: dict[str, Any], settings: OidcSettings) -> Login:
     """Who the claims of a checked ID token name. Raises RemoteProtocolError for who has no right here."""
     said = claims.get(settings.role_claim, [])
-    words = {said} if isinstance(said, str) else {word for word in said if isinstance(word, str)}
+    listed = [said] if isinstance(said, str) else said if isinstance(said, list) else []
+    words = {word for word in listed if isinstance(word, str)}
     rights = {settings.roles[word] for word in words if word in settings.roles}
     subject = str(claims["sub"])
     if not rights:

@@ -121,21 +121,23 @@ def terms(spec_bytes: bytes, history: JobHistory) -> list[tuple[str, str]]:
         return []
     privacy = said.get("privacy")
     summed = sorted({name for record in history.records for name in record.quantities})
+    strategy = said.get("strategy")
+    method = {"name": history.summary.strategy, **strategy} if isinstance(strategy, dict) else strategy
     told = {
         "Signed by operator": history.summary.operator,
-        "Name": said.get("name"),
-        "Method": _words(said.get("strategy", "fedavg")),
+        "Name": _words(said.get("name")),
+        "Method": _words(method),
         "Model": _words(said.get("model")),
         "Task": _words(said.get("task")),
-        "Silos": ", ".join(map(str, said.get("silos") or [])),
-        "Rounds": said.get("rounds"),
-        "Steps": said.get("steps"),
-        "Ends at the latest": said.get("not_after"),
+        "Silos": _words(said.get("silos")),
+        "Rounds": _words(said.get("rounds")),
+        "Steps": _words(said.get("steps")),
+        "Ends at the latest": _words(said.get("not_after")),
         "Noise": "none: sums go out exact" if not privacy else _words(privacy),
-        "Epsilon spent": "each silo's own ledger counts it; a silo tells nobody" if privacy else None,
+        "Epsilon spent": "each silo's own ledger counts it, and tells its own institution" if privacy else "",
         "Summed so far": ", ".join(summed),
     }
-    return [(word, str(text)) for word, text in told.items() if text not in (None, "")]
+    return [(word, text) for word, text in told.items() if text]
 
 
 def _words(value: object) -> str:
@@ -144,6 +146,7 @@ def _words(value: object) -> str:
         inner = (
             f"{key} {f'({_words(each)})' if isinstance(each, dict) else _words(each)}"
             for key, each in value.items()
+            if each not in (None, {}, [])
         )
         return ", ".join(inner)
     if isinstance(value, list):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -44,8 +45,7 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        is_whole = self.cycle is not None and not self.cycle.more_body
-        if is_whole:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):  # the request is whole
             self._disarm()
         elif self._deadline is None:  # the next request of a connection that is kept alive
             self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)

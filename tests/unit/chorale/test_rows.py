@@ -13,6 +13,7 @@ from chorale.privacy.plan import planned_epsilon, planned_epsilon_of_rows, rows_
 from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from crypto.fixed_point.layout import Side
 from silo_agent.training.models.state import initial_state
+from tests.unit.silo_agent.privacy_book import exact
 from tests.unit.training.dp_sgd import make_job
 
 DELTA = 1e-5
@@ -57,6 +58,25 @@ def test_many_steps_cost_several_rows_what_their_losses_say() -> None:
 
     assert at(found) <= 1.1 * delta
     assert at(0.95 * found) > delta
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(3000.0, 0.2, 50), (300.0, 0.01, 1000)])
+def test_far_below_1_several_rows_cost_what_a_gaussian_does(noise: float, rate: float, steps: int) -> None:
+    """There a step tells rows by how far it moves in the mean. Two rows were told 0.04 for 0.0018."""
+    release: Release = SampledGaussian(noise_multiplier=noise, sample_rate=rate, draws=0)
+    for rows in (2, 20):
+        moved = rows * rate * math.sqrt(steps) / noise
+        least = exact([Gaussian(noise_multiplier=1 / moved, draws=0)], DELTA)
+        assert 0.99 * least < epsilon({release: steps}, DELTA, rows=rows) < 1.04 * least
+
+
+@pytest.mark.parametrize(("silos", "shared", "alone"), [(1, 1.0, 1.0), (2, 2.16, 1.45), (3, 3.42, 1.81)])
+def test_a_record_at_several_silos_costs_what_docs_say(silos: int, shared: float, alone: float) -> None:
+    """In a shared sum its gradients add up; under noise of each silo there are more steps. The page said
+    2.0 and 3.1, 1.3 and 1.6. The shared figures by an FFT of losses: 1.0008, 2.1602, 3.4189."""
+    release: Release = SampledGaussian(noise_multiplier=5.5, sample_rate=0.2, draws=0)
+    assert epsilon({release: 50}, DELTA, rows=silos) == pytest.approx(shared, rel=0.01)
+    assert epsilon({release: 50 * silos}, DELTA) == pytest.approx(alone, rel=0.01)
 
 
 def test_sums_cost_several_rows_as_a_gaussian_of_so_much_less_noise() -> None:

@@ -1,7 +1,10 @@
-"""What `chorale silo approve` says of the jobs that wait, and of one that it approves."""
+"""`chorale silo show`, `approve` and `reject`: what a person is told of a job, and what the answer does."""
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -9,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.job import Job
+from chorale.job import Job, SignedJob
 from chorale.privacy.plan import planned_epsilon_if_all_others_collude
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import state_digest, state_to_bytes
+from cli.silo.screen import MAX_COLUMNS, MAX_LINES
 from crypto.errors import PolicyRefusal
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Decision
@@ -24,16 +29,50 @@ from tests.unit.cli.conftest import Desk, Ended
 WARNING = "it has no noise, so its sums can hold single training records"
 STATE = {"model/weight": np.zeros(1, np.float32)}
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}
+STRICT = {"max_epsilon_if_all_others_collude": 0.01}
+GIVEN = {"federation": "test", "initial_state": "given"}  # a policy for jobs that start from STATE
 
 
-def offered(desk: Desk, **changes: Any) -> Job:
-    """A job that the silo's ledger holds."""
-    path = desk.job(not_after="2099-12-31T00:00:00Z", **changes)
-    job = unsigned_job(JobSpec.from_yaml(path.read_bytes(), source=path.name), STATE)
-    (desk.folder / "silo-0").mkdir()
+def offered(desk: Desk, *, operator: str = "olga", **changes: Any) -> Job:
+    """A job that the silo's ledger holds. It starts from STATE, which nobody draws."""
+    path = desk.job(**{"not_after": "2099-12-31T00:00:00Z"} | changes)
+    unsigned = unsigned_job(JobSpec.from_yaml(path.read_bytes(), source=path.name), STATE)
+    job = Job(spec=unsigned.spec, signed=unsigned.signed, operator=operator)
+    recorded(desk, job)
+    return job
+
+
+def drawn(desk: Desk, **changes: Any) -> Job:
+    """The same, started from what every silo draws from the job."""
+    path = desk.job(**{"not_after": "2099-12-31T00:00:00Z"} | changes)
+    spec = JobSpec.from_yaml(path.read_bytes(), source=path.name).filled(nonce="5" * 32, initial_state=None)
+    state = first_state.drawn_arrays(spec, spec.base(), max_bytes=1 << 30)
+    spec = spec.filled(nonce=spec.nonce, initial_state=state_digest(state_to_bytes(state)))
+    signed = SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b"")
+    job = Job(spec=spec, signed=signed, operator="olga")
+    recorded(desk, job)
+    return job
+
+
+def recorded(desk: Desk, job: Job) -> None:
+    (desk.folder / "silo-0").mkdir(exist_ok=True)
     with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
         ledger.record_job(job, is_approved=False)
-    return job
+
+
+def decision_of(desk: Desk, job: Job) -> Decision | None:
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        return ledger.decision(job.digest)
+
+
+def lines_of(ended: Ended, label: str) -> str:
+    """What stands behind a label of the screen, on one line."""
+    told, is_in = [], False
+    for line in ended.out.splitlines():
+        is_in = line.startswith(f"{label} ") or (is_in and line.startswith(" " * 12))
+        if is_in:
+            told.append(line[12:])
+    return " ".join(told)
 
 
 @pytest.mark.parametrize(
@@ -46,49 +85,254 @@ def offered(desk: Desk, **changes: Any) -> Job:
 def test_silo_is_told_what_sums_without_noise_can_hold(
     desk: Desk, chorale: Callable[..., Ended], privacy: dict[str, Any] | None, is_warned: bool
 ) -> None:
-    job, config = offered(desk, privacy=privacy), desk.silo()
-    waiting = chorale("silo", "approve", "--config", config)
-    approved = chorale("silo", "approve", "--config", config, job.id)
-    assert job.id in waiting.out
-    assert "is approved" in approved.out
-    for ended in (waiting, approved):
+    pytest.importorskip("torch", reason="a silo draws the weights")
+    job, config = drawn(desk, privacy=privacy), desk.silo()
+    shown = chorale("silo", "show", "--config", config, job.id)
+    approved = chorale("silo", "approve", "--config", config, job.id, "--yes")
+    assert f"{job.id}: digits by olga is approved" in approved.out
+    for ended in (shown, approved):
         assert ended.code == 0, ended.err
-        assert ended.out.count(WARNING) == is_warned
-        assert ("records in one silo: epsilon" in ended.out) != is_warned
-        assert ("data set data: a record is one row; where one person has several" in ended.out) != is_warned
+        assert lines_of(ended, "noise").startswith(WARNING) == is_warned
+        assert ("records in one silo: epsilon" in lines_of(ended, "noise")) != is_warned
+        assert ("this job spends without a bound" in lines_of(ended, "budget")) == is_warned
+        assert "data set data: a record is one row; where one person has several" in lines_of(ended, "data")
+        assert lines_of(ended, "weights") == "computed from the job, the same as this silo draws"
 
 
-@pytest.mark.parametrize("policy", [{}, {"max_epsilon_if_all_others_collude": 0.01}])
-def test_silo_is_told_both_promises_of_a_private_job(
-    desk: Desk, chorale: Callable[..., Ended], policy: dict[str, Any]
+def test_silo_is_told_both_promises_of_a_private_job_and_its_policy_holds_them(
+    desk: Desk, chorale: Callable[..., Ended]
 ) -> None:
-    """It was asked to approve noise that rests on other silos, and no number said what that means."""
+    """It was asked to approve noise that rests on other silos, and no number said what that means. It could
+    approve a job that its policy then refused, and was told "is approved"."""
     pytest.importorskip("torch", reason="a silo draws the weights")
     records = {**RECORDS, "noise_multiplier": 10.0, "noise": "sum"}
     privacy = {"records": records, "statistics_noise_multiplier": 40.0}
-    job = offered(
-        desk, privacy=privacy, steps=3, spare_steps=2, rounds=5, model={"name": "mlp", "hidden": []}
-    )
+    job = drawn(desk, privacy=privacy, steps=3, spare_steps=2, rounds=5, model={"name": "mlp", "hidden": []})
     config = desk.silo()
-    accepts = {"accept_shared_noise": True, **policy}
+    accepts = {"accept_shared_noise": True}
+    desk.write("policy.yaml", {"federation": "test", "privacy": {**accepts, **STRICT}})
+    refused = chorale("silo", "approve", "--config", config, job.id, "--yes")
+    assert refused.code == 3
+    field = "privacy.max_epsilon_if_all_others_collude"
+    assert f"refuses it by {field}" in lines_of(refused, "policy")
+    assert "this silo would refuse it although it is approved: expected at most epsilon 0.01" in refused.err
+    assert "is approved" not in refused.out
+    assert decision_of(desk, job) is Decision.OFFERED
+
     desk.write("policy.yaml", {"federation": "test", "privacy": accepts})
-    ended = chorale("silo", "approve", "--config", config, job.id)
-    assert ended.code == 0, ended.err
+    approved = chorale("silo", "approve", "--config", config, job.id, "--yes")
+    assert approved.code == 0, approved.err
     alone = planned_epsilon_if_all_others_collude(
         job.spec, first_state.drawn_arrays(job.spec, b"", max_bytes=1 << 20)
     )
-    assert f"{job.id}: privacy: epsilon " in ended.out
-    assert f"if all other silos collude with it: epsilon {alone:.4g}" in ended.out
-    assert ended.out.count("this silo's policy refuses it") == bool(policy)
+    assert f"if all other silos collude with it: epsilon {alone:.4g}" in lines_of(approved, "noise")
+    assert decision_of(desk, job) is Decision.APPROVED
+
+
+def test_approve_names_every_rule_that_refuses_and_show_lists_them(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    """Approved, and then refused at its first phase by one rule after the other."""
+    job, config = offered(desk, rounds=30, strategy={"preset": "feddw"}), desk.silo()
+    desk.write("policy.yaml", {"federation": "test", "max_rounds": 20, "operators": ["somebody-else"]})
+    ended = chorale("silo", "approve", "--config", config, job.id, "--yes")
+    assert ended.code == 3
+    for field in ("operators", "max_rounds", "class_statistics", "initial_state"):
+        assert f"[{field}]" in ended.err
+        assert f"refuses it by {field}: " in lines_of(ended, "policy")
+    assert decision_of(desk, job) is Decision.OFFERED
+    shown = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)
+    assert {each["field"] for each in shown["refusals"]} == {
+        *("operators", "max_rounds", "class_statistics", "initial_state")
+    }
+
+
+def test_job_whose_time_is_over_is_not_approved(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    job, config = offered(desk, not_after="2026-01-01T00:00:00Z"), desk.silo()
+    desk.write("policy.yaml", GIVEN)
+    ended = chorale("silo", "approve", "--config", config, job.id, "--yes")
+    assert ended.code == 3
+    assert "not_after: 2026-01-01T00:00:00+00:00 has passed [job-invalid]" in ended.err
+
+
+def test_approve_asks_at_a_terminal_and_needs_yes_without_one(
+    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, config = offered(desk), desk.silo()
+    desk.write("policy.yaml", GIVEN)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def answered(stdin: io.StringIO) -> Ended:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        return chorale("silo", "approve", "--config", config, job.id)
+
+    unasked = answered(io.StringIO("y\n"))
+    assert (unasked.code, decision_of(desk, job)) == (2, Decision.OFFERED)
+    assert "--yes: expected it without a terminal" in unasked.err
+    declined = answered(Terminal("n\n"))
+    assert (declined.code, decision_of(desk, job)) == (1, Decision.OFFERED)
+    assert f"{job.id}: nothing was decided" in declined.err
+    assert answered(Terminal("y\n")).code == 0
+    assert decision_of(desk, job) is Decision.APPROVED
+
+
+def test_policy_of_two_people_takes_two_names(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    job, config = offered(desk), desk.silo()
+    desk.write("policy.yaml", {**GIVEN, "required_approvals": 2})
+
+    def approve(*more: str) -> Ended:
+        return chorale("silo", "approve", "--config", config, job.id, "--yes", *more)
+
+    assert "--by: expected the name of who approves: the policy wants 2 people" in approve().err
+    first = approve("--by", "Ann Lee")
+    assert f"{job.id}: digits by olga has the approval of Ann Lee and waits for another person's" in first.out
+    assert decision_of(desk, job) is Decision.OFFERED
+    listed = chorale("silo", "approve", "--config", config)
+    assert "approved by Ann Lee" in listed.out
+    same = approve("--by", " ann  LEE ")
+    assert (same.code, decision_of(desk, job)) == (2, Decision.OFFERED)
+    assert "ann LEE approved this job already" in same.err
+    assert "digits: waits for approval by 2 people, 1 approved" in same.out
+    assert f"{job.id}: digits by olga is approved" in approve("--by", "Bo Chen").out
+    assert decision_of(desk, job) is Decision.APPROVED
+    said = lines_of(chorale("silo", "show", "--config", config, job.id), "said")
+    assert said.startswith("Bo Chen approved it ")
+    assert " Ann Lee approved it " in said
+
+
+def test_rejection_is_kept_with_its_reason_and_name(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """The ledger could say no, and no command did."""
+    job, config = offered(desk), desk.silo()
+
+    def reject(reason: str, *more: str) -> Ended:
+        return chorale("silo", "reject", "--config", config, job.id, "--reason", reason, *more)
+
+    for wrong in ("", "  ", "x" * 201, "two\nlines", "\x1b[2Jgone", "\u202etxt"):
+        ended = reject(wrong)
+        assert (ended.code, decision_of(desk, job)) == (2, Decision.OFFERED), wrong
+        assert "--reason: expected 1 to 200 printable characters" in ended.err
+    assert "--by: expected a name of 1 to 64 printable characters" in reject("no", "--by", "\x07").err
+    ended = reject("no consent for this cohort", "--by", "Ann Lee")
+    assert f"{job.id}: digits by olga is rejected" in ended.out
+    assert decision_of(desk, job) is Decision.REJECTED
+    shown = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)
+    (said,) = shown["decisions"]
+    assert (said["by"], said["decision"], said["reason"]) == (
+        *("Ann Lee", "rejected", "no consent for this cohort"),
+    )
+
+
+def test_changes_are_told_since_the_last_job_of_this_operator_that_was_approved(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    config = desk.silo()
+    desk.write("policy.yaml", GIVEN)
+    first = offered(desk, name="first")
+    last = offered(desk, name="last", training={"learning_rate": 0.2})
+    rejected = offered(desk, name="rejected", training={"learning_rate": 0.3})
+    other = offered(desk, name="other", operator="otto", training={"learning_rate": 0.4})
+    shown = chorale("silo", "show", "--config", config, first.id)
+    assert "no other job of olga was approved here" in lines_of(shown, "changed")
+    for job in (first, last, other):
+        assert chorale("silo", "approve", "--config", config, job.id, "--yes").code == 0
+    assert chorale("silo", "reject", "--config", config, rejected.id, "--reason", "no").code == 0
+
+    new = offered(desk, name="new", classes=7, training={"learning_rate": 0.2})
+    told = lines_of(chorale("silo", "show", "--config", config, new.id), "changed")
+    assert told.startswith(f"2 fields since {last.id}, the last of olga that was approved here: ")
+    assert 'name: "last" -> "new"' in told
+    assert "classes: 10 -> 7" in told
+
+
+def test_hostile_job_of_every_kind_fits_one_screen_and_writes_no_control_codes(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    config = desk.silo()
+    desk.write("policy.yaml", {**GIVEN, "distributions": ["x"]})
+    silos = [f"a-silo-of-a-long-name-{place}" for place in range(199)]
+    sums = [
+        {"name": f"sum_of_a_long_name_{place}", "bound": 1.0, "per_record": 1.0, "is_by_class": True}
+        for place in range(60)
+    ]
+    evil = {f"\x1b[2J\u202e{place}": "\x1b[31mapproved\n" * 50 for place in range(60)}
+    before = offered(desk, name="before", silos=["silo-0", *silos])
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        ledger.decisions().approve(before.digest, by="ann")
+    code = [{"distribution": f"{each}==1.0", "sha256": "0" * 64} for each in ("m", "t", "u", "v")]
+    job = offered(
+        desk,
+        silos=["silo-0", *silos],
+        fraction=0.02,
+        rounds=100_000,
+        strategy={
+            "preset": "fedavg",
+            "loss": {"name": "l", "from": "u==1.0", "is_mean": True, "options": dict(evil)},
+            "regularizer": {"name": "r", "from": "v==1.0", "is_mean": True, "options": dict(evil)},
+        },
+        model={"name": "m", "from": "m==1.0", "options": dict(evil)},
+        task={
+            "name": "t",
+            "from": "t==1.0",
+            "options": dict(evil),
+            "sums": sums,
+            "ratios": {},
+            "is_mean": True,
+            "target": {"shape": [], "is_whole": True, "low": 0, "high": 9},
+        },
+        code=code,
+        training={"learning_rate": 99.0},
+    )
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        for _ in range(9):
+            ledger.decisions().reject(job.digest, by="ann" * 20, reason="\u202e" * 200)
+    ended = chorale("silo", "show", "--config", config, job.id)
+    assert ended.code == 0, ended.err
+    lines = ended.out.splitlines()
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= MAX_COLUMNS
+    assert all(line.isprintable() for line in lines)
+    assert [line.split()[0] for line in lines if line[0] != " "] == [
+        *("job", "asked", "method", "silos", "model", "code", "weights", "data"),
+        *("noise", "budget", "policy", "changed", "said"),
+    ]
+    told = chorale("silo", "show", "--config", config, job.id, "--json").out
+    assert told.isascii()
+    names = {each["name"] for phase in json.loads(told)["phases"] for each in phase["quantities"]}
+    assert {each["name"] for each in sums} <= names
+
+
+def test_json_holds_no_number_that_is_none(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """Infinity is no JSON."""
+    pytest.importorskip("torch", reason="a silo draws the weights")
+    privacy = {"records": {**RECORDS, "noise_multiplier": 0.3}, "statistics_noise_multiplier": 0.5}
+    job, config = drawn(desk, privacy=privacy), desk.silo()
+    out = chorale("silo", "show", "--config", config, job.id, "--json").out
+
+    def no_number(word: str) -> None:
+        pytest.fail(f"{word} is no JSON")
+
+    shown = json.loads(out, parse_constant=no_number)
+    assert shown["promise"]["epsilon_if_all_others_collude"] is None
+    assert shown["job_digest"] == job.digest.hex()
 
 
 def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., Ended]) -> None:
     own = {"name": "net", "from": "hospital-models==1.2.0", "options": {"width": 32}}
-    job, config = offered(desk, model=own), desk.silo()
-    waiting = chorale("silo", "approve", "--config", config)
-    assert job.id in waiting.out
-    told = "it runs code that is not Chorale's on this silo's data: model net of hospital-models==1.2.0"
-    assert f"{told} {{'width': 32}}" in waiting.out
+    pinned = [{"distribution": "hospital-models==1.2.0", "sha256": "ab" * 32}]
+    job, config = offered(desk, model=own, code=pinned), desk.silo()
+    shown = chorale("silo", "show", "--config", config, job.id)
+    told = "model net of hospital-models==1.2.0 is not Chorale's, sha256:abababababab, not as here: "
+    assert lines_of(shown, "code").startswith(told)
+    assert json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["code"][0][
+        "options"
+    ] == '{"width": 32}'  # fmt: skip
+    refused = chorale("silo", "approve", "--config", config, job.id, "--yes")
+    assert refused.code == 3
+    assert "[distributions]" in refused.err
+    assert "[code]" in refused.err
 
 
 def test_code_of_a_job_does_not_run_before_it_is_approved(
@@ -97,16 +341,17 @@ def test_code_of_a_job_does_not_run_before_it_is_approved(
     """Listing the jobs imported their distributions and called a model with an operator's options."""
     own = {"name": "net", "from": "hospital-models==1.2.0", "options": {"weights": "https://attacker/x"}}
     job, config = offered(desk, model=own), desk.silo()
-    drawn: list[JobSpec] = []
-    monkeypatch.setattr(first_state, "drawn_arrays", lambda spec, *_, **__: drawn.append(spec))
-    for arguments in ((), (job.id,)):
-        ended = chorale("silo", "approve", "--config", config, *arguments)
-        assert ended.code == 0, ended.err
-        assert "whether its starting weights are given is found out at its first phase" in ended.out
-    assert drawn == []
+    desk.write("policy.yaml", {**GIVEN, "distributions": ["hospital-models"]})
+    made: list[JobSpec] = []
+    monkeypatch.setattr("silo_agent.approval.reading.drawn_arrays", lambda spec, *_, **__: made.append(spec))
+    assert chorale("silo", "approve", "--config", config).code == 0
+    ended = chorale("silo", "approve", "--config", config, job.id, "--yes")
+    assert ended.code == 0, ended.err
+    assert lines_of(ended, "weights") == "not known yet: its own code makes them, at its first phase"
+    assert made == []
 
 
-def test_a_job_whose_model_cannot_be_made_does_not_end_the_list(
+def test_a_job_whose_model_cannot_be_made_is_shown_all_the_same(
     desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TypeError left, and no institution could list its jobs until the operator's job was gone."""
@@ -114,25 +359,31 @@ def test_a_job_whose_model_cannot_be_made_does_not_end_the_list(
     def fails(*_: object, **__: object) -> None:
         raise TypeError("unexpected keyword argument")
 
-    monkeypatch.setattr(first_state, "drawn_arrays", fails)
+    monkeypatch.setattr("silo_agent.approval.reading.drawn_arrays", fails)
     job, config = offered(desk), desk.silo()
-    ended = chorale("silo", "approve", "--config", config)
+    assert job.id in chorale("silo", "approve", "--config", config).out
+    ended = chorale("silo", "show", "--config", config, job.id)
     assert ended.code == 0, ended.err
-    assert job.id in ended.out
-    assert "its starting weights are given" in ended.out
+    assert lines_of(ended, "weights").startswith("given, sha256:")
+    assert "drawing them fails with TypeError" in lines_of(ended, "weights")
+    assert "delta" in ended.out
 
 
 def test_institution_grants_a_job_more_data_refusals(desk: Desk, chorale: Callable[..., Ended]) -> None:
     job, config = offered(desk), desk.silo()
+    desk.write("policy.yaml", {**GIVEN, "max_data_refusals": 0})
     with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
         policy = Policy(federation="test", max_data_refusals=0)
         (data_set,) = [each.name for each in load_silo_settings(config).data_sets]
         refusals = ledger.data_refusals(policy=policy, data_set=data_set)
-        ledger.decide(job.id, Decision.APPROVED)
+        ledger.decisions().approve(job.digest, by="ann")
         refusals.record(job.digest, suspends=True)
         with pytest.raises(PolicyRefusal, match="max_data_refusals"):
             refusals.check(job.digest)
-        ended = chorale("silo", "approve", "--config", config, job.id, "--more-data-refusals", "2")
+        without = chorale("silo", "approve", "--config", config, job.id, "--yes")
+        assert "[max_data_refusals]" in without.err
+        grant = ("--more-data-refusals", "2", "--yes")
+        ended = chorale("silo", "approve", "--config", config, job.id, *grant)
         assert f"{job.id}: 2 more data refusals on data set {data_set}" in ended.out
         assert refusals.check(job.digest) == 0
     alone = chorale("silo", "approve", "--config", config, "--more-data-refusals", "2")

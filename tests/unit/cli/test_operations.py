@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-import cli.job
+import cli.job.commands
+import cli.job.listing
+import cli.job.options
 from chorale.v1 import operations_pb2
 from client.operations import read_aside
 
@@ -78,9 +80,9 @@ def test_silos_that_report_other_software_than_the_coordinator_stand_out(
     def connect(_settings: object) -> Iterator[tuple[object, None]]:
         yield SimpleNamespace(silos=lambda: reply), None
 
-    monkeypatch.setattr(cli.job, "connect", connect)
-    monkeypatch.setattr(cli.job, "operator_settings", lambda *_, **__: None)
-    done = CliRunner().invoke(cli.job.job, ["silos"], catch_exceptions=False)
+    monkeypatch.setattr(cli.job.listing, "connect", connect)
+    monkeypatch.setattr(cli.job.options, "operator_settings", lambda *_, **__: None)
+    done = CliRunner().invoke(cli.job.commands.job, ["silos"], catch_exceptions=False)
     head, a, b, c = done.output.splitlines()
     assert head == f"roster version 4, the coordinator runs 0.1.0, sha256:{'aa' * 32}"
     assert a.endswith(f"runs 0.1.0, sha256:{'aa' * 32}")

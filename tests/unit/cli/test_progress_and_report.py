@@ -17,8 +17,9 @@ from chorale.privacy.promise import Promise, Spent
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.errors import CommandFailed
-from cli.job import check_done
+from cli.job.following import check_done
 from cli.output import progress, report
+from cli.output.page import page
 from client.history import JobHistory, counted, figure_by_round
 from crypto.errors import BudgetExhausted, PolicyRefusal
 
@@ -209,12 +210,12 @@ def test_report_says_whether_silos_checked_every_sum_that_moved_the_state(
     document = json.loads(json.dumps(report.document(_history(*records))))
     assert (document["sums_verified"], document["verified_by"]) == verified
     told = f"Every sum behind the model was checked by {verified[1]} silos or more"
-    assert (told in report.page(document)) == verified[0]
-    assert ("Not every sum behind the model was checked" in report.page(document)) != verified[0]
+    assert (told in page(document)) == verified[0]
+    assert ("Not every sum behind the model was checked" in page(document)) != verified[0]
 
 
 def test_report_names_each_loss_once(history: JobHistory) -> None:
-    lost = {"silo": "d", "stage": "masked", "reason": "disconnected"}
+    lost = {"silo": "d", "stage": "masked", "reason": "disconnected", "rule": None, "text": None}
     assert report.document(history)["dropped"] == [{"round": 2, **lost}, {"round": 3, **lost}]
 
 
@@ -231,18 +232,18 @@ class _Page(HTMLParser):
 
 def test_page_needs_nothing_else_and_escapes_what_it_is_told(history: JobHistory) -> None:
     history.summary.name = "<script>alert(1)</script>"
-    text = report.page(report.document(history))
-    page = _Page()
-    page.feed(text)
-    assert "script" not in page.tags
-    assert page.links == []
-    assert page.tags.count("circle") == 2  # one point for each round that was measured
+    text = page(report.document(history))
+    parsed = _Page()
+    parsed.feed(text)
+    assert "script" not in parsed.tags
+    assert parsed.links == []
+    assert parsed.tags.count("circle") == 2  # one point for each round that was measured
     for told in ("Who was left out", "What was summed", "What each party saw", "disconnected"):
         assert told in text
 
 
 def test_page_of_a_job_that_measured_nothing() -> None:
-    text = report.page(report.document(_history(status="failed")))
+    text = page(report.document(_history(status="failed")))
     assert "No round measured accuracy." in text
     assert "<p>None.</p>" in text
 
@@ -298,11 +299,12 @@ def test_report_of_a_private_job_tells_what_it_cost(history: JobHistory) -> None
     assert document["noise_multipliers"] == {"records.noise_multiplier": 1.5}
     # correct / tested, each with a deviation of 6: 6 / 300 and 0.8 * 6 / 300
     assert document["accuracy_noise"] == pytest.approx(0.02 * math.hypot(1.0, 0.8))
-    text = report.page(document)
+    text = page(document)
     for told in (
         "epsilon 7.98 at delta 1e-05, for each record",
-        "<td>3.25</td><td>14.5</td>",
-        "<td>no bound</td>",
+        'by its own ledger">3.25</td>',
+        'collude">14.5</td>',
+        'collude">no bound</td>',
         "after noise on all",
     ):
         assert told in text
@@ -319,7 +321,7 @@ def test_report_says_no_bound_in_words_where_all_other_silos_collude(history: Jo
     promise = replace(PROMISE, epsilon_if_all_others_collude=math.inf)
     text = json.dumps(report.document(history, promise=promise), allow_nan=False)
     assert json.loads(text)["epsilon_if_all_others_collude"] is None
-    assert "if all other silos collude with it: no bound" in report.page(json.loads(text))
+    assert "if all other silos collude with it: no bound" in page(json.loads(text))
 
 
 def test_report_of_noised_sums_says_which_epsilon_is_for_a_silo_and_which_for_a_record(
@@ -334,7 +336,7 @@ def test_report_of_noised_sums_says_which_epsilon_is_for_a_silo_and_which_for_a_
         "epsilon 7.98 at delta 1e-05, for each record; by themselves updates cost epsilon 6.5 for each silo, "
         "statistics epsilon 1.25 for each record. No noise hides a whole silo in the statistics."
     )
-    text = report.page(document)
+    text = page(document)
     assert told in text
     assert "epsilon spent for each record" in text
 
@@ -342,7 +344,7 @@ def test_report_of_noised_sums_says_which_epsilon_is_for_a_silo_and_which_for_a_
 def test_report_of_a_job_without_privacy_says_nothing_of_it(history: JobHistory) -> None:
     document = report.document(history)
     assert document["accuracy_noise"] is None
-    assert "Differential privacy" not in report.page(document)
+    assert "Differential privacy" not in page(document)
 
 
 @pytest.mark.parametrize(("status", "reason"), [("failed", "max-attempts"), ("cancelled", "")])

@@ -65,14 +65,37 @@ def test_a_new_generation_is_opened_while_no_agent_runs(desk: Desk, chorale: Cal
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused = chorale(*arguments, "wards")
     assert "another agent runs" in refused.err
+    # all records would have been left out from then on, without a word, and nothing undoes it
+    refused = chorale(*arguments, "wards")
+    assert refused.code == 2
+    assert "data set wards has no new records: accounts hold all 10" in refused.err
+    table(desk, "wards", range(4, 13))
     opened = chorale(*arguments, "wards")
-    assert (opened.code, opened.err) == (0, "")
-    assert "data set wards: account wards#2 is open; from the agent's next start on" in opened.out
+    assert opened.code == 0
+    assert "account wards#2 is open; from the agent's next start on" in opened.out
+    assert "train on its 3 new records, and never again on the 6 that other accounts hold" in opened.out
     assert accounts_in(chorale("silo", "ledger", "--config", config)) == [
         "data set wards (account wards#2): epsilon 0 of 10 spent",
         "  a new generation: records that other accounts hold are left out",
         "account wards: epsilon 0 of 10 spent",
     ]
+
+
+def test_a_new_generation_has_the_delta_that_an_administrator_gave_the_account_before(
+    desk: Desk, chorale: Calls
+) -> None:
+    """It had the policy's, so that no policy file was right for both accounts."""
+    config = desk.silo(data=[table(desk, "wards", range(10)) | {"unit": "age"}])
+    start(config)
+    assert chorale("silo", "ledger", "--config", config, "--delta", "wards", "1e-6").code == 0
+    table(desk, "wards", range(12))
+    opened = chorale("silo", "ledger", "--config", config, "--new-generation", "wards")
+    assert "train on its 2 new units (age), and never again on the 10 that" in opened.out
+    shown = [
+        line for line in chorale("silo", "ledger", "--config", config).out.splitlines() if "delta" in line
+    ]
+    assert len(shown) == 2
+    assert all("(delta 1e-06)" in line for line in shown)
 
 
 def test_no_new_generation_of_records_that_nobody_can_say(desk: Desk, chorale: Calls) -> None:

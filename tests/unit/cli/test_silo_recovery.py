@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -12,15 +13,18 @@ from typing import Any
 import pytest
 
 from chorale.job import Job
+from chorale.privacy.accountant import epsilon
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.releases import releases_from_json
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
+from silo_agent.ledger.accounts import Charged
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import load_policy
 from simulation.engine import unsigned_job
 from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.test_silo_accounts import start, table
 
 PRIVATE = {
     "records": {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1},
@@ -50,7 +54,7 @@ def test_recovery_charges_whole_plans_and_a_round_for_each_restart(
     open_job, _ = offered(desk, "unapproved")
     plain, _ = offered(desk, "plain", privacy=None)
     path = desk.folder / "silo-0" / "ledger.sqlite"
-    path.parent.mkdir()
+    start(config)
     with closing(Ledger(path, clock=lambda: NOW)) as ledger:
         for job in (before, over, plain):
             ledger.record_job(job, is_approved=True)
@@ -84,6 +88,48 @@ def test_recovery_charges_whole_plans_and_a_round_for_each_restart(
         assert charged[job.digest] == expected
     assert {decisions[job.digest] for job in (before, after, plain)} == {Decision.REJECTED}
     assert (decisions[over.digest], decisions[open_job.digest]) == (Decision.APPROVED, Decision.OFFERED)
+
+
+def test_recovery_charges_the_account_that_a_renamed_data_set_has(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    """Put back, the ledger does not know the new name. The plan went to an account without a record, and the
+    records had their budget again."""
+    pytest.importorskip("torch", reason="draws a first state: needs the extra silo")
+    wards = table(desk, "wards", range(10))
+    start(desk.silo(data=[wards]))
+    job, state = offered(desk, "ran")
+    (desk.folder / "ran.yaml").write_bytes(job.signed.spec_bytes)
+    config = desk.silo(data=[wards | {"name": "stations"}])
+    options = ["--recover", "--restarts", "0", "--ran", desk.folder / "ran.yaml"]
+
+    with (desk.folder / "silo-0" / "agent.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another agent runs" in chorale("silo", "ledger", "--config", config, *options).err
+    ended = chorale("silo", "ledger", "--config", config, *options)
+
+    assert ended.code == 0, ended.err
+    assert "its whole plan charged to account wards; rejected" in ended.out
+    start(config)
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        assert ledger.accounts().charged("stations") == Charged(account="wards")
+        budget = ledger.budget(policy=load_policy(desk.folder / "policy.yaml"), data_set="wards")
+        planned = epsilon(planned_releases(job.spec, state), budget.balance().delta)
+        assert budget.balance().spent >= planned > 1.0
+
+
+def test_recovery_charges_every_account_for_a_data_set_that_nobody_knows(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    pytest.importorskip("torch", reason="draws a first state: needs the extra silo")
+    config = desk.silo(data=[table(desk, "wards", range(10)), table(desk, "trial", range(20, 30))])
+    start(config)
+    job, _ = offered(desk, "ran", data="of-march")
+    (desk.folder / "ran.yaml").write_bytes(job.signed.spec_bytes)
+    options = ["--recover", "--restarts", "0", "--ran", desk.folder / "ran.yaml"]
+    ended = chorale("silo", "ledger", "--config", config, *options)
+    assert ended.code == 0, ended.err
+    assert "its whole plan charged to accounts wards, trial; rejected" in ended.out
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as fpb
 from chorale.v1 import operations_pb2 as pb
-from coordinator.reasons import told_state
+from coordinator.reasons import Reason, told_state
 from crypto.errors import Refusal, Rule
 from tests.unit.coordinator.fake_silo import FakeSilo
 
@@ -137,6 +137,11 @@ async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_
     assert TEXT.encode() not in told_to_silos
     assert b"rejected" in told_to_silos  # the control
     assert TEXT not in (hub.settings.directory / "audit.jsonl").read_text()
+
+
+def test_text_of_a_rejection_cannot_pretend_that_other_silos_refused() -> None:
+    forged = Reason(code="rejected", text='no"), silo-2 (policy: max_rounds')
+    assert forged.told == r'rejected: "no\"), silo-2 (policy: max_rounds"'
 
 
 def test_a_state_names_few_silos_and_counts_the_others() -> None:

@@ -110,7 +110,7 @@ class AccountBook:
     def new_generation(self, name: str) -> str:
         self.stop()
         with closing(Ledger(self.settings.ledger_path, clock=lambda: NOW)) as ledger:
-            return ledger.accounts().open_generation(name, delta=policy(**self.privacy).privacy.delta)
+            return ledger.accounts().open_generation(name)
 
     def reserve(self, name: str, job: Job, phase: str = "train") -> Charge:
         self.phases += 1

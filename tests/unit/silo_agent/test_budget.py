@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ from typing import Any
 import pytest
 
 from chorale.job import Job
-from chorale.privacy.privacy_filter import filter_epsilon
+from chorale.privacy.accountant import delta_at, epsilon
+from chorale.privacy.plan import planned_releases
+from chorale.privacy.privacy_filter import filter_epsilon, fits
 from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.releases import Release
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.ledger.accounts import DELTA_EVENT
+from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
 from tests.support.sessions import NOW
 from tests.unit.silo_agent.privacy_book import (
@@ -298,6 +303,73 @@ def test_a_job_that_has_begun_is_not_asked_for_its_plan_again(make_book: MakeBoo
     long = private_job(tmp_path, SUMS, rounds=500)
     book.spend(long, round=0, phase="enrollment.0")
     book.budget.check_plan(long, STATE)
+
+
+# which plan is bought
+
+
+def spend_all(book: Book, job: Job, budget: Budget) -> Counter[Release]:
+    """Train as often as the budget lets; what left."""
+    left: Counter[Release] = Counter()
+    while True:
+        try:
+            book.spend(job, budget=budget)
+        except PolicyRefusal:
+            return left
+        left.update(releases_of(job.spec, "train", STATE, MEMBERS))
+
+
+def test_a_job_that_was_given_back_is_not_the_first_one_when_it_comes_again(
+    make_book: MakeBook, tmp_path: Path
+) -> None:
+    """The second job was bought as a block, with nearly all of delta. The first one came back, was counted as
+    the first one again, and had all of delta once more."""
+    quiet = SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 12.0}}
+    cheap, dear = private_job(tmp_path, quiet, rounds=1), private_job(tmp_path, SUMS, nonce=1, rounds=3)
+    plan, moved = planned_releases(dear.spec, STATE), {"sides_are_fixed": False}
+    most = epsilon(plan, 1e-5, **moved) * 1.05
+    book = make_book(epsilon=most, max_attempts=100)
+    book.reserve(cheap).release()
+    book.spend(dear)
+    left = Counter(releases_of(dear.spec, "train", STATE, MEMBERS)) + spend_all(book, cheap, book.budget)
+    delta = 1e-5 - delta_at(plan, most, **moved)
+    assert fits(left, most, delta, **moved)
+    left.update(releases_of(cheap.spec, "train", STATE, MEMBERS))
+    assert not fits(left, most, delta, **moved)
+    assert fits(left, most, 1e-5, **moved)  # the control: with all of delta there was room
+
+
+def test_the_first_plan_is_that_of_the_job_that_touched_an_empty_account_first(
+    make_book: MakeBook, tmp_path: Path
+) -> None:
+    """A second job that goes on while the first one has nothing but a reservation is not the first one."""
+    first, second = (private_job(tmp_path, SUMS, nonce=each, rounds=3) for each in range(2))
+    planned = epsilon(planned_releases(first.spec, STATE), 1e-5, sides_are_fixed=False)
+    book = make_book(epsilon=1.4 * planned)
+    given_back = book.reserve(first)
+    book.spend(second)
+    given_back.release()
+    for round in range(2, 4):
+        book.spend(second, round=round)
+    assert book.balance.spent > planned  # the filter's figure, not that of the second job's block
+
+
+def test_another_data_sets_lower_budget_takes_nothing_from_what_the_own_one_paid(
+    make_book: MakeBook, tmp_path: Path
+) -> None:
+    """A record of two data sets: its account buys the first plan under its own policy. The other policy's
+    budget is too low for that plan, so the filter there has all of delta: nearly twice delta in all."""
+    quiet = SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 12.0}}
+    dear, cheap = private_job(tmp_path, SUMS, rounds=3), private_job(tmp_path, quiet, nonce=1, rounds=1)
+    plan, moved = planned_releases(dear.spec, STATE), {"sides_are_fixed": False}
+    most = epsilon(plan, 1e-5, **moved) * 1.0005
+    book = make_book(epsilon=most, max_attempts=100)
+    other = book.ledger.budget(
+        policy=policy(epsilon=0.98 * most, max_attempts=100), data_set="other", also={"data": most}
+    )
+    book.spend(dear)
+    left = Counter(releases_of(dear.spec, "train", STATE, MEMBERS)) + spend_all(book, cheap, other)
+    assert fits(left, most, 1e-5 - delta_at(plan, most, **moved), **moved)
 
 
 # two writers

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale.privacy.composition import AccountReleases
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
@@ -18,7 +19,6 @@ from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.masking.masks import Masker, Source
-from silo_agent.ledger.composition import AccountReleases
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.agents import Agent, Exchange, Hub, MemoryTransfers

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorale.privacy.accountant import delta_at, epsilon
+from chorale.privacy.composition import AccountReleases
 from chorale.privacy.privacy_filter import filter_epsilon, fits
 from chorale.privacy.releases import Gaussian, Release, SampledGaussian
 from crypto.fixed_point.layout import Side
-from silo_agent.ledger.composition import AccountReleases
 from tests.unit.silo_agent.privacy_book import exact
 
 DELTA = 1e-5
@@ -91,11 +93,40 @@ def test_sides_that_changed_are_added() -> None:
     assert moved.epsilon() == epsilon(plan, DELTA, sides_are_fixed=False) > 1.05 * PLANNED
 
 
+def test_a_plan_that_was_bought_stays_paid_for_when_sides_change_or_a_job_without_a_plan_comes() -> None:
+    """Either made the account one of the filter alone, with all of delta beside the plan's."""
+    held = Gaussian(noise_multiplier=3.0, draws=1, side=Side.HOLDOUT)
+    plan = PLAN + Counter({held: 1})
+    budget, begun = 1.001 * PLANNED, Counter({STEP: 25})
+    bought = account().with_more(begun, job=FIRST, plan=plan)
+    assert epsilon(plan, DELTA, sides_are_fixed=False) > budget
+    assert fits(begun, budget, DELTA, sides_are_fixed=False)
+    for changed in (
+        replace(bought, sides_are_fixed=False),
+        replace(bought, jobs=bought.jobs | {SECOND}),  # a plan that a recovery charged
+    ):
+        low, high = 1, 100_000
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_let = replace(changed, releases=begun + Counter({COUNT: middle})).fits(budget)
+            low, high = (middle, high) if is_let else (low, middle)
+        left = DELTA - delta_at(plan, budget)
+        assert fits(begun + Counter({COUNT: high}), budget, DELTA, sides_are_fixed=True)
+        assert not fits(begun + Counter({COUNT: high}), budget, left, sides_are_fixed=changed.sides_are_fixed)
+
+
+def test_what_no_budget_covers_is_not_shown_as_the_first_plans_cost() -> None:
+    failing = replace(STEP, failure=DELTA / 10)
+    assert fits(PLAN, 1.2 * FILTERED, DELTA, sides_are_fixed=True)
+    both = first(PLAN).with_more({failing: 1}, job=SECOND, plan={failing: 1})
+    assert both.epsilon() == math.inf
+
+
 def test_an_account_of_an_earlier_release_has_no_plan_and_goes_through_the_filter() -> None:
     old = AccountReleases(delta=DELTA, sides_are_fixed=True, releases=PLAN, jobs=frozenset({FIRST}))
     assert old.epsilon() == FILTERED
     both = old.with_more({COUNT: 1}, job=SECOND, plan={COUNT: 1})
-    assert both.first_plan == {}
+    assert both.first is None
     assert both.epsilon() > FILTERED
 
 

@@ -18,7 +18,8 @@ from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, Refusal
 from silo_agent.data.base import SiloData
 from silo_agent.ledger.data_refusals import DataRefusals
-from silo_agent.ledger.reveals import Decision
+from silo_agent.ledger.decisions import Grants
+from silo_agent.ledger.ledger import Ledger
 from silo_agent.objective import Work
 from strategies.base import Array
 from tests.support.agents import Agent, Hub, OneHot
@@ -39,6 +40,10 @@ def refusals_of(book: Book, limit: int, *, data_set: str = "data") -> DataRefusa
     return book.ledger.data_refusals(policy=policy, data_set=data_set)
 
 
+def grant(ledger: Ledger, job: bytes, refusals: int) -> None:
+    ledger.decisions().approve(job, by="ann", grants=Grants(data_refusals=refusals), account="data")
+
+
 def test_one_refusal_beyond_the_policys_closes_the_data_set_to_every_job(book: Book) -> None:
     for count in range(3):
         assert refusals_of(book, 2).check(book.other_job.digest) == count
@@ -54,7 +59,7 @@ def test_one_refusal_beyond_the_policys_closes_the_data_set_to_every_job(book: B
 def test_what_is_granted_to_a_job_is_used_by_it_alone(book: Book) -> None:
     job, other = book.job.digest, book.other_job.digest
     refusals_of(book, 0).record(bytes(32), suspends=True)
-    book.ledger.grant_data_refusals(job, 1, data_set="data")
+    grant(book.ledger, job, 1)
     book.reopen()
     refusals_of(book, 0).check(job)
     refused(Refusal.POLICY, "max_data_refusals", lambda: refusals_of(book, 0).check(other))
@@ -63,11 +68,12 @@ def test_what_is_granted_to_a_job_is_used_by_it_alone(book: Book) -> None:
 
 
 def test_a_grant_is_told_to_the_audit_log_once(book: Book) -> None:
-    book.ledger.grant_data_refusals(book.job.digest, 3, data_set="data")
+    grant(book.ledger, book.job.digest, 3)
     with closing(AuditLog(book.folder / "audit.jsonl")) as log:
-        book.ledger.tell_grants(log)
-        book.ledger.tell_grants(log)
-    [told] = audit.read_entries(book.folder / "audit.jsonl")
+        book.ledger.decisions().tell(log)
+        book.ledger.decisions().tell(log)
+    [approved, told] = audit.read_entries(book.folder / "audit.jsonl")
+    assert (approved["event"], approved["job"]) == ("job_approved", book.job.digest.hex())
     assert (told["event"], told["job"], told["refusals"]) == (
         "data refusals granted",
         book.job.digest.hex(),
@@ -111,12 +117,12 @@ async def test_questions_about_one_silo_end_with_the_policys_number(
         assert await ask(agent).refusal() == "data"
         assert await ask(agent).refusal() == "data"  # suspended: the same answer, and no data
         assert (source.read, counted(agent)) == (number, number)
-        agent.ledger.decide(agent.hub.job.id, Decision.APPROVED)
+        agent.ledger.decisions().approve(agent.hub.job.digest, by="ann")
     for _ in range(2):
         assert await ask(agent).refusal() == "policy"
         await agent.restart()
     assert source.read == 2
-    agent.ledger.grant_data_refusals(agent.hub.job.digest, 3, data_set="data")
+    grant(agent.ledger, agent.hub.job.digest, 3)
     assert await ask(agent).refusal() == "data"
     assert source.read == 3
 

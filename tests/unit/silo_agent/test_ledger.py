@@ -17,6 +17,7 @@ from chorale.runtime import audit
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
+from silo_agent.ledger.decisions import Grants
 from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger
 from silo_agent.ledger.reveals import Decision
 from tests.support.agents import Hub, make_members
@@ -36,7 +37,7 @@ def book(tmp_path: Path) -> Iterator[Book]:
 def test_a_job_that_nobody_approved_gets_no_attempt(book: Book) -> None:
     terms = book.terms(job_digest=bytes(32))
     refused(Refusal.JOB_NOT_APPROVED, "not approved", lambda: book.reveals.begin_attempt(terms))
-    book.ledger.decide(book.job.id, Decision.REJECTED)
+    book.ledger.decisions().reject(book.job.digest, by="ann", reason="not this one")
     refused(Refusal.JOB_NOT_APPROVED, "not approved", lambda: book.reveals.begin_attempt(book.terms()))
 
 
@@ -374,12 +375,17 @@ def test_one_dropout_costs_one_change_in_all_kinds_together(book: Book) -> None:
     refused(Refusal.OVERLAPPING_COHORT, "more than 1 times", lambda: book.sign(FULL, round=1, **other))
 
 
+def grant(book: Book, job: bytes, changes: int, *, account: str = "data") -> None:
+    grants = Grants(cohort_changes=changes)
+    book.ledger.decisions().approve(job, by="ann", grants=grants, account=account)
+
+
 def test_what_is_granted_to_a_job_is_used_by_it_alone_and_adds_up(book: Book) -> None:
     book.reveals = book.reveals_of("data", max_cohort_changes=1)
     job, other = book.long_job(), book.other_job.digest
     book.reveal(FULL, round=1, job_digest=job)
     for _ in range(2):
-        book.ledger.grant_cohort_changes(job, 1, data_set="data")
+        grant(book, job, 1)
     book.reopen()
     book.reveals = book.reveals_of("data", max_cohort_changes=1)
     book.reveal(FIVE, round=2, job_digest=job)  # granted
@@ -390,16 +396,17 @@ def test_what_is_granted_to_a_job_is_used_by_it_alone_and_adds_up(book: Book) ->
     )
     why = "more than 1 and 2 that were granted times"
     refused(Refusal.OVERLAPPING_COHORT, why, lambda: book.sign(FULL, round=4, job_digest=job))
-    book.ledger.grant_cohort_changes(job, 1, data_set="other-data")
+    grant(book, job, 1, account="other-data")
     refused(Refusal.OVERLAPPING_COHORT, why, lambda: book.sign(FULL, round=4, job_digest=job))
 
 
 def test_a_grant_is_told_to_the_audit_log_once(book: Book) -> None:
-    book.ledger.grant_cohort_changes(book.job.digest, 3, data_set="data")
+    grant(book, book.job.digest, 3)
     with closing(AuditLog(book.folder / "audit.jsonl")) as log:
-        book.ledger.tell_grants(log)
-        book.ledger.tell_grants(log)
-    [told] = audit.read_entries(book.folder / "audit.jsonl")
+        book.ledger.decisions().tell(log)
+        book.ledger.decisions().tell(log)
+    [approved, told] = audit.read_entries(book.folder / "audit.jsonl")
+    assert (approved["event"], approved["job"]) == ("job_approved", book.job.digest.hex())
     assert (told["event"], told["job"], told["changes"]) == (
         "cohort changes granted",
         book.job.digest.hex(),
@@ -470,19 +477,19 @@ def test_two_writers_cannot_both_spend_the_last_change(book: Book) -> None:
 def test_a_decision_stays_through_restart_and_repeated_offers(book: Book) -> None:
     third = Hub(book.folder, silos=6, nonce="2" * 32).job
     assert book.ledger.record_job(third, is_approved=False) == (Decision.OFFERED, True)
-    book.ledger.decide(third.id, Decision.REJECTED)
+    book.ledger.decisions().reject(third.digest, by="ann", reason="not this one")
     book.reopen()
     assert book.ledger.record_job(third, is_approved=True) == (Decision.REJECTED, False)
-    assert book.ledger.decide(third.id, Decision.APPROVED).name == "one-hot"
+    assert book.ledger.decisions().approve(third.digest, by="ann") == 0
     assert book.ledger.decision(third.digest) is Decision.APPROVED
     assert [job.decision for job in book.ledger.jobs()] == [Decision.APPROVED] * 3
 
 
 def test_approval_needs_the_id_of_exactly_one_job(book: Book) -> None:
     with pytest.raises(ConfigError, match="none begins with it"):
-        book.ledger.decide("ffffffffffff0", Decision.APPROVED)
+        book.ledger.job("ffffffffffff0")
     with pytest.raises(ConfigError, match="2 begin with it"):
-        book.ledger.decide("", Decision.APPROVED)
+        book.ledger.job("")
 
 
 def test_rosters_never_go_back_through_a_restart(book: Book) -> None:

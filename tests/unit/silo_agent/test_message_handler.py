@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale.job import Job
 from chorale.observability import logs
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from silo_agent.ledger.reveals import Decision
+from crypto.errors import ConfigError, SiloStage
+from silo_agent.data.base import SiloData
 from silo_agent.seeding import training_seed
-from tests.support.agents import OneHot, changed
+from tests.support.agents import Agent, OneHot, changed
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 # the honest way
@@ -83,6 +85,24 @@ async def test_the_input_is_computed_once_for_all_attempts_at_a_phase(make_hub: 
     sums = await hub.run(1, "train", attempt=2)
     assert [len(agent.objective.works) for agent in hub.agents.values()] == [1, 1, 1, 1]
     np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
+
+
+async def test_torch_is_loaded_and_told_before_the_data_are_touched(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the time that the word took would tell how many records were read."""
+    told, loaded = [SiloStage.LOADING_TORCH, None], list[list[SiloStage | None]]()
+    load = Agent._data
+
+    def seen(agent: Agent, job: Job) -> SiloData:
+        loaded.append(list(agent.stages))
+        return load(agent, job)
+
+    monkeypatch.setattr(Agent, "_data", seen)
+    hub = await enrolled(make_hub)
+    assert loaded == [told] * 4
+    await hub.run(1, "train")
+    assert [agent.stages for agent in hub.agents.values()] == [told] * 4  # once
 
 
 async def test_batches_are_drawn_afresh_for_every_input_and_by_nothing_that_the_job_says(
@@ -160,7 +180,7 @@ async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: M
     assert await agent.refusal() == "job-not-approved"
     agent.handler.poll()
     assert agent.is_silent()
-    agent.ledger.decide(hub.job.id, Decision.APPROVED)
+    agent.ledger.decisions().approve(hub.job.digest, by="ann")
     agent.handler.poll()
     await agent.answer("advert")
 
@@ -176,7 +196,7 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
     for each in hub.agents.values():
-        each.ledger.decide(hub.job.id, Decision.APPROVED)
+        each.ledger.decisions().approve(hub.job.digest, by="ann")
     await hub.run(0, "enrollment.0")
     agent.tell(task=hub.begin(1, "train").task)
     agent.handler.poll()
@@ -202,9 +222,59 @@ async def test_a_refusal_is_told_though_no_disk_takes_its_note(
 async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add("silo-0")
-    agent.ledger.decide(hub.job.id, Decision.REJECTED)
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    refused = await agent.answer("refused")
+    assert (refused.code, refused.text, refused.rule) == ("rejected", "not this one", "")
+
+
+async def test_rejection_reaches_a_coordinator_that_waits_and_an_approval_after_it_too(
+    make_hub: MakeHub,
+) -> None:
+    """Nobody told the coordinator no: the job stood there as one that waits for approval."""
+    hub = make_hub()
+    agent = hub.add("silo-0", approval="manual")
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "job-not-approved"
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
+    agent.handler.poll()
+    refused = await agent.answer("refused")
+    assert (refused.code, refused.text) == ("rejected", "not this one")
+    agent.handler.poll()
+    assert agent.is_silent()  # told once
+    agent.ledger.decisions().approve(hub.job.digest, by="ann")
+    agent.handler.poll()
+    await agent.answer("advert")
+
+
+async def test_rejection_of_an_earlier_version_has_no_text(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
+    with agent.ledger._database.transaction() as connection:
+        connection.execute("DELETE FROM persons_decisions")
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    refused = await agent.answer("refused")
+    assert (refused.code, refused.text) == ("job-not-approved", "")
+
+
+async def test_job_of_two_approvals_is_served_after_the_second_name_alone(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    agent = hub.add("silo-0", approval="manual", required_approvals=2)
+    decisions = agent.ledger.decisions()
+    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    assert await agent.refusal() == "job-not-approved"
+    assert decisions.approve(hub.job.digest, by="Ann Lee", required=2) == 1
+    for same in ("Ann Lee", "ann lee", "\uff21nn Lee"):
+        with pytest.raises(ConfigError, match="approved this job already; the policy asks for 2"):
+            decisions.approve(hub.job.digest, by=same, required=2)
+    agent.handler.poll()
+    assert agent.is_silent()
+    assert decisions.approve(hub.job.digest, by="Bo", required=2) == 0
+    agent.handler.poll()
+    await agent.answer("advert")
+    told = [each for each in read_entries(agent.folder / "audit.jsonl") if each["event"] == "job_approved"]
+    assert [(each["by"], each["required"]) for each in told] == [("Ann Lee", 2), ("Bo", 2)]
 
 
 @pytest.mark.parametrize(

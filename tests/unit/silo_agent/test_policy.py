@@ -349,4 +349,5 @@ def test_the_rates_of_every_example_are_within_the_policys(path: Path) -> None:
         b"\nnot_after:" not in path.read_bytes()
     )
     example = JobSpec.from_yaml(text, source=path.name)
-    Policy(federation=example.federation)._check_rates(example)
+    refusals = Policy(federation=example.federation).refusals(example, operator="ops")
+    assert [each.rule for each in refusals if "learning_rate" in str(each.rule)] == []

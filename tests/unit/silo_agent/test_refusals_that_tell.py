@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from silo_agent.ledger.reveals import Decision
 from silo_agent.objective import Work
 from strategies.base import Array
 from tests.support.agents import Agent, Hub, OneHot
@@ -128,7 +127,7 @@ async def test_an_institution_lets_a_suspended_job_go_on(hub: Hub) -> None:
     agent = ask(hub, 4.0, round=1)
     assert await agent.refusal() == "data"
     assert [job.decision for job in agent.ledger.jobs()] == ["suspended"]
-    agent.ledger.decide(hub.job.id, Decision.APPROVED)
+    agent.ledger.decisions().approve(hub.job.digest, by="ann")
     await ask(hub, 8.0, round=2).answer("advert")
 
 

@@ -18,7 +18,6 @@ from crypto.fixed_point.ring import Words
 from crypto.masking import masks
 from crypto.session import bodies
 from crypto.session.messages import RevealedSum, Signatures
-from silo_agent.ledger.reveals import Decision
 from tests.support.agents import FEDERATION, Agent, Exchange, Hub
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
@@ -353,7 +352,7 @@ async def test_the_first_bad_sum_is_refused_and_the_second_suspends_the_job(hub:
     await agent.restart()
     agent.tell(task=hub.begin(3, "train").task)
     assert await agent.refusal() == "data"
-    agent.ledger.decide(hub.job.id, Decision.APPROVED)
+    agent.ledger.decisions().approve(hub.job.digest, by="ann")
     agent.tell(task=hub.begin(3, "train").task)
     await agent.answer("advert")
 

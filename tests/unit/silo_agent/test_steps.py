@@ -9,7 +9,6 @@ import pytest
 
 from chorale.transport.wire import PhaseKey
 from crypto.errors import Refusal
-from silo_agent.ledger.reveals import Decision
 from silo_agent.ledger.steps import Steps
 from tests.unit.silo_agent.reveal_book import Book, refused
 
@@ -43,9 +42,9 @@ def test_a_step_that_is_too_long_stops_the_data_set_until_the_job_is_approved_ag
     why = f"the model of job {job_id} moved too far .* silo approve --config <this silo's file> {job_id}"
     refused(Refusal.JOB_NOT_APPROVED, why, lambda: book.steps().check_runs())
     book.steps("other-data").check_runs()
-    book.ledger.decide(book.other_job.id, Decision.APPROVED)
+    book.ledger.decisions().approve(book.other_job.digest, by="ann")
     refused(Refusal.JOB_NOT_APPROVED, why, lambda: book.steps().check_runs())
-    book.ledger.decide(job_id, Decision.APPROVED)
+    book.ledger.decisions().approve(book.ledger.job(job_id).job_digest, by="ann")
     book.steps().check_runs()
 
 
@@ -60,7 +59,7 @@ def test_totals_last_through_a_restart(book: StepBook) -> None:
 
 def test_an_approval_compares_from_there_on(book: StepBook) -> None:
     assert book.note({"model/a": 100.0}) == ["model/a"]
-    book.ledger.decide(book.job.id, Decision.APPROVED)
+    book.ledger.decisions().approve(book.job.digest, by="ann")
     assert book.note({"model/a": 3.0}, round=2) == []
 
 

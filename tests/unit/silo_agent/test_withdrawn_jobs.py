@@ -10,7 +10,6 @@ import pytest_asyncio
 
 from chorale.transport import wire
 from chorale.v1 import session_pb2
-from silo_agent.ledger.reveals import Decision
 from tests.support.agents import Exchange, Hub
 
 
@@ -34,7 +33,7 @@ async def masked(hub: Hub) -> Exchange:
 async def test_a_job_rejected_after_the_vector_left_is_not_signed(hub: Hub) -> None:
     exchange = await masked(hub)
     agent = hub.agents["silo-0"]
-    agent.ledger.decide(hub.job.id, Decision.REJECTED)
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
     survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
     agent.tell(survivors=survivors)
     assert await agent.refusal() == "job-not-approved"
@@ -47,7 +46,7 @@ async def test_a_job_rejected_after_the_signature_gets_no_share(hub: Hub) -> Non
     await hub.consistency(exchange)
     exchange.session.close_consistency()
     agent = hub.agents["silo-0"]
-    agent.ledger.decide(hub.job.id, Decision.REJECTED)
+    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
     agent.tell(signatures=wire.to_silo(exchange.session.unmask_request(), exchange.key).signatures)
     assert await agent.refusal() == "job-not-approved"
     await hub.ask_shares(exchange, "silo-1")

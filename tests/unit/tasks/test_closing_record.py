@@ -11,8 +11,9 @@ from google.protobuf import json_format
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord, Table
+from cli.output.page import page
 from cli.output.progress import plain_line
-from cli.output.report import document, page
+from cli.output.report import document
 from client.history import JobHistory
 from coordinator.jobs.phase_record import told_to_silos
 from crypto.errors import ConfigError, PolicyRefusal

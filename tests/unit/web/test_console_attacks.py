@@ -57,6 +57,24 @@ def test_names_and_reasons_of_peers_are_text_on_every_page(tmp_path: Path) -> No
         }
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        b"strategy: [1, {a: b}]\nsilos: 7\nname: {x: <script>}\nprivacy: [[]]\nrounds: .nan\nnot_after: {}\n",
+        b"- a list\n",
+        b"\xff",
+        b"",
+    ],
+)
+def test_signed_job_of_any_shape_leaves_the_page_whole(tmp_path: Path, spec: bytes) -> None:
+    told = ToldCoordinator(spec=spec)
+    browser = Pages(folder=tmp_path, coordinator=told).logged_in("olga")
+    answer = browser.get(JOB)
+    assert answer.status_code == 200
+    assert "<script>" not in answer.text
+    assert browser.get(f"{JOB}/job.yaml").content == spec
+
+
 def test_pages_allow_no_inline_script_and_no_frame(pages: Pages) -> None:
     browser = pages.logged_in("olga")
     for path in ("/", JOB, "/static/site.css", "/nowhere", f"{JOB}/rounds.csv"):

@@ -1,0 +1,1 @@
+"""`chorale job`: what an operator does. The coordinator relays; silos decide."""

@@ -1,0 +1,75 @@
+"""A job watched until its end, and the exit code that its end is worth."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.errors import CommandFailed
+from cli.output.progress import kept_line, show
+from client.history import (
+    JobHistory,
+    counted,
+    personal_figures,
+    phase_facts,
+    score_word,
+    summary_facts,
+)
+from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
+
+if TYPE_CHECKING:
+    from client.operations import Operations
+
+
+def follow(operations: Operations, job_digest: bytes) -> JobHistory:
+    """Show the job on stderr until it ends: a live table on a terminal, else a line per phase."""
+    history = JobHistory()
+    show(operations.watch(job_digest), history)
+    return history
+
+
+def follow_json(operations: Operations, job_digest: bytes) -> JobHistory:
+    """One JSON object a line on stdout: each phase as it ends, each change of the job's state."""
+    history = JobHistory()
+    state = None
+    for event in operations.watch(job_digest):
+        record = history.add(event)
+        if record is not None:
+            click.echo(json.dumps({"phase": phase_facts(record)}))
+        if (facts := summary_facts(history.summary)) != state and history.summary.job_digest:
+            state = facts
+            click.echo(json.dumps({"job": facts}))
+    return history
+
+
+def end_of(history: JobHistory) -> None:
+    """Print how the job ended. Raises what the exit code is made of if it is not done."""
+    summary = history.summary
+    check_done(history)
+    figure, personal = history.closing(history.main), personal_figures(history)
+    measured = "" if figure is None else f"  final {history.main} {figure:.4f}"
+    measured += "" if personal is None else f"  personal {score_word(history.main)} {personal}"
+    done = f"{summary.rounds_completed} rounds" if not summary.steps else counted(summary)
+    click.echo(f"{summary.job_digest.hex()[:12]}  done  {done}{measured}")
+    if summary.reason:
+        click.echo(summary.reason)
+    if summary.kept:
+        click.echo(kept_line(summary))
+
+
+def check_done(history: JobHistory) -> None:
+    """Raises PolicyRefusal, BudgetExhausted or CommandFailed for a job that did not reach its end."""
+    summary = history.summary
+    if summary.status == "done":
+        return
+    told = [summary.status or "unknown", summary.reason]
+    message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
+    last = history.records[-1:]  # the phase that ended it, unless it was applied
+    codes = {left.reason for record in last if record.result != "applied" for left in record.left_out}
+    if Refusal.BUDGET in codes:
+        raise BudgetExhausted(message)
+    if codes & {Refusal.POLICY, Refusal.REJECTED}:
+        raise PolicyRefusal(message)
+    raise CommandFailed(message)

@@ -1,0 +1,100 @@
+"""`chorale job plan`: what a job would do, before anything of it is submitted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.job.options import operator_options
+from cli.output.facts import json_option, print_json
+from client.operations import connect
+from client.planning import JOBS_LOOKED_AT, Plan, Timing, plan_of, timing_of
+from client.submission import prepared, read_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from client.settings import OperatorSettings
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
+@click.option("--init", type=click.Path(path_type=Path), help="Initial model, as `job submit` takes it.")
+@json_option
+@operator_options(is_optional=True)
+def plan(settings: OperatorSettings | None, file: Path, init: Path | None, is_json: bool) -> None:
+    """Show phases, bytes of a silo, epsilon and time of JOB.yaml; nothing is submitted.
+
+    The time is that of past rounds of the coordinator, where operator settings name one.
+    """
+    planned = plan_of(prepared(read_spec(file), init=init, now=datetime.now(UTC)))
+    timing = None if settings is None else _timing(settings, planned)
+    if is_json:
+        print_json(planned.facts(timing))
+        return
+    for line in _lines(planned, timing, has_coordinator=settings is not None):
+        click.echo(line)
+    for note in planned.notes:
+        click.echo(note, err=True)
+
+
+def _timing(settings: OperatorSettings, planned: Plan) -> Timing | None:
+    with connect(settings) as (operations, _):
+        alike = [
+            summary.job_digest
+            for summary in operations.jobs()
+            if (summary.strategy, summary.float32_bytes) == (planned.strategy, planned.model_bytes)
+        ]
+        return timing_of(planned, [operations.history(digest) for digest in alike[-JOBS_LOOKED_AT:]])
+
+
+def _lines(planned: Plan, timing: Timing | None, *, has_coordinator: bool) -> Iterator[str]:
+    yield f"{planned.name}: {planned.strategy} over {planned.silos} silos, {planned.rounds} rounds"
+    yield (
+        f"model: {bytes_told(planned.model_bytes)} of parameters; a silo that missed a round downloads "
+        f"{bytes_told(planned.state_bytes)}"
+    )
+    yield f"{'phase':<14}{'times':>6}{'silos':>7}{'a silo sends':>15}{'and receives':>15}  sums of"
+    for phase in planned.phases:
+        sums = ", ".join(f"{name} ({size:,})" for name, size in phase.quantities.items())
+        yield (
+            f"{phase.kind:<14}{phase.times:>6}{phase.silos:>7}{bytes_told(phase.sent_bytes):>15}"
+            f"{bytes_told(phase.received_bytes):>15}  {sums}"
+        )
+    yield (
+        f"in the whole job a silo sends {bytes_told(planned.sent_bytes)} and receives "
+        f"{bytes_told(planned.received_bytes)}, and some kB of messages a phase"
+    )
+    if planned.promise is None:
+        yield "privacy: none but that of sums: no noise, no epsilon"
+    else:
+        yield from planned.promise.lines()
+    if timing is not None:
+        yield (
+            f"time: about {duration_told(timing.seconds)}, by {timing.rounds} rounds of the same method, "
+            f"model size and number of silos (jobs {', '.join(timing.jobs[-3:])})"
+        )
+    elif has_coordinator:
+        yield "time: not known, the coordinator ran no job of this method, model size and number of silos"
+    else:
+        yield "time: not known without a coordinator's past rounds (--config)"
+
+
+def bytes_told(count: int) -> str:
+    """`532 B`, `12.3 kB`, `4.1 MB`: of 1000 each."""
+    if count < 1000:
+        return f"{count} B"
+    for unit, size in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
+        if count < 999.5 * size or unit == "GB":
+            return f"{count / size:.3g} {unit}"
+    raise AssertionError("unreachable: GB takes all")
+
+
+def duration_told(seconds: float) -> str:
+    """`40 seconds`, `12 minutes`, `3.5 hours`."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

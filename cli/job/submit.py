@@ -1,0 +1,52 @@
+"""`chorale job submit`: sign a job and hand it in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from chorale.job import sign_job
+from chorale.runtime.files import write_atomic
+from cli.job.following import end_of, follow
+from cli.job.options import operator_options
+from client.operations import connect
+from client.settings import OperatorSettings
+from client.submission import absent_notes, prepared, read_spec
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
+@click.option(
+    "--init",
+    type=click.Path(path_type=Path),
+    help="Initial model, safetensors: a plain state_dict or a fetched model; default: drawn from the job.",
+)
+@click.option("--save", type=click.Path(path_type=Path), help="File for the job as it was signed.")
+@click.option("--watch", "is_watched", is_flag=True, help="Stay until the job ends.")
+@operator_options
+def submit(
+    settings: OperatorSettings, file: Path, init: Path | None, save: Path | None, is_watched: bool
+) -> None:
+    """Sign JOB.yaml and submit it; prints the id.
+
+    Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
+    """
+    submission = prepared(read_spec(file), init=init, now=datetime.now(UTC))
+    spec = submission.spec
+    for note in submission.notes:
+        click.echo(note, err=True)
+    with connect(settings) as (operations, identity):
+        signed = sign_job(spec.to_yaml(), identity)
+        digest = operations.submit(signed, submission.state)
+        if save is not None:
+            write_atomic(save, signed.spec_bytes)
+        click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
+        for line in submission.promised:
+            click.echo(line)
+        connected = {silo.name: silo.connected for silo in operations.silos().silos}
+        for note in absent_notes(spec, connected):
+            click.echo(note, err=True)
+        if is_watched:
+            end_of(follow(operations, digest))

@@ -1,0 +1,333 @@
+"""A job's report as one HTML file: no script, nothing fetched, in light and dark, on a phone.
+
+Every word in it that came from a peer or a job's file is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from chorale.privacy.plan import rows_told
+from chorale.privacy.promise import if_all_others_collude, units
+from client.history import EVALUATE, TRAIN, score_word
+
+Document = dict[str, Any]
+
+EXACT, NOISED = "exact in fixed point", "after noise on all that depends on data"
+MOST_CLASSES = 40  # that a page lists; report.json has all
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 400, 200, 34, 10, 24  # of a curve, in its own units
+
+SEEN = (
+    ("coordinator", "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase"),
+    ("each silo", "its own data, every round's model, who took part; no other silo's contribution"),
+    ("authority", "names and certificates; it was offline during training"),
+    ("operator", "what this report shows, and the model"),
+)
+
+# contrast of text on ground is 6 to 1 at least in both; on a narrow screen each row of a table is a block
+STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --text: #1b1f24; --soft: #57606a; --line: #d8dee4;
+  --accent: #0969da }
+@media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --text: #e6edf3; --soft: #9aa4ae;
+  --line: #30363d; --accent: #58a6ff } }
+* { box-sizing: border-box }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem;
+  background: var(--ground); color: var(--text); overflow-wrap: break-word }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; vertical-align: top; padding: .25rem .5rem; border-bottom: 1px solid var(--line) }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); padding: .75rem }
+summary { cursor: pointer }
+svg { display: block; width: 100%; max-width: 40rem; height: auto }
+svg text { font-size: 8px; fill: var(--soft) }
+svg line { stroke: var(--line) }
+svg polyline { fill: none; stroke: var(--accent); stroke-width: 1.5 }
+svg circle { fill: var(--accent) }
+@media (max-width: 40rem) {
+  svg text { font-size: 12px }
+  thead { position: absolute; left: -999rem }
+  tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line) }
+  td { display: flex; gap: 1rem; justify-content: space-between; border: 0; padding: .1rem 0;
+    text-align: right }
+  td:empty { display: none }
+  td::before { content: attr(data-label); color: var(--soft); text-align: left }
+}
+"""
+
+
+def page(report: Document) -> str:
+    """report: of cli.output.report.document."""
+    title, main = f"Chorale: {html.escape(report['name'])}", report["main_figure"]
+    exactness = EXACT if report["epsilon"] is None else NOISED
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{title}</title><style>{STYLE}</style></head><body><main>",
+            f"<h1>{title}</h1>",
+            f"<p>{_headline(report)}</p>",
+            f"<h2>{html.escape(main.capitalize())}</h2>",
+            _curve(report["figure_by_round"], figure=main),
+            *_loss_section(report),
+            *_personal_section(report),
+            *_figures_section(report),
+            *_classes_section(report),
+            "<h2>Rounds</h2>",
+            _rounds_table(report["phases"], figure=main),
+            "<h2>Who took part</h2>",
+            _took_part_table(report),
+            *_left_out_section(report),
+            "<h2>What was summed</h2>",
+            f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
+            f"silos of a round were revealed, {exactness}.</p>",
+            f"<p>{_verification(report)}</p>",
+            "<h2>What was sent</h2>",
+            f"<p>{_sent(report)}</p>",
+            *_privacy_section(report),
+            _policy(report["policy"]),
+            "<h2>What each party saw</h2>",
+            _table(("party", "saw"), SEEN),
+            *_job_section(report),
+            "</main></body></html>",
+        ]
+    )
+
+
+def units_told(report: Document) -> str:
+    """Of a private job: what its epsilon protects."""
+    return units(report["epsilon_updates_per_silo"], report["epsilon_statistics_per_record"])
+
+
+def _verification(report: Document) -> str:
+    if not report["sums_verified"]:
+        return "Not every sum behind the model was checked by as many silos as the protocol asks for."
+    return (
+        f"Every sum behind the model was checked by {report['verified_by']} silos or more, each of which "
+        "computed the next model from it and signed what it found."
+    )
+
+
+def _privacy_section(report: Document) -> list[str]:
+    if report["is_private"] and report["epsilon"] is None:
+        told = (
+            "The job is private. What it promises follows from the model's sizes: its operator can fetch it."
+        )
+        return ["<h2>Differential privacy</h2>", f"<p>{told}</p>"]
+    if report["epsilon"] is None:
+        return []
+    told = (
+        f"All that a silo lets out in this job as planned costs its data set at most epsilon "
+        f"{report['epsilon']:.4g} at delta {report['delta']:g}, {units_told(report)}. "
+    )
+    if report["epsilon_updates_per_silo"] is not None:
+        told += "No noise hides a whole silo in the statistics. "
+    told += (
+        "That holds against the coordinator and up to a third of the silos of a round; "
+        f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. "
+        f"{_rows_told(report)}. Accuracies carry noise too."
+    )
+    collude = report["epsilon_spent_by_silo_if_all_others_collude"]
+    spent = [
+        (silo, f"{epsilon:.4g}", "no bound" if collude[silo] is None else f"{collude[silo]:.4g}")
+        for silo, epsilon in report["epsilon_spent_by_silo"].items()
+    ]
+    noise = [(name, f"{value:g}") for name, value in report["noise_multipliers"].items()]
+    tables = [_table(("noise multiplier", "value"), noise)]
+    if spent:
+        head = ("silo", "epsilon spent for each record, by its own ledger", "if all other silos collude")
+        tables.append(_table(head, spent))
+    return ["<h2>Differential privacy</h2>", f"<p>{html.escape(told)}</p>", *tables]
+
+
+def _rows_told(report: Document) -> str:
+    costs = {int(rows): cost for rows, cost in report["epsilon_of_rows"].items()}
+    told = rows_told({rows: math.inf if cost is None else cost for rows, cost in costs.items()})
+    return f"{told[:1].upper()}{told[1:]}; at a silo whose data set has units, all rows of one are one record"
+
+
+def _headline(report: Document) -> str:
+    final, main = report["final_figure"], report["main_figure"]
+    figure = f"no final {main}" if final is None else f"final {main} {final:.4f}"
+    why = f" ({report['reason']})" if report["reason"] else ""
+    kept = (
+        f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""
+    )
+    return html.escape(
+        f"{report['strategy']} over {report['silos']} silos: {report['status']}{why}, "
+        f"{report['rounds_completed']} of {report['rounds']} rounds, {figure}, "
+        f"{report['wall_seconds']:.1f} s.{kept}"
+    )
+
+
+def _policy(policy: Document) -> str:
+    if not policy:
+        return ""
+    fields = ", ".join(f"{name}: {value}" for name, value in policy.items())
+    return (
+        f"<p>The demo's silos allow more than a silo does by default ({html.escape(fields)}), so that "
+        "four of them can show every method. A real policy decides this for itself.</p>"
+    )
+
+
+def _figures_section(report: Document) -> list[str]:
+    """What else the closing evaluation measured."""
+    closing = [phase["figures"] for phase in report["phases"] if phase["phase"].startswith(EVALUATE)]
+    if not closing:
+        return []
+    rows = [(name, f"{value:.4f}") for name, value in closing[-1].items()]
+    told = ", ".join(report["tables"])
+    kept = f"<p>report.json has in its tables: {html.escape(told)}.</p>" if told else ""
+    return ["<h2>Final figures</h2>", _table(("figure", "value"), rows), kept]
+
+
+def _loss_section(report: Document) -> list[str]:
+    if report["main_figure"] == "loss" or all(value is None for value in report["loss_by_round"]):
+        return []
+    return ["<h2>Loss</h2>", _curve(report["loss_by_round"], figure="loss")]
+
+
+def _personal_section(report: Document) -> list[str]:
+    if report["personal_accuracy"] is None:
+        return []
+    score = score_word(report["main_figure"])
+    return [
+        f"<p>Each silo's own model, on its own hold-out: {score} {report['personal_accuracy']:.4f}, standard "
+        f"deviation {report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} silos. Only "
+        f"the silo has its model and its {score}.</p>"
+    ]
+
+
+def _classes_section(report: Document) -> list[str]:
+    """Figures by class, where the job's task.metrics ask for them."""
+    confusion = report["tables"].get("confusion")
+    if not isinstance(confusion, list):
+        return []
+    columns = {
+        name: values
+        for name, values in report["tables"].items()
+        if len(values) == len(confusion) and not isinstance(values[0], list)
+    }
+    rows = [
+        (place, *("" if values[place] is None else f"{values[place]:.3f}" for values in columns.values()))
+        for place in range(min(len(confusion), MOST_CLASSES))
+    ]
+    more = len(confusion) - len(rows)
+    rest = f"<p>And {more} classes more, in report.json.</p>" if more else ""
+    return ["<h2>By class</h2>", _table(("class", *columns), rows), rest] if columns else []
+
+
+def _took_part_table(report: Document) -> str:
+    rows = [
+        (
+            silo,
+            f"{part['rounds']} of {part['of']}",
+            "; ".join(f"{why}, {times} times" for why, times in part["left_out"].items()),
+        )
+        for silo, part in report["took_part"].items()
+    ]
+    return _table(("silo", "rounds in the sum", "left out of others"), rows)
+
+
+def _left_out_section(report: Document) -> list[str]:
+    rows = [
+        (
+            left["round"],
+            left["silo"],
+            left["stage"],
+            ": ".join(filter(None, [left["reason"], left["rule"], left["text"]])),
+        )
+        for left in report["dropped"]
+    ]
+    return [
+        "<h3>Who was left out</h3>",
+        _table(("round", "silo", "stage", "reason"), rows) if rows else "<p>None.</p>",
+    ]
+
+
+def _sent(report: Document) -> str:
+    return (
+        f"In a round a silo sent {report['upload_bytes_per_silo_round']:,} bytes, in the whole job "
+        f"{report['upload_bytes_per_silo']:,}; the model has {report['float32_bytes']:,} bytes. Each silo "
+        "received the model of each round, or computed it from the sum."
+    )
+
+
+def _job_section(report: Document) -> list[str]:
+    if not report["job_file"]:
+        return []
+    by = f" by operator {html.escape(report['operator'])}" if report["operator"] else ""
+    return [
+        "<h2>The job</h2>",
+        f"<details><summary>The job's file as it was signed{by}; its SHA-256 is {report['job']}</summary>"
+        f"<pre>{html.escape(report['job_file'])}</pre></details>",
+    ]
+
+
+def _curve(found: Sequence[float | None], *, figure: str) -> str:
+    """A figure over rounds as inline SVG; rounds that measured nothing leave no point."""
+    known = [
+        (place, value) for place, value in enumerate(found) if value is not None and math.isfinite(value)
+    ]
+    if not known:
+        return f"<p>No round measured {html.escape(figure)}.</p>"
+    step = (WIDTH - LEFT - 8) / max(len(found) - 1, 1)
+    low, high = min(0.0, *(value for _, value in known), 0.0), max(value for _, value in known)
+    top = 1.0 if low == 0.0 and high <= 1.0 else high
+    span = (top - low) or 1.0
+
+    def y(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / span)
+
+    points = [(LEFT + step * place, y(value)) for place, value in known]
+    grid = "".join(
+        f'<line x1="{LEFT}" x2="{WIDTH - 4}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
+        f'<text x="2" y="{y(level) + 3:.1f}">{level:.3g}</text>'
+        for level in (low + span * share for share in (0.0, 0.25, 0.5, 0.75, 1.0))
+    )
+    path = " ".join(f"{x:.1f},{height:.1f}" for x, height in points)
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{height:.1f}" r="2"/>' for x, height in points)
+    last = known[-1]
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(figure)} of the model '
+        f'after each round; {last[1]:.4g} after round {last[0] + 1}">'
+        f'{grid}<polyline points="{path}"/>{dots}'
+        f'<text x="{LEFT}" y="{HEIGHT - 6}">round 1</text>'
+        f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">round {len(found)}</text></svg>'
+    )
+
+
+def _rounds_table(phases: Iterable[Document], *, figure: str) -> str:
+    rows = [
+        (
+            phase["round"],
+            phase["phase"],
+            phase["result"] if not phase["reason"] else f"{phase['result']}: {phase['reason']}",
+            ", ".join(phase["cohort"]),
+            f"{phase['data_share']:.0%}" if phase["phase"].startswith(TRAIN) else "",
+            f"{phase['figures'][figure]:.4f}" if figure in phase["figures"] else "",
+            f"{phase['upload_bytes']:,}",
+            f"{phase['wall_seconds']:.1f}",
+        )
+        for phase in phases
+    ]
+    received = f"{figure} of the model received"
+    head = ("round", "phase", "result", "silos in the sum", "data", received, "bytes a silo sent", "seconds")
+    return _table(head, rows)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    labels = [html.escape(title) for title in header]
+    head = "".join(f"<th>{label}</th>" for label in labels)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td data-label="{label}">{html.escape(str(cell))}</td>'
+            for label, cell in zip(labels, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

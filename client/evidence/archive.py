@@ -1,0 +1,69 @@
+"""The file of an archive: a zip without compression, of which every byte is fixed by the files in it.
+
+So the same files give the same archive on every machine, and nothing can hide in one: a reader writes it
+again and compares.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping
+from io import BytesIO
+
+from crypto.errors import EvidenceMismatch
+
+MAX_BYTES = 256 << 20
+MAX_FILES = 20_000
+NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_WRITTEN = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip can name
+# what zipfile raises for bytes that it cannot read: it states no closed list
+_ODD = (zipfile.BadZipFile, ValueError, LookupError, ArithmeticError, RuntimeError, OSError, EOFError)
+
+
+def archive_bytes(files: Mapping[str, bytes]) -> bytes:
+    """The files, in order of name."""
+    made = BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, date_time=_WRITTEN)
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            archive.writestr(entry, files[name])
+    return made.getvalue()
+
+
+def files_of(data: bytes) -> dict[str, bytes]:
+    """Files by name, of bytes that anybody may have written. Raises EvidenceMismatch.
+
+    Nothing is unpacked to disk, and nothing is read that is larger than the archive.
+    """
+    if len(data) > MAX_BYTES:
+        raise EvidenceMismatch(f"archive: expected at most {MAX_BYTES} bytes, got {len(data)}")
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            entries = archive.infolist()
+            _check_entries(entries, archive_size=len(data))
+            files = {entry.filename: archive.read(entry) for entry in entries}
+    except _ODD as error:
+        raise EvidenceMismatch(f"archive: expected a zip file: {error}") from None
+    if archive_bytes(files) != data:
+        raise EvidenceMismatch(
+            "archive: there are bytes beside its files, or in their headers, that Chorale does not write"
+        )
+    return files
+
+
+def _check_entries(entries: list[zipfile.ZipInfo], *, archive_size: int) -> None:
+    if len(entries) > MAX_FILES:
+        raise EvidenceMismatch(f"archive: expected at most {MAX_FILES} files, got {len(entries)}")
+    names = set[str]()
+    for entry in entries:
+        if not NAME.fullmatch(entry.filename):
+            raise EvidenceMismatch(f"archive: {entry.filename[:80]!r} is no name of a file of evidence")
+        if entry.filename in names:
+            raise EvidenceMismatch(f"archive: {entry.filename} is there twice")
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise EvidenceMismatch(f"archive: {entry.filename} is compressed, expected it as it is")
+        names.add(entry.filename)
+    if (total := sum(entry.file_size for entry in entries)) > archive_size:
+        raise EvidenceMismatch(f"archive: its files claim {total} bytes, it has {archive_size}")

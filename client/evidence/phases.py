@@ -1,0 +1,170 @@
+"""From the signed first state to the model: every phase in its order, every state signed by t silos.
+
+What is checked here rests on the keys of silos and authority and on the job alone, and on no word of the
+coordinator. Source: docs/protocol.md 3.2, 5.1, 5.10, 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chorale.evidence import ArrayShape, PhaseFacts
+from chorale.job import Job
+from chorale.spec.state import GlobalState
+from chorale.transport.wire import PhaseKey, phase_kind
+from client.evidence.contents import fits
+from client.evidence.proofs import ProofDocument
+from crypto.errors import EvidenceMismatch
+from crypto.identity.certificates import certificate_from_der
+from crypto.identity.roster import Roster
+from strategies.base import TOTAL
+
+APPLIED = "applied"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """final: the state after the last phase. states: those that t silos signed, by round and phase. lacking:
+    silos of the job that a roster of one of its phases did not list."""
+
+    final: bytes
+    states: Mapping[tuple[int, str], bytes]
+    lacking: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    """Where the job stands between two phases."""
+
+    state: bytes
+    seed: bytes = b""
+    position: tuple[int, int, int] | None = None
+    round: int = 0
+    states: dict[tuple[int, str], bytes] = field(default_factory=dict)
+
+
+def shapes_of(arrays: Mapping[str, ArrayShape]) -> GlobalState:
+    """A state of these shapes and of zeros, which takes no memory."""
+    zeros = {
+        name: np.broadcast_to(np.zeros((), np.dtype(each.type)), each.shape) for name, each in arrays.items()
+    }
+    return {**zeros, TOTAL: np.array(1)}  # enrollment writes it; it decides no size
+
+
+def follow_phases(
+    job: Job,
+    phases: tuple[PhaseFacts, ...],
+    *,
+    rosters: Mapping[int, Roster],
+    proofs: Mapping[str, ProofDocument],
+    certificates: Mapping[str, bytes],
+    arrays: Mapping[str, ArrayShape],
+    is_done: bool,
+) -> Chain:
+    """Raises EvidenceMismatch, or another ChoraleError, that names the first phase that does not fit."""
+    assert job.spec.initial_state is not None
+    walk = _Walk(state=bytes.fromhex(job.spec.initial_state))
+    shapes, operator = shapes_of(arrays), certificate_from_der(job.signed.operator_certificate)
+    left = _by_phase(proofs)
+    for phase in phases:
+        with fits(f"round {phase.round} {phase.phase[:80]}"):
+            if phase.roster_version not in rosters:
+                raise EvidenceMismatch(f"roster {phase.roster_version} is missing from the archive")
+            roster = rosters[phase.roster_version]
+            roster.check_member(operator)
+            _check_order(job, walk, phase)
+            names = job.named(roster.silo_names, phase.round, phase.phase, walk.seed)
+            if not set(phase.cohort) <= set(names) or list(phase.cohort) != sorted(set(phase.cohort)):
+                raise EvidenceMismatch("its cohort is not of the silos that the job names")
+            key = PhaseKey(job_digest=job.digest, round=phase.round, phase=phase.phase, attempt=0)
+            layout = job.layout(key, shapes, len(names))
+            document = left.pop((phase.round, phase.phase), None)
+            if document is not None:
+                _check_proof(job, walk, phase, document, roster, names, layout=layout.digest)
+                proof = document.proof(roster.signed, certificates)
+                rule = job.spec.rule(len(names))
+                proof.check(job_digest=job.digest, roster=roster, names=names, rule=rule)
+                walk.state = walk.states[phase.round, phase.phase] = proof.next_digest
+                walk.seed = proof.draw_seed
+            elif phase.verified_by or (phase.result == APPLIED and layout.tagged is not None):
+                raise EvidenceMismatch("the proof that silos signed is missing")
+            if phase.state != walk.state.hex():
+                raise EvidenceMismatch("the coordinator names another state than the silos signed")
+    if left:
+        raise EvidenceMismatch(f"{next(iter(left))}: a proof of a phase that the coordinator does not name")
+    _check_end(job, phases, is_done=is_done)
+    lacking = {
+        name for each in phases for name in set(job.spec.silos) - rosters[each.roster_version].silo_names
+    }
+    return Chain(
+        final=walk.state,
+        states=walk.states,
+        lacking=tuple(sorted(lacking)),
+    )
+
+
+def _by_phase(proofs: Mapping[str, ProofDocument]) -> dict[tuple[int, str], ProofDocument]:
+    found: dict[tuple[int, str], ProofDocument] = {}
+    for name, each in proofs.items():
+        if (each.round, each.phase) in found:
+            raise EvidenceMismatch(f"{name}: a second proof of round {each.round} {each.phase}")
+        found[each.round, each.phase] = each
+    return found
+
+
+def _check_order(job: Job, walk: _Walk, phase: PhaseFacts) -> None:
+    job.check_phase(phase.round, phase.phase)
+    position = job.position(phase.round, phase.phase)
+    if walk.position is None and phase.phase != job.opening:
+        raise EvidenceMismatch(f"a job begins with {job.opening}: phases before it are missing")
+    if walk.position is not None and position <= walk.position:
+        raise EvidenceMismatch("out of order")
+    if phase_kind(phase.phase) in job.strategy.round_phases:
+        if phase.round > walk.round + 1:
+            raise EvidenceMismatch(f"round {walk.round + 1} is missing")
+        walk.round = phase.round
+    walk.position = position
+
+
+def _check_proof(
+    job: Job,
+    walk: _Walk,
+    phase: PhaseFacts,
+    document: ProofDocument,
+    roster: Roster,
+    names: tuple[str, ...],
+    *,
+    layout: bytes,
+) -> None:
+    """All of a proof but its signatures."""
+    rule = job.spec.rule(len(names))
+    if document.job != job.digest.hex():
+        raise EvidenceMismatch("its proof is of another job")
+    if document.roster_version != roster.version:
+        raise EvidenceMismatch("its proof is of another roster than the coordinator names")
+    if document.parent != walk.state.hex():
+        raise EvidenceMismatch("it does not go on from the state before: what led there is missing")
+    if document.survivors != phase.cohort:
+        raise EvidenceMismatch("silos signed another cohort than the coordinator names")
+    if len(document.survivors) < rule.min_survivors:
+        raise EvidenceMismatch(f"a sum of {len(document.survivors)} silos, fewer than the job allows")
+    if (len(document.signers), rule.threshold) != (phase.verified_by, phase.threshold):
+        raise EvidenceMismatch("the coordinator counts other signatures than there are")
+    if document.layout != layout.hex():
+        raise EvidenceMismatch(
+            "what silos signed that they summed does not follow from the job and these arrays"
+        )
+    if walk.seed and document.draw_seed != walk.seed.hex():
+        raise EvidenceMismatch("what the rounds are drawn by was replaced")
+
+
+def _check_end(job: Job, phases: tuple[PhaseFacts, ...], *, is_done: bool) -> None:
+    last = phases[-1] if phases else None
+    is_closed = (
+        last is not None and phase_kind(last.phase) == job.strategy.closing[-1] and last.result == APPLIED
+    )
+    if is_done and not is_closed:
+        raise EvidenceMismatch("coordinator.json: it says done, and the last phase is missing")

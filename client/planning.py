@@ -1,0 +1,149 @@
+"""What a job would do, before it is submitted: phases, bytes, epsilon, and the time by past rounds.
+
+Bytes are those of masked vectors and sums; the messages around them are some kilobytes a silo in the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from chorale.job import Job, SignedJob
+from chorale.privacy.promise import Promise, promise_of
+from chorale.spec.state import float32_bytes, state_from_bytes
+from chorale.transport.wire import PhaseKey
+from client.history import TRAIN, JobHistory, kind_of
+from client.submission import Submission
+from strategies.phases.enrollment import ENROLLMENT
+
+JOBS_LOOKED_AT = 20  # the newest of a coordinator that are like the planned one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPhase:
+    """kind: enrollment, train ... times: how often, if no attempt is lost. silos: that each time names.
+
+    sent_bytes, received_bytes: of one silo, each time: its masked vector, and the part of the sum that it
+    checks and computes the next model from. quantities: what is summed, with the number of values of each.
+    """
+
+    kind: str
+    times: int
+    silos: int
+    sent_bytes: int
+    received_bytes: int
+    quantities: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """seconds: an estimate for the whole job. rounds, jobs: what it is the median of."""
+
+    seconds: float
+    rounds: int
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """promise: of a private job. model_bytes: of its parameters as float32; state_bytes: of the whole global
+    state, which a silo downloads once where it was away."""
+
+    name: str
+    strategy: str
+    silos: int
+    rounds: int
+    phases: tuple[PlannedPhase, ...]
+    model_bytes: int
+    state_bytes: int
+    promise: Promise | None
+    notes: tuple[str, ...]
+
+    @property
+    def sent_bytes(self) -> int:
+        """By a silo that takes part in everything."""
+        return sum(phase.times * phase.sent_bytes for phase in self.phases)
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(phase.times * phase.received_bytes for phase in self.phases)
+
+    def facts(self, timing: Timing | None) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            **asdict(self),
+            "sent_bytes": self.sent_bytes,
+            "received_bytes": self.received_bytes,
+            "timing": timing and asdict(timing),
+        }
+
+
+def plan_of(submission: Submission) -> Plan:
+    """Of a job that is complete but for its signature."""
+    spec, state = submission.spec, state_from_bytes(submission.state)
+    job = Job(
+        spec=spec,
+        signed=SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b""),
+        operator="",
+    )
+    method, everyone = spec.method, len(spec.silos)
+    enrollments = 1 + spec.rounds // spec.enrollment_every
+    kinds = [
+        *((kind, everyone, enrollments if kind == ENROLLMENT else 1, 0) for kind in method.opening),
+        *((kind, spec.named_per_round, spec.rounds, 1) for kind in method.round_phases),
+        *((kind, everyone, 1, spec.rounds) for kind in method.closing),
+    ]
+    phases = []
+    for kind, silos, times, round in kinds:
+        key = PhaseKey(job_digest=job.digest, round=round, phase=kind, attempt=1)
+        layout = job.layout(key, state, silos)
+        phases.append(
+            PlannedPhase(
+                kind=kind,
+                times=times,
+                silos=silos,
+                sent_bytes=layout.total_bytes,
+                received_bytes=0 if layout.tagged is None else layout.tagged.total_bytes,
+                quantities={quantity.name: quantity.size for quantity in layout.quantities},
+            )
+        )
+    return Plan(
+        name=spec.name,
+        strategy=spec.strategy.name,
+        silos=everyone,
+        rounds=spec.rounds,
+        phases=tuple(phases),
+        model_bytes=float32_bytes(state),
+        state_bytes=len(submission.state),
+        promise=None if spec.privacy is None else promise_of(spec, state),
+        notes=submission.notes,
+    )
+
+
+def timing_of(plan: Plan, histories: Iterable[JobHistory]) -> Timing | None:
+    """By the rounds of past jobs with the same method, model size and number of silos; None without any.
+
+    The median round times the number of rounds, and the median of what came around them.
+    """
+    rounds, around, jobs = list[float](), list[float](), list[str]()
+    for history in histories:
+        summary = history.summary
+        if (summary.strategy, summary.float32_bytes, len(summary.silos)) != (
+            plan.strategy,
+            plan.model_bytes,
+            plan.silos,
+        ):
+            continue
+        applied = [record for record in history.records if record.result == "applied"]
+        trained = [record.wall_seconds for record in applied if kind_of(record) == TRAIN]
+        if not trained:
+            continue
+        jobs.append(summary.job_digest.hex()[:12])
+        rounds += trained
+        around.append(sum(record.wall_seconds for record in applied) - sum(trained))
+    if not rounds:
+        return None
+    seconds = plan.rounds * median(rounds) + median(around)
+    return Timing(seconds=seconds, rounds=len(rounds), jobs=tuple(jobs))

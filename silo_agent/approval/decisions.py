@@ -1,0 +1,46 @@
+"""A person approves or rejects a job, with open eyes: never one that this silo would refuse all the same."""
+
+from __future__ import annotations
+
+from crypto.errors import PolicyRefusal, Rule
+from silo_agent.approval.view import JobView
+from silo_agent.ledger.decisions import NO_GRANTS, Grants, checked_name, checked_reason
+from silo_agent.ledger.ledger import Ledger
+
+
+def check_would_run(view: JobView, grants: Grants = NO_GRANTS) -> None:
+    """Raises PolicyRefusal that names every rule by which the job would be refused although it is approved.
+
+    grants: those that end what they are for.
+    """
+    standing = [
+        each for each in view.refusals if not (grants.data_refusals and each.field == Rule.MAX_DATA_REFUSALS)
+    ]
+    if standing:
+        told = "; ".join(f"{each.told} [{each.field}]" for each in standing)
+        raise PolicyRefusal(
+            f"job {view.id}: this silo would refuse it although it is approved: {told}; change the policy "
+            "and restart the agent, or reject the job"
+        )
+
+
+def approve(ledger: Ledger, view: JobView, *, by: str, grants: Grants = NO_GRANTS) -> int:
+    """One person's approval of a job as it was shown; how many more people it takes.
+
+    Raises PolicyRefusal as `check_would_run`, ConfigError for a name that cannot be kept or that approved it
+    already.
+    """
+    check_would_run(view, grants)
+    account = None if view.data_set is None else ledger.accounts().charged(view.data_set).account
+    return ledger.decisions().approve(
+        view.job_digest,
+        by=checked_name(by),
+        required=view.required_approvals,
+        grants=grants,
+        account=account,
+    )
+
+
+def reject(ledger: Ledger, job_digest: bytes, *, by: str, reason: str) -> None:
+    """One person's no; the operator is told the reason. Raises ConfigError for what cannot be told."""
+    ledger.decisions().reject(job_digest, by=checked_name(by), reason=checked_reason(reason))

@@ -1,0 +1,235 @@
+"""The view of one job, gathered from this silo's settings, policy, ledger and installed code.
+
+Nothing of a job's own code runs: a model of a distribution is drawn at the job's first phase, after somebody
+approved it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from chorale.job import Job, SignedJob
+from chorale.pinned_code import check_code
+from chorale.privacy.promise import Promise, promise_of
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import GlobalState, state_digest, state_to_bytes
+from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, Refusal
+from silo_agent.approval.view import (
+    JobView,
+    Origin,
+    OwnCode,
+    StartingWeights,
+    SummedPhase,
+    job_view,
+    options_told,
+    summed_phases,
+    trained_values,
+)
+from silo_agent.data.settings import DataSettings, check_unit, unit_told
+from silo_agent.ledger.budget import Budget
+from silo_agent.ledger.ledger import Ledger, LedgerJob
+from silo_agent.ledger.reveals import Decision
+from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.policy.privacy_policy import raised
+from silo_agent.rounds.data_sets import name_for
+from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
+from silo_agent.settings import SiloSettings
+
+NO_BUILT_IN = "its model is not built in"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What this silo could make of a job's starting weights. state: for its shapes; None where only the job's
+    own code makes one. why: they are given or unknown; empty where this silo drew the same."""
+
+    origin: Origin
+    state: GlobalState | None = None
+    why: str = ""
+
+
+def read_view(
+    ledger: Ledger,
+    settings: SiloSettings,
+    job_id: str,
+    *,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> JobView:
+    """What a person is shown of an offered job, under the policy file as it is now.
+
+    Raises ConfigError unless the id is that of one job whose text is here, and for a policy that cannot be
+    read.
+    """
+    job = ledger.job(job_id)
+    spec = _spec_of(job)
+    refusals: list[PolicyRefusal] = []
+    data_set: DataSettings | None = None
+    try:
+        data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
+        check_unit(data_set.unit, spec)
+    except (PolicyRefusal, ConfigError) as error:
+        refusals.append(PolicyRefusal(str(error)))
+    policy = load_policy(settings.policy if data_set is None else settings.policy_of(data_set))
+    if spec.not_after <= clock():
+        late = f"job {job.id}: not_after: {spec.not_after.isoformat()} has passed"
+        refusals.append(PolicyRefusal(late, code=Refusal.JOB_INVALID))
+    refusals += policy.refusals(spec, operator=job.operator)
+    code = tuple(_own_code(spec, refusals))
+    drawn = _drawn(job, spec, policy)
+    if drawn.origin is Origin.GIVEN and spec.model.is_built_in:
+        refusals += raised(policy.check_given_state, spec, why=drawn.why)
+    phases = _phases(spec, drawn.state, refusals)
+    promise, no_promise = _promise(spec, drawn.state)
+    if promise is not None:
+        cost = promise.epsilon_if_all_others_collude
+        refusals += raised(policy.privacy.check_collusion, spec, cost)
+    budget = None if data_set is None else _budget(ledger, policy, data_set)
+    if budget is not None and data_set is not None:
+        refusals += _account_refusals(ledger, policy, data_set, budget, job, spec, drawn.state)
+    previous = _previous(ledger, job)
+    decisions = ledger.decisions()
+    return job_view(
+        job,
+        spec,
+        parameters=None if drawn.state is None else trained_values(drawn.state),
+        phases=phases,
+        weights=StartingWeights(origin=drawn.origin, sha256=spec.initial_state or "", told=drawn.why),
+        promise=promise,
+        no_promise=no_promise,
+        data_set=None if data_set is None else data_set.name,
+        record="" if data_set is None else _record_told(data_set),
+        balance=None if budget is None else budget.balance(),
+        refusals=refusals,
+        code=code,
+        previous=None if previous is None else (previous.id, _spec_of(previous)),
+        decisions=decisions.of(job.job_digest),
+        required_approvals=policy.required_approvals,
+        approved_by=decisions.given(job.job_digest),
+    )
+
+
+def _spec_of(job: LedgerJob) -> JobSpec:
+    """Raises ConfigError."""
+    if job.spec_bytes is None:
+        raise ConfigError(
+            f"job {job.id}: expected its text in the ledger; an earlier version recorded it without, and the "
+            "agent writes it when the coordinator offers the job again"
+        )
+    return JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+
+
+def _unsigned(job: LedgerJob) -> SignedJob:
+    """Of bytes whose signature was checked before the ledger took them."""
+    return SignedJob(spec_bytes=job.spec_bytes or b"", signature=b"", operator_certificate=b"")
+
+
+def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]:
+    """Code that is not Chorale's, and how this silo's copy compares, by its files alone."""
+    told = ""
+    if spec.distributions:
+        try:
+            check_code(spec)
+        except ConfigError as error:
+            told = str(error)
+            refusals.append(PolicyRefusal(told, code=Refusal.CODE))
+    digests = {each.distribution: each.sha256 or "" for each in spec.code or ()}
+    return [
+        OwnCode(
+            field=field,
+            name=each.name,
+            distribution=str(each.source),
+            sha256=digests.get(str(each.source), ""),
+            options=options_told(each.options),
+            told=told,
+        )
+        for field, each in spec.plug_ins.items()
+    ]
+
+
+def _drawn(job: LedgerJob, spec: JobSpec, policy: Policy) -> Drawn:
+    if spec.distributions:  # to draw them runs code that nobody has allowed yet
+        return Drawn(origin=Origin.UNKNOWN, why="its own code makes them, at its first phase")
+    signed = _unsigned(job)
+    try:
+        state = drawn_arrays(spec, signed.base, max_bytes=policy.max_state_megabytes << 20)
+    except ConfigError as error:
+        return Drawn(origin=Origin.GIVEN, why=str(error))
+    except Exception as error:  # options of any operator, which no model has tried
+        return Drawn(origin=Origin.GIVEN, why=f"drawing them fails with {type(error).__name__}")
+    if state_digest(state_to_bytes(state)).hex() == spec.initial_state:
+        return Drawn(origin=Origin.COMPUTED, state=state)
+    return Drawn(origin=Origin.GIVEN, state=state, why=NOT_THAT_OF_THE_JOB)
+
+
+def _phases(
+    spec: JobSpec, state: GlobalState | None, refusals: list[PolicyRefusal]
+) -> tuple[SummedPhase, ...]:
+    try:
+        return summed_phases(spec, state)
+    except ConfigError as error:
+        refusals.append(PolicyRefusal(str(error), code=Refusal.JOB_INVALID))
+        return ()
+
+
+def _promise(spec: JobSpec, state: GlobalState | None) -> tuple[Promise | None, str]:
+    """What a private job costs here, or why that is not known."""
+    if spec.privacy is None:
+        return None, ""
+    if state is None:
+        return None, f"what it costs is found out at its first phase: {NO_BUILT_IN}"
+    try:
+        return promise_of(spec, state), ""
+    except ChoraleError as error:
+        return None, f"what it costs cannot be told: {error}"
+
+
+def _budget(ledger: Ledger, policy: Policy, data_set: DataSettings) -> Budget:
+    charged = ledger.accounts().charged(data_set.name)
+    also = dict.fromkeys(charged.also, policy.privacy.epsilon)
+    return ledger.budget(policy=policy, data_set=charged.account, also=also)
+
+
+def _account_refusals(
+    ledger: Ledger,
+    policy: Policy,
+    data_set: DataSettings,
+    budget: Budget,
+    job: LedgerJob,
+    spec: JobSpec,
+    state: GlobalState | None,
+) -> list[PolicyRefusal]:
+    """What the data set has no room for."""
+    if spec.privacy is None:
+        account = ledger.accounts().charged(data_set.name).account
+        return raised(ledger.data_refusals(policy=policy, data_set=account).check, job.job_digest)
+    if state is None:
+        return []
+    as_signed = Job(spec=spec, signed=_unsigned(job), operator=job.operator)
+    return raised(budget.check_plan, as_signed, state)
+
+
+def _previous(ledger: Ledger, job: LedgerJob) -> LedgerJob | None:
+    """The last other job of this operator that was approved here, by a person or by policy."""
+    decisions = ledger.decisions()
+
+    def approved_at(each: LedgerJob) -> datetime:
+        return max([each.offered, *(said.when for said in decisions.of(each.job_digest))])
+
+    known = [
+        each
+        for each in ledger.jobs()
+        if each.operator == job.operator
+        and each.job_digest != job.job_digest
+        and each.decision in (Decision.APPROVED, Decision.SUSPENDED)
+        and each.spec_bytes is not None
+    ]
+    return max(known, key=approved_at, default=None)
+
+
+def _record_told(data_set: DataSettings) -> str:
+    """What a record is there; nothing where only a function of the institution knows."""
+    if data_set.unit is None and (data_set.source is not None or data_set.module is not None):
+        return ""
+    return unit_told(data_set, has_units=data_set.unit is not None)

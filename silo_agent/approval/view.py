@@ -1,0 +1,349 @@
+"""What a person needs to know of a job to approve or reject it.
+
+Everything is computed at this silo: from the signed job, the silo's policy and its ledger. Nothing here runs
+code of a distribution, and text that an operator chose stays text: whoever shows it escapes it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from chorale.privacy.plan import planned_phases
+from chorale.privacy.promise import Promise
+from chorale.privacy.quantity_noise import noise_deviations, noised
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.phase_context import phase_context
+from chorale.spec.state import GlobalState, trained_names
+from crypto.errors import PolicyRefusal, Refusal
+from crypto.fixed_point.layout import Disclosure, Quantity
+from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.decisions import PersonsDecision
+from silo_agent.ledger.ledger import LedgerJob
+from silo_agent.ledger.reveals import Decision
+from strategies.base import MODEL, TOTAL
+from strategies.parts.heads import HEAD
+
+UNCOMPARED = ("nonce", "initial_state")  # of every job its own; the starting weights are told by themselves
+BUDGET_FIELD = "privacy.epsilon"
+
+
+class Origin(StrEnum):
+    """Where a job's starting weights come from."""
+
+    COMPUTED = "computed"  # this silo drew the same from the job
+    GIVEN = "given"  # an operator's own
+    UNKNOWN = "unknown"  # only the job's own code can draw them, and it has not run
+
+
+class QuantityNoise(StrEnum):
+    """What hides single records in a sum."""
+
+    NONE = "none"
+    NOT_NEEDED = "not needed"  # the number does not depend on the data
+    IN_SUM = "in the sum"
+    IN_TRAINING = "in the training"  # DP-SGD, and what follows from it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummedQuantity:
+    """One quantity of a phase, as the method declares it.
+
+    values: numbers that a silo adds to the sum; None where only the job's own code knows. tells: what the sum
+    is about. sensitivity_l2: how far one record moves it, or one silo where is_by_silo; None: nothing bounds
+    it but `bound`, the largest magnitude of a number. noise_deviation: of the noise in one number of the sum
+    of all named silos, in the quantity's own units; 0 where noise is not in the sum.
+    """
+
+    name: str
+    values: int | None
+    tells: str
+    bound: float
+    sensitivity_l2: float | None
+    is_by_silo: bool
+    noise: QuantityNoise
+    noise_deviation: float
+    is_seen_by_silos: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummedPhase:
+    """A kind of phase. times: how often the job plans it. silos: how many it names."""
+
+    kind: str
+    times: int
+    silos: int
+    quantities: tuple[SummedQuantity, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyDifference:
+    """What this silo would refuse of the job. field: the policy field that refuses, or the code of another
+    reason."""
+
+    field: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldChange:
+    """A field of the job that differs from the job before. None: it is not there. Values are JSON."""
+
+    field: str
+    before: str | None
+    now: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingWeights:
+    """told: what is known of them, or why nothing is."""
+
+    origin: Origin
+    sha256: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCode:
+    """Code that is not Chorale's and that the job runs on this silo's data.
+
+    field: of the job. sha256: of the distribution's files, as signed. told: how this silo's copy compares,
+    empty where it is the same. options: JSON.
+    """
+
+    field: str
+    name: str
+    distribution: str
+    sha256: str
+    options: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job as it is put before a person.
+
+    parameters: of the model; None where only the job's own code knows. promise: what a private job's plan
+    costs; None without noise, or where it is not known, and `no_promise` says why. balance: of the data set;
+    None where this silo has none for the job. refusals: what the policy refuses, so that an approval changes
+    nothing. previous: id of the last approved job of this operator. decisions: by people, oldest first.
+    missing_approvals: how many more people have to approve before the job runs here.
+    """
+
+    id: str
+    job_digest: bytes
+    name: str
+    operator: str
+    offered: datetime
+    not_after: datetime
+    decision: Decision
+    decisions: tuple[PersonsDecision, ...]
+    required_approvals: int
+    approved_by: tuple[str, ...]
+    data_set: str | None
+    record: str
+    silos: tuple[str, ...]
+    silos_per_round: int
+    method: str
+    model: str
+    parameters: int | None
+    task: str
+    rounds: int
+    count: str
+    training: str
+    phases: tuple[SummedPhase, ...]
+    is_private: bool
+    promise: Promise | None
+    no_promise: str
+    balance: BudgetBalance | None
+    refusals: tuple[PolicyDifference, ...]
+    previous: str | None
+    changes: tuple[FieldChange, ...]
+    weights: StartingWeights
+    code: tuple[OwnCode, ...]
+
+    @property
+    def noise_told(self) -> str:
+        """Whether the sums carry noise, and what they can tell without it."""
+        if self.is_private:
+            return "its sums carry noise, or follow from training with noise"
+        return (
+            "it has no noise, so its sums can hold single training records and tell who was in the data "
+            "(privacy.required in the policy refuses such jobs)"
+        )
+
+
+def job_view(
+    job: LedgerJob,
+    spec: JobSpec,
+    *,
+    parameters: int | None,
+    phases: Sequence[SummedPhase],
+    weights: StartingWeights,
+    promise: Promise | None,
+    no_promise: str,
+    data_set: str | None,
+    record: str,
+    balance: BudgetBalance | None,
+    refusals: Sequence[PolicyRefusal],
+    code: Sequence[OwnCode],
+    previous: tuple[str, JobSpec] | None,
+    decisions: Sequence[PersonsDecision],
+    required_approvals: int,
+    approved_by: Sequence[str],
+) -> JobView:
+    """The view of a job that was offered here.
+
+    record: what a record is in the data set. previous: id and text of the last approved job of the same
+    operator.
+    """
+    id_before, changes = (None, ()) if previous is None else (previous[0], changed_fields(previous[1], spec))
+    training = spec.training
+    return JobView(
+        id=job.id,
+        job_digest=job.job_digest,
+        name=job.name,
+        operator=job.operator,
+        offered=job.offered,
+        not_after=spec.not_after,
+        decision=job.decision,
+        decisions=tuple(decisions),
+        required_approvals=required_approvals,
+        approved_by=tuple(approved_by),
+        data_set=data_set,
+        record=record,
+        silos=spec.silos,
+        silos_per_round=spec.named_per_round,
+        method=_method_told(spec),
+        model=_model_told(spec),
+        parameters=parameters,
+        task=spec.method.task.word,
+        rounds=spec.rounds,
+        count=spec.count,
+        training=f"{training.local_epochs:g} epochs a round, batches of {training.batch_size}, "
+        f"learning rate {training.learning_rate:g}",
+        phases=tuple(phases),
+        is_private=spec.privacy is not None,
+        promise=promise,
+        no_promise=no_promise,
+        balance=balance,
+        refusals=tuple(_difference(each) for each in refusals),
+        previous=id_before,
+        changes=changes,
+        weights=weights,
+        code=tuple(code),
+    )
+
+
+def summed_phases(spec: JobSpec, state: GlobalState | None) -> tuple[SummedPhase, ...]:
+    """Every quantity that the job sums, phase by phase, as its method declares them.
+
+    state: any of its global states, for the shapes; None where only the job's own code makes one. Raises
+    ConfigError for a private job that cannot protect one of them.
+    """
+    phases = []
+    for kind, silos, times in planned_phases(spec):
+        shown = _quantities(spec, kind, _stand_in(2) if state is None else state, silos)
+        # what is the same of two models that share no size holds of any
+        other = _quantities(spec, kind, _stand_in(3), silos) if state is None else shown
+        quantities = tuple(
+            _summed(each, spec, silos, is_sized=each.size == twin.size)
+            for each, twin in zip(shown, other, strict=True)
+        )
+        phases.append(SummedPhase(kind=kind, times=times, silos=silos, quantities=quantities))
+    return tuple(phases)
+
+
+def trained_values(state: GlobalState) -> int:
+    """Parameters of the model."""
+    return sum(math.prod(state[MODEL + name].shape) for name in trained_names(state))
+
+
+def changed_fields(before: JobSpec, now: JobSpec) -> tuple[FieldChange, ...]:
+    """Every field that two jobs differ in, in the order of the job file."""
+    old, new = (_fields(each.model_dump(mode="json", by_alias=True)) for each in (before, now))
+    return tuple(
+        FieldChange(field=field, before=old.get(field), now=new.get(field))
+        for field in dict.fromkeys([*new, *old])
+        if field not in UNCOMPARED and old.get(field) != new.get(field)
+    )
+
+
+def options_told(options: Mapping[str, Any]) -> str:
+    """What a plug-in is given, on one line; nothing where it is given nothing."""
+    return json.dumps(options) if options else ""
+
+
+def _fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted names of all fields that are set, each with its value as JSON."""
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        field = prefix + json.dumps(name)[1:-1]  # keys of options are any text
+        if isinstance(value, dict) and value:
+            found |= _fields(value, f"{field}.")
+        elif value is not None:
+            found[field] = json.dumps(value)
+    return found
+
+
+def _quantities(spec: JobSpec, kind: str, state: GlobalState, silos: int) -> tuple[Quantity, ...]:
+    shapes = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no size
+    context = phase_context(spec, 1, shapes, silos, public_seed=bytes(32))
+    return noised(spec.method.phase(kind).quantities(context), spec, silos)
+
+
+def _stand_in(size: int) -> dict[str, Any]:
+    return {
+        f"{MODEL}backbone.weight": np.ones(size, np.float32),
+        HEAD: np.ones((size, size + 1), np.float32),
+    }
+
+
+def _summed(quantity: Quantity, spec: JobSpec, silos: int, *, is_sized: bool = True) -> SummedQuantity:
+    noise, clip_l2 = QuantityNoise.NONE, None
+    if quantity.noise is not None:
+        noise, clip_l2 = QuantityNoise.IN_SUM, quantity.noise.clip_l2
+    elif quantity.discloses is Disclosure.CONSTANT:
+        noise = QuantityNoise.NOT_NEEDED
+    elif spec.privacy is not None:
+        noise = QuantityNoise.IN_TRAINING
+    return SummedQuantity(
+        name=quantity.name,
+        values=quantity.size if is_sized else None,
+        tells=quantity.discloses.value,
+        bound=quantity.bound,
+        sensitivity_l2=quantity.sensitivity_l2 if clip_l2 is None else clip_l2,
+        is_by_silo=clip_l2 is not None,
+        noise=noise,
+        noise_deviation=noise_deviations([quantity], silos).get(quantity.name, 0.0),
+        is_seen_by_silos=quantity.is_tagged,
+    )
+
+
+def _difference(refusal: PolicyRefusal) -> PolicyDifference:
+    named = refusal.rule or refusal.code
+    field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else named.value
+    return PolicyDifference(field=field, told=str(refusal).removeprefix("policy: "))
+
+
+def _method_told(spec: JobSpec) -> str:
+    options = ", ".join(f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items())
+    return f"{spec.strategy.name} ({options})" if options else spec.strategy.name
+
+
+def _model_told(spec: JobSpec) -> str:
+    """Name, package, and what its builder is given."""
+    model = spec.model
+    told = model.name if model.source is None else f"{model.name} of {model.source}"
+    if model.name == "mlp" and model.source is None:
+        told += f", hidden layers {'-'.join(map(str, model.hidden)) or 'none'}"
+    if spec.adapters is not None:
+        told += ", adapters alone are trained"
+    return told if spec.trains == "all" else f"{told}, its last layer alone is trained"

@@ -1,0 +1,87 @@
+"""What a silo says of its own part in a job, signed with its own key: a file that its institution hands on.
+
+It tells of this job alone: approvals, what left, what that costs, and which policy held. Why the silo refused
+something stays here. Source: docs/protocol.md 11.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from chorale import evidence
+from chorale.evidence import AuditExcerpt, Runs, SiloStatement
+from chorale.privacy.releases import releases_to_json
+from chorale.runtime.files import read_limited
+from chorale.runtime.software import own_software
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import MAX_BYTES
+from crypto.errors import ConfigError
+from silo_agent.ledger.decisions import (
+    APPROVED_EVENT,
+    GRANTED_EVENT,
+    REFUSALS_GRANTED_EVENT,
+    REJECTED_EVENT,
+)
+from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, LedgerJob
+from silo_agent.policy.policy import load_policy
+from silo_agent.rounds.data_sets import name_for
+from silo_agent.settings import SiloSettings
+
+AUDITED = (
+    REVEALED_EVENT,
+    SPENT_EVENT,
+    APPROVED_EVENT,
+    REJECTED_EVENT,
+    GRANTED_EVENT,
+    REFUSALS_GRANTED_EVENT,
+)
+
+
+def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloStatement:
+    """job_id: the first digits of the job's digest.
+
+    Raises ConfigError unless it is one job that this silo knows, and where the audit log does not hold;
+    PolicyRefusal where this silo has no data set for it.
+    """
+    job = _job(ledger, job_id)
+    assert job.spec_bytes is not None
+    spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
+    path = settings.policy_of(data_set)
+    account = ledger.accounts().charged(data_set.name).account
+    spent, unnoised = ledger.budget(policy=load_policy(path), data_set=account).of_job(job.job_digest)
+    planned = {} if spent.first is None else spent.first.releases
+    return SiloStatement(
+        federation=settings.federation,
+        job=job.job_digest.hex(),
+        made=evidence.now(),
+        silo=settings.name,
+        software=Runs.here(own_software()),
+        decision=job.decision.value,
+        policy=hashlib.sha256(read_limited(path, MAX_BYTES)).hexdigest(),
+        delta=spent.delta,
+        sides_are_fixed=spent.sides_are_fixed,
+        costs=ledger.costs_of(job.job_digest),
+        plan=tuple((releases_to_json([each]), count) for each, count in planned.items()),
+        epsilon=None if unnoised else evidence.number(spent.epsilon()),
+        audit=_excerpt(settings.audit_path, job.job_digest),
+    )
+
+
+def _job(ledger: Ledger, job_id: str) -> LedgerJob:
+    known = [job for job in ledger.jobs() if job_id and job.job_digest.hex().startswith(job_id.lower())]
+    if len(known) != 1:
+        what = f"{len(known)} begin" if known else "none begins"
+        raise ConfigError(f"job {job_id}: expected the id of one job that was offered here, {what} with it")
+    if known[0].spec_bytes is None:
+        raise ConfigError(f"job {known[0].id}: an earlier release recorded it, without its text")
+    return known[0]
+
+
+def _excerpt(path: Path, job_digest: bytes) -> AuditExcerpt:
+    try:
+        return AuditExcerpt.of(path, job=job_digest, events=AUDITED)
+    except ConfigError as error:
+        told = str(error)
+        raise ConfigError(told if told.startswith(f"{path}: ") else f"{path}: {told}") from None

@@ -1,0 +1,543 @@
+"""Changes planted in an archive of evidence: each is found and named, and the archive without it verifies.
+
+Who plants them may hold the keys of operator and coordinator, and that of a silo where it says so; those of
+the others, and the authority's, nobody has.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale import evidence
+from chorale.evidence import CoordinatorStatement, SiloStatement, sign_statement
+from chorale.job import sign_job
+from chorale.spec.state import state_to_bytes
+from client.evidence import contents as names
+from client.evidence.archive import archive_bytes, files_of
+from client.evidence.contents import job_files
+from client.evidence.verify import verify_archive
+from crypto.errors import EvidenceMismatch
+from crypto.identity.certificates import Identity, Role
+from crypto.identity.roster import roster_to_file_bytes
+from tests.support.ceremony import stranger
+from tests.support.evidence import AWAY, OPERATOR, OTHER, SILOS, Files, Lab, chained, spec
+
+COORDINATOR, SILO = names.COORDINATOR, f"silos/{SILOS[0]}.json"
+SECOND = "proofs/000002-2-train.json"
+Values = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(folder=tmp_path_factory.mktemp("lab"))
+
+
+def test_honest_archive_verifies_and_so_does_one_that_is_only_sealed_again(lab: Lab) -> None:
+    for archive in (lab.archive, lab.sealed(lab.files)):
+        held = verify_archive(archive, authority=lab.ceremony.anchors, model=lab.model)
+        assert (held.silos, held.signers, held.notes) == (SILOS[:3], 3, ())
+        assert held.facts["states_signed_by_silos"] == 4
+    assert archive_bytes(files_of(lab.archive)) == lab.archive
+
+
+# changes to files
+
+
+def _with(lab: Lab, file: str, data: bytes) -> Files:
+    return {**lab.files, file: data}
+
+
+def _proof(lab: Lab, file: str, **changed: Any) -> Files:
+    values = json.loads(lab.files[file])
+    return _with(lab, file, evidence.document_bytes({**values, **changed}))
+
+
+def _flipped(lab: Lab, file: str) -> bytes:
+    data = bytearray(lab.files[file])
+    data[len(data) // 2] ^= 1
+    return archive_bytes(_with(lab, file, bytes(data)))
+
+
+def _without(lab: Lab, file: str) -> Files:
+    return {name: data for name, data in lab.files.items() if name != file}
+
+
+def _coordinator(lab: Lab, change: Callable[[Values], None]) -> Files:
+    return lab.signed_again(COORDINATOR, CoordinatorStatement, change)
+
+
+def _silo(lab: Lab, change: Callable[[Values], None]) -> Files:
+    return lab.signed_again(SILO, SiloStatement, change)
+
+
+def _phase(round: int, **changed: Any) -> Callable[[Values], None]:
+    """The coordinator tells something else of a training round."""
+
+    def change(values: Values) -> None:
+        values["phases"][round].update(changed)
+
+    return change
+
+
+def _cut(lab: Lab, *rounds: int, **changed: Any) -> Files:
+    """Rounds that operator and coordinator together leave out, with their proofs and audit lines."""
+
+    def change(values: Values) -> None:
+        values["phases"] = [
+            each
+            for each in values["phases"]
+            if not (each["phase"] == "train" and each["round"] in rounds)
+            and not (changed and each["phase"] == "evaluate.0")
+        ]
+        kept = {(each["round"], each["phase"]) for each in values["phases"]}
+        entries = [json.loads(line) for line in values["audit"]["lines"]]
+        values["audit"]["lines"] = [
+            line
+            for line, entry in zip(values["audit"]["lines"], entries, strict=True)
+            if entry["event"] != "phase_ended" or (entry["round"], entry["phase"]) in kept
+        ]
+        values.update(changed)
+
+    files = _coordinator(lab, change)
+    return {
+        name: data for name, data in files.items() if not any(f"-{number}-train" in name for number in rounds)
+    }
+
+
+def _cancelled(lab: Lab) -> Files:
+    """All after round 1, with all that follows from it."""
+    first = json.loads(lab.files["proofs/000001-1-train.json"])["next"]
+    return lab.rewritten(_cut(lab, 2, 3, status="cancelled", reason="", model=first, model_round=1))
+
+
+def _lines(change: Callable[[list[str]], list[str]]) -> Callable[[Values], None]:
+    def changed(values: Values) -> None:
+        values["audit"]["lines"] = change(values["audit"]["lines"])
+
+    return changed
+
+
+def _own_log(drop: Callable[[Values], bool]) -> Callable[[Values], None]:
+    """A silo writes its log anew, without some lines: numbers and hashes fit."""
+
+    def change(values: Values) -> None:
+        lines = chained([line for line in values["audit"]["lines"] if not drop(json.loads(line))])
+        values["audit"] = {"entries": len(lines) + 9, "head": "0" * 64, "lines": lines}
+
+    return change
+
+
+def _other_job(lab: Lab) -> Files:
+    """The operator signs a milder job, and the coordinator says that it was this one."""
+    noisier = spec(
+        privacy={
+            "delta": 1e-5,
+            "records": {"clip_norm": 1.0, "noise_multiplier": 9.0, "sample_rate": 0.1, "noise": "silo"},
+            "statistics_noise_multiplier": 90.0,
+        }
+    ).filled(nonce="0" * 32, initial_state=bytes.fromhex(str(lab.job.spec.initial_state)))
+    signed = sign_job(noisier.to_yaml(), lab.identities[OPERATOR])
+    files = _coordinator(lab, lambda values: values.update(job=signed.digest.hex()))
+    proofs = {
+        name: evidence.document_bytes({**json.loads(data), "job": signed.digest.hex()})
+        for name, data in files.items()
+        if name.startswith("proofs/")
+    }
+    return {**files, **proofs, **job_files(signed)}
+
+
+def _fewer_signers(lab: Lab) -> Files:
+    signers = json.loads(lab.files[SECOND])["signers"]
+    del signers[SILOS[0]]
+    return {
+        **_coordinator(lab, _phase(2, verified_by=2)),
+        SECOND: _proof(lab, SECOND, signers=signers)[SECOND],
+    }
+
+
+def _false_state(lab: Lab) -> Files:
+    """Coordinator and operator say that round 2 led elsewhere."""
+    files = _coordinator(lab, _phase(2, state="ab" * 32))
+    return {**files, SECOND: _proof(lab, SECOND, next="ab" * 32)[SECOND]}
+
+
+def _false_cohort(lab: Lab) -> Files:
+    """They put a silo into a sum that it was not in."""
+    assert AWAY not in json.loads(lab.files[SECOND])["survivors"]
+    files = _coordinator(lab, _phase(2, cohort=list(SILOS)))
+    return {**files, SECOND: _proof(lab, SECOND, survivors=list(SILOS))[SECOND]}
+
+
+def _false_signer(lab: Lab) -> Files:
+    """A signature of one silo under the name of another."""
+    signers = json.loads(lab.files[SECOND])["signers"]
+    signers[AWAY] = signers.pop(SILOS[0])
+    return _proof(lab, SECOND, signers=signers)
+
+
+def _later_roster(lab: Lab) -> Files:
+    """A roster that the authority did sign, though later, in the place of the one that silos signed under."""
+    lab.ceremony.publish(without=(OTHER,))
+    later = lab._roster()
+    files = _coordinator(lab, lambda values: _rosters(values, later.version))
+    proofs = {
+        name: evidence.document_bytes({**json.loads(data), "roster_version": later.version})
+        for name, data in files.items()
+        if name.startswith("proofs/")
+    }
+    del files["rosters/1.json"]
+    return {**files, **proofs, f"rosters/{later.version}.json": roster_to_file_bytes(later.signed)}
+
+
+def _rosters(values: Values, version: int) -> None:
+    for each in values["phases"]:
+        each["roster_version"] = version
+
+
+def _foreign_roster(lab: Lab, folder: Path) -> Files:
+    """A roster of the attacker's own authority."""
+    other = Lab(folder=folder)
+    return _with(lab, "rosters/1.json", other.files["rosters/1.json"])
+
+
+def _exchanged(lab: Lab) -> Callable[[Values], None]:
+    def change(values: Values) -> None:
+        values["phases"][1], values["phases"][2] = values["phases"][2], values["phases"][1]
+
+    return change
+
+
+def _larger(values: Values) -> None:
+    values["arrays"]["model/weight"]["shape"] = [2, 3]
+
+
+def _unsigned(lab: Lab) -> Files:
+    document = json.loads(lab.files[COORDINATOR])
+    del document["statement"]["audit"]["lines"][2]
+    return _with(lab, COORDINATOR, evidence.document_bytes(document))
+
+
+def _other_cohort(lines: list[str]) -> list[str]:
+    entries = [json.loads(line) for line in lines]
+    for entry in entries:
+        if (entry["event"], entry.get("round"), entry.get("phase")) == ("revealed", 1, "train"):
+            entry["cohort"] = "cd" * 32
+    return [json.dumps(entry, separators=(",", ":")) for entry in entries]
+
+
+def _dearer_plan(values: Values) -> None:
+    values["plan"] = values["plan"][:-1]
+
+
+def _text(lab: Lab, file: str, old: bytes, new: bytes) -> Files:
+    assert old in lab.files[file]
+    return _with(lab, file, lab.files[file].replace(old, new))
+
+
+def _facts(lab: Lab, change: Callable[[Values], None]) -> Files:
+    values = json.loads(lab.files[names.FACTS])
+    change(values)
+    return _with(lab, names.FACTS, evidence.document_bytes(values))
+
+
+def _ended(entry: Values) -> bool:
+    return (entry["event"], entry.get("round"), entry.get("phase")) == ("spent", 2, "train")
+
+
+PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
+    # without a key
+    "a bit of a file": (
+        lambda lab, _: _flipped(lab, SECOND),
+        r"proofs/000002-2-train.json: its SHA-256 is not",
+    ),
+    "a file less": (
+        lambda lab, _: archive_bytes(_without(lab, SILO)),
+        r"silos/clinic-a.json: the manifest lists it",
+    ),
+    "a file more": (
+        lambda lab, _: archive_bytes(_with(lab, "silos/clinic-d.json", lab.files[SILO])),
+        r"silos/clinic-d.json: the manifest does not list it",
+    ),
+    # who signed
+    "another operator's manifest": (
+        lambda lab, _: lab.sealed(lab.files, signer=lab.identities[OTHER]),
+        r"manifest.json: eve signed it, and the job belongs to olga",
+    ),
+    "a stranger's manifest under the operator's name": (
+        lambda lab, _: lab.sealed(lab.files, signer=_stranger(OPERATOR)),
+        r"manifest.json: it is not signed by operator olga: no roster lists that certificate",
+    ),
+    "the coordinator's statement signed by the operator": (
+        lambda lab, _: lab.sealed(
+            _with(lab, COORDINATOR, _statement_by(lab, COORDINATOR, CoordinatorStatement, OPERATOR))
+        ),
+        r"coordinator.json: certificate: its extended key usage is not that of a coordinator",
+    ),
+    "a silo's statement signed by the operator": (
+        lambda lab, _: lab.sealed(_with(lab, SILO, _statement_by(lab, SILO, SiloStatement, OPERATOR))),
+        r"silos/clinic-a.json: it is not signed by silo clinic-a",
+    ),
+    "a silo's statement under another name": (
+        lambda lab, _: lab.sealed({**_without(lab, SILO), "silos/clinic-d.json": lab.files[SILO]}),
+        r"README.md: not what release",
+    ),
+    "a roster of another authority": (
+        lambda lab, folder: lab.sealed(_foreign_roster(lab, folder)),
+        r"rosters/1.json: roster: the signature does not hold",
+    ),
+    "a later roster": (
+        lambda lab, _: lab.sealed(_later_roster(lab)),
+        r"round 0 enrollment.0: next-state of clinic-a: next-state: the signature does not hold",
+    ),
+    "another job": (lambda lab, _: lab.sealed(_other_job(lab)), r"round 0 enrollment.0: what silos signed"),
+    "a job that nobody signed": (
+        lambda lab, _: lab.sealed(_text(lab, names.JOB, b"rounds: 3", b"rounds: 2")),
+        r"job-signature.json: job: the signature does not hold",
+    ),
+    # rounds, with the coordinator's and the operator's keys
+    "a round less": (lambda lab, _: lab.sealed(_cut(lab, 2)), r"round 3 train: round 2 is missing"),
+    "the proof of a round less": (
+        lambda lab, _: lab.sealed(_without(lab, SECOND)),
+        r"round 2 train: the proof that silos signed is missing",
+    ),
+    "the last rounds less": (
+        lambda lab, _: lab.sealed(_cut(lab, 3)),
+        r"round 3 evaluate.0: round 3 is missing|another state",
+    ),
+    "the last rounds less, told as cancelled": (
+        lambda lab, _: lab.sealed(_cancelled(lab)),
+        r"silos/clinic-a.json: it revealed round 2 train, which the archive does not have",
+    ),
+    "a round told as used up": (
+        lambda lab, _: lab.sealed(
+            {
+                **_without(lab, SECOND),
+                COORDINATOR: _coordinator(lab, _phase(2, result="used-up", verified_by=0))[COORDINATOR],
+            }
+        ),
+        r"round 2 train: the coordinator names another state",
+    ),
+    "two rounds exchanged": (
+        lambda lab, _: lab.sealed(_coordinator(lab, _exchanged(lab))),
+        r"round 2 train: round 1 is missing",
+    ),
+    "another state after a round": (
+        lambda lab, _: lab.sealed(_false_state(lab)),
+        r"next-state of clinic-a: next-state: the signature does not hold",
+    ),
+    "a silo put into a sum": (
+        lambda lab, _: lab.sealed(_false_cohort(lab)),
+        r"next-state of clinic-a: next-state: the signature does not hold",
+    ),
+    "fewer signatures": (
+        lambda lab, _: lab.sealed(_fewer_signers(lab)),
+        r"proof: expected signatures of 3 silos, got 2",
+    ),
+    "a signature under another name": (
+        lambda lab, _: lab.sealed(_false_signer(lab)),
+        r"proof: the roster does not hold clinic-d with this certificate",
+    ),
+    "a proof of another round": (
+        lambda lab, _: lab.sealed(_with(lab, SECOND, lab.files["proofs/000001-1-train.json"])),
+        r"a second proof of round 1 train",
+    ),
+    "other arrays than were summed": (
+        lambda lab, _: lab.sealed(_coordinator(lab, _larger)),
+        r"round 1 train: what silos signed that they summed does not follow from the job",
+    ),
+    "another model": (
+        lambda lab, _: lab.sealed(_coordinator(lab, lambda values: values.update(model="ef" * 32))),
+        r"coordinator.json: model: not a state that silos signed",
+    ),
+    # numbers and pages, with the operator's key
+    "epsilon in the facts": (
+        lambda lab, _: lab.sealed(_facts(lab, lambda values: values["epsilon"].update(planned=0.1))),
+        r"facts.json: epsilon: planned: the signed job gives 0.53\d*, it says 0.1",
+    ),
+    "a quantity in the facts": (
+        lambda lab, _: lab.sealed(_facts(lab, lambda values: values["quantities"]["train"]["summed"].pop())),
+        r"facts.json: quantities: train: summed: the signed job gives",
+    ),
+    "epsilon on a page": (
+        lambda lab, _: lab.sealed(_text(lab, names.GDPR, b"plans epsilon 0.5", b"plans epsilon 0.1")),
+        r"gdpr.md: not what release",
+    ),
+    # audit logs, each with the key of the one whose log it is
+    "an entry out of the coordinator's log, without its key": (
+        lambda lab, _: lab.sealed(_unsigned(lab)),
+        r"coordinator.json: evidence-coordinator: the signature does not hold",
+    ),
+    "an entry of the coordinator's log changed": (
+        lambda lab, _: lab.sealed(_coordinator(lab, _last_phase)),
+        r"coordinator.json: audit: audit entry \d+: the entry before it was changed",
+    ),
+    "an input out of a silo's log": (
+        lambda lab, _: lab.sealed(_silo(lab, _own_log(_ended))),
+        r"silos/clinic-a.json: its log lacks the input of round 2 train",
+    ),
+    "entries of a silo's log in another order": (
+        lambda lab, _: lab.sealed(_silo(lab, _lines(lambda lines: [lines[1], lines[0], *lines[2:]]))),
+        r"silos/clinic-a.json: audit entry \d+: out of order",
+    ),
+    "a reveal over another cohort": (
+        lambda lab, _: lab.sealed(_silo(lab, _lines(_other_cohort))),
+        r"silos/clinic-a.json: audit entry \d+: it revealed round 1 train over another cohort",
+    ),
+    "epsilon in a silo's statement": (
+        lambda lab, _: lab.sealed(_silo(lab, lambda values: values.update(epsilon=0.1))),
+        r"silos/clinic-a.json: epsilon: its log gives 0.53\d*, it says 0.1",
+    ),
+    "the plan in a silo's statement": (
+        lambda lab, _: lab.sealed(_silo(lab, _dearer_plan)),
+        r"silos/clinic-a.json: plan: it is not what the signed job releases",
+    ),
+    # forms
+    "a document written in another way": (
+        lambda lab, _: lab.sealed(_with(lab, SECOND, lab.files[SECOND].replace(b"\n", b" \n"))),
+        r"proofs/000002-2-train.json: expected a document as Chorale writes it",
+    ),
+    "a name that stands twice in a document": (
+        lambda lab, _: lab.sealed(_text(lab, SECOND, b'{\n "attempt"', b'{\n "attempt": 9,\n "attempt"')),
+        r"proofs/000002-2-train.json: expected a document as Chorale writes it",
+    ),
+    "a file of another kind": (
+        lambda lab, _: lab.sealed(_with(lab, "note.txt", b"all was well\n")),
+        r"note.txt: no archive of evidence has such a file",
+    ),
+}
+
+
+def _last_phase(values: Values) -> None:
+    lines = values["audit"]["lines"]
+    entry = json.loads(lines[1])
+    lines[1] = json.dumps({**entry, "attempts": 2}, separators=(",", ":"))
+
+
+def _stranger(name: str) -> Identity:
+    return stranger(Role.OPERATOR, name, now=datetime.now(UTC))
+
+
+def _statement_by(lab: Lab, file: str, kind: type[Any], signer: str) -> bytes:
+    statement = evidence.open_statement(lab.files[file], kind).statement
+    return sign_statement(statement, lab.identities[signer])
+
+
+@pytest.mark.parametrize("change", PLANTED)
+def test_planted_change_is_named(lab: Lab, tmp_path: Path, change: str) -> None:
+    plant, sentence = PLANTED[change]
+    with pytest.raises(EvidenceMismatch, match=sentence):
+        verify_archive(plant(lab, tmp_path), authority=lab.ceremony.anchors)
+    verify_archive(lab.archive, authority=lab.ceremony.anchors)
+
+
+def test_last_rounds_can_be_left_out_where_no_silo_says_anything(lab: Lab) -> None:
+    """The archive's own page says so. docs/evidence-pack.md"""
+    told = {name: data for name, data in _cancelled(lab).items() if not name.startswith("silos/")}
+    held = verify_archive(lab.sealed(lab.rewritten(told)), authority=lab.ceremony.anchors)
+    assert held.statement.status == "cancelled"
+    assert b"Operator and coordinator together can leave the last rounds out" in lab.files[names.README]
+
+
+def test_whole_other_federation_is_found_by_ones_own_authority_alone(lab: Lab, tmp_path: Path) -> None:
+    other = Lab(folder=tmp_path)
+    with pytest.raises(EvidenceMismatch, match=r"authority.crt: it is not your authority's certificate"):
+        verify_archive(other.archive, authority=lab.ceremony.anchors)
+    held = verify_archive(other.archive)  # hence the digest is told, and that it was not compared
+    assert held.authorities != verify_archive(lab.archive).authorities
+    assert not held.is_trusted
+
+
+def test_other_model_is_found(lab: Lab) -> None:
+    other = state_to_bytes({**lab.arrays, "model/weight": lab.arrays["model/weight"] * 2})
+    with pytest.raises(EvidenceMismatch, match=r"--model: this file is not the job's model"):
+        verify_archive(lab.archive, model=other)
+    with pytest.raises(EvidenceMismatch, match=r"--model: state: "):
+        verify_archive(lab.archive, model=b"no model")
+
+
+def test_line_that_the_coordinators_log_lacks_is_noted(lab: Lab) -> None:
+    """A coordinator that was killed between its database and its log has such a log."""
+    files = _coordinator(lab, _lines(lambda lines: [*lines[:2], *lines[3:]]))
+    held = verify_archive(lab.sealed(files), authority=lab.ceremony.anchors)
+    assert held.notes == ("the coordinator's audit log lacks round 1 train",)
+
+
+# the zip file
+
+
+def _zip(files: Files) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, data in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), data)
+    return made.getvalue()
+
+
+def _twice(lab: Lab) -> bytes:
+    made = io.BytesIO(lab.archive)
+    with zipfile.ZipFile(made, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr(names.JOB, b"another")
+    return made.getvalue()
+
+
+def _compressed(lab: Lab) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in lab.files.items():
+            archive.writestr(name, data)
+    return made.getvalue()
+
+
+def _commented(lab: Lab) -> bytes:
+    made = io.BytesIO(lab.archive)
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.comment = b"all was well"
+    return made.getvalue()
+
+
+def _claiming(lab: Lab) -> bytes:
+    """The directory names one file again and again: small archive, large contents."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("a0", b"x" * 5000)
+        for number in range(1, 50):
+            entry = zipfile.ZipInfo(f"a{number}")
+            entry.file_size = entry.compress_size = 5000
+            entry.CRC, entry.header_offset = archive.infolist()[0].CRC, 0
+            archive.filelist.append(entry)
+    return made.getvalue()
+
+
+ZIPS: dict[str, tuple[Callable[[Lab], bytes], str]] = {
+    "no zip": (lambda lab: b"evidence", "expected a zip file"),
+    "cut": (lambda lab: lab.archive[:-40], "expected a zip file"),
+    "bytes before": (lambda lab: b"#!/bin/sh\n" + lab.archive, "bytes beside its files"),
+    "bytes behind": (lambda lab: lab.archive + b"more", "expected a zip file|bytes beside its files"),
+    "a comment": (_commented, "bytes beside its files"),
+    "other headers": (lambda lab: _zip(lab.files), "bytes beside its files"),
+    "a name twice": (_twice, "job.yaml is there twice"),
+    "compressed files": (_compressed, "is compressed, expected it as it is"),
+    "a way out": (lambda lab: archive_bytes({**lab.files, "../job.yaml": b""}), "is no name of a file"),
+    "an absolute name": (
+        lambda lab: archive_bytes({**lab.files, "/etc/passwd": b""}),
+        "is no name of a file",
+    ),
+    "more than there is": (_claiming, "its files claim|expected a zip file"),
+    "a bit": (lambda lab: lab.archive.replace(b"rounds: 3", b"rounds: 2"), "expected a zip file: Bad CRC"),
+}
+
+
+@pytest.mark.parametrize("trick", ZIPS)
+def test_trick_with_the_zip_file_is_named(lab: Lab, trick: str) -> None:
+    make, sentence = ZIPS[trick]
+    with pytest.raises(EvidenceMismatch, match=f"^archive: .*({sentence})"):
+        verify_archive(make(lab), authority=lab.ceremony.anchors)
+    verify_archive(lab.archive, authority=lab.ceremony.anchors)
