@@ -176,6 +176,10 @@ def _no_coordinator(ward: Ward) -> Path:
     return ward.silo(coordinator="127.0.0.1:1")
 
 
+def _unknown_host(ward: Ward) -> Path:
+    return ward.silo(coordinator="hub.invalid:7443")
+
+
 def _other_host(ward: Ward) -> Path:
     return ward.silo(coordinator_name="hub.example.org")
 
@@ -240,6 +244,7 @@ FAULTS: list[Fault] = [
     (_signed_by_another, "certificate", "have the authority of"),
     (_expired, "certificate", "chorale silo csr --name old"),
     (_no_coordinator, "line", "correct coordinator, or let outgoing TCP"),
+    (_unknown_host, "line", "correct the host name"),
     (_other_host, "line", "set coordinator_name"),
     (_off_the_roster, "roster", "chorale authority roster"),
     (_old_for_the_policy, "roster", "chorale authority renew"),
@@ -392,6 +397,24 @@ def test_command_ends_with_one_and_tells_json(ward: Ward) -> None:
     assert line["fix"].startswith("correct coordinator")
 
 
-def test_file_that_is_no_settings_file_is_told(ward: Ward) -> None:
-    (finding,) = ails(ward.write("job.yaml", {"federation": "test", "rounds": 3}))
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2},
+        {"federation": "test", "coordinator": "hub:7443", "authority": "a.crt", "url": "https://hub"},
+        {},
+    ],
+    ids=["job", "console", "empty"],
+)
+def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values) -> None:
+    (finding,) = ails(ward.write("other.yaml", values))
     assert (finding.check, "chorale init" in finding.fix) == ("settings", True)
+
+
+@pytest.mark.parametrize("missing", ["policy", "data", "name", "directory"])
+def test_field_that_is_missing_is_told_of_the_silo_that_misses_it(ward: Ward, missing: str) -> None:
+    values = yaml.safe_load(ward.silo().read_text())
+    del values[missing]
+    (finding,) = ails(ward.write("silo.yaml", values))
+    assert f"silo.yaml: {missing}: " in finding.told
+    assert "chorale schema silo" in finding.fix
