@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import pytest
 import yaml
 
+from chorale.runtime.audit import AuditLog
 from chorale.transport.line_probe import Trouble
 from cli.doctor import credentials
 from cli.doctor.command import diagnose
@@ -113,6 +114,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
         ceremony.enroll(Role.SILO, EXPIRED, days=1, now=datetime.now(UTC) - timedelta(days=4))
         ceremony.enroll(Role.SILO, REVOKED)
         ceremony.enroll(Role.OPERATOR, REVOKED)
+        ceremony.enroll(Role.COORDINATOR, REVOKED)
         ceremony.publish(without=(REVOKED,))
         other = stranger(Role.SILO, FOREIGN, now=datetime.now(UTC))
         ceremony.adopt(other.key, other.certificate)
@@ -231,6 +233,21 @@ def _no_roster(ward: Ward) -> Path:
     return ward.coordinator(roster=str(ward.folder / "none.json"))
 
 
+def _unlisted_coordinator(ward: Ward) -> Path:
+    return ward.coordinator(identity=ward.identity(Role.COORDINATOR, REVOKED))
+
+
+def _changed_audit_log(ward: Ward) -> Path:
+    directory = ward.folder / "state"
+    directory.mkdir()
+    with closing(AuditLog(directory / "audit.jsonl")) as log:
+        for spent in (1, 2):
+            log.append("spent", epsilon=spent)
+    file = directory / "audit.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"epsilon":1', b'"epsilon":0'))
+    return ward.silo()
+
+
 def _unlisted_operator(ward: Ward) -> Path:
     return ward.operator(REVOKED)
 
@@ -254,6 +271,8 @@ FAULTS: list[Fault] = [
     (_taken_port, "listen", "a free port"),
     (_stale_roster, "roster", "chorale authority renew"),
     (_no_roster, "roster", "put the authority's roster.json at"),
+    (_unlisted_coordinator, "roster", "chorale authority roster left.crt"),
+    (_changed_audit_log, "audit", "find out who wrote to it"),
     (_unlisted_operator, "roster", "chorale authority roster"),
 ]
 
@@ -369,6 +388,14 @@ def test_agent_that_runs_is_asked_and_keeps_its_connection(ward: Ward) -> None:
     assert process == "an agent runs here and is connected, with roster version 2"
     assert [record for record in agent.records()[lines:] if record["event"] == "connected"] == []
     assert agent.stop() == 0
+
+
+def test_last_line_that_a_crash_cut_short_is_a_warning(ward: Ward) -> None:
+    config = _changed_audit_log(ward)
+    with (ward.folder / "state" / "audit.jsonl").open("ab") as log:
+        log.write(b'{"entry":')
+    (finding,) = ails(config)
+    assert (finding.check, finding.state) == ("audit", State.WARNING)
 
 
 def test_certificate_of_the_last_three_weeks_is_a_warning(
