@@ -6,12 +6,11 @@ A hint travels as a note on the exception (`error.add_note`), so code below cli/
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Self
+from typing import Self
 
 import click
 
@@ -23,18 +22,6 @@ from crypto.errors import (
     PolicyRefusal,
     RemoteProtocolError,
 )
-
-REFUSED_BY_PEER = {  # gRPC status names; every other one means that the peer failed or is not there
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
-    "FAILED_PRECONDITION",
-    "INVALID_ARGUMENT",
-    "ALREADY_EXISTS",
-    "NOT_FOUND",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "RESOURCE_EXHAUSTED",
-}
 
 
 class ExitCode(IntEnum):
@@ -81,7 +68,6 @@ class CommandFailed(ChoraleError):
 
 def failure_of(error: BaseException) -> Failure:
     """Exit code and line for whatever ended a command."""
-    grpc = sys.modules.get("grpc")  # never imported for the sake of an error message
     hint = "; ".join(_one_line(note) for note in getattr(error, "__notes__", ()))
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return Failure(code=ExitCode.INTERRUPTED)
@@ -96,23 +82,12 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, ChoraleError):
         code = next((code for kind, code in CODES.items() if isinstance(error, kind)), ExitCode.FAILED)
         return Failure(code=code, message=_one_line(str(error)), hint=hint)
-    if grpc is not None and isinstance(error, grpc.RpcError):
-        return _of_rpc_error(error, hint)
     if isinstance(error, OSError):
         message = _one_line(str(error))
         if error.filename is not None and error.strerror:
             message = f"{error.filename}: {error.strerror.lower()}"
         return Failure(code=ExitCode.FAILED, message=message, hint=hint)
     return _of_bug(error)
-
-
-def _of_rpc_error(error: Any, hint: str) -> Failure:
-    status, details = error.code().name, _one_line(error.details() or "")
-    if status in REFUSED_BY_PEER:
-        message = f"coordinator refused: {details or status.lower()}"
-        return Failure(code=ExitCode.REFUSED_BY_PEER, message=message)
-    message = f"coordinator: {status.lower()}: {details}"
-    return Failure(code=ExitCode.FAILED, message=message, hint=hint)
 
 
 def _of_bug(error: BaseException) -> Failure:

@@ -1,4 +1,4 @@
-"""What to do about an error, and extras that are missing.
+"""What commands and Python say alike where something fails: the errors themselves, hints, missing extras.
 
 A hint travels as a note on the exception (`error.add_note`), so code below client/ can give one too.
 """
@@ -6,9 +6,24 @@ A hint travels as a note on the exception (`error.add_note`), so code below clie
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 
+if TYPE_CHECKING:
+    import grpc
+
+REFUSED_BY_PEER = {  # gRPC status names; every other one means that the peer failed or is not there
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "FAILED_PRECONDITION",
+    "INVALID_ARGUMENT",
+    "ALREADY_EXISTS",
+    "NOT_FOUND",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "RESOURCE_EXHAUSTED",
+}
 UNREACHABLE_HINT = "check that the coordinator runs, its address, and that this certificate is on its roster"
 
 UNKNOWN_HOST_HINT = (
@@ -18,6 +33,22 @@ UNKNOWN_HOST_HINT = (
 UNTRUSTED_HINT = (
     "check authority, and set coordinator_name where the dialed host is not the one in the certificate"
 )
+
+
+class PeerFailed(ChoraleError):
+    """The coordinator could not do what was asked, though it did not refuse it."""
+
+
+class JobNotDone(ChoraleError):
+    """A job ended before its last round, and no silo's policy or budget is why."""
+
+
+def peer_error(error: grpc.RpcError) -> ChoraleError:
+    """A failed call in one sentence: RemoteProtocolError where the coordinator refused, else PeerFailed."""
+    status, details = error.code().name, " ".join((error.details() or "").split())
+    if status in REFUSED_BY_PEER:
+        return RemoteProtocolError(f"coordinator refused: {details or status.lower()}")
+    return PeerFailed(f"coordinator: {status.lower()}: {details}")
 
 
 def with_hint(error: ChoraleError, hint: str) -> ChoraleError:

@@ -9,6 +9,8 @@ from typing import Any
 from chorale.job import SignedJob
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
+from client.errors import JobNotDone
+from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
 
 ACCURACY = "accuracy"
 ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
@@ -191,3 +193,19 @@ def counted(summary: JobSummary) -> str:
     """How far a job came: `3/10 rounds`, or `3/50 steps`."""
     total, word = (summary.steps, "steps") if summary.steps else (summary.rounds, "rounds")
     return f"{summary.rounds_completed}/{total} {word}"
+
+
+def check_done(history: JobHistory) -> None:
+    """Raises PolicyRefusal, BudgetExhausted or JobNotDone for a job that did not reach its end."""
+    summary = history.summary
+    if summary.status == "done":
+        return
+    told = [summary.status or "unknown", summary.reason]
+    message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
+    last = history.records[-1:]  # the phase that ended it, unless it was applied
+    codes = {left.reason for record in last if record.result != "applied" for left in record.left_out}
+    if Refusal.BUDGET in codes:
+        raise BudgetExhausted(message)
+    if codes & {Refusal.POLICY, Refusal.REJECTED}:
+        raise PolicyRefusal(message)
+    raise JobNotDone(message)

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +27,7 @@ from chorale.transport.line_probe import Trouble, probe
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2, operations_pb2
 from chorale.v1.records_pb2 import JobSummary
-from client.errors import UNKNOWN_HOST_HINT, UNREACHABLE_HINT, UNTRUSTED_HINT, with_hint
+from client.errors import UNKNOWN_HOST_HINT, UNREACHABLE_HINT, UNTRUSTED_HINT, peer_error, with_hint
 from client.history import JobHistory
 from client.settings import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
@@ -50,6 +51,11 @@ class Operations:
         from chorale.v1.operations_pb2_grpc import OperationsStub
 
         self._stub: OperationsStub = OperationsStub(channel)
+        self._channel = channel
+
+    def close(self) -> None:
+        """End what is under way, from any thread."""
+        self._channel.close()
 
     def submit(self, signed: SignedJob, state: bytes) -> bytes:
         """Send a job and its initial state; returns the job digest."""
@@ -166,7 +172,10 @@ def _gone() -> frozenset[grpc.StatusCode]:
 
 @contextmanager
 def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]:
-    """A connection as this operator, and the identity it uses. Raises ConfigError for bad files."""
+    """A connection as this operator, and the identity it uses.
+
+    Raises ConfigError for bad files; a call that fails inside is raised as peer_error has it.
+    """
     tls.restrict_to_tls13()
     import grpc
 
@@ -188,10 +197,11 @@ def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]
             yield Operations(channel), identity
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-            failed = asyncio.run(probe(route))
+                raise peer_error(error) from None
+            with ThreadPoolExecutor(1) as aside:  # a notebook's own thread has a loop already
+                failed = aside.submit(asyncio.run, probe(route)).result()
             if failed.trouble is Trouble.NONE:  # the coordinator said so itself
-                raise
+                raise peer_error(error) from None
             hint = UNTRUSTED_HINT if failed.trouble.is_distrust else UNREACHABLE_HINT
             if failed.trouble is Trouble.UNKNOWN_HOST:
                 hint = UNKNOWN_HOST_HINT

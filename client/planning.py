@@ -6,7 +6,7 @@ Bytes are those of masked vectors and sums; the messages around them are some ki
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -15,6 +15,7 @@ from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.state import float32_bytes, state_from_bytes
 from chorale.transport.wire import PhaseKey
 from client.history import TRAIN, JobHistory, kind_of
+from client.operations import Operations
 from client.submission import Submission
 from strategies.phases.enrollment import ENROLLMENT
 
@@ -49,7 +50,8 @@ class Timing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """promise: of a private job. model_bytes: of its parameters as float32; state_bytes: of the whole global
-    state, which a silo downloads once where it was away."""
+    state, which a silo downloads once where it was away. timing: by past rounds, None where nobody asked a
+    coordinator or it ran no such job."""
 
     name: str
     strategy: str
@@ -60,6 +62,7 @@ class Plan:
     state_bytes: int
     promise: Promise | None
     notes: tuple[str, ...]
+    timing: Timing | None = None
 
     @property
     def sent_bytes(self) -> int:
@@ -70,13 +73,12 @@ class Plan:
     def received_bytes(self) -> int:
         return sum(phase.times * phase.received_bytes for phase in self.phases)
 
-    def facts(self, timing: Timing | None) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """For `--json`."""
         return {
             **asdict(self),
             "sent_bytes": self.sent_bytes,
             "received_bytes": self.received_bytes,
-            "timing": timing and asdict(timing),
         }
 
 
@@ -120,6 +122,17 @@ def plan_of(submission: Submission) -> Plan:
         promise=None if spec.privacy is None else promise_of(spec, state),
         notes=submission.notes,
     )
+
+
+def with_timing(plan: Plan, operations: Operations) -> Plan:
+    """The plan with an estimate of its time, by what its coordinator ran before."""
+    alike = [
+        summary.job_digest
+        for summary in operations.jobs()
+        if (summary.strategy, summary.float32_bytes) == (plan.strategy, plan.model_bytes)
+    ]
+    past = [operations.history(digest) for digest in alike[-JOBS_LOOKED_AT:]]
+    return replace(plan, timing=timing_of(plan, past))
 
 
 def timing_of(plan: Plan, histories: Iterable[JobHistory]) -> Timing | None:

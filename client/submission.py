@@ -67,9 +67,16 @@ def read_spec(file: Path, *, not_after: datetime | None = None, silos: Sequence[
     """The job file; not_after is filled in where it is left out, by default in 30 days. silos: in place of
     the file's, if there are any. Raises ConfigError."""
     values = parse_mapping(read_limited(file, MAX_BYTES), source=str(file))
+    return spec_of(values, source=str(file), not_after=not_after, silos=silos)
+
+
+def spec_of(
+    values: Mapping[str, object], *, source: str, not_after: datetime | None = None, silos: Sequence[str] = ()
+) -> JobSpec:
+    """The same of a file's fields. source: what errors call them."""
     filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
     given = {"silos": list(silos)} if silos else {}
-    return check_values(JobSpec, {**filled, **values, **given}, source=str(file))
+    return check_values(JobSpec, {**filled, **values, **given}, source=source)
 
 
 def with_code(spec: JobSpec) -> JobSpec:

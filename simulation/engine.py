@@ -6,6 +6,8 @@
     simulation.final_accuracy, simulation.final_loss          # the closing evaluation's
     simulation.closing                                        # figures of every closing phase
     simulation.state                                          # the global state: model/..., method/...
+    simulation.results(), simulation.plot()                   # as a federation gives them: docs/python.md
+    simulation.fetch()                                        # a state_dict, as a federation gives it
 
 What a silo computes (silo_agent/rounds/phase_input.py, silo_agent/training/), which phase follows, whom a
 round names, what is summed and what the sum does to the model are the functions that agents and coordinator
@@ -19,9 +21,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chorale.job import Job, SignedJob
+from chorale.results import JobResults, RoundResult
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import Measurements
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
@@ -34,13 +37,18 @@ from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.members import enroll
 from simulation.pool import Pool
-from simulation.results import PhaseReport, RoundResult, SimulationFailed, listed, round_result
+from simulation.results import PhaseReport, SimulationFailed, listed, round_result
 from simulation.silos import Answer, SilosHere, built_in
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, Arrays, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.evaluation import EVALUATE
 from strategies.server_optimizer import steps_taken
+from strategies.tasks.base import TESTED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 NO_NONCE = "0" * 32  # of a job that is not submitted
 Step = tuple[int, str]  # round and phase
@@ -116,6 +124,7 @@ class Simulation:
             members = enroll(spec.silos, federation=spec.federation, now=now)
             self._secure = SecureSum(members=members, now=now)
         self.progress = Progress(following=(0, self.job.opening), state=dict(state), local={}, closing={})
+        self._ended: list[RoundResult] = []
 
     @property
     def state(self) -> GlobalState:
@@ -162,9 +171,33 @@ class Simulation:
                 if self.job.names_everyone(phase):
                     self._run_outside(round, phase)
                 else:
-                    yield self._run_round(round)
+                    self._ended.append(self._run_round(round))
+                    yield self._ended[-1]
         finally:
             self.close()
+
+    def results(self) -> DataFrame:
+        """The rounds that this object ran, a row each: JobResults.frame."""
+        return self._results().frame()
+
+    def plot(self, figure: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """A figure's curve over those rounds: JobResults.plot."""
+        return self._results().plot(figure, ax=ax)
+
+    def fetch(self) -> dict[str, Any]:
+        """The model that the job hands out, as a state_dict of tensors: model_state_dict."""
+        from silo_agent.training.models.plain import model_state_dict
+
+        return model_state_dict(self.job.spec, self.model[1])
+
+    def _results(self) -> JobResults:
+        task = self.job.strategy.task
+        return JobResults(
+            main=task.main,
+            measured=(*task.round_metrics, TESTED.name),
+            rounds=tuple(self._ended),
+            closing={name: value for figures in self.closing.values() for name, value in figures.items()},
+        )
 
     def close(self) -> None:
         """End the workers. `run` does so at its end."""

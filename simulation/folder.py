@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from chorale.results import RoundResult
 from chorale.runtime.files import sync_directory, write_atomic
 from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.selection import Measurements
 from chorale.spec.state import state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
 from simulation.engine import Progress, Simulation
-from simulation.results import RoundResult
 from strategies.base import Arrays
 
 PROGRESS, ROUNDS, MODEL, LOCK = "progress.json", "rounds.jsonl", "model.safetensors", ".chorale-simulation"

@@ -46,15 +46,13 @@ from cli.demo.setup import (
     write_operator,
     write_silo,
 )
-from cli.errors import CommandFailed
 from cli.given_data import GIVEN, DataOptions, data_options
-from cli.job.following import check_done
 from cli.output import report
 from cli.output.page import units_told
 from cli.output.progress import show
-from client.errors import require_extra, with_hint
+from client.errors import JobNotDone, require_extra, with_hint
 from client.evidence.pack import collect
-from client.history import JobHistory, score_word
+from client.history import JobHistory, check_done, score_word
 from client.operations import Operations, connect
 from client.settings import operator_settings
 from crypto.errors import ConfigError
@@ -222,7 +220,7 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
     report.write_report(document, plan.out)
     try:
         check_done(history)  # a job that was stopped leaves its model and report too
-    except CommandFailed as error:
+    except JobNotDone as error:
         raise with_hint(error, f"each party's log says why: {plan.parties / LOGS}") from None
     return document
 

@@ -8,12 +8,14 @@ import click
 
 from chorale.runtime.files import write_atomic
 from cli.job.evidence import evidence
-from cli.job.following import check_done, end_of, follow, follow_json
+from cli.job.export import export
+from cli.job.following import end_of, follow, follow_json
 from cli.job.listing import list_jobs, list_silos
 from cli.job.options import operator_options
 from cli.job.plan import plan
 from cli.job.report import report
 from cli.job.submit import submit
+from client.history import check_done
 from client.operations import connect
 from client.settings import OperatorSettings
 
@@ -23,7 +25,7 @@ def job() -> None:
     """Plan, submit, watch, steer, report and fetch jobs."""
 
 
-for each in (plan, submit, list_jobs, list_silos, report, evidence):
+for each in (plan, submit, list_jobs, list_silos, report, evidence, export):
     job.add_command(each)
 
 

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.errors import CommandFailed
 from cli.output.progress import kept_line, show
 from client.history import (
     JobHistory,
+    check_done,
     counted,
     personal_figures,
     phase_facts,
     score_word,
     summary_facts,
 )
-from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
 
 if TYPE_CHECKING:
     from client.operations import Operations
@@ -57,19 +56,3 @@ def end_of(history: JobHistory) -> None:
         click.echo(summary.reason)
     if summary.kept:
         click.echo(kept_line(summary))
-
-
-def check_done(history: JobHistory) -> None:
-    """Raises PolicyRefusal, BudgetExhausted or CommandFailed for a job that did not reach its end."""
-    summary = history.summary
-    if summary.status == "done":
-        return
-    told = [summary.status or "unknown", summary.reason]
-    message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
-    last = history.records[-1:]  # the phase that ended it, unless it was applied
-    codes = {left.reason for record in last if record.result != "applied" for left in record.left_out}
-    if Refusal.BUDGET in codes:
-        raise BudgetExhausted(message)
-    if codes & {Refusal.POLICY, Refusal.REJECTED}:
-        raise PolicyRefusal(message)
-    raise CommandFailed(message)

@@ -11,7 +11,7 @@ import click
 from cli.job.options import operator_options
 from cli.output.facts import json_option, print_json
 from client.operations import connect
-from client.planning import JOBS_LOOKED_AT, Plan, Timing, plan_of, timing_of
+from client.planning import Plan, plan_of, with_timing
 from client.submission import prepared, read_spec
 
 if TYPE_CHECKING:
@@ -31,27 +31,20 @@ def plan(settings: OperatorSettings | None, file: Path, init: Path | None, is_js
     The time is that of past rounds of the coordinator, where operator settings name one.
     """
     planned = plan_of(prepared(read_spec(file), init=init, now=datetime.now(UTC)))
-    timing = None if settings is None else _timing(settings, planned)
+    if settings is not None:
+        with connect(settings) as (operations, _):
+            planned = with_timing(planned, operations)
     if is_json:
-        print_json(planned.facts(timing))
+        print_json(planned.facts())
         return
-    for line in _lines(planned, timing, has_coordinator=settings is not None):
+    for line in _lines(planned, has_coordinator=settings is not None):
         click.echo(line)
     for note in planned.notes:
         click.echo(note, err=True)
 
 
-def _timing(settings: OperatorSettings, planned: Plan) -> Timing | None:
-    with connect(settings) as (operations, _):
-        alike = [
-            summary.job_digest
-            for summary in operations.jobs()
-            if (summary.strategy, summary.float32_bytes) == (planned.strategy, planned.model_bytes)
-        ]
-        return timing_of(planned, [operations.history(digest) for digest in alike[-JOBS_LOOKED_AT:]])
-
-
-def _lines(planned: Plan, timing: Timing | None, *, has_coordinator: bool) -> Iterator[str]:
+def _lines(planned: Plan, *, has_coordinator: bool) -> Iterator[str]:
+    timing = planned.timing
     yield f"{planned.name}: {planned.strategy} over {planned.silos} silos, {planned.rounds} rounds"
     yield (
         f"model: {bytes_told(planned.model_bytes)} of parameters; a silo that missed a round downloads "

@@ -14,6 +14,7 @@ import click
 
 from chorale.privacy.plan import planned_epsilon_if_all_others_collude
 from chorale.privacy.promise import promise_of
+from chorale.results import RoundResult, finite
 from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
@@ -29,7 +30,6 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
-from simulation.results import RoundResult, finite
 from simulation.silos import OwnObjectives
 from strategies.phases.evaluation import EVALUATE
 from strategies.server_optimizer import steps_taken

@@ -153,7 +153,7 @@ class Site(LocalFederation):
 
     def _chorale(self, arguments: list[str]) -> str:
         """The coordinator's host and the operator's name are those of this machine."""
-        self._operator_file()
+        self.operator_file()
         here = [
             part.replace("coordinator.example.org", "127.0.0.1").replace("olga", OPERATOR)
             for part in arguments

@@ -55,7 +55,7 @@ class Hospitals:
         path = self.folder / "job.yaml"
         values = {"classes": 4, "input_shape": [4], "model": NET, "task": TASK, "rounds": 1, **fields}
         path.write_text(yaml.safe_dump(self.federation.job(**values)))
-        operator = self.federation._operator_file()
+        operator = self.federation.operator_file()
         extra = {"PYTHONPATH": on_path(self.site)}
         return run_cli("job", "submit", path, "--config", operator, extra_env=extra)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from chorale.results import RoundResult
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState, state_from_file, state_to_bytes
 from cli.main import run
@@ -25,7 +26,6 @@ from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Policy
 from silo_agent.training.models.state import initial_state
 from simulation.engine import Simulation
-from simulation.results import RoundResult
 from tests.support.federation import COORDINATOR, LocalFederation
 from tests.support.processes import REPOSITORY, environment, wait_until
 

@@ -160,7 +160,7 @@ class LocalFederation:
 
     def cli(self, *arguments: str | Path) -> Any:
         """A command of the operator."""
-        return run_cli(*arguments, "--config", self._operator_file())
+        return run_cli(*arguments, "--config", self.operator_file())
 
     def finish(self, *, seconds: float = 120.0) -> Record:
         """Wait for the job's last record in the coordinator's log."""
@@ -168,7 +168,7 @@ class LocalFederation:
 
     def report(self, job_id: str) -> dict[str, Any]:
         """The report of an ended job."""
-        with operations.connect(operator_settings(self._operator_file(), given={}, identity={})) as (
+        with operations.connect(operator_settings(self.operator_file(), given={}, identity={})) as (
             commands,
             _,
         ):
@@ -234,7 +234,7 @@ class LocalFederation:
             **self.policy,
         }
 
-    def _operator_file(self) -> Path:
+    def operator_file(self) -> Path:
         return self._write(
             "operator.yaml",
             {

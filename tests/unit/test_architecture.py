@@ -68,8 +68,8 @@ ROOMS = {
     "strategies": "base < number_stream < exact < server_optimizer < update_scale < recipe < tasks < phases "
     "< parts < checks < presets < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
-    "chorale": "v1 < runtime < transport < spec < pinned_code < observability < credentials < privacy < job "
-    "< evidence",
+    "chorale": "results < v1 < runtime < transport < spec < pinned_code < observability < credentials "
+    "< privacy < job < evidence",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger "
@@ -82,10 +82,11 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
-    "client": "errors < settings < history < operations < submission < planning < evidence",
+    "client": "errors < settings < history < operations < submission < planning < evidence < results "
+    "< mlflow_export < federation",
     "web": "shared < console < silo_page",
     "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
-    "cli.job": "options < following < submit < listing < plan < report < evidence < commands",
+    "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
     "< evidence < model < job < console < given_data < silo < doctor < init < demo < simulate < main",

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.models.base import BODY, FederatedModel
-from silo_agent.training.models.state import empty_model, initial_state, shared_tensors
+from silo_agent.training.models.registry import job_model
+from silo_agent.training.models.state import empty_model, initial_state, load_arrays, shared_tensors
 from strategies.base import MODEL, Array
 
 MAX_LISTED = 8  # names of one list in an error
@@ -110,6 +111,25 @@ def whole_module(model: FederatedModel) -> nn.Module:
     last.load_state_dict(before)
     put_in(model.body, model.cut_name, last)
     return model.body
+
+
+def model_state_dict(spec: JobSpec, state: Mapping[str, Array]) -> dict[str, Tensor]:
+    """A job's model as a state_dict, on the CPU.
+
+    Names are those of the author's own module, as `chorale model export` writes them. Of a job whose module
+    cannot be built here (model `custom`, adapters) they are those of the global state, without `model/`.
+    Raises ConfigError where the job's code is not installed, or does not build a model of this state.
+    """
+    given = {name: array for name, array in state.items() if name.startswith(MODEL)}
+    if not spec.model.is_built_in or spec.adapters is not None:
+        return {name.removeprefix(MODEL): torch.tensor(array) for name, array in given.items()}
+    model = job_model(spec)
+    try:
+        with torch.no_grad():
+            load_arrays(model, given)
+    except RemoteProtocolError as error:
+        raise ConfigError(f"model {spec.model.name}: {error}") from None
+    return {name: value.detach() for name, value in whole_module(model).state_dict().items()}
 
 
 def last_layer(model: FederatedModel) -> nn.Linear:

@@ -12,7 +12,7 @@ import pytest
 
 from cli import main
 from cli.errors import ExitCode, failure_of
-from client.errors import with_hint
+from client.errors import peer_error, with_hint
 from crypto.errors import (
     BudgetExhausted,
     ChoraleError,
@@ -119,7 +119,7 @@ def test_exit_code_of_error(error: BaseException, code: int) -> None:
     ],
 )
 def test_exit_code_of_what_the_coordinator_answered(status: str, code: int) -> None:
-    failure = failure_of(_rpc_error(status))
+    failure = failure_of(peer_error(_rpc_error(status)))
     assert failure.code == code
     assert "why that was" in failure.message
 

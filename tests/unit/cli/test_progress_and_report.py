@@ -16,11 +16,10 @@ from rich.console import Console
 from chorale.privacy.promise import Promise, Spent
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
-from cli.errors import CommandFailed
-from cli.job.following import check_done
 from cli.output import progress, report
 from cli.output.page import page
-from client.history import JobHistory, counted, figure_by_round
+from client.errors import JobNotDone
+from client.history import JobHistory, check_done, counted, figure_by_round
 from crypto.errors import BudgetExhausted, PolicyRefusal
 
 # DESIGN's contract with other programs
@@ -250,7 +249,7 @@ def test_page_of_a_job_that_measured_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [("policy", PolicyRefusal), ("budget", BudgetExhausted), ("data", CommandFailed)],
+    [("policy", PolicyRefusal), ("budget", BudgetExhausted), ("data", JobNotDone)],
 )
 def test_refused_job_ends_the_command_by_why_silos_refused(code: str, error: type[Exception]) -> None:
     left = [LeftOut(silo="a", stage="waiting", reason=code)]
@@ -350,5 +349,5 @@ def test_report_of_a_job_without_privacy_says_nothing_of_it(history: JobHistory)
 @pytest.mark.parametrize(("status", "reason"), [("failed", "max-attempts"), ("cancelled", "")])
 def test_job_that_did_not_end_well_fails_the_command(status: str, reason: str) -> None:
     earlier = _record(1, "train", left_out=[LeftOut(silo="a", stage="waiting", reason="policy")])
-    with pytest.raises(CommandFailed, match=f"^job 6a6a6a6a6a6a: {status}(: {reason})?$"):
+    with pytest.raises(JobNotDone, match=f"^job 6a6a6a6a6a6a: {status}(: {reason})?$"):
         check_done(_history(earlier, status=status, reason=reason))

@@ -1,0 +1,2 @@
+from client.federation import AsyncFederation as AsyncFederation
+from client.federation import Federation as Federation

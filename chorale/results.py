@@ -1,0 +1,151 @@
+"""Rounds that have ended, as a table and as a curve: the same of a federation and of a simulation.
+
+pandas and matplotlib come with the extra `notebook` and are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from crypto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+APPLIED, USED_UP = "applied", "used-up"  # as in the record of a real round
+FIRST = ("accuracy", "loss")  # figures that come first in a table, after the task's main one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """One round that has ended.
+
+    accuracy, loss: over all hold-outs, of the model that the round *started* from (after round - 1): silos
+    test what they receive; None where no sum measured it.
+    silos: whose inputs were summed. left_out: silo -> why. figures: all that the round's sums said.
+    data_share: 0 to 1, of all training samples. upload_bytes: what one silo sent, mean over `silos`; 0 in a
+    simulation, where nothing is sent.
+    """
+
+    round: int
+    result: str
+    reason: str = ""
+    accuracy: float | None = None
+    loss: float | None = None
+    data_share: float = 0.0
+    silos: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    wall_seconds: float = 0.0
+    upload_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of rounds.jsonl."""
+        return {
+            "round": self.round,
+            "result": self.result,
+            "reason": self.reason,
+            "accuracy": finite(self.accuracy),
+            "loss": finite(self.loss),
+            "model_after_round": self.round - 1,
+            "data_share": self.data_share,
+            "silos": list(self.silos),
+            "left_out": dict(self.left_out),
+            "figures": {name: finite(value) for name, value in self.figures.items()},
+            "wall_seconds": round(self.wall_seconds, 6),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResults:
+    """The rounds of one job so far.
+
+    main: the figure that the job's task tells first. measured: those figures of a round that are about the
+    model it started from; the others are about the round itself. closing: figures of the phases after the
+    last round, all of the final model.
+    """
+
+    main: str
+    measured: Collection[str]
+    rounds: Sequence[RoundResult]
+    closing: Mapping[str, float] = field(default_factory=dict)
+
+    def frame(self) -> DataFrame:
+        """A row a round, indexed by `round`; figures are those of the model *after* that round.
+
+        Columns: result (applied or used-up), reason, silos (how many), left_out (silo: why; ...), data_share
+        (0 to 1), seconds, upload_bytes (a silo), then one a figure, the task's main one first; NaN where
+        nothing measured it. Raises ConfigError without the extra `notebook`.
+        """
+        pandas = library("pandas", "a table of results")
+        measured = self.figures_by_round()
+        found = dict.fromkeys(name for figures in measured.values() for name in figures)
+        wanted = (self.main, *FIRST)
+        names = [*(name for name in dict.fromkeys(wanted) if name in found), *sorted(set(found) - {*wanted})]
+        rows = [
+            {
+                "result": each.result,
+                "reason": each.reason,
+                "silos": len(each.silos),
+                "left_out": "; ".join(f"{silo}: {why}" for silo, why in each.left_out.items()),
+                "data_share": each.data_share,
+                "seconds": each.wall_seconds,
+                "upload_bytes": each.upload_bytes,
+                **{name: measured[each.round].get(name, math.nan) for name in names},
+            }
+            for each in self.rounds
+        ]
+        index = pandas.Index([each.round for each in self.rounds], name="round", dtype="int64")
+        columns = ["result", "reason", "silos", "left_out", "data_share", "seconds", "upload_bytes", *names]
+        table: DataFrame = pandas.DataFrame(rows, index=index, columns=columns)
+        return table
+
+    def plot(self, figure: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """The curve of a figure over the rounds; default: the task's main one. ax: where to draw it.
+
+        Raises ConfigError for a figure that no round has, and without the extra `notebook`.
+        """
+        name, table = figure or self.main, self.frame()
+        known = [each for each in table.columns[7:] if table[each].notna().any()]
+        if name not in known:
+            raise ConfigError(f"figure {name}: expected one of {', '.join(known) or 'none yet'}")
+        if ax is None:
+            ax = library("matplotlib.pyplot", "a plot").subplots()[1]
+        points = table[name].dropna()
+        ax.plot(points.index, points.to_numpy(), marker="o", markersize=3, label=name)
+        ax.set_xlabel("round")
+        ax.set_ylabel(f"{name} of the model after the round")
+        ax.xaxis.set_major_locator(library("matplotlib.ticker", "a plot").MaxNLocator(integer=True))
+        return ax
+
+    def figures_by_round(self) -> dict[int, dict[str, float]]:
+        """Figures by the round after which the model had them."""
+        found: dict[int, dict[str, float]] = {each.round: {} for each in self.rounds}
+        for each in self.rounds:
+            for name, value in each.figures.items():
+                after = each.round - 1 if name in self.measured else each.round
+                if after in found:
+                    found[after][name] = value
+        if self.rounds:
+            found[self.rounds[-1].round] |= self.closing
+        return found
+
+
+def library(module: str, what: str) -> Any:
+    """A module of the extra `notebook`. what: needs it. Raises ConfigError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{what} needs the extra 'notebook' (no {error.name} here): pip install 'chorale[notebook]'"
+        ) from None
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: they are null."""
+    return value if value is not None and math.isfinite(value) else None
