@@ -27,7 +27,6 @@ COPIED = (
         "crypto",
         "docs",
         "helm",
-        "tools",
     ),
     *("silo_agent", "simulation", "strategies", "tests", "tools"),
 )
