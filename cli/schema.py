@@ -18,6 +18,7 @@ MODELS = {
     "silo": "silo_agent.settings:SiloSettings",
     "coordinator": "coordinator.settings:CoordinatorSettings",
     "operator": "client.settings:OperatorSettings",
+    "console": "web.console.settings:ConsoleSettings",
 }
 FILLED_IN = {"job": {"not_after", "rounds"}}  # required of the signed job; `job submit`, or steps, give it
 
@@ -25,7 +26,7 @@ FILLED_IN = {"job": {"not_after", "rounds"}}  # required of the signed job; `job
 @click.command()
 @click.argument("file", type=click.Choice(list(MODELS)), metavar="FILE")
 def schema(file: str) -> None:
-    """Print the JSON schema of a file: job, policy, silo, coordinator or operator.
+    """Print the JSON schema of a file: job, policy, silo, coordinator, operator or console.
 
     An editor with a YAML language server reads it by the first line of each file in docs/examples, which
     expects it next to the file: `chorale schema job > job.schema.json`.

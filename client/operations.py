@@ -19,6 +19,7 @@ from chorale.credentials import CredentialFiles
 from chorale.job import SignedJob
 from chorale.runtime.files import Part
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.line_settings import LineSettings
 from chorale.spec.model_file import facts_of, with_facts
 from chorale.transport import tls
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, client_options
@@ -29,7 +30,6 @@ from chorale.v1 import federation_pb2, operations_pb2
 from chorale.v1.records_pb2 import JobSummary
 from client.errors import UNKNOWN_HOST_HINT, UNREACHABLE_HINT, UNTRUSTED_HINT, peer_error, with_hint
 from client.history import JobHistory
-from client.settings import OperatorSettings
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
 
@@ -171,7 +171,7 @@ def _gone() -> frozenset[grpc.StatusCode]:
 
 
 @contextmanager
-def connect(settings: OperatorSettings) -> Iterator[tuple[Operations, Identity]]:
+def connect(settings: LineSettings) -> Iterator[tuple[Operations, Identity]]:
     """A connection as this operator, and the identity it uses.
 
     Raises ConfigError for bad files; a call that fails inside is raised as peer_error has it.

@@ -14,6 +14,7 @@ PACKAGES = (
     "silo_agent",
     "simulation",
     "client",
+    "web",
     "cli",
 )
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from chorale.spec.model_file import read_model
-from tests.support.processes import INSTALLED, REPOSITORY, environment, wait_until
+from tests.support.processes import INSTALLED, REPOSITORY, environment, run_cli, wait_until
 from tools.sizes import closure
 
 pytestmark = pytest.mark.timeout(300)
@@ -141,7 +141,28 @@ def _run_to_its_end(out: Path, *options: str, rounds: int) -> tuple[dict[str, An
     assert len([line for line in stdout.splitlines() if line.startswith("  ")]) == 3  # what to try next
     assert len([line for line in stderr.splitlines() if line.startswith("round ")]) == rounds
     assert "\x1b" not in stderr
+    _check_evidence(out, told)
     return told, [*stderr.splitlines(), *stdout.splitlines()]
+
+
+def _check_evidence(out: Path, told: dict[str, Any]) -> None:
+    """The archive holds, with the model beside it, and not once a byte of it is another."""
+    archive, model = out / "evidence.zip", out / "model.safetensors"
+    checked = run_cli("evidence", "verify", archive, "--model", model, "--json")
+    assert checked.returncode == 0, checked.stderr
+    found = json.loads(checked.stdout)
+    assert found["facts"]["job"] == told["job"]
+    assert (found["model_is_compared"], found["authority_is_given"]) == (True, False)
+    assert found["least_signatures_on_a_state"] >= 3
+    assert found["facts"]["states_signed_by_silos"] == told["rounds_completed"] + 1  # and the enrollment
+    assert set(found["silos_with_a_statement"]) | {each["silo"] for each in told["dropped"]} == set(
+        told["silo_names"]
+    )
+    changed = out / "changed.zip"
+    changed.write_bytes(archive.read_bytes().replace(b"rounds: ", b"rounds:9"))
+    refused = run_cli("evidence", "verify", changed)
+    assert refused.returncode == 5
+    assert refused.stderr.startswith(f"chorale: error: {changed}: archive: ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])

@@ -75,6 +75,9 @@ class ToldCoordinator:
         self.cancelled.append(digest)
         return self.summary
 
+    async def evidence(self, digest: bytes) -> bytes:
+        return b"evidence"
+
     async def model(self, digest: bytes) -> AsyncIterator[bytes]:
         async def parts() -> AsyncIterator[bytes]:
             yield b"model"

@@ -86,9 +86,11 @@ ROOMS = {
     "< mlflow_export < federation",
     "web": "shared < console < silo_page",
     "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
+    "web.silo_page": "facts < app",
+    "web.shared": "serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
-    "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
+    "cli": "startup < errors < schema < keys < output < audit < authority < coordinator < operator "
     "< evidence < model < job < console < given_data < silo < doctor < init < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15

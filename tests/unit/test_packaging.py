@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PACKAGES = (
     *("crypto", "strategies", "chorale_models", "chorale", "coordinator", "silo_agent", "simulation"),
-    *("client", "cli"),
+    *("client", "web", "cli"),
 )
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
 PIN = re.compile(r"^[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*$")
@@ -81,7 +81,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_wheel_holds_the_packages_of_the_product_alone(wheel: set[str]) -> None:
-    suffixes = ("*.py", "*.pyi", "py.typed")
+    suffixes = ("*.py", "*.pyi", "py.typed", "*.html", "*.js", "*.css", "*.svg", "vendor/*")
     ours = {path for name in PACKAGES for suffix in suffixes for path in (ROOT / name).rglob(suffix)}
     shipped = {name for name in wheel if not name.split("/")[0].endswith(".dist-info")}
     assert shipped == {str(path.relative_to(ROOT)) for path in ours}

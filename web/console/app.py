@@ -121,8 +121,8 @@ def private(answer: Page, *, is_post: bool = False) -> Callable[[Request], Any]:
         try:
             made: Response = await answer(console, request, session)
             return made
-        except Unavailable as error:
-            status = 409 if error.is_refusal else 503
+        except ChoraleError as error:
+            status = 503 if isinstance(error, Unavailable) and not error.is_refusal else 409
             return console.refuse(request, session, status, str(error))
 
     return route
@@ -132,6 +132,7 @@ def private(answer: Page, *, is_post: bool = False) -> Callable[[Request], Any]:
 
 
 async def login_page(request: Request) -> Response:
+    """The ways in, and what is wrong with the certificate that the browser showed."""
     console: Console = request.app.state.console
     der: bytes | None = getattr(request.state, CERTIFICATE)
     operator, trouble = "", ""
@@ -154,6 +155,7 @@ async def login_page(request: Request) -> Response:
 
 
 async def login_by_certificate(request: Request) -> Response:
+    """A button and no link: that a page of ours sent it is checked, though there is no session yet."""
     console: Console = request.app.state.console
     if console.certificates is None or not comes_from(request, console.settings.url):
         return console.refuse(request, None, 403, "This form is not of this page. Nobody was logged in.")
@@ -182,6 +184,7 @@ async def login_by_provider(request: Request) -> Response:
 
 
 async def back_from_provider(request: Request) -> Response:
+    """From the provider, to the page that was asked for first."""
     console: Console = request.app.state.console
     begun = console.under_way.of(request)
     if console.provider is None or begun is None:
@@ -364,6 +367,16 @@ def _live(
     )
 
 
+async def evidence(console: Console, request: Request, session: Session[Login]) -> Response:
+    """The job's evidence, for whom may have its model: the console's identity signs it."""
+    digest = _digest(request)
+    job = await console.coordinator.job(digest.hex())
+    if job is None or not _has_model(console, session, job.operator):
+        return console.refuse(request, session, 403, "Only the operator of a job may fetch its evidence.")
+    data = await console.coordinator.evidence(digest)
+    return _file(data, "application/zip", name=f"evidence-{digest.hex()[:12]}.zip")
+
+
 def _has_model(console: Console, session: Session[Login], operator: str) -> bool:
     return session.who.may_fetch(operator) and console.coordinator.own_name == operator
 
@@ -424,6 +437,7 @@ def application(console: Console) -> ASGIApp:
         Route(f"{job}/rounds.json", private(download), methods=["GET"]),
         Route(f"{job}/job.yaml", private(signed_job), methods=["GET"]),
         Route(f"{job}/model", private(model), methods=["GET"]),
+        Route(f"{job}/evidence", private(evidence), methods=["GET"]),
         Route(f"{job}/cancel", private(cancel, is_post=True), methods=["POST"]),
         Mount("/static", StaticFiles(directory=static_folder())),
     ]

@@ -15,13 +15,16 @@ import grpc
 
 from chorale.credentials import CredentialFiles
 from chorale.observability.logs import get_logger
+from chorale.spec.line_settings import LineSettings
 from chorale.transport import tls
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, client_options
 from chorale.transport.chunks import chunk_of
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1.operations_pb2_grpc import OperationsStub
 from chorale.v1.records_pb2 import JobSummary
+from client.evidence.pack import collect
 from client.history import TRAIN, JobHistory
+from client.operations import connect
 from crypto.errors import ChoraleError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
 from web.console.settings import ConsoleSettings
@@ -81,6 +84,8 @@ class Watched:
         summary = self.history.summary
         if self.has_ended or summary.status not in GOING_ON:
             return self.has_ended
+        if len(self.history.records) < summary.rounds_completed:  # before they are counted one by one
+            return False
         applied = sum(record.result == "applied" for record in self.history.of_kind(TRAIN))
         return applied >= summary.rounds_completed
 
@@ -92,8 +97,16 @@ class Watched:
 class Coordinator:
     """The coordinator, as this console's own identity sees it."""
 
-    def __init__(self, channel: grpc.aio.Channel, identity: Identity, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        identity: Identity,
+        *,
+        settings: LineSettings,
+        clock: Callable[[], float],
+    ) -> None:
         self.own_name = identity.member.name
+        self._settings = settings
         self._stub: OperationsStub = OperationsStub(channel)
         self._clock = clock
         self._overview: Overview | None = None
@@ -163,6 +176,16 @@ class Coordinator:
             raise Unavailable("the coordinator sent the model of another job")
         return _chunks(stream)
 
+    async def evidence(self, digest: bytes) -> bytes:
+        """What `chorale job evidence` writes, signed by this console's identity. Raises ChoraleError."""
+
+        def collected() -> bytes:
+            with connect(self._settings) as (operations, identity):
+                authority = tls.load_authority(self._settings.authority)
+                return collect(operations, digest, identity=identity, authority=authority)
+
+        return await asyncio.to_thread(collected)
+
     async def close(self) -> None:
         tasks = [job.task for job in self._watched.values() if job.task is not None]
         for task in tasks:
@@ -208,7 +231,7 @@ async def connected(settings: ConsoleSettings, *, clock: Callable[[], float]) ->
     options = client_options(settings.route(), keepalive_seconds=KEEPALIVE_SECONDS)
     credentials = tls.channel_credentials(identity, authority)
     async with grpc.aio.secure_channel(settings.coordinator, credentials, options=options) as channel:
-        coordinator = Coordinator(channel, identity, clock=clock)
+        coordinator = Coordinator(channel, identity, settings=settings, clock=clock)
         try:
             yield coordinator
         finally:

@@ -25,6 +25,7 @@ def run(settings: ConsoleSettings) -> None:
 
 
 async def serve(settings: ConsoleSettings) -> None:
+    """Serve until SIGTERM or SIGINT; grpc is imported here, after `run` restricted it to TLS 1.3."""
     from web.console.app import Console, application
     from web.console.coordinator import connected
     from web.console.logins import CertificateLogins

@@ -22,6 +22,7 @@ from coordinator.settings import CoordinatorSettings
 from silo_agent.policy.policy import Policy
 from silo_agent.settings import SiloSettings
 from tests.unit.cli.conftest import Ended
+from web.console.settings import ConsoleSettings
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 OWN = EXAMPLES / "own"  # tests/integration/test_own_examples.py runs those
@@ -38,6 +39,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("silo-data-sets.yaml", SiloSettings),
     ("coordinator.yaml", CoordinatorSettings),
     ("operator.yaml", OperatorSettings),
+    ("console.yaml", ConsoleSettings),
 ]
 HOSPITALS: list[tuple[str, type[BaseModel]]] = [
     ("heart-disease/job.yaml", JobSpec),

@@ -174,10 +174,12 @@ def test_operators_steer_and_fetch_their_own_jobs_alone(pages: Pages) -> None:
     # an admin may cancel, and no more than at the coordinator
     assert f"{JOB}/cancel" in ada.get(JOB).text
     for person in (petra, ada):
-        assert person.get(f"{JOB}/model").status_code == 403
-        assert f"{JOB}/model" not in person.get(JOB).text
+        for what in ("model", "evidence"):
+            assert person.get(f"{JOB}/{what}").status_code == 403
+            assert f"{JOB}/{what}" not in person.get(JOB).text
     fetched = olga.get(f"{JOB}/model")
     assert (fetched.status_code, fetched.content) == (200, b"model")
+    assert olga.get(f"{JOB}/evidence").content == b"evidence"
     assert ada.post(f"{JOB}/cancel", data={"csrf": csrf(ada)}, headers=OWN).status_code == 303
     pages.coordinator.own_name = "console"  # its certificate may not fetch, so nobody does through it
     assert olga.get(f"{JOB}/model").status_code == 403
@@ -195,6 +197,7 @@ def test_nothing_is_shown_to_who_is_not_logged_in(pages: Pages) -> None:
         f"{JOB}/rounds.csv",
         f"{JOB}/job.yaml",
         f"{JOB}/model",
+        f"{JOB}/evidence",
     ):
         answer = browser.get(path)
         assert (answer.status_code, answer.content) == (303, b""), path

@@ -105,11 +105,13 @@ async def test_page_speaks_tls_13_alone_and_sees_the_members_certificate(tmp_pat
 
     async def said(context: ssl.SSLContext) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-        writer.write(GET)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        told = answer + await reader.read(20)
-        writer.close()
-        return told
+        try:
+            writer.write(GET)
+            return await reader.readuntil(b"\r\n\r\n") + await reader.read(20)
+        finally:
+            writer.close()
+            with contextlib.suppress(ssl.SSLError, ConnectionResetError):
+                await writer.wait_closed()
 
     def context(shown: Ceremony | None = None) -> ssl.SSLContext:
         made = ssl.create_default_context(cafile=own.certificate)

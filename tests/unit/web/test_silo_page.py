@@ -1,0 +1,271 @@
+"""A silo's own page: who gets in, what is shown, what its forms do; each attack beside its control."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from starlette.testclient import TestClient
+
+from chorale.job import Job
+from chorale.runtime.audit import AuditLog
+from chorale.spec.job_spec import JobSpec
+from cli.silo.screen import screen
+from crypto.errors import ConfigError
+from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger
+from silo_agent.ledger.reveals import Decision
+from silo_agent.settings import SiloSettings
+from simulation.engine import unsigned_job
+from tests.support.pages import csrf
+from web.shared.sessions import Sessions
+from web.silo_page.app import SiloPage, application, run
+
+HOST = "127.0.0.1:8080"
+URL = f"http://{HOST}"
+OWN = {"origin": URL}
+STATE = {"model/weight": np.zeros(1, np.float32)}
+SCRIPT = "<script>alert(1)</script>"
+
+
+class Desk:
+    """A silo whose ledger holds one job that waits."""
+
+    def __init__(self, folder: Path, **policy: Any) -> None:
+        self.folder = folder
+        self.policy(**policy)
+        files = {"certificate": "none", "key": "none"}
+        self.settings = SiloSettings.model_validate(
+            {
+                "name": "north",
+                "federation": "test",
+                "coordinator": "127.0.0.1:1",
+                "identity": files,
+                "authority": "none",
+                "directory": folder,
+                "policy": folder / "policy.yaml",
+                "data": {"format": "module", "module": "tests.support.one_hot:data", "name": "north-data"},
+                "objective": "tests.support.one_hot:objective",
+            }
+        )
+        spec = JobSpec.model_validate(
+            {
+                "name": "one",
+                "federation": "test",
+                "not_after": "2099-12-31T00:00:00Z",
+                "silos": ["north", "south", "west"],
+                "rounds": 3,
+                "model": {"name": "custom"},
+                "classes": 2,
+                "input_shape": [2],
+                "training": {"learning_rate": 0.1},
+            }
+        )
+        made = unsigned_job(spec, STATE)
+        self.digest = made.digest
+        with closing(Ledger(self.settings.ledger_path)) as ledger:
+            ledger.record_job(Job(spec=made.spec, signed=made.signed, operator="olga"), is_approved=False)
+        self.seconds = 0.0
+        self.silo = SiloPage(
+            settings=self.settings,
+            open_ledger=lambda: Ledger(self.settings.ledger_path),
+            screen=screen,
+            host=HOST,
+            sessions=Sessions(
+                clock=lambda: self.seconds, idle_seconds=1800.0, cookie="chorale-silo-8080", is_secure=False
+            ),
+        )
+
+    def policy(self, **fields: Any) -> None:
+        written = {"federation": "test", "initial_state": "given", **fields}
+        (self.folder / "policy.yaml").write_text(yaml.safe_dump(written))
+
+    @property
+    def job(self) -> str:
+        return f"/jobs/{self.digest.hex()}"
+
+    @property
+    def decision(self) -> Decision | None:
+        with closing(Ledger(self.settings.ledger_path)) as ledger:
+            return ledger.decision(self.digest)
+
+    def browser(self, url: str = URL) -> TestClient:
+        return TestClient(application(self.silo), base_url=url, follow_redirects=False)
+
+    def logged_in(self) -> TestClient:
+        browser = self.browser()
+        assert browser.get(self.silo.address).status_code == 303
+        return browser
+
+    def form(self, browser: TestClient, **fields: str) -> dict[str, str]:
+        """Of the job's page: its token, and what was seen."""
+        html = browser.get(self.job).text
+        seen = html.partition('name="seen" value="')[2].partition('"')[0]
+        return {"csrf": csrf(browser, self.job), "seen": seen, **fields}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_printed_address_logs_one_browser_in_once(desk: Desk) -> None:
+    address = desk.silo.address
+    stranger = desk.browser()
+    assert stranger.get("/").status_code == 403
+    assert stranger.get("/login?token=").status_code == 403
+    assert stranger.get("/login?token=wrong").status_code == 403
+    browser = desk.browser()
+    answer = browser.get(address)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "token" not in browser.get("/").text
+    again = stranger.get(address)
+    assert again.status_code == 403
+    assert "was used already" in again.text
+    assert stranger.get("/login?token=").status_code == 403  # not even the empty one
+    desk.seconds += 1801
+    assert browser.get("/").status_code == 403
+
+
+def test_person_reads_the_screen_and_approves_by_name(desk: Desk) -> None:
+    browser = desk.logged_in()
+    assert "waits for approval" in browser.get("/").text
+    html = browser.get(desk.job).text
+    with closing(Ledger(desk.settings.ledger_path)):
+        lines = screen(desk.silo.view(desk.digest.hex()))
+    assert len(lines) > 10
+    for line in lines:
+        assert line in unescape(html)
+    done = browser.post(f"{desk.job}/approve", data=desk.form(browser, by="Petra K."), headers=OWN)
+    assert (done.status_code, desk.decision) == (303, Decision.APPROVED)
+    assert "approved" in browser.get("/").text
+
+
+def test_reason_of_a_rejection_is_kept_for_the_operator(desk: Desk) -> None:
+    browser = desk.logged_in()
+    form = desk.form(browser, by="Petra", reason="ask the ethics board first")
+    too_long = browser.post(f"{desk.job}/reject", data={**form, "reason": "x" * 201}, headers=OWN)
+    assert too_long.status_code == 409
+    assert desk.decision is Decision.OFFERED
+    assert browser.post(f"{desk.job}/reject", data=form, headers=OWN).status_code == 303
+    assert desk.decision is Decision.REJECTED
+    with closing(Ledger(desk.settings.ledger_path)) as ledger:
+        (said,) = ledger.decisions().of(desk.digest)
+    assert (said.by, said.reason) == ("Petra", "ask the ethics board first")
+
+
+def test_two_people_are_two_names(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, required_approvals=2)
+    browser = desk.logged_in()
+    assert browser.post(f"{desk.job}/approve", data=desk.form(browser, by="Petra"), headers=OWN).is_redirect
+    assert desk.decision is Decision.OFFERED
+    assert "approved by Petra; another person" in browser.get("/").text
+    again = browser.post(f"{desk.job}/approve", data=desk.form(browser, by="petra"), headers=OWN)
+    assert again.status_code == 409
+    assert desk.decision is Decision.OFFERED
+    assert browser.post(f"{desk.job}/approve", data=desk.form(browser, by="Otto"), headers=OWN).is_redirect
+    assert desk.decision is Decision.APPROVED
+
+
+def test_approval_holds_for_what_was_read_alone(desk: Desk) -> None:
+    """A page that lay open while the policy changed."""
+    browser = desk.logged_in()
+    form = desk.form(browser, by="Petra")
+    desk.policy(required_approvals=2)
+    answer = browser.post(f"{desk.job}/approve", data=form, headers=OWN)
+    assert answer.status_code == 409
+    assert "has changed since you read it" in answer.text
+    for seen in ("", "0" * 64):
+        assert (
+            browser.post(f"{desk.job}/approve", data={**form, "seen": seen}, headers=OWN).status_code == 409
+        )
+    desk.policy()
+    assert browser.post(f"{desk.job}/approve", data=form, headers=OWN).is_redirect
+
+
+def test_job_that_would_be_refused_has_no_button_and_no_way_around(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, max_rounds=1)
+    browser = desk.logged_in()
+    assert f"{desk.job}/approve" not in browser.get(desk.job).text
+    seen = desk.form(browser)["seen"]
+    form = {"csrf": csrf(browser, desk.job), "seen": seen, "by": "Petra"}
+    assert browser.post(f"{desk.job}/approve", data=form, headers=OWN).status_code == 409
+    assert desk.decision is Decision.OFFERED
+
+
+def test_forms_of_other_pages_decide_nothing(desk: Desk) -> None:
+    browser = desk.logged_in()
+    form = desk.form(browser, by="Petra", reason="no")
+    for action in ("approve", "reject"):
+        for headers, csrf_token in (
+            ({"origin": "http://127.0.0.1:9090"}, form["csrf"]),  # another server of this machine
+            ({"origin": "null"}, form["csrf"]),
+            ({}, form["csrf"]),
+            (OWN, ""),
+        ):
+            answer = browser.post(f"{desk.job}/{action}", data={**form, "csrf": csrf_token}, headers=headers)
+            assert answer.status_code == 403
+        assert browser.get(f"{desk.job}/{action}").status_code == 405
+    assert desk.decision is Decision.OFFERED
+    stranger = desk.browser()
+    assert stranger.post(f"{desk.job}/approve", data=form, headers=OWN).status_code == 403
+    assert desk.decision is Decision.OFFERED
+    assert browser.post(f"{desk.job}/reject", data=form, headers=OWN).is_redirect
+
+
+def test_page_answers_to_its_own_address_alone(desk: Desk) -> None:
+    """DNS rebinding: evil.example resolves to 127.0.0.1."""
+    for url in ("http://evil.example:8080", "http://localhost:8080", "http://127.0.0.1:9090"):
+        answer = desk.browser(url).get(f"/login?token={desk.silo.token}")
+        assert answer.status_code == 421
+    assert desk.logged_in().get("/").status_code == 200  # the token is still good
+
+
+def test_texts_of_audit_log_and_job_are_text(desk: Desk) -> None:
+    job = desk.digest.hex()
+    with closing(AuditLog(desk.settings.audit_path)) as audit:
+        entry = {"job": job, "round": 1, "phase": SCRIPT}
+        audit.append("refused", **entry, code="policy", reason=f"max_rounds {SCRIPT}")
+        audit.append("refused", **entry, code="job-not-approved", reason="not yet")
+        audit.append(REVEALED_EVENT, **entry, cohort="00", survivors=["south", SCRIPT])
+    html = desk.logged_in().get("/").text
+    assert SCRIPT not in html
+    assert "max_rounds &lt;script&gt;" in html
+    assert "not yet" not in html  # what waits for a person is not refused
+    assert "south, &lt;script&gt;" in html
+
+
+def test_damaged_audit_log_is_told_in_a_sentence(desk: Desk) -> None:
+    with closing(AuditLog(desk.settings.audit_path)) as audit:
+        audit.append("refused", job="a", round=1, phase="train", code="policy", reason="no")
+    data = desk.settings.audit_path.read_bytes()
+    desk.settings.audit_path.write_bytes(data.replace(b'"no"', b'"on"') + data)
+    answer = desk.logged_in().get("/")
+    assert answer.status_code == 409
+    assert "audit" in answer.text
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "10.1.2.3:80", "example.org:80"])
+def test_page_listens_on_this_machine_alone(desk: Desk, listen: str) -> None:
+    with pytest.raises(ConfigError, match="--listen: expected an address of this machine alone"):
+        run(
+            desk.settings,
+            listen=listen,
+            open_ledger=desk.silo.open_ledger,
+            screen=screen,
+            say=lambda _line: None,
+        )
+
+
+def test_unknown_job_and_half_an_id_are_told(desk: Desk) -> None:
+    browser = desk.logged_in()
+    for job_id in ("0" * 64, desk.digest.hex()[:12], "..%2f.."):
+        assert browser.get(f"/jobs/{job_id}").status_code in (404, 409)
+    assert browser.get(desk.job).status_code == 200

@@ -1,0 +1,69 @@
+"""What the silo's page tells of its ledger and audit log: asked, sent, refused and why, budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from chorale.runtime.audit import read_entries
+from crypto.errors import ConfigError, Refusal
+from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger, LedgerJob
+from silo_agent.ledger.reveals import Decision
+from silo_agent.policy.policy import load_policy
+from silo_agent.settings import SiloSettings
+
+REFUSED_EVENT = "refused"
+NEWEST = 100  # entries of each kind on a page
+WAITING = (Decision.OFFERED, Decision.SUSPENDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Of all jobs. sent and refused: entries of the audit log, the newest first. budgets: by data set."""
+
+    jobs: tuple[LedgerJob, ...]
+    approved_by: Mapping[bytes, tuple[str, ...]]
+    sent: tuple[dict[str, Any], ...]
+    sent_by_job: Mapping[str, int]
+    refused: tuple[dict[str, Any], ...]
+    budgets: tuple[tuple[str, BudgetBalance], ...]
+
+
+def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Facts:
+    """Raises ConfigError for files that cannot be read, and for an audit log whose chain is broken."""
+    sent: deque[dict[str, Any]] = deque(maxlen=NEWEST)
+    refused: deque[dict[str, Any]] = deque(maxlen=NEWEST)
+    sent_by_job: dict[str, int] = {}
+    try:
+        for entry in read_entries(settings.audit_path) if settings.audit_path.exists() else ():
+            if entry["event"] == REVEALED_EVENT:
+                sent.appendleft(entry)
+                sent_by_job[entry["job"]] = sent_by_job.get(entry["job"], 0) + 1
+            elif entry["event"] == REFUSED_EVENT and entry["code"] != Refusal.JOB_NOT_APPROVED:  # it waits
+                refused.appendleft(entry)
+    except ConfigError as error:
+        raise ConfigError(f"the audit log {settings.audit_path} does not hold: {error}") from None
+    with closing(open_ledger()) as ledger:
+        decisions, accounts = ledger.decisions(), ledger.accounts()
+        jobs = sorted(ledger.jobs(), key=lambda job: job.offered, reverse=True)
+        budgets = tuple(
+            (
+                each.name,
+                ledger.budget(
+                    policy=load_policy(settings.policy_of(each)), data_set=accounts.charged(each.name).account
+                ).balance(),
+            )
+            for each in settings.data_sets
+        )
+        return Facts(
+            jobs=tuple(sorted(jobs, key=lambda job: job.decision not in WAITING)),
+            approved_by={job.job_digest: decisions.given(job.job_digest) for job in jobs},
+            sent=tuple(sent),
+            sent_by_job=sent_by_job,
+            refused=tuple(refused),
+            budgets=budgets,
+        )
