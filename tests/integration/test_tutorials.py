@@ -6,10 +6,12 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cli.main import run
 from tests.support.processes import REPOSITORY, run_cli
 from tests.support.shared_data import shared_folder
 from tools.examples import installed
@@ -20,19 +22,45 @@ HEART = REPOSITORY / "docs" / "examples" / "heart-disease"
 NOT_RUN = ("demo --dp records",)  # tests/integration/test_private_demo.py has a shorter one
 
 
-def done(page: str, folder: Path, *, path: str = str(REPOSITORY)) -> list[str]:
+Call = Callable[[list[str]], tuple[int, str]]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """A command in this process, which loads torch and solves for noise once."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(arguments: list[str]) -> tuple[int, str]:
+        code = run(arguments)
+        told = capsys.readouterr()
+        return int(code), told.out + told.err
+
+    return call
+
+
+def apart(folder: Path, path: str = str(REPOSITORY)) -> Call:
+    """A command as a process of its own."""
+
+    def call(arguments: list[str]) -> tuple[int, str]:
+        ended = run_cli(*arguments, folder=folder, extra_env={"PYTHONPATH": path}, seconds=200)
+        return ended.returncode, ended.stdout + ended.stderr
+
+    return call
+
+
+def done(page: str, folder: Path, call: Call) -> list[str]:
     """What each command of the page printed. Every file that it shows, `# NAME` first, is written before."""
     text = (PAGES / f"{page}.md").read_text()
     for name, body in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         (folder / name).write_text(body)
-    told = []
+    every = []
     for line in re.findall(r"^\$ chorale (.*)$", text, re.MULTILINE):
         if line.startswith(NOT_RUN):
             continue
-        ended = run_cli(*shlex.split(line), folder=folder, extra_env={"PYTHONPATH": path}, seconds=200)
-        assert ended.returncode == 0, f"{line}\n{ended.stderr}"
-        told.append(ended.stdout + ended.stderr)
-    return told
+        code, told = call(shlex.split(line))
+        assert code == 0, f"{line}\n{told}"
+        every.append(told)
+    return every
 
 
 def final(told: str) -> dict[str, object]:
@@ -43,19 +71,19 @@ def final(told: str) -> dict[str, object]:
     return document
 
 
-def test_label_skew(tmp_path: Path) -> None:
-    fedavg, spherefed, allowed = done("label-skew", tmp_path)
+def test_label_skew(tmp_path: Path, here: Call) -> None:
+    fedavg, spherefed, allowed = done("label-skew", tmp_path, here)
     assert (tmp_path / "runs" / "fedavg" / "rounds.jsonl").exists()
     assert "calibrate" in str(final(spherefed)["closing"])
     assert [final(told)["model_after_round"] for told in (fedavg, spherefed, allowed)] == [10, 10, 10]
     (tmp_path / "policy.yaml").write_text("federation: tutorial\n")
-    refused = run_cli("simulate", "spherefed.yaml", "--policy", "policy.yaml", folder=tmp_path)
-    assert refused.returncode == 3, refused.stderr
-    assert "class_statistics" in refused.stderr
+    code, refused = here(["simulate", "spherefed.yaml", "--policy", "policy.yaml"])
+    assert code == 3, refused
+    assert "class_statistics" in refused
 
 
-def test_private_job(tmp_path: Path) -> None:
-    alone, allowed = done("private-job", tmp_path)
+def test_private_job(tmp_path: Path, here: Call) -> None:
+    alone, allowed = done("private-job", tmp_path, here)
     for told in (alone, allowed):
         assert len([line for line in told.splitlines() if line.startswith("privacy: ")]) == 3
         assert final(told)["accuracy_noise"] is not None
@@ -70,7 +98,7 @@ def test_own_model(tmp_path: Path) -> None:
     for name, body in re.findall(r"^```\w+\n# (pyproject.toml|pressure.py)\n(.*?)^```", text, re.M | re.S):
         (author / name).write_text(body)
     installed(author, site)
-    told = done("own-model", tmp_path, path=f"{REPOSITORY}:{site}")
+    told = done("own-model", tmp_path, apart(tmp_path, f"{REPOSITORY}:{site}"))
     assert [final(each)["model_after_round"] for each in told] == [3, 3]
 
 
@@ -78,7 +106,7 @@ def test_own_model(tmp_path: Path) -> None:
 def test_four_hospitals(tmp_path: Path) -> None:
     for file in (*HEART.glob("*.yaml"), *shared_folder("heart_disease").glob("processed.*.data")):
         shutil.copy(file, tmp_path)
-    simulated, demonstrated, verified = done("four-hospitals", tmp_path)
+    simulated, demonstrated, verified = done("four-hospitals", tmp_path, apart(tmp_path))
     assert final(simulated)["model_after_round"] == 12
     assert "final accuracy" in demonstrated
     assert "entries" in verified or "records" in verified
