@@ -12,7 +12,7 @@ DEMO := .venv/.demo
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples test test-gates cluster-test lint typecheck bench proto reference soak fuzz \
+.PHONY: help setup demo examples test test-gates cluster-test lint typecheck bench proto reference docs soak fuzz \
 	locks release verify-release
 
 help: ## say what each target does
@@ -53,6 +53,9 @@ proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
 
 reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
 	$(BIN)/python -m tools.reference $(ARGS)
+
+docs: $(READY) ## the documentation as a site, into build/site; every link has to lead somewhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 soak: $(READY) ## protocol and fault tests with a thousand examples each, and what takes minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/protocol tests/faults -m "soak or not soak" --timeout 3600 $(ARGS)
@@ -99,5 +102,5 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) torch torchvision
-	@$(INSTALL) -e '.[silo,tables,export,examples,otel,dev]'
+	@$(INSTALL) -e '.[silo,tables,export,examples,otel,dev,docs]'
 	@touch $@

@@ -6,11 +6,14 @@
 import importlib
 from typing import Any
 
-OF_THE_CLIENT = ("AsyncFederation", "Federation")
+OFFERED = {  # imported when somebody asks for it: this package imports nothing above it
+    "AsyncFederation": "client.federation",
+    "ChoraleError": "crypto.errors",
+    "Federation": "client.federation",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Of client.federation, imported when somebody asks for it: this package imports nothing above it."""
-    if name in OF_THE_CLIENT:
-        return getattr(importlib.import_module("client.federation"), name)
+    if name in OFFERED:
+        return getattr(importlib.import_module(OFFERED[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

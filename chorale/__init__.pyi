@@ -1,2 +1,3 @@
 from client.federation import AsyncFederation as AsyncFederation
 from client.federation import Federation as Federation
+from crypto.errors import ChoraleError as ChoraleError

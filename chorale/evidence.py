@@ -14,7 +14,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
@@ -24,7 +23,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from chorale.job import MAX_CERTIFICATE_BYTES
 from chorale.privacy.releases import MAX_RELEASES_BYTES
 from chorale.runtime import audit
-from chorale.runtime.software import Software
+from chorale.runtime.software import Software, installed_packages
 from chorale.spec.state import ARRAY_NAME, GlobalState
 from chorale.spec.validation_errors import got
 from crypto import encoding
@@ -50,7 +49,7 @@ class Document(BaseModel):
 
 
 class Runs(Document):
-    """What somebody says that it runs. packages: name to version, of everything that is installed there."""
+    """What somebody says that it runs. packages: Chorale and what it needs, name to version."""
 
     version: Text
     sha256: Text
@@ -59,9 +58,7 @@ class Runs(Document):
     @classmethod
     def here(cls, software: Software) -> Self:
         """This process, by its own word."""
-        packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
-        known = {str(name): str(version) for name, version in packages.items() if name and version}
-        return cls(version=software.version, sha256=software.sha256, packages=dict(sorted(known.items())))
+        return cls(version=software.version, sha256=software.sha256, packages=installed_packages())
 
 
 class AuditExcerpt(Document):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from cli.output.facts import json_option, print_json
 from crypto.errors import ConfigError
 
 
@@ -16,7 +17,8 @@ def audit() -> None:
 
 @audit.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def verify(file: Path) -> None:
+@json_option
+def verify(file: Path, is_json: bool) -> None:
     """Check that no entry of FILE was changed, removed or put in."""
     from chorale.runtime.audit import verify_file
 
@@ -25,4 +27,7 @@ def verify(file: Path) -> None:
     except ConfigError as error:
         told = str(error)
         raise ConfigError(told if told.startswith(f"{file}: ") else f"{file}: {told}") from None
+    if is_json:
+        print_json({"file": str(file), "entries": entries, "is_intact": True})
+        return
     click.echo(f"{file}: {entries} entries, chain intact")

@@ -45,10 +45,15 @@ class JobNotDone(ChoraleError):
 
 def peer_error(error: grpc.RpcError) -> ChoraleError:
     """A failed call in one sentence: RemoteProtocolError where the coordinator refused, else PeerFailed."""
-    status, details = error.code().name, " ".join((error.details() or "").split())
+    status, details = error.code().name, printable(" ".join((error.details() or "").split()))
     if status in REFUSED_BY_PEER:
         return RemoteProtocolError(f"coordinator refused: {details or status.lower()}")
     return PeerFailed(f"coordinator: {status.lower()}: {details}")
+
+
+def printable(text: str) -> str:
+    """What a peer wrote, as a part of a line. Security: nothing in it moves a terminal's cursor."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def with_hint(error: ChoraleError, hint: str) -> ChoraleError:

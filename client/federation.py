@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from chorale.job import sign_job
 from chorale.results import JobResults, RoundResult
-from chorale.runtime.files import write_atomic
+from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, open_model
+from chorale.transport.tls import load_authority
 from client.history import JobHistory, check_done
 from client.operations import Operations, connect
 from client.planning import Plan, plan_of, with_timing
@@ -164,6 +165,24 @@ class Federation:
 
         return dict(model_state_dict(described_job(facts, source="model"), state))
 
+    def evidence(self, job: JobId, out: File, *, added: Sequence[File] = ()) -> Path:
+        """Write all that proves a job of one's own into one signed archive: `chorale job evidence`.
+
+        out: its file, zip. added: files of `chorale silo evidence` that institutions handed on. Returns the
+        path. Raises EvidenceMismatch where something in it does not fit, ConfigError for a file that cannot
+        be read.
+        """
+        from chorale.evidence import MAX_STATEMENT_BYTES
+        from client.evidence.pack import collect
+
+        silos = {str(path): read_limited(Path(path), MAX_STATEMENT_BYTES) for path in added}
+        authority = load_authority(self.settings.authority)
+        with connect(self.settings) as (operations, identity):
+            digest = _find(operations, job)
+            data = collect(operations, digest, identity=identity, authority=authority, silos=silos)
+        write_atomic(Path(out), data, mode=0o644)
+        return Path(out)
+
     def cancel(self, job: JobId) -> None:
         """End a job for good; the rounds that are done stay: `chorale job cancel`."""
         with connect(self.settings) as (operations, _):
@@ -246,6 +265,10 @@ class AsyncFederation:
     async def fetch(self, job: JobId, *, out: File | None = None) -> dict[str, Any]:
         """Federation.fetch."""
         return await asyncio.to_thread(self._federation.fetch, job, out=out)
+
+    async def evidence(self, job: JobId, out: File, *, added: Sequence[File] = ()) -> Path:
+        """Federation.evidence."""
+        return await asyncio.to_thread(self._federation.evidence, job, out, added=added)
 
     async def cancel(self, job: JobId) -> None:
         """Federation.cancel."""

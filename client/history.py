@@ -9,7 +9,7 @@ from typing import Any
 from chorale.job import SignedJob
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
-from client.errors import JobNotDone
+from client.errors import JobNotDone, printable
 from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
 
 ACCURACY = "accuracy"
@@ -67,11 +67,6 @@ class JobHistory:
         (noise included). None if there was none."""
         closing = [record for record in self.of_kind(EVALUATE) if record.result == "applied"]
         return closing[-1].figures.get(figure) if closing else None
-
-
-def printable(text: str) -> str:
-    """What a peer wrote, as a part of a line. Security: nothing in it moves a terminal's cursor."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def why_told(left: LeftOut) -> str:
@@ -205,7 +200,7 @@ def check_done(history: JobHistory) -> None:
     summary = history.summary
     if summary.status == "done":
         return
-    told = [summary.status or "unknown", summary.reason]
+    told = [printable(summary.status or "unknown"), printable(summary.reason)]
     message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
     last = history.records[-1:]  # the phase that ended it, unless it was applied
     codes = {left.reason for record in last if record.result != "applied" for left in record.left_out}

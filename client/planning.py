@@ -11,13 +11,13 @@ from statistics import median
 from typing import Any
 
 from chorale.job import Job, SignedJob
+from chorale.privacy.plan import planned_phases
 from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.state import float32_bytes, state_from_bytes
 from chorale.transport.wire import PhaseKey
 from client.history import TRAIN, JobHistory, kind_of
 from client.operations import Operations
 from client.submission import Submission
-from strategies.phases.enrollment import ENROLLMENT
 
 JOBS_LOOKED_AT = 20  # the newest of a coordinator that are like the planned one
 
@@ -90,15 +90,11 @@ def plan_of(submission: Submission) -> Plan:
         signed=SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b""),
         operator="",
     )
-    method, everyone = spec.method, len(spec.silos)
-    enrollments = 1 + spec.rounds // spec.enrollment_every
-    kinds = [
-        *((kind, everyone, enrollments if kind == ENROLLMENT else 1, 0) for kind in method.opening),
-        *((kind, spec.named_per_round, spec.rounds, 1) for kind in method.round_phases),
-        *((kind, everyone, 1, spec.rounds) for kind in method.closing),
-    ]
     phases = []
-    for kind, silos, times, round in kinds:
+    for kind, silos, times in planned_phases(spec):
+        if times == 0:  # of rounds: 0
+            continue
+        round = 1 if kind in spec.method.round_phases else 0 if kind in spec.method.opening else spec.rounds
         key = PhaseKey(job_digest=job.digest, round=round, phase=kind, attempt=1)
         layout = job.layout(key, state, silos)
         phases.append(
@@ -114,7 +110,7 @@ def plan_of(submission: Submission) -> Plan:
     return Plan(
         name=spec.name,
         strategy=spec.strategy.name,
-        silos=everyone,
+        silos=len(spec.silos),
         rounds=spec.rounds,
         phases=tuple(phases),
         model_bytes=float32_bytes(state),

@@ -9,6 +9,7 @@ from chorale.results import APPLIED, JobResults, RoundResult
 from chorale.spec.job_spec import JobSpec
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import PhaseRecord
+from client.errors import printable
 from client.history import EVALUATE, FINE_TUNE, TRAIN, JobHistory, kind_of, why_told
 from crypto.errors import ConfigError
 from strategies.tasks.base import TESTED
@@ -81,13 +82,13 @@ def _round(history: JobHistory, number: int, method: _Method) -> RoundResult:
     figures = {name: value for record in phases for name, value in record.figures.items()}
     return RoundResult(
         round=number,
-        result=last.result,
-        reason=last.reason,
+        result=printable(last.result),
+        reason=printable(last.reason),
         accuracy=figures.get("accuracy"),
         loss=figures.get("loss"),
         data_share=last.data_share,
-        silos=tuple(last.cohort),
-        left_out={left.silo: why_told(left) for left in last.left_out},
+        silos=tuple(map(printable, last.cohort)),
+        left_out={printable(left.silo): why_told(left) for left in last.left_out},
         figures=figures,
         wall_seconds=sum(record.wall_seconds for record in phases),
         upload_bytes=sum(record.upload_bytes for record in phases),

@@ -7,6 +7,7 @@ lie.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -37,6 +38,27 @@ def own_software() -> Software:
         return Software(version=version, sha256=installed(f"{DISTRIBUTION}=={version}").sha256)
     except ConfigError as error:
         return Software(version=version, why_none=str(error))
+
+
+def installed_packages() -> dict[str, str]:
+    """Name and version of Chorale and of all that it needs, with its extras, as far as they are installed."""
+    found: dict[str, str] = {}
+    waiting = [DISTRIBUTION]
+    while waiting:
+        name = waiting.pop()
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if key in found:
+            continue
+        found[key] = distribution.version
+        for each in distribution.requires or ():
+            # what another package could use besides is none of Chorale's
+            if key == DISTRIBUTION or "extra ==" not in each:
+                waiting += re.findall(r"^[A-Za-z0-9._-]+", each)
+    return dict(sorted(found.items()))
 
 
 def check_own_digest(software: Software, *, expected: str | None) -> None:

@@ -18,14 +18,14 @@ from chorale.transport import tls
 from cli.doctor.findings import Finding, Findings, State
 from cli.doctor.machine import Machine
 from cli.errors import CommandFailed
+from cli.schema import MODELS, model_of
 from client.settings import operator_settings
 from coordinator.settings import load_coordinator_settings
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
 from silo_agent.settings import load_silo_settings
 
-# a field that only the settings of this role have
-TELLING = {Role.COORDINATOR: "listen", Role.SILO: "policy", Role.OPERATOR: "coordinator"}
+OF_A_CONSOLE = "url"  # a field that its settings alone have; it runs as an operator, whose file is looked at
 
 
 @click.command()
@@ -46,9 +46,9 @@ def doctor(config: Path, job_file: Path | None, is_json: bool) -> None:
     """Look for what keeps a silo, a coordinator or an operator from taking part, and name a fix for each.
 
     Call it where the party runs, from the folder it is started in. It looks at clock, key, certificate,
-    authority, disk, the way to the coordinator and the roster; at a silo also at torch, GPU, policy and data.
-    Where no agent runs, it says hello to the coordinator as the agent would, and leaves. It writes nothing.
-    It ends with 0 where there is no problem, else with 1; warnings do not count.
+    authority, disk, audit log, the way to the coordinator and the roster; at a silo also at torch, GPU,
+    policy and data. Where no agent runs, it says hello to the coordinator as the agent would, and leaves.
+    It writes nothing. It ends with 0 where there is no problem, else with 1; warnings do not count.
     """
     tls.restrict_to_tls13()
     shown = sys.stdout
@@ -109,12 +109,16 @@ def _examination(
 
 
 def _role_of(config: Path) -> Role:
-    """By the fields of the file. Raises ConfigError."""
-    fields = parse_mapping(read_limited(config, MAX_BYTES), source=str(config))
-    for role, field in TELLING.items():
-        if field in fields:
-            return role
-    raise ConfigError(f"{config}: these are no settings of a silo, a coordinator or an operator")
+    """Whose settings have most of the file's fields: one that is mistyped or missing is told later.
+
+    Raises ConfigError.
+    """
+    fields = set(parse_mapping(read_limited(config, MAX_BYTES), source=str(config)))
+    known = {role: set(model_of(role.value).model_fields) for role in Role if role.value in MODELS}
+    best = max(known, key=lambda role: (len(fields & known[role]), -len(known[role])))
+    if OF_A_CONSOLE in fields or len(fields & known[best]) <= len(fields) // 2:
+        raise ConfigError(f"{config}: these are no settings of a silo, a coordinator or an operator")
+    return best
 
 
 def _print(shown: Any, finding: Finding) -> None:

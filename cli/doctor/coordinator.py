@@ -8,6 +8,7 @@ from datetime import timedelta
 from chorale.runtime.audit import is_in_use
 from chorale.runtime.files import read_limited
 from chorale.transport.route import split_address
+from cli.doctor.audit import check_audit
 from cli.doctor.credentials import Expected, check_credentials
 from cli.doctor.findings import Findings
 from cli.doctor.machine import Machine, check_clock, check_directory
@@ -45,8 +46,10 @@ def examine(settings: CoordinatorSettings, machine: Machine, findings: Findings)
                     fix="have the authority list more: chorale authority roster CERT...",
                 )
     check_directory(settings.directory, machine, findings)
+    audit = settings.directory / "audit.jsonl"
+    check_audit(audit, findings)
     with findings.step("directory", fix=f"make {settings.directory} readable for this user"):
-        if is_in_use(settings.directory / "audit.jsonl"):
+        if is_in_use(audit):
             findings.fine("process", "a coordinator runs on this directory")
         else:
             _check_address("listen", settings.listen, findings)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from chorale.v1 import federation_pb2 as pb
 
 FIXES = {
+    Trouble.UNKNOWN_HOST: "correct the host name in coordinator or proxy, or ask this network's name service",
     Trouble.UNREACHABLE: "correct coordinator, or let outgoing TCP to it through the firewall",
     Trouble.NO_ANSWER: "let outgoing TCP to {coordinator} through the firewall, or set proxy",
     Trouble.CUT: "have TLS inspection switched off for {coordinator}: nothing between may end the handshake",

@@ -10,6 +10,7 @@ from pathlib import Path
 from chorale.runtime.audit import is_in_use
 from chorale.runtime.software import check_own_digest, own_software
 from cli.doctor.agent import ask_agent
+from cli.doctor.audit import check_audit
 from cli.doctor.credentials import Expected, check_credentials
 from cli.doctor.findings import Findings
 from cli.doctor.line import ask_as_silo, reaches
@@ -75,6 +76,7 @@ def examine(
         findings=findings,
     )
     check_directory(settings.directory, machine, findings)
+    check_audit(settings.audit_path, findings)
     if settings.objective is None:
         say("loading torch")
         check_torch(settings, machine, findings)

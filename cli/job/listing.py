@@ -9,7 +9,8 @@ import click
 
 from cli.job.options import operator_options
 from cli.output.facts import json_option, print_json
-from client.history import counted, printable, state_told, summary_facts
+from client.errors import printable
+from client.history import counted, state_told, summary_facts
 from client.operations import connect
 from client.settings import OperatorSettings
 from crypto.errors import RemoteProtocolError
@@ -26,7 +27,8 @@ def list_jobs(settings: OperatorSettings, is_json: bool) -> None:
         print_json({"jobs": [summary_facts(summary) for summary in summaries]})
         return
     for summary in summaries:
-        told = [state_told(summary), counted(summary), printable(summary.name), printable(summary.reason)]
+        note = printable(summary.progress or summary.reason)
+        told = [state_told(summary), counted(summary), printable(summary.name), note]
         click.echo("  ".join([summary.job_digest.hex()[:12], *filter(None, told)]))
 
 

@@ -10,6 +10,7 @@ import click
 
 from cli.job.options import operator_options
 from cli.output.facts import json_option, print_json
+from cli.output.progress import PREPARING, said_if_slow
 from client.operations import connect
 from client.planning import Plan, plan_of, with_timing
 from client.submission import prepared, read_spec
@@ -30,7 +31,8 @@ def plan(settings: OperatorSettings | None, file: Path, init: Path | None, is_js
 
     The time is that of past rounds of the coordinator, where operator settings name one.
     """
-    planned = plan_of(prepared(read_spec(file), init=init, now=datetime.now(UTC)))
+    with said_if_slow(PREPARING):
+        planned = plan_of(prepared(read_spec(file), init=init, now=datetime.now(UTC)))
     if settings is not None:
         with connect(settings) as (operations, _):
             planned = with_timing(planned, operations)

@@ -11,6 +11,7 @@ from chorale.job import sign_job
 from chorale.runtime.files import write_atomic
 from cli.job.following import end_of, follow
 from cli.job.options import operator_options
+from cli.output.progress import PREPARING, said_if_slow
 from client.operations import connect
 from client.settings import OperatorSettings
 from client.submission import absent_notes, prepared, read_spec
@@ -33,7 +34,8 @@ def submit(
 
     Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
     """
-    submission = prepared(read_spec(file), init=init, now=datetime.now(UTC))
+    with said_if_slow(PREPARING):
+        submission = prepared(read_spec(file), init=init, now=datetime.now(UTC))
     spec = submission.spec
     for note in submission.notes:
         click.echo(note, err=True)

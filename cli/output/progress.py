@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import click
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
+from client.errors import printable
 from client.history import (
     ACCURACY,
     EVALUATE,
@@ -20,7 +21,6 @@ from client.history import (
     JobHistory,
     kind_of,
     personal_of,
-    printable,
     score_word,
     state_told,
     why_told,
@@ -29,6 +29,7 @@ from client.history import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+PREPARING = "preparing the job: torch, its starting weights, and its noise where it is private"
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
 
@@ -134,6 +135,14 @@ class Patience:
     def _tell(self, doing: str) -> None:
         self._said = doing
         self._say(f"now: {doing}")
+
+
+@contextmanager
+def said_if_slow(doing: str) -> Iterator[None]:
+    """Says what a command is at, on stderr, where that takes long."""
+    with closing(Patience(say=partial(click.echo, err=True))) as patience:
+        patience.on_news(doing)
+        yield
 
 
 def _show_table(events: Iterable[JobEvent], history: JobHistory, notes: Sequence[str]) -> None:

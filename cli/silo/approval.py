@@ -149,7 +149,7 @@ def _list_waiting(settings: SiloSettings) -> None:
             if each.decision is Decision.SUSPENDED:
                 notes.append("suspended: see the log for why")
             told = [f"{each.offered:%Y-%m-%d %H:%M}", *notes]
-            click.echo(f"{each.id}  {each.name}  {each.rounds} rounds  by {each.operator}  {'  '.join(told)}")
+            click.echo(f"{each.id}  {each.name}  {each.count}  by {each.operator}  {'  '.join(told)}")
     click.echo("chorale silo show --config FILE ID says what a job would do here", err=True)
 
 

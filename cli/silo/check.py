@@ -6,15 +6,16 @@ institution's own eyes, in private jobs too.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +28,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
 from cli.errors import CommandFailed
+from cli.output.facts import print_json
 from client.errors import require_extra
 from client.submission import head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ChoraleError, ConfigError
@@ -56,13 +58,18 @@ class Findings:
     """What was looked at, a line each as it is known, and how many problems there were."""
 
     problems: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
     def fine(self, what: str, told: str) -> None:
-        click.echo(f"ok       {what}: {told}")
+        self._tell(what, told, is_fine=True)
 
     def problem(self, what: str, told: str) -> None:
         self.problems += 1
-        click.echo(f"problem  {what}: {told}")
+        self._tell(what, told, is_fine=False)
+
+    def _tell(self, what: str, told: str, *, is_fine: bool) -> None:
+        self.rows.append({"what": what, "is_fine": is_fine, "told": told})
+        click.echo(f"{'ok' if is_fine else 'problem':<8} {what}: {told}")
 
     def step(self, what: str, *, slow: str = "") -> Step:
         """An error in it is a problem, and the next step follows. slow: what to say before it begins."""
@@ -91,19 +98,24 @@ class Step(AbstractContextManager[None]):
         return True
 
 
-def check_silo(config: Path, job_file: Path | None, init: Path | None) -> None:
+def check_silo(config: Path, job_file: Path | None, init: Path | None, *, is_json: bool = False) -> None:
     """Raises ConfigError for settings that cannot be read, CommandFailed where anything is wrong."""
     findings = Findings()
     settings = load_silo_settings(config)
-    findings.fine("settings", f"{config}, silo {settings.name} of federation {settings.federation}")
-    _credentials(settings, findings)
-    policies = check_own_files(settings, findings)
-    if job_file is not None:
-        check_job(job_file, init, settings, policies, findings)
+    # what is told beside the findings must not stand in the JSON
+    with redirect_stdout(sys.stderr if is_json else sys.stdout):
+        findings.fine("settings", f"{config}, silo {settings.name} of federation {settings.federation}")
+        _credentials(settings, findings)
+        policies = check_own_files(settings, findings)
+        if job_file is not None:
+            check_job(job_file, init, settings, policies, findings)
+    if is_json:
+        print_json({"problems": findings.problems, "findings": findings.rows})
     if findings.problems:
         what = "problem" if findings.problems == 1 else "problems"
         raise CommandFailed(f"{findings.problems} {what}: this silo is not ready")
-    click.echo("all is well; nothing was sent")
+    if not is_json:
+        click.echo("all is well; nothing was sent")
 
 
 def _credentials(settings: SiloSettings, findings: Findings) -> None:
@@ -181,7 +193,7 @@ def check_job(
     data_set: DataSettings | None = None
     with findings.step("job"):
         spec = read_spec(file)
-        told = f"{file}: {spec.strategy.name}, rounds {spec.rounds}, silos {len(spec.silos)}"
+        told = f"{file}: {spec.strategy.name}, {spec.count}, silos {len(spec.silos)}"
         if settings.name not in spec.silos:
             raise ConfigError(f"{file}: silos: it does not list {settings.name}")
         if spec.not_after <= datetime.now(UTC):

@@ -7,8 +7,10 @@ from pathlib import Path
 import click
 
 from cli.keys import csr_command
+from cli.output.facts import json_option, print_json
 from cli.silo.approval import approve, reject, show
 from cli.silo.evidence import write_evidence
+from cli.silo.facts import policy_facts
 from cli.silo.ledger import show_ledger
 from cli.silo.page import page
 from cli.silo.personal import show_personal
@@ -51,7 +53,8 @@ def run(config: Path) -> None:
 @click.option(
     "--init", type=click.Path(path_type=Path), help="Initial model of the job, safetensors, if one is given."
 )
-def check(config: Path, job_file: Path | None, init: Path | None) -> None:
+@json_option
+def check(config: Path, job_file: Path | None, init: Path | None, is_json: bool) -> None:
     """Check settings, certificate, policy and data, and send nothing.
 
     With --job also whether the policy accepts it, every record against it, and one batch of each of its
@@ -61,14 +64,18 @@ def check(config: Path, job_file: Path | None, init: Path | None) -> None:
 
     if init is not None and job_file is None:
         raise ConfigError("--init: expected --job with it")
-    check_silo(config, job_file, init)
+    check_silo(config, job_file, init, is_json=is_json)
 
 
 @silo.command()
 @CONFIG
-def policy(config: Path) -> None:
+@json_option
+def policy(config: Path, is_json: bool) -> None:
     """Show the effective policy and what it would refuse, of each data set where there are several."""
     settings = load_silo_settings(config)
+    if is_json:
+        print_json(policy_facts(settings))
+        return
     for data_set in settings.data_sets:
         path = settings.policy_of(data_set)
         if len(settings.data_sets) > 1:

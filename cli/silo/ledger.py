@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from chorale.spec.privacy_spec import MAX_DELTA, MIN_DELTA
+from cli.output.facts import json_option, print_json
+from cli.silo.facts import ledger_facts
 from cli.silo.settings import CONFIG, opened_ledger
 from crypto.errors import ConfigError
 from silo_agent.policy.policy import load_policy
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("ledger")
 @CONFIG
+@json_option
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
 @click.option(
     "--new-generation",
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
 )
 def show_ledger(
     config: Path,
+    is_json: bool,
     check: bool,
     new_generation: str | None,
     delta: tuple[str, float] | None,
@@ -81,6 +85,8 @@ def show_ledger(
         "--recover": is_recovered,
     }
     named = [option for option, given in asked.items() if given]
+    if is_json and named:
+        raise ConfigError(f"--json: expected without {named[0]}")
     if len(named) > 1:
         raise ConfigError(f"{named[0]}: expected without {named[1]}: one at a time")
     for option, given in (("--restarts", restarts is not None), ("--ran", ran), ("--init", init)):
@@ -104,9 +110,11 @@ def show_ledger(
                 recover(ledger, settings, restarts=restarts, ran=ran, init=init)
         if check:
             return _check_ledger(ledger, settings)
+        if is_json:
+            return print_json(ledger_facts(ledger, settings))
         click.echo(f"newest roster: version {ledger.roster_version}")
         for job in ledger.jobs():
-            click.echo(f"{job.id}  {job.decision:<9}  {job.rounds:>5} rounds  {job.operator}  {job.name}")
+            click.echo(f"{job.id}  {job.decision:<9}  {job.count:>12}  {job.operator}  {job.name}")
         accounts = ledger.accounts()
         known, shown = {each.id: each for each in accounts.all()}, set()
         for each in settings.data_sets:

@@ -23,7 +23,7 @@ RELATIVE = 1e-6  # of two computations of one number on different machines
 
 def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> dict[str, Any]:
     """All that is not there word by word in a signed file."""
-    spec, shapes = job.spec, shapes_of(statement.arrays)
+    spec, shapes = job.spec, shapes_of(statement.arrays, statement.phases)
     rule = spec.rule(spec.named_per_round)
     return {
         "job": job.digest.hex(),

@@ -6,7 +6,7 @@ coordinator. Source: docs/protocol.md 3.2, 5.1, 5.10, 11.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,8 +21,10 @@ from crypto.errors import EvidenceMismatch
 from crypto.identity.certificates import certificate_from_der
 from crypto.identity.roster import Roster
 from strategies.base import TOTAL
+from strategies.phases.enrollment import ENROLLMENT
 
 APPLIED = "applied"
+MAX_TOTAL = float(1 << 47)  # of a sum that silos check, docs/protocol.md 4.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +48,14 @@ class _Walk:
     states: dict[tuple[int, str], bytes] = field(default_factory=dict)
 
 
-def shapes_of(arrays: Mapping[str, ArrayShape]) -> GlobalState:
-    """A state of these shapes and of zeros, which takes no memory."""
+def shapes_of(arrays: Mapping[str, ArrayShape], phases: Sequence[PhaseFacts]) -> GlobalState:
+    """A state of these shapes and of zeros, which takes no memory. The total of samples is the one value that
+    a quantity depends on: it is what these phases led to."""
     zeros = {
         name: np.broadcast_to(np.zeros((), np.dtype(each.type)), each.shape) for name, each in arrays.items()
     }
-    return {**zeros, TOTAL: np.array(1)}  # enrollment writes it; it decides no size
+    totals = [each.figures.get("samples") for each in phases if _enrolls(each)]
+    return {**zeros, TOTAL: np.array(_whole(totals[-1]) if totals else 1)}
 
 
 def follow_phases(
@@ -67,9 +71,9 @@ def follow_phases(
     """Raises EvidenceMismatch, or another ChoraleError, that names the first phase that does not fit."""
     assert job.spec.initial_state is not None
     walk = _Walk(state=bytes.fromhex(job.spec.initial_state))
-    shapes, operator = shapes_of(arrays), certificate_from_der(job.signed.operator_certificate)
+    operator = certificate_from_der(job.signed.operator_certificate)
     left = _by_phase(proofs)
-    for phase in phases:
+    for number, phase in enumerate(phases):
         with fits(f"round {phase.round} {phase.phase[:80]}"):
             if phase.roster_version not in rosters:
                 raise EvidenceMismatch(f"roster {phase.roster_version} is missing from the archive")
@@ -80,7 +84,7 @@ def follow_phases(
             if not set(phase.cohort) <= set(names) or list(phase.cohort) != sorted(set(phase.cohort)):
                 raise EvidenceMismatch("its cohort is not of the silos that the job names")
             key = PhaseKey(job_digest=job.digest, round=phase.round, phase=phase.phase, attempt=0)
-            layout = job.layout(key, shapes, len(names))
+            layout = job.layout(key, shapes_of(arrays, phases[:number]), len(names))
             document = left.pop((phase.round, phase.phase), None)
             if document is not None:
                 _check_proof(job, walk, phase, document, roster, names, layout=layout.digest)
@@ -94,7 +98,10 @@ def follow_phases(
             if phase.state != walk.state.hex():
                 raise EvidenceMismatch("the coordinator names another state than the silos signed")
     if left:
-        raise EvidenceMismatch(f"{next(iter(left))}: a proof of a phase that the coordinator does not name")
+        round, name = next(iter(left))
+        raise EvidenceMismatch(
+            f"round {round} {name}: a proof is there, and the coordinator does not name it"
+        )
     _check_end(job, phases, is_done=is_done)
     lacking = {
         name for each in phases for name in set(job.spec.silos) - rosters[each.roster_version].silo_names
@@ -104,6 +111,16 @@ def follow_phases(
         states=walk.states,
         lacking=tuple(sorted(lacking)),
     )
+
+
+def _enrolls(phase: PhaseFacts) -> bool:
+    return phase_kind(phase.phase) == ENROLLMENT and phase.result == APPLIED
+
+
+def _whole(total: float | None) -> int:
+    if total is None or not 1 <= total <= MAX_TOTAL:
+        raise EvidenceMismatch("an enrollment does not tell the total of samples")
+    return round(total)
 
 
 def _by_phase(proofs: Mapping[str, ProofDocument]) -> dict[tuple[int, str], ProofDocument]:

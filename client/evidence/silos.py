@@ -39,7 +39,7 @@ def check_silo(
     revealed = [entry for entry in entries if entry["event"] == REVEALED]
     spent = [entry for entry in entries if entry["event"] == SPENT]
     notes = _check_reveals(silo, revealed, phases=phases, proofs=proofs, job=job)
-    given = {(entry.get("round"), entry.get("phase")) for entry in spent}
+    given = set(map(_phase_of, spent))
     for phase in phases:
         if silo.silo in phase.cohort and (phase.round, phase.phase) not in given:
             raise EvidenceMismatch(
@@ -61,8 +61,7 @@ def _check_reveals(
     proven = {(each.round, each.phase): each for each in proofs.values()}
     untold = []
     for entry in revealed:
-        key = (entry.get("round"), entry.get("phase"))
-        what = f"audit entry {entry['entry']}"
+        key = _phase_of(entry)
         if key not in told:
             untold.append(key)
             continue
@@ -71,23 +70,24 @@ def _check_reveals(
             continue
         if (entry.get("cohort"), entry.get("survivors")) != (proof.cohort, list(proof.survivors)):
             raise EvidenceMismatch(
-                f"{what}: it revealed round {key[0]} {key[1]} over another cohort than silos signed"
+                f"audit entry {entry['entry']}: it revealed round {key[0]} {key[1]} over another cohort than "
+                "silos signed"
             )
     if not untold:
         return []
     first = f"round {untold[0][0]} {untold[0][1]}"
     last = phases[-1] if phases else None
-    is_after = last is None or _is_after(job, untold[0], last)
+    is_after = last is None or job.position(*untold[0]) > job.position(last.round, last.phase)
     if len(untold) > 1 or not is_after:
         raise EvidenceMismatch(f"it revealed {first}, which the archive does not have: phases were left out")
     return [f"silo {silo.silo} revealed {first}, which had not ended yet by the coordinator's statement"]
 
 
-def _is_after(job: Job, key: tuple[Any, Any], last: PhaseFacts) -> bool:
-    round, phase = key
-    if not isinstance(round, int) or not isinstance(phase, str):
-        raise EvidenceMismatch("an audit entry has no round and phase")
-    return job.position(round, phase) > job.position(last.round, last.phase)
+def _phase_of(entry: dict[str, Any]) -> tuple[int, str]:
+    round, phase = entry.get("round"), entry.get("phase")
+    if type(round) is not int or not isinstance(phase, str):
+        raise EvidenceMismatch(f"audit entry {entry['entry']}: it names no round and phase")
+    return round, phase
 
 
 def _check_epsilon(job: Job, silo: SiloStatement, spent: list[dict[str, Any]], shapes: GlobalState) -> None:

@@ -30,7 +30,6 @@ from chorale.job import PURPOSE, Job
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import open_model
 from chorale.spec.state import state_digest, state_to_bytes
-from chorale.transport.wire import phase_kind
 from client.errors import require_extra
 from client.evidence import contents as names
 from client.evidence.archive import files_of
@@ -53,7 +52,6 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster, read_roster
-from strategies.phases.training import TRAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +116,7 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
                 silo.statement,
                 phases=statement.phases,
                 proofs=contents.proofs,
-                shapes=shapes_of(statement.arrays),
+                shapes=shapes_of(statement.arrays, statement.phases),
             )
     return Verified(
         facts=facts,
@@ -222,11 +220,7 @@ def _check_signer(certificate: x509.Certificate, expected: MemberId, rosters: Ma
 def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model: bytes | None) -> None:
     ends = {chain.final.hex()}
     if job.spec.keep is not None:  # which round was best only the coordinator says
-        ends |= {
-            state.hex()
-            for (round, phase), state in chain.states.items()
-            if round == statement.model_round and phase_kind(phase) == TRAIN
-        }
+        ends |= {state.hex() for (round, _), state in chain.states.items() if round == statement.model_round}
     if statement.model not in ends:
         raise EvidenceMismatch(f"{names.COORDINATOR}: model: not a state that silos signed")
     if model is None:

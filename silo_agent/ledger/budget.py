@@ -38,6 +38,7 @@ from silo_agent.policy.policy import Policy
 from silo_agent.policy.privacy_policy import PartialJobs
 
 INPUT_ID_BYTES = 16
+_RECOVERED_AT_ONCE = 200  # releases of one row, so that its text is below MAX_RELEASES_BYTES
 RECOVERY = "recovery"  # in place of a phase, of a plan that was charged because the ledger was put back
 
 
@@ -113,8 +114,7 @@ class Budget:
         self._limits[data_set] = {own}
         self._clock = clock
         self._tell = tell
-        self._process = os.urandom(8)
-        self._costs = Costs()
+        self._process, self._costs = os.urandom(8), Costs()
         self._plans: dict[bytes, Mapping[Release, int]] = {}
         with database.transaction() as connection:
             self._delta = self._account_delta(connection, data_set) or policy.privacy.delta
@@ -192,14 +192,16 @@ class Budget:
         return Charge(self, input_id, use)
 
     def charge_plan(self, connection: sqlite3.Connection, job_digest: bytes, cost: Cost | None) -> None:
-        """All that a job may have spent beyond what the ledger holds, as one input that left; it may be more
+        """All that a job may have spent beyond what the ledger holds, as inputs that left; it may be more
         than the budget. No plan stands beside it, so the account goes through the filter from then on.
 
         cost: None for a job without noise. Source: docs/protocol.md 6.13.
         """
         self._write_account(connection)
         key = PhaseKey(job_digest=job_digest, round=0, phase=RECOVERY, attempt=0)
-        self._write_input(connection, key, cost, ReleaseStatus.SPENT)
+        for start in range(0, len(cost or (None,)), _RECOVERED_AT_ONCE):
+            part = None if cost is None else cost[start : start + _RECOVERED_AT_ONCE]
+            self._write_input(connection, key, part, ReleaseStatus.SPENT)
 
     def balance(self) -> BudgetBalance:
         """Where the data set's own account stands now, job by job."""

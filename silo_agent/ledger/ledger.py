@@ -21,6 +21,7 @@ from chorale.job import Job
 from chorale.runtime import audit
 from chorale.runtime.database import Database
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.settings_file import parse_mapping
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Anchors
 from crypto.identity.roster import Roster
@@ -60,6 +61,13 @@ class LedgerJob:
     @property
     def id(self) -> str:
         return self.job_digest.hex()[:12]
+
+    @property
+    def count(self) -> str:
+        """How much training it asks for, as JobSpec.count; with steps the ledger counts spare ones, too."""
+        fields = {} if self.spec_bytes is None else parse_mapping(self.spec_bytes, source=f"job {self.id}")
+        steps = fields.get("steps")
+        return f"{self.rounds} rounds" if steps is None else f"{steps} steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -429,10 +429,11 @@ class Policy(BaseModel):
                 if isinstance(value, tuple):
                     shown = f"[{', '.join(value)}]"
                 fields.append(f"{prefix}{name}: {shown}  # {info.description}")
-        refused = [f"  - {line}" for line in self._refused()]
+        refused = [f"  - {line}" for line in self.refused()]
         return "\n".join([*fields, "", "This silo refuses:", *refused])
 
-    def _refused(self) -> list[str]:
+    def refused(self) -> list[str]:
+        """What is refused, line by line."""
         refused = [
             f"jobs of other federations than {self.federation}",
             f"jobs of more than {self.max_rounds} rounds",

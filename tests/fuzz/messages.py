@@ -19,7 +19,7 @@ from chorale.transport.chunks import (
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import RemoteProtocolError
+from crypto.errors import RemoteProtocolError, SiloStage
 from crypto.identity.certificates import SignedBody, certificate_from_der
 from crypto.session.messages import RevealedSum
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
@@ -76,7 +76,11 @@ def _from_silo(data: bytes) -> None:
         for key in message.heartbeat.preparing:
             wire.key_from_wire(key)
     elif kind == "refused":
-        wire.refused_from_wire(message.refused)
+        refused = wire.refused_from_wire(message.refused)
+        assert wire.refused_from_wire(wire.refused_to_wire(refused, KEY)) == refused
+    elif kind == "stage":
+        stage = wire.stage_from_wire(message.stage)
+        assert wire.stage_to_wire(stage).stage == message.stage
     elif kind == "abandoned":
         wire.signed_body_from_wire(message.abandoned.statement)
         certificate_from_der(message.abandoned.certificate)
@@ -169,9 +173,14 @@ def _silo_messages() -> Iterator[bytes]:
         certificate=world.federation().silos[name].certificate_der,
         statement=wire.signed_body_to_wire(body),
     )
+    of_rule = session_pb2.Refused(key=wire.key_to_wire(KEY), code="policy", rule="max_rounds")
+    of_person = session_pb2.Refused(key=wire.key_to_wire(KEY), code="rejected", text="not before May")
     for message in (
         pb.SiloMessage(heartbeat=heartbeat),
         pb.SiloMessage(refused=refused),
+        pb.SiloMessage(refused=of_rule),
+        pb.SiloMessage(refused=of_person),
+        wire.stage_to_wire(SiloStage.LOADING_TORCH),
         pb.SiloMessage(abandoned=abandoned),
     ):
         yield message.SerializeToString()

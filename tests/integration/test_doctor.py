@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import pytest
 import yaml
 
+from chorale.runtime.audit import AuditLog
 from chorale.transport.line_probe import Trouble
 from cli.doctor import credentials
 from cli.doctor.command import diagnose
@@ -113,6 +114,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
         ceremony.enroll(Role.SILO, EXPIRED, days=1, now=datetime.now(UTC) - timedelta(days=4))
         ceremony.enroll(Role.SILO, REVOKED)
         ceremony.enroll(Role.OPERATOR, REVOKED)
+        ceremony.enroll(Role.COORDINATOR, REVOKED)
         ceremony.publish(without=(REVOKED,))
         other = stranger(Role.SILO, FOREIGN, now=datetime.now(UTC))
         ceremony.adopt(other.key, other.certificate)
@@ -176,6 +178,10 @@ def _no_coordinator(ward: Ward) -> Path:
     return ward.silo(coordinator="127.0.0.1:1")
 
 
+def _unknown_host(ward: Ward) -> Path:
+    return ward.silo(coordinator="hub.invalid:7443")
+
+
 def _other_host(ward: Ward) -> Path:
     return ward.silo(coordinator_name="hub.example.org")
 
@@ -227,6 +233,21 @@ def _no_roster(ward: Ward) -> Path:
     return ward.coordinator(roster=str(ward.folder / "none.json"))
 
 
+def _unlisted_coordinator(ward: Ward) -> Path:
+    return ward.coordinator(identity=ward.identity(Role.COORDINATOR, REVOKED))
+
+
+def _changed_audit_log(ward: Ward) -> Path:
+    directory = ward.folder / "state"
+    directory.mkdir()
+    with closing(AuditLog(directory / "audit.jsonl")) as log:
+        for spent in (1, 2):
+            log.append("spent", epsilon=spent)
+    file = directory / "audit.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"epsilon":1', b'"epsilon":0'))
+    return ward.silo()
+
+
 def _unlisted_operator(ward: Ward) -> Path:
     return ward.operator(REVOKED)
 
@@ -240,6 +261,7 @@ FAULTS: list[Fault] = [
     (_signed_by_another, "certificate", "have the authority of"),
     (_expired, "certificate", "chorale silo csr --name old"),
     (_no_coordinator, "line", "correct coordinator, or let outgoing TCP"),
+    (_unknown_host, "line", "correct the host name"),
     (_other_host, "line", "set coordinator_name"),
     (_off_the_roster, "roster", "chorale authority roster"),
     (_old_for_the_policy, "roster", "chorale authority renew"),
@@ -249,6 +271,8 @@ FAULTS: list[Fault] = [
     (_taken_port, "listen", "a free port"),
     (_stale_roster, "roster", "chorale authority renew"),
     (_no_roster, "roster", "put the authority's roster.json at"),
+    (_unlisted_coordinator, "roster", "chorale authority roster left.crt"),
+    (_changed_audit_log, "audit", "find out who wrote to it"),
     (_unlisted_operator, "roster", "chorale authority roster"),
 ]
 
@@ -366,6 +390,14 @@ def test_agent_that_runs_is_asked_and_keeps_its_connection(ward: Ward) -> None:
     assert agent.stop() == 0
 
 
+def test_last_line_that_a_crash_cut_short_is_a_warning(ward: Ward) -> None:
+    config = _changed_audit_log(ward)
+    with (ward.folder / "state" / "audit.jsonl").open("ab") as log:
+        log.write(b'{"entry":')
+    (finding,) = ails(config)
+    assert (finding.check, finding.state) == ("audit", State.WARNING)
+
+
 def test_certificate_of_the_last_three_weeks_is_a_warning(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +424,24 @@ def test_command_ends_with_one_and_tells_json(ward: Ward) -> None:
     assert line["fix"].startswith("correct coordinator")
 
 
-def test_file_that_is_no_settings_file_is_told(ward: Ward) -> None:
-    (finding,) = ails(ward.write("job.yaml", {"federation": "test", "rounds": 3}))
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2},
+        {"federation": "test", "coordinator": "hub:7443", "authority": "a.crt", "url": "https://hub"},
+        {},
+    ],
+    ids=["job", "console", "empty"],
+)
+def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values) -> None:
+    (finding,) = ails(ward.write("other.yaml", values))
     assert (finding.check, "chorale init" in finding.fix) == ("settings", True)
+
+
+@pytest.mark.parametrize("missing", ["policy", "data", "name", "directory"])
+def test_field_that_is_missing_is_told_of_the_silo_that_misses_it(ward: Ward, missing: str) -> None:
+    values = yaml.safe_load(ward.silo().read_text())
+    del values[missing]
+    (finding,) = ails(ward.write("silo.yaml", values))
+    assert f"silo.yaml: {missing}: " in finding.told
+    assert "chorale schema silo" in finding.fix

@@ -47,9 +47,9 @@ def test_commands_of_the_readme_start_a_federation_that_trains_and_is_well(tmp_p
         for silo in SILOS:
             running.enter_context(service(instead(silo_run, "north", silo), tmp_path, {}))
         job = run(next(commands), tmp_path).split()[0]
-        approve = next(commands)
+        show, approve = next(commands), next(commands)
         for silo in SILOS:
-            _approve(instead(approve, "north", silo), tmp_path, job)
+            _approve(instead(show, "north", silo), instead(approve, "north", silo), tmp_path, job)
         assert f"{job}  done  5 rounds" in run(instead(next(commands), "ID", job), tmp_path)
         run(instead(next(commands), "ID", job), tmp_path)
         doctor = next(commands)
@@ -60,6 +60,9 @@ def test_commands_of_the_readme_start_a_federation_that_trains_and_is_well(tmp_p
     assert next(commands, None) is None, "a command of the README was not run"
 
 
-def _approve(command: list[str], folder: Path, job: str) -> None:
-    wait_until(lambda: job in run([each for each in command if each != "ID"], folder), "the offer of the job")
-    run(instead(command, "ID", job), folder)
+def _approve(show: list[str], approve: list[str], folder: Path, job: str) -> None:
+    """Once the job was offered; a reader at a terminal is asked."""
+    listed = [each for each in approve if each != "ID"]
+    wait_until(lambda: job in run(listed, folder), "the offer of the job")
+    assert job in run(instead(show, "ID", job), folder)
+    run([*instead(approve, "ID", job), "--yes"], folder)

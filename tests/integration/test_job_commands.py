@@ -115,9 +115,10 @@ def test_submit_with_watch_stays_until_the_job_is_done(tmp_path: Path) -> None:
     submitted, ended = _lines(done)
     assert submitted.split()[0] != first  # a fresh nonce keeps two equal jobs apart
     assert ended.startswith(f"{submitted.split()[0]}  done  1 rounds")
-    warned, *told = [line.split()[0] for line in done.stderr.splitlines()]
+    words = [line.split()[0] for line in done.stderr.splitlines()]
+    warned, *told = [word for word in words if word != "now:"]
     assert warned == "--init:"
-    assert [word for word in told if word != "now:"] == ["enrollment", "round", "evaluate"]
+    assert told == ["enrollment", "round", "evaluate"]
 
 
 def test_silo_shows_its_ledger_and_compares_it_with_its_audit_log(finished: LocalFederation) -> None:
@@ -208,3 +209,29 @@ def test_coordinator_is_not_run_with_the_certificate_of_a_silo(finished: LocalFe
     assert done.returncode == 2
     told = f"{paths['crt']}: own certificate: its extended key usage is not that of a coordinator"
     assert done.stderr.splitlines()[-1] == f"chorale: error: {told}"
+
+
+def test_what_a_silo_shows_is_there_for_programs_too(finished: LocalFederation) -> None:
+    config = finished.folder / "silo-0.yaml"
+    ledger, policy, audit = (
+        json.loads("\n".join(_lines(run_cli(*command, "--json"))))
+        for command in (
+            ("silo", "ledger", "--config", config),
+            ("silo", "policy", "--config", config),
+            ("audit", "verify", finished.folder / "silo-0" / "audit.jsonl"),
+        )
+    )
+    (job,), data_set = ledger["jobs"], ledger["data_sets"]["silo-0-data"]
+    assert (job["name"], job["operator"], job["decision"]) == ("one-hot", "ops", "approved")
+    assert (data_set["epsilon_spent"], data_set["inputs_without_noise"]) == (0, 4)
+    assert [(each["job"], each["inputs"], each["epsilon"]) for each in data_set["jobs"]] == [
+        (job["job"], 4, None)
+    ]
+    told = policy["data_sets"]["silo-0-data"]
+    assert (told["policy"]["initial_state"], told["policy"]["max_rounds"]) == ("given", 1000)
+    assert "jobs of more than 1000 rounds" in told["refuses"]
+    assert audit["is_intact"]
+    assert audit["entries"] > 4
+    checked = json.loads(run_cli("silo", "check", "--config", config, "--json").stdout)
+    assert checked["problems"] == sum(not each["is_fine"] for each in checked["findings"])
+    assert checked["findings"][0]["what"] == "settings"

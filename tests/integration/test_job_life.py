@@ -24,11 +24,13 @@ def test_job_is_planned_watched_through_a_kill_of_the_coordinator_and_reported(t
         planned = json.loads(federation.cli("job", "plan", job, "--init", state, "--json").stdout)
         assert planned["timing"] is None
         (listed,) = federation.cli("job", "list").stdout.splitlines()
-        assert listed == f"{first}  waiting for silos: 0 of 3 connected  0/1 rounds  one-hot"
+        assert listed.startswith(
+            f"{first}  waiting for silos: 0 of 3 connected  0/1 rounds  one-hot  round 0"
+        )
 
         watch = Service(
             "watch",
-            ["job", "watch", first, "--config", str(federation._operator_file())],
+            ["job", "watch", first, "--config", str(federation.operator_file())],
             log=tmp_path / "watch.log",
             extra_env={},
         )
@@ -83,7 +85,7 @@ def _check_report(out: Path, job_id: str, planned: dict[str, Any]) -> None:
 def test_host_name_without_an_address_is_told_as_such(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3) as federation:
         federation.endpoint = {"grpc": "hub.invalid:8443"}
-        done = run_cli("job", "list", "--config", federation._operator_file())
+        done = run_cli("job", "list", "--config", federation.operator_file())
     assert done.returncode == 1
     *_, hint, error = done.stderr.splitlines()
     assert error == "chorale: error: no address is known for hub.invalid, the coordinator's host name"

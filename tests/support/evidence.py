@@ -29,7 +29,7 @@ from chorale.evidence import (
     sign_statement,
 )
 from chorale.job import Job, sign_job
-from chorale.privacy.composition import AccountReleases
+from chorale.privacy.composition import AccountReleases, FirstPlan
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import releases_to_json
@@ -196,11 +196,12 @@ class Lab:
 
     def layout(self, job: Job, round: int, phase: str) -> bytes:
         key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=0)
-        return job.layout(key, zeros_of(shapes_of(self.arrays)), len(SILOS)).digest
+        return job.layout(key, zeros_of(shapes_of(self.arrays), ()), len(SILOS)).digest
 
     def phases(self, job: Job, proofs: list[ProofDocument]) -> tuple[PhaseFacts, ...]:
         proven = {(each.round, each.phase): each for each in proofs}
         found = []
+        told = {"enrollment.0": {"samples": 90.0}, "evaluate.0": {"accuracy": 0.9}}
         for round, phase in self.steps(job):
             proof = proven.get((round, phase))
             found.append(
@@ -214,7 +215,7 @@ class Lab:
                     cohort=SILOS if proof is None else proof.survivors,
                     left_out=(),
                     data_share=1.0,
-                    figures={} if proof else {"accuracy": 0.9},
+                    figures=told.get(phase, {}),
                     state=proofs[-1].next if proof is None else proof.next,
                     seconds=1.0,
                     upload_bytes=100,
@@ -256,7 +257,7 @@ class Lab:
     def silo_statement(
         self, job: Job, name: str, phases: tuple[PhaseFacts, ...], proofs: list[ProofDocument]
     ) -> SiloStatement:
-        shapes, costs, spent = zeros_of(shapes_of(self.arrays)), {}, Counter[Any]()
+        shapes, costs, spent = zeros_of(shapes_of(self.arrays), ()), {}, Counter[Any]()
         cohorts = {(each.round, each.phase): each.cohort for each in proofs}
         log = self.folder / f"{name}.jsonl"
         log.unlink(missing_ok=True)
@@ -275,7 +276,11 @@ class Lab:
         audit.close()
         plan = planned_releases(job.spec, shapes)
         account = AccountReleases(
-            delta=DELTA, sides_are_fixed=True, releases=spent, jobs=frozenset({job.digest}), first_plan=plan
+            delta=DELTA,
+            sides_are_fixed=True,
+            releases=spent,
+            jobs=frozenset({job.digest}),
+            first=FirstPlan(job=job.digest, releases=plan, sides_are_fixed=True),
         )
         return SiloStatement(
             federation="test",

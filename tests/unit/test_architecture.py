@@ -90,7 +90,7 @@ ROOMS = {
     "web.shared": "serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
-    "cli": "startup < errors < schema < keys < audit < output < authority < coordinator < operator "
+    "cli": "startup < errors < schema < keys < output < audit < authority < coordinator < operator "
     "< evidence < model < job < console < given_data < silo < doctor < init < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15

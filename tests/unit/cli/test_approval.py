@@ -109,6 +109,9 @@ def test_silo_is_told_both_promises_of_a_private_job_and_its_policy_holds_them(
     privacy = {"records": records, "statistics_noise_multiplier": 40.0}
     job = drawn(desk, privacy=privacy, steps=3, spare_steps=2, rounds=5, model={"name": "mlp", "hidden": []})
     config = desk.silo()
+    # The list told rounds, which count the spare steps and which the job does not have.
+    waiting = chorale("silo", "approve", "--config", config)
+    assert f"{job.id}  digits  3 steps  by olga" in waiting.out
     accepts = {"accept_shared_noise": True}
     desk.write("policy.yaml", {"federation": "test", "privacy": {**accepts, **STRICT}})
     refused = chorale("silo", "approve", "--config", config, job.id, "--yes")
@@ -287,7 +290,7 @@ def test_hostile_job_of_every_kind_fits_one_screen_and_writes_no_control_codes(
     )
     with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
         for _ in range(9):
-            ledger.decisions().reject(job.digest, by="ann" * 20, reason="\u202e" * 200)
+            ledger.decisions().reject(job.digest, by="ann", reason="\u202e" * 200)
     ended = chorale("silo", "show", "--config", config, job.id)
     assert ended.code == 0, ended.err
     lines = ended.out.splitlines()

@@ -124,6 +124,10 @@ def test_exit_code_of_what_the_coordinator_answered(status: str, code: int) -> N
     assert "why that was" in failure.message
 
 
+def test_what_the_coordinator_answered_moves_no_cursor() -> None:
+    assert failure_of(peer_error(_rpc_error("NOT_FOUND", "\x1b[2J"))).message == "coordinator refused: ?[2J"
+
+
 def test_hint_of_an_error_comes_from_its_notes() -> None:
     assert failure_of(with_hint(ConfigError("x"), "do this")).hint == "do this"
 

@@ -236,7 +236,7 @@ def test_page_needs_nothing_else_and_escapes_what_it_is_told(history: JobHistory
     parsed.feed(text)
     assert "script" not in parsed.tags
     assert parsed.links == []
-    assert parsed.tags.count("circle") == 2  # one point for each round that was measured
+    assert parsed.tags.count("circle") == 3  # for each round that was measured: accuracy and loss
     for told in ("Who was left out", "What was summed", "What each party saw", "disconnected"):
         assert told in text
 

@@ -119,6 +119,25 @@ def test_recovery_is_never_below_what_left(tmp_path: Path, seed: int) -> None:
     book.ledger.close()
 
 
+def test_a_plan_of_500_rounds_is_charged_so_that_the_ledger_can_be_read(tmp_path: Path) -> None:
+    # it was one text of more bytes than are read, and the agent did not start again
+    book, job = Book(tmp_path), private_job(tmp_path, NOISY, rounds=500)
+    weights, colluders = {str(job.spec.initial_state): state_to_bytes(STATE)}, book.policy.colluders(job.spec)
+    plan = at_most_released(job.digest, job.spec, weights, 0, colluders)
+    charge = PlanCharge(
+        job_digest=job.digest,
+        spec=job.spec,
+        policy=book.policy,
+        charged=Charged(account="data"),
+        releases=plan,
+    )
+    book.ledger.recover([charge])
+    book.crash()
+    assert held(book)[job.digest] == Counter(plan)
+    assert book.balance.spent > 5.0
+    book.ledger.close()
+
+
 def test_without_a_recovery_a_snapshot_hides_what_left(tmp_path: Path) -> None:
     # the control of the test above
     hidden = 0

@@ -315,9 +315,9 @@ async def test_a_job_waits_twice_as_long_after_each_fault_until_a_phase_has_ende
 
     tell_progress, told = JobRunner._tell_progress, []
 
-    def tell(runner, line):
+    def tell(runner, line, awaited):
         told.append(line)
-        tell_progress(runner, line)
+        tell_progress(runner, line, awaited)
 
     monkeypatch.setattr(Store, "enter_unmask", enter_after_a_fault)
     monkeypatch.setattr(JobRunner, "_tell_progress", tell)

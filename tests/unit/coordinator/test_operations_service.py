@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
@@ -197,8 +198,11 @@ async def test_another_operator_may_watch_a_job_and_nothing_else(make_hub):
 
     stub = hub.operations(other)
     assert [job.job_digest for job in (await stub.ListJobs(pb.ListJobsRequest())).jobs] == [digest]
-    event = await anext(aiter(stub.WatchJob(pb.WatchRequest(job_digest=digest))))
-    assert event.summary.job_digest == digest
+    events = aiter(stub.WatchJob(pb.WatchRequest(job_digest=digest)))
+    assert hashlib.sha256((await anext(events)).job.spec).digest() == digest
+    assert (await anext(events)).summary.job_digest == digest
+    once = [event async for event in stub.WatchJob(pb.WatchRequest(job_digest=digest, once=True))]
+    assert [event.WhichOneof("kind") for event in once] == ["job", "summary"]  # of a job that goes on
     # the control: its own operator, also after a restart, and at the end with another certificate
     assert await hub.fetch(digest)
     assert await control(hub, digest, "pause") == "paused"

@@ -36,7 +36,7 @@ def store(answers, path):
 def test_a_file_of_before_gets_the_schema_of_a_new_one(store, path, tmp_path):
     Store(tmp_path / "new.sqlite").close()
     assert schema(path) == schema(tmp_path / "new.sqlite")
-    assert schema(path)["version"] == (4,)
+    assert schema(path)["version"] == (5,)
 
 
 def test_jobs_are_as_they_were_but_that_none_goes_on(store, answers):

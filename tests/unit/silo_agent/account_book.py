@@ -15,13 +15,15 @@ from chorale.job import Job
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
+from cli.silo.recovery import at_most_released
 from silo_agent.account_units import OpenedData, open_accounts
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.ledger.accounts import ACCOUNT_EVENT
 from silo_agent.ledger.budget import Charge
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.ledger import Ledger, PlanCharge
 from silo_agent.ledger.unit_marks import Marks, UnitKey
 from silo_agent.rounds.data_sets import DataSet
 from silo_agent.settings import SiloSettings
@@ -112,10 +114,45 @@ class AccountBook:
         with closing(Ledger(self.settings.ledger_path, clock=lambda: NOW)) as ledger:
             return ledger.accounts().open_generation(name)
 
-    def reserve(self, name: str, job: Job, phase: str = "train") -> Charge:
+    def snapshot(self) -> bytes:
+        self.stop()
+        copy = self.settings.ledger_path.read_bytes()
+        self.start()
+        return copy
+
+    def put_back(self, copy: bytes, jobs: Iterable[Job], *, restarts: int) -> None:
+        """A snapshot, and what `silo ledger --recover` makes of it: any data set may have run the jobs."""
+        self.stop()
+        for path in self.settings.directory.glob("ledger.sqlite*"):
+            path.unlink()
+        self.settings.ledger_path.write_bytes(copy)
+        self.start()
+        assert self.ledger is not None
+        own = policy(**self.privacy)
+        self.ledger.recover(
+            [
+                PlanCharge(
+                    job_digest=job.digest,
+                    spec=job.spec,
+                    policy=own,
+                    charged=each.charged,
+                    releases=at_most_released(
+                        job.digest,
+                        job.spec,
+                        {str(job.spec.initial_state): state_to_bytes(STATE)},
+                        restarts,
+                        own.colluders(job.spec),
+                    ),
+                )
+                for job in jobs
+                for each in self.opened.values()
+            ]
+        )
+
+    def reserve(self, name: str, job: Job, phase: str = "train", members: int = MEMBERS) -> Charge:
         self.phases += 1
         key = PhaseKey(job_digest=job.digest, round=self.phases, phase=phase, attempt=1)
-        return self.sets[name].budget.reserve(job, key, STATE, members=MEMBERS)
+        return self.sets[name].budget.reserve(job, key, STATE, members=members)
 
     def load(self, name: str, *, is_private: bool = True) -> SiloData:
         """As the agent loads it for a job, from the file as it is now."""

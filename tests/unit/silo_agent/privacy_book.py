@@ -66,10 +66,16 @@ class Book:
         return self.budget.release_dead()
 
     def reserve(
-        self, job: Job, *, round: int = 1, phase: str = "train", budget: Budget | None = None
+        self,
+        job: Job,
+        *,
+        round: int = 1,
+        phase: str = "train",
+        budget: Budget | None = None,
+        members: int = MEMBERS,
     ) -> Charge:
         key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
-        return (budget or self.budget).reserve(job, key, STATE, members=MEMBERS)
+        return (budget or self.budget).reserve(job, key, STATE, members=members)
 
     def spend(self, job: Job, **where: Any) -> Charge:
         charge = self.reserve(job, **where)

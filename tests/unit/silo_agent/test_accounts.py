@@ -218,15 +218,17 @@ def test_a_record_of_a_test_split_is_held_out_by_its_array(tmp_path: Path, book:
 
 
 def test_a_patient_of_two_tables_is_one_unit_whatever_their_columns_are(book: AccountBook) -> None:
-    book.write("wards", range(10))
-    book.write("trial", range(9, 12))
+    for name, people in (("wards", range(10)), ("trial", range(9, 12))):
+        book.write(name, ())
+        path = book.fields[name]["path"]
+        path.write_text("age,sick,person\n" + "".join(f"{each},1,{each}\n" for each in people))
     visits = book.folder / "visits.csv"
-    visits.write_text("sick,age,visit\n" + "".join(f"1,{number},3\n" for number in range(9, 20)))
+    visits.write_text("sick,patient,age\n" + "".join(f"1,{each},3\n" for each in range(9, 20)))
     book.fields["visits"] = {"format": "csv", "path": visits, "name": "visits"}
     book.start()
     assert book.opened["visits"].charged.also == ()  # no row of it is a row of the others
     for name in book.fields:
-        book.fields[name] |= {"unit": "age"}
+        book.fields[name] |= {"unit": "patient" if name == "visits" else "person"}
     book.start()
     assert book.opened["trial"].charged.also == ("wards",)
     assert book.opened["visits"].charged.also == ("trial", "wards")

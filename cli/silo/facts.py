@@ -1,0 +1,77 @@
+"""What `silo ledger` and `silo policy` print, for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from silo_agent.policy.policy import load_policy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.settings import SiloSettings
+
+
+def ledger_facts(ledger: Ledger, settings: SiloSettings) -> dict[str, Any]:
+    """Every job that was offered, and what each account has spent. Units: epsilon at the account's delta."""
+    accounts = ledger.accounts()
+    data_sets = {each.name: accounts.charged(each.name) for each in settings.data_sets}
+    others = {each.id for each in accounts.all()} - {each.account for each in data_sets.values()}
+    return {
+        "roster_version": ledger.roster_version,
+        "jobs": [
+            {
+                "job": job.job_digest.hex(),
+                "name": job.name,
+                "operator": job.operator,
+                "rounds": job.rounds,
+                "decision": job.decision.value,
+                "offered": job.offered.isoformat(),
+            }
+            for job in ledger.jobs()
+        ],
+        "data_sets": {
+            name: {
+                **_account(ledger, charged.account, settings.policy_of(settings.data_set(name))),
+                "also": sorted(charged.also),
+            }
+            for name, charged in data_sets.items()
+        },
+        "other_accounts": [_account(ledger, account, settings.policy) for account in sorted(others)],
+    }
+
+
+def policy_facts(settings: SiloSettings) -> dict[str, Any]:
+    """By data set: the policy's file, each field as it is in effect, and what it refuses."""
+    found = {}
+    for data_set in settings.data_sets:
+        path = settings.policy_of(data_set)
+        policy = load_policy(path)
+        found[data_set.name] = {
+            "file": str(path),
+            "policy": policy.model_dump(mode="json"),
+            "refuses": policy.refused(),
+        }
+    return {"data_sets": found}
+
+
+def _account(ledger: Ledger, account: str, policy: Path) -> dict[str, Any]:
+    balance = ledger.budget(policy=load_policy(policy), data_set=account).balance()
+    return {
+        "account": account,
+        "delta": balance.delta,
+        "epsilon_budget": balance.budget,
+        "epsilon_spent": balance.spent,
+        "epsilon_held": balance.held,
+        "epsilon_left": balance.left,
+        "inputs_without_noise": balance.unnoised,
+        "jobs": [
+            {
+                "job": job.job_digest.hex(),
+                "epsilon": None if job.unnoised else job.epsilon,
+                "inputs": job.inputs,
+            }
+            for job in balance.jobs
+        ],
+    }

@@ -1,0 +1,132 @@
+"""What an operator reads of a job: on a phone, in the dark, and of a hostile coordinator."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+
+from chorale.v1.operations_pb2 import JobEvent
+from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut, PhaseRecord, Table
+from cli.output.page import STYLE, page
+from cli.output.progress import doing, plain_line
+from cli.output.report import document, rounds_csv
+from client.history import JobHistory, state_told, summary_facts
+from client.planning import Plan, timing_of
+
+JOB = b"j" * 32
+LEFT = LeftOut(silo="south", stage="waiting", reason="policy", rule="max_rounds")
+NO = LeftOut(silo="east", stage="waiting", reason="rejected", text="not before May")
+
+
+def history(*, seconds: float = 2.0, **summary: object) -> JobHistory:
+    """One enrollment, two rounds, an evaluation with a confusion matrix of two classes."""
+    told = JobHistory()
+    facts = {"name": "usps", "status": "done", "strategy": "fedavg", "rounds": 2, "rounds_completed": 2}
+    facts |= {"silos": ["north", "south", "east"], "float32_bytes": 40, **summary}
+    told.add(JobEvent(summary=JobSummary(job_digest=JOB, **facts)))
+    given = {"job_digest": JOB, "result": "applied", "attempts": 1, "wall_seconds": seconds}
+    given |= {"upload_bytes": 60}
+    for round, phase in ((0, "enrollment.0"), (1, "train"), (2, "train"), (2, "evaluate.0")):
+        record = PhaseRecord(round=round, phase=phase, cohort=["north"], left_out=[LEFT, NO], **given)
+        if phase != "enrollment.0":
+            record.figures.update({"accuracy": 0.25 * (round + 1), "loss": 1.5})
+        told.add(JobEvent(record=record))
+    tables = told.records[-1].tables
+    tables["confusion"].CopyFrom(Table(shape=[2, 2], values=[8, 2, 1, 9]))
+    tables["f1"].CopyFrom(Table(shape=[2], values=[0.84, float("nan")]))
+    return told
+
+
+def test_page_has_a_dark_form_a_viewport_and_rows_that_become_blocks_on_a_phone() -> None:
+    text = page(document(history()))
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert "prefers-color-scheme: dark" in text
+    assert "@media (max-width: 40rem)" in text
+    # on a phone every cell is shown with the name of its column: none is cut off
+    cells = re.findall(r"<td([^>]*)>", text)
+    assert len(cells) > 30
+    assert all(attributes.startswith(' data-label="') for attributes in cells)
+    assert "http" not in text.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(scheme: str) -> None:
+    """WCAG 2.1 asks for a contrast of 4.5 to 1."""
+    light, dark = re.findall(r"--ground: #(\w+); --text: #(\w+); --soft: #(\w+);", STYLE)
+    ground, *texts = light if scheme == "light" else dark
+    for colour in texts:
+        lighter, darker = sorted(map(_luminance, (ground, colour)), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5
+
+
+def _luminance(colour: str) -> float:
+    full = "".join(2 * digit for digit in colour) if len(colour) == 3 else colour
+    parts = [int(full[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_report_has_classes_who_took_part_and_by_which_rule_others_did_not() -> None:
+    told = document(history())
+    assert told["took_part"]["north"] == {"rounds": 2, "of": 2, "left_out": {}}
+    assert told["took_part"]["south"] == {"rounds": 0, "of": 2, "left_out": {"policy: max_rounds": 2}}
+    assert told["loss_by_round"] == [1.5, 1.5]
+    assert told["upload_bytes_per_silo"] == 240
+    text = page(told)
+    assert '<td data-label="class">0</td><td data-label="f1">0.840</td>' in text
+    assert '<td data-label="class">1</td><td data-label="f1"></td>' in text  # a class without samples
+    assert "rejected: not before May" in text
+    assert "rejected: &quot;not before May&quot;, 2 times" in text
+
+
+def test_table_whose_shape_is_not_that_of_its_values_is_left_out() -> None:
+    told = history()
+    told.records[-1].tables["confusion"].CopyFrom(Table(shape=[2, 1 << 30], values=[1.0]))
+    assert "confusion" not in document(told)["tables"]
+
+
+def test_csv_has_a_row_a_phase_and_nothing_that_a_spreadsheet_would_run() -> None:
+    told = history()
+    told.records[1].reason = "=cmd|' /C calc'!A0"
+    rows = list(csv.DictReader(io.StringIO(rounds_csv(document(told)))))
+    assert [(row["round"], row["phase"], row["accuracy"]) for row in rows] == [
+        ("0", "enrollment.0", ""), ("1", "train", "0.5"), ("2", "train", "0.75"), ("2", "evaluate.0", "0.75"),
+    ]  # fmt: skip
+    assert rows[1]["reason"].startswith("'=")
+    assert rows[0]["left_out"] == "south policy; east rejected"
+
+
+def test_lines_name_the_rule_and_nothing_in_them_moves_a_cursor() -> None:
+    told = history(state="waiting for approval at \x1b[2Jsouth", progress="round 1", status="running")
+    assert state_told(told.summary) == "waiting for approval at ?[2Jsouth"
+    assert doing(told.summary) == "waiting for approval at ?[2Jsouth: round 1"
+    record = told.records[1]
+    line = plain_line(record, title="round 1/2")
+    assert "without south (waiting: policy: max_rounds)" in line
+    assert 'without east (waiting: rejected: "not before May")' in line
+    record.left_out[1].text = "\x1b]0;owned\x07"
+    assert "\x1b" not in plain_line(record, title="round 1/2")
+
+
+def test_facts_say_what_is_awaited_of_whom() -> None:
+    awaited = [Awaited(silo="south", why="approval")]
+    told = history(state="waiting for approval at south", awaited=awaited, operator="olga")
+    facts = summary_facts(told.summary)
+    assert (facts["state"], facts["awaited"]) == ("waiting for approval at south", {"south": "approval"})
+    # of a coordinator that says no more than a status
+    assert summary_facts(history().summary)["state"] == "done"
+
+
+def test_time_is_estimated_by_jobs_that_are_alike() -> None:
+    plan = Plan(
+        name="next", strategy="fedavg", silos=3, rounds=10, phases=(), model_bytes=40, state_bytes=80,
+        promise=None, notes=(),
+    )  # fmt: skip
+    assert timing_of(plan, [history(strategy="scaffold", seconds=99), history(float32_bytes=41)]) is None
+    timing = timing_of(plan, [history(seconds=2.0), history(strategy="scaffold", seconds=99)])
+    assert timing is not None
+    # ten rounds of two seconds, and two seconds each for enrollment and evaluation
+    assert (timing.seconds, timing.rounds, timing.jobs) == (24.0, 2, (JOB.hex()[:12],))

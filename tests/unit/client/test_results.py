@@ -1,0 +1,145 @@
+"""Rounds as a table: which model a figure is of, and what a method's phases make of a round."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chorale.job import SignedJob
+from chorale.results import JobResults, RoundResult
+from chorale.v1.operations_pb2 import JobEvent
+from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
+from client.history import JobHistory
+from client.results import results_of, rounds_of
+from crypto.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB = {
+    "name": "digits",
+    "federation": "test",
+    "silos": ["a", "b", "c"],
+    "rounds": 3,
+    "model": {"name": "mlp"},
+    "classes": 10,
+    "input_shape": [1, 8, 8],
+    "training": {"learning_rate": 0.1},
+    "not_after": "2099-01-01T00:00:00Z",
+}
+SUMMARY = JobEvent(summary=JobSummary(name="digits", status="done", rounds=3, main_figure="accuracy"))
+
+
+def _job(**fields: object) -> JobEvent:
+    text = yaml.safe_dump({**JOB, **fields}).encode()
+    return JobEvent(job=SignedJob(spec_bytes=text, signature=b"s", operator_certificate=b"c").to_wire())
+
+
+def _record(round: int, phase: str, *, result: str = "applied", **figures: float) -> JobEvent:
+    left = [LeftOut(silo="c", stage="masked", reason="disconnected")] if result != "applied" else []
+    record = PhaseRecord(
+        round=round,
+        phase=phase,
+        result=result,
+        reason="too-few-silos" if left else "",
+        cohort=["a", "b"],
+        left_out=left,
+        figures=figures,
+        wall_seconds=2.0,
+        upload_bytes=100,
+    )
+    return JobEvent(record=record)
+
+
+def test_figures_stand_at_the_round_whose_model_they_are_of() -> None:
+    """Round r tests the model after r - 1; how many values it clipped is of the round itself. A round that
+    was used up left the model as it was, and the one after it measures that."""
+    pytest.importorskip("pandas", reason="needs the extra notebook")
+    events = [
+        _job(),
+        SUMMARY,
+        _record(0, "enrollment"),
+        _record(1, "train", accuracy=0.1, loss=2.3, clipped=7.0),
+        _record(2, "train", result="used-up"),
+        _record(3, "train", accuracy=0.5, loss=1.2, clipped=9.0),
+        _record(3, "evaluate.0", accuracy=0.8, loss=0.4),
+    ]
+    history = JobHistory()
+    rounds = list(rounds_of(events, history))
+    assert [(each.round, each.result, each.accuracy) for each in rounds] == [
+        (1, "applied", 0.1),
+        (2, "used-up", None),
+        (3, "applied", 0.5),
+    ]
+    table = results_of(history).frame()
+    assert list(table.columns) == [
+        *("result", "reason", "silos", "left_out", "data_share", "seconds", "upload_bytes"),
+        *("accuracy", "loss", "clipped"),
+    ]
+    assert table["accuracy"].fillna(-1).to_dict() == {1: -1, 2: 0.5, 3: 0.8}
+    assert table["clipped"].fillna(-1).to_dict() == {1: 7.0, 2: -1, 3: 9.0}
+    assert table["left_out"].to_dict() == {1: "", 2: "c: disconnected", 3: ""}
+    assert list(table["reason"]) == ["", "too-few-silos", ""]
+
+
+def test_a_round_of_several_phases_is_one_round() -> None:
+    """FedCSD sums prototypes before it trains: its round ends with the training, or with what was lost."""
+    events = [
+        _job(strategy={"preset": "fedcsd"}),
+        SUMMARY,
+        _record(0, "enrollment"),
+        _record(1, "prototypes"),
+        _record(1, "train", accuracy=0.1),
+        _record(2, "prototypes", result="used-up"),
+        _record(3, "evaluate.0", accuracy=0.8),
+    ]
+    rounds = list(rounds_of(events, JobHistory()))
+    assert [(each.round, each.result) for each in rounds] == [(1, "applied"), (2, "used-up")]
+    assert (rounds[0].wall_seconds, rounds[0].upload_bytes) == (4.0, 200)
+
+
+def test_nothing_that_a_coordinator_writes_moves_a_terminals_cursor() -> None:
+    spoiled = JobEvent(record=PhaseRecord(round=1, phase="train", result="\x1b[2J", reason="\x1b]0;x\x07"))
+    (only,) = rounds_of([_job(), SUMMARY, spoiled], JobHistory())
+    assert (only.result, only.reason) == ("?[2J", "?]0;x?")
+
+
+def test_a_job_of_another_release_is_read_as_a_plain_one() -> None:
+    history = JobHistory()
+    events = [_job(unknown_field=1), SUMMARY, _record(1, "train", accuracy=0.1), _record(1, "evaluate")]
+    assert [each.round for each in rounds_of(events, history)] == [1]
+    assert results_of(history).figures_by_round() == {1: {}}
+
+
+def test_a_figure_that_no_round_has_is_told_with_those_there_are() -> None:
+    pytest.importorskip("pandas", reason="needs the extra notebook")
+    rounds = [RoundResult(round=number, result="applied", figures={"loss": 1.0}) for number in (1, 2)]
+    results = JobResults(main="accuracy", measured=("loss",), rounds=rounds)
+    with pytest.raises(ConfigError, match="^figure accuracy: expected one of loss$"):
+        results.plot()
+
+
+def test_without_pandas_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    told = r"^a table of results needs the extra 'notebook' \(no pandas here\): pip install 'chorale\[note"
+    with pytest.raises(ConfigError, match=told):
+        JobResults(main="accuracy", measured=(), rounds=()).frame()
+
+
+def test_chorale_imports_nothing_above_it_until_somebody_asks() -> None:
+    lines = (
+        "import sys, chorale",
+        "above = {'client', 'simulation', 'cli', 'silo_agent', 'coordinator', 'grpc'}",
+        "print(sorted(above & set(sys.modules)))",
+        "chorale.Federation",
+        "heavy = {'simulation', 'cli', 'coordinator', 'torch', 'pandas', 'matplotlib'}",
+        "print(sorted(heavy & set(sys.modules)))",
+        "try: chorale.Federatoin",
+        "except AttributeError as error: print(error)",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["[]", "[]", "module 'chorale' has no attribute 'Federatoin'"]

@@ -1,0 +1,78 @@
+"""Which policy field refused: the coordinator learns it where nothing of data or own steps is compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.job import JobSpec
+from chorale.transport import wire
+from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError, Rule
+from silo_agent.policy.policy import Policy
+from silo_agent.policy.privacy_policy import PrivacyPolicy
+from tests.support.agents import Hub
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    return Hub(tmp_path).job.spec
+
+
+def fields() -> set[str]:
+    own = set(Policy.model_fields) - {"privacy"}
+    return own | {f"privacy.{name}" for name in PrivacyPolicy.model_fields}
+
+
+def test_every_rule_is_a_field_of_the_policy() -> None:
+    assert {rule.value for rule in Rule} <= fields()
+
+
+def test_no_rule_is_compared_with_data_or_with_what_the_silo_computed() -> None:
+    """Each of these, named, would tell something of records, of the silo's own steps, or of its purse."""
+    about_data = {
+        "max_step_ratio", "count_granularity", "constant_work_records", "answer_every_seconds",
+        "min_class_holders", "privacy.epsilon", "privacy.delta", "privacy.partial_jobs",
+        "max_openings", "max_repeats", "assumed_colluders", "max_roster_age_days",
+    }  # fmt: skip
+    assert about_data <= fields()  # the control: these are fields
+    assert not about_data & {rule.value for rule in Rule}
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        ({"federation": "other"}, Rule.FEDERATION),
+        ({"operators": ["ada"]}, Rule.OPERATORS),
+        ({"strategies": ["fedprox"]}, Rule.STRATEGIES),
+        ({"max_rounds": 1}, Rule.MAX_ROUNDS),
+        ({"min_silos": 9}, Rule.MIN_SILOS),
+        ({"max_learning_rate": 0.001}, Rule.MAX_LEARNING_RATE),
+        ({"min_server_learning_rate": 2.0}, Rule.MIN_SERVER_LEARNING_RATE),
+        ({"allowed_quantities": ["samples"]}, Rule.ALLOWED_QUANTITIES),
+        ({"privacy": {"required": True}}, Rule.REQUIRED),
+        ({"privacy": {"always_noised": ["samples"]}}, Rule.ALWAYS_NOISED),
+    ],
+)
+def test_a_refused_job_names_the_field(spec: JobSpec, policy: dict[str, Any], rule: Rule) -> None:
+    given = {"federation": spec.federation, "initial_state": "given"}
+    Policy.model_validate(given).check_job(spec, operator="olga")  # the control
+    refusing = Policy.model_validate(given | policy)
+    with pytest.raises(PolicyRefusal) as refused:
+        refusing.check_job(spec, operator="olga")
+    assert refused.value.rule is rule
+    told = wire.refused_of(refused.value)
+    assert (told.code, told.rule, told.text) == (Refusal.POLICY, rule, "")
+
+
+def test_a_sentence_of_the_silo_never_leaves_with_its_refusal() -> None:
+    for error in (
+        PolicyRefusal("policy: expected at most 3 rounds, got 17", rule=Rule.MAX_ROUNDS),
+        PolicyRefusal("17 records in data set x", code=Refusal.DATA),
+        RemoteProtocolError("17 words", code=Refusal.TERMS),
+    ):
+        sent = wire.refused_to_wire(
+            wire.refused_of(error), wire.PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
+        )
+        assert b"17" not in sent.SerializeToString()
