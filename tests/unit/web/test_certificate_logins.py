@@ -70,3 +70,12 @@ def test_expired_roster_lets_nobody_in(pages: Pages) -> None:
     pages.ceremony.publish(issued=datetime.now(UTC) - timedelta(days=6))
     assert olga.get("/").status_code == 303
     assert "expired" in olga.get("/login").text
+
+
+def test_roster_that_expires_while_the_console_runs_lets_nobody_in(pages: Pages) -> None:
+    lasting = pages.ceremony.enroll(Role.OPERATOR, "long", days=8).certificate_der
+    pages.ceremony.publish()
+    assert _logins(pages).login(lasting).name == "long"
+    pages.now = datetime.now(UTC) + timedelta(days=6)
+    with pytest.raises(ChoraleError, match="roster: version 2 expired"):
+        _logins(pages).login(lasting)
