@@ -30,7 +30,7 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
-from silo_agent.ledger.costs import Cost, Costs, write_cost, write_plan
+from silo_agent.ledger.costs import Cost, Costs, composed, write_cost, write_plan
 from silo_agent.ledger.known_states import keep_check
 from silo_agent.ledger.standing import check_not_put_back
 from silo_agent.ledger.state_uses import StateUse, record_use
@@ -390,7 +390,7 @@ class Budget:
         return AccountReleases(
             delta=self._account_delta(connection, account) or self._delta,
             sides_are_fixed=sides_are_fixed(connection, account),
-            releases=_composed(self._inputs_by_cost(connection, account, only)),
+            releases=composed(self._inputs_by_cost(connection, account, only)),
             jobs=digests,
             first=self._costs.first_plan(connection, account),
         )
@@ -403,7 +403,7 @@ class Budget:
         return AccountReleases(
             delta=self._delta,
             sides_are_fixed=fixed,
-            releases=_composed(inputs),
+            releases=composed(inputs),
             jobs=frozenset({job_digest}),
             first=FirstPlan(job=job_digest, releases=plan, sides_are_fixed=fixed) if plan else None,
         )
@@ -490,12 +490,3 @@ def spend_of(row: sqlite3.Row) -> Spend:
         phase=row["phase"],
         cost_digest=row["cost_digest"],
     )
-
-
-def _composed(inputs: Counter[Cost | None]) -> Counter[Release]:
-    """Every release and how often it was made; what has no bound is counted elsewhere."""
-    composed: Counter[Release] = Counter()
-    for cost, count in inputs.items():
-        for release in cost or ():
-            composed[release] += count
-    return composed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias, overload
 
@@ -91,3 +92,12 @@ class Costs:
             releases=self.plan(connection, account, row["job_digest"]),
             sides_are_fixed=bool(row["sides_were_fixed"]),
         )
+
+
+def composed(inputs: Counter[Cost | None]) -> Counter[Release]:
+    """Every release and how often it was made; what has no bound is counted elsewhere."""
+    composed: Counter[Release] = Counter()
+    for cost, count in inputs.items():
+        for release in cost or ():
+            composed[release] += count
+    return composed
