@@ -165,7 +165,7 @@ async def test_a_job_that_leaves_too_little_if_all_others_collude_is_refused_at_
     shared = {"records": records, "statistics_noise_multiplier": 40.0}
     hub = make_hub(privacy=shared, steps=3, spare_steps=2, rounds=5, enrollment_every=1)
     accepts = {"accept_shared_noise": True}
-    strict = hub.add(ME, privacy=accepts | {"max_epsilon_if_all_others_collude": 0.1})
+    strict = hub.add(ME, privacy=accepts | {"max_epsilon_if_all_others_collude": 0.35})
     strict.tell(task=hub.begin(*first).task)
     assert await strict.refusal() == "policy"
     assert (held(strict), strict.objective.works) == (0.0, [])
