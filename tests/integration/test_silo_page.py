@@ -32,7 +32,7 @@ def _shot(page: Page, name: str) -> None:
         page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)
 
 
-@pytest.mark.gate
+@pytest.mark.soak  # 48 s
 def test_institution_approves_and_rejects_and_operators_read_why(tmp_path: Path) -> None:
     policy = {"approval": "manual"}
     with LocalFederation(folder=tmp_path, silos=3, policy=policy) as federation, chromium() as browser:

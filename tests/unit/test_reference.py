@@ -128,9 +128,8 @@ def test_every_value_of_a_chart_has_its_row(chart: str) -> None:
 def test_every_command_that_a_guide_calls_has_its_section() -> None:
     headings = set(re.findall(r"^## (chorale .+)$", TEXTS["docs/reference/cli.md"], re.MULTILINE))
     for guide in ("README.md", "docs/deploy-kubernetes.md", "docs/operations.md"):
-        called = re.findall(
-            r"^\$ (?:kubectl .* -- )?(chorale [a-z]\S*(?: [a-z]\S*)?)", (ROOT / guide).read_text(), re.MULTILINE
-        )
+        text = (ROOT / guide).read_text()
+        called = re.findall(r"^\$ (?:kubectl .* -- )?(chorale [a-z]\S*(?: [a-z]\S*)?)", text, re.MULTILINE)
         assert called
         assert set(called) <= headings, guide
     assert "chorale demo" in headings
