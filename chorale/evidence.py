@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from cryptography import x509
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from chorale.job import MAX_CERTIFICATE_BYTES
 from chorale.privacy.releases import MAX_RELEASES_BYTES
@@ -34,9 +34,18 @@ FORMAT = 1
 MAX_STATEMENT_BYTES = 64 << 20
 MAX_SIGNATURE_BYTES = 128
 
+
+def _printable(text: str) -> str:
+    """Security: it is shown on terminals and pages, where it may begin no line of its own."""
+    if not text.isprintable():
+        raise ValueError("expected printable characters on one line")
+    return text
+
+
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-Text = Annotated[str, Field(max_length=4096)]
+Text = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
+Status = Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]
 Cost = Annotated[str, Field(max_length=MAX_RELEASES_BYTES)]
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 Number = float | None  # null: not a number, or infinite
@@ -155,7 +164,7 @@ class CoordinatorStatement(Statement):
     software: Runs
     silos: dict[Name, Runs]
     submitted: AwareDatetime
-    status: Text
+    status: Status
     reason: Text
     model: Digest
     model_round: Count
@@ -166,7 +175,8 @@ class CoordinatorStatement(Statement):
 
 
 class SiloStatement(Statement):
-    """What one silo says of its own part in a job. policy: SHA-256 of its data set's policy file.
+    """What one silo says of its own part in a job. operator: who signed the job that was offered there first.
+    policy: SHA-256 of its data set's policy file.
 
     costs: what an input releases, as text by its SHA-256, which the log's `spent` lines name. plan: what the
     whole job was to release, each with how often; of a job without privacy nothing. epsilon: of all inputs
@@ -175,6 +185,7 @@ class SiloStatement(Statement):
 
     purpose: ClassVar[str] = "evidence-silo"
     silo: Name
+    operator: Name
     software: Runs
     decision: Text
     policy: Digest

@@ -57,6 +57,7 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
         job=job.job_digest.hex(),
         made=evidence.now(),
         silo=settings.name,
+        operator=job.operator,
         software=Runs.here(own_software()),
         decision=job.decision.value,
         policy=hashlib.sha256(read_limited(path, MAX_BYTES)).hexdigest(),

@@ -7,6 +7,7 @@ again and compares.
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
 from collections.abc import Mapping
 from io import BytesIO
@@ -16,6 +17,9 @@ from crypto.errors import EvidenceMismatch
 MAX_BYTES = 256 << 20
 MAX_FILES = 20_000
 NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+END = struct.Struct("<4s4H2LH")  # of a zip, without a comment
+LOCATOR_BYTES = 20  # of a directory with 64-bit sizes, which no archive of this size has
+MAX_ENTRY_BYTES = 46 + 257  # of the directory: a name, nothing extra
 _WRITTEN = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip can name
 # what zipfile raises for bytes that it cannot read: it states no closed list
 _ODD = (zipfile.BadZipFile, ValueError, LookupError, ArithmeticError, RuntimeError, OSError, EOFError)
@@ -39,6 +43,7 @@ def files_of(data: bytes) -> dict[str, bytes]:
     """
     if len(data) > MAX_BYTES:
         raise EvidenceMismatch(f"archive: expected at most {MAX_BYTES} bytes, got {len(data)}")
+    _check_directory(data)
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             entries = archive.infolist()
@@ -51,6 +56,14 @@ def files_of(data: bytes) -> dict[str, bytes]:
             "archive: there are bytes beside its files, or in their headers, that Chorale does not write"
         )
     return files
+
+
+def _check_directory(data: bytes) -> None:
+    """Before the list of files is read, of which each entry becomes an object: as `archive_bytes` ends it."""
+    end, locator = data[-END.size :], data[-END.size - LOCATOR_BYTES :][:4]
+    is_whole = len(end) == END.size and end.startswith(b"PK\5\6")
+    if locator == b"PK\6\7" or (is_whole and END.unpack(end)[5] > MAX_FILES * MAX_ENTRY_BYTES):
+        raise EvidenceMismatch("archive: its list of files is larger than that of any evidence")
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], *, archive_size: int) -> None:

@@ -27,6 +27,7 @@ Under the authority's key, and if at most a third of the silos that a round name
 - Accuracy, loss and other figures, times, who was left out and why: they are the coordinator's word alone. So
   is which round was best, where a job keeps the best one.
 - When anything happened. Every date is by a clock of the party that signed it.
+- Which operator asked, where no silo's statement is here: every operator can sign a job that it has read.
 - That nothing followed. Operator and coordinator together can leave the last rounds out and say that the job
   was cancelled. The statement of a silo that took part in two phases more would not fit.
 - That a silo's audit log is whole. Its lines chain, and it names the last line of the whole log, so that an
@@ -85,7 +86,11 @@ def _readme(facts: Mapping[str, Any], statement: CoordinatorStatement, silos: Se
         ("`rosters/`", "the authority", "who was a member, with which certificate, and when"),
         ("`job.yaml`", "the operator", "all that was asked, before it began; signed in `job-signature.json`"),
         ("`proofs/`", signed, "who is in a sum, its digest, what was summed, the states before and after"),
-        ("`silos/`", "that silo alone", "approvals, what left it, epsilon, its policy's digest, audit lines"),
+        (
+            "`silos/`",
+            "that silo alone",
+            "who asked, approvals, what left it, epsilon, its policy's digest, audit lines",
+        ),
         ("`coordinator.json`", "the coordinator", "times, figures, who was left out and why, audit lines"),
         ("`manifest.json`", "the operator", "which files there are, with their SHA-256"),
         ("`facts.json`, pages", "nobody", "whoever checks the archive computes them again"),

@@ -6,6 +6,7 @@ coordinator. Source: docs/protocol.md 3.2, 5.1, 5.10, 11.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from chorale.evidence import ArrayShape, PhaseFacts
 from chorale.job import Job
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
-from client.evidence.contents import fits
+from client.evidence.contents import COORDINATOR, fits
 from client.evidence.proofs import ProofDocument
 from crypto.errors import EvidenceMismatch
 from crypto.identity.certificates import certificate_from_der
@@ -24,6 +25,8 @@ from strategies.base import TOTAL
 from strategies.phases.enrollment import ENROLLMENT
 
 APPLIED = "applied"
+MAX_ARRAYS = 100_000  # more than the header of a state's file has room for
+MAX_VALUES = 1 << 33
 MAX_TOTAL = float(1 << 47)  # of a sum that silos check, docs/protocol.md 4.3
 
 
@@ -70,6 +73,11 @@ def follow_phases(
 ) -> Chain:
     """Raises EvidenceMismatch, or another ChoraleError, that names the first phase that does not fit."""
     assert job.spec.initial_state is not None
+    if len(arrays) > MAX_ARRAYS or any(_values(each) > MAX_VALUES for each in arrays.values()):
+        raise EvidenceMismatch(
+            f"{COORDINATOR}: arrays: expected at most {MAX_VALUES} values each, and at most {MAX_ARRAYS} "
+            "arrays"
+        )
     walk = _Walk(state=bytes.fromhex(job.spec.initial_state))
     operator = certificate_from_der(job.signed.operator_certificate)
     left = _by_phase(proofs)
@@ -111,6 +119,11 @@ def follow_phases(
         states=walk.states,
         lacking=tuple(sorted(lacking)),
     )
+
+
+def _values(array: ArrayShape) -> int:
+    """Of an array, an axis without any counted as one: numpy refuses what has more."""
+    return math.prod(max(1, axis) for axis in array.shape)
 
 
 def _enrolls(phase: PhaseFacts) -> bool:

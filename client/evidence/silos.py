@@ -32,6 +32,8 @@ def check_silo(
     """Notes on what cannot be decided. Raises EvidenceMismatch or ConfigError for what does not fit."""
     if silo.silo not in job.spec.silos:
         raise EvidenceMismatch(f"the job does not name silo {silo.silo}")
+    if silo.operator != job.operator:
+        raise EvidenceMismatch(f"{silo.operator} asked for the job there, and {job.operator} signed this one")
     entries = silo.audit.entries_of_job()
     for entry in entries:
         if entry.get("job") != job.digest.hex():

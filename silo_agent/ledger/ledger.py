@@ -22,7 +22,7 @@ from chorale.runtime import audit
 from chorale.runtime.database import Database
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.identity.certificates import Anchors
 from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterChanges
@@ -149,15 +149,23 @@ class Ledger:
     def record_job(self, job: Job, *, is_approved: bool) -> tuple[Decision, bool]:
         """Remember an offered job; what was decided before stays.
 
-        Returns the decision in force, and whether the job was never offered before.
+        Returns the decision in force, and whether the job was never offered before. Raises
+        PolicyRefusal(code=JOB_INVALID) for one that was offered as another operator's: an approval is of who
+        asked, too.
         """
         decision = Decision.APPROVED if is_approved else Decision.OFFERED
         with self._database.reading() as connection:
             known = connection.execute(
-                "SELECT decision, draws_rounds FROM jobs WHERE job_digest = ? AND spec IS NOT NULL",
+                "SELECT operator, decision, draws_rounds, spec IS NOT NULL AND operator != '' AS is_told"
+                " FROM jobs WHERE job_digest = ?",
                 (job.digest,),
             ).fetchone()
-        is_whole = known is not None and known["draws_rounds"] == job.spec.draws_rounds
+        if known is not None and known["operator"] not in (job.operator, ""):
+            raise PolicyRefusal(
+                f"job {job.id}: was offered here as a job of {known['operator']}, and {job.operator} signed it",
+                code=Refusal.JOB_INVALID,
+            )
+        is_whole = known is not None and known["is_told"] and known["draws_rounds"] == job.spec.draws_rounds
         if is_whole and not (is_approved and known["decision"] == Decision.OFFERED):
             return Decision(known["decision"]), False
         with self._database.transaction() as connection:
@@ -182,6 +190,10 @@ class Ledger:
             connection.execute(
                 "UPDATE jobs SET spec = ? WHERE job_digest = ? AND spec IS NULL",
                 (job.signed.spec_bytes, job.digest),
+            )
+            connection.execute(  # of a job that a recovery charged
+                "UPDATE jobs SET operator = ? WHERE job_digest = ? AND operator = ''",
+                (job.operator, job.digest),
             )
             if is_approved:
                 connection.execute(

@@ -126,6 +126,12 @@ def with_another_certificate(members: Members, name: str) -> Members:
     return dataclasses.replace(members, silos=members.silos | {name: another})
 
 
+def with_operator(members: Members, name: str) -> Members:
+    """The same federation with another operator."""
+    another = _issue(members.authority_key, members.authority.certificates[0], Role.OPERATOR, name)
+    return dataclasses.replace(members, operator=another)
+
+
 def _issue(key: PrivateKey, authority: x509.Certificate, role: Role, name: str) -> Identity:
     return issue(key, authority, MemberId(federation=FEDERATION, role=role, name=name), now=NOW)
 

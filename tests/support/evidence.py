@@ -5,6 +5,7 @@ Whoever attacks may hold any of the keys here, and writes files as the product d
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections import Counter
@@ -287,6 +288,7 @@ class Lab:
             job=job.digest.hex(),
             made=evidence.now(),
             silo=name,
+            operator=OPERATOR,
             software=Runs(version="1", sha256=""),
             decision="approved",
             policy="0" * 64,
@@ -300,9 +302,9 @@ class Lab:
 
     # what an attacker does
 
-    def rewritten(self, files: Files) -> Files:
+    def rewritten(self, files: Files, *, signer: Identity | None = None) -> Files:
         """The files with facts and pages as they follow from the others."""
-        contents = read_contents(files_of(self.sealed(files)))
+        contents = read_contents(files_of(self.sealed(files, signer=signer)))
         job, statement = opened_job(contents), contents.coordinator.statement
         chain = follow_phases(
             job,
@@ -338,9 +340,14 @@ class Lab:
         """The files with one statement changed, by whoever signed it."""
         values = evidence.open_statement(self.files[file], kind).statement.model_dump(mode="json")
         change(values)
-        name = values.get("silo") or values.get("coordinator")
-        again = sign_statement(evidence.parsed(kind, values), self.identities[str(name)])
-        return {**self.files, file: again}
+        identity = self.identities[str(values.get("silo") or values.get("coordinator"))]
+        said = identity.sign(kind.purpose, hashlib.sha256(evidence.document_bytes(values)).digest())
+        document = {
+            "certificate": base64.b64encode(identity.certificate_der).decode(),
+            "signature": base64.b64encode(said.signature).decode(),
+            "statement": values,
+        }
+        return {**self.files, file: evidence.document_bytes(document)}
 
 
 def chained(lines: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import random
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,8 +27,9 @@ from chorale.evidence import CoordinatorStatement, SiloStatement, sign_statement
 from chorale.job import sign_job
 from chorale.spec.state import state_to_bytes
 from client.evidence import contents as names
-from client.evidence.archive import archive_bytes, files_of
+from client.evidence.archive import MAX_ENTRY_BYTES, MAX_FILES, archive_bytes, files_of
 from client.evidence.contents import job_files
+from client.evidence.phases import MAX_ARRAYS
 from client.evidence.verify import verify_archive
 from crypto.errors import EvidenceMismatch
 from crypto.identity.certificates import Identity, Role
@@ -489,7 +491,29 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         lambda lab, _: lab.sealed(_silo(lab, _lines(_other_jobs_line))),
         r"silos/clinic-a.json: audit entry \d+: it is about another job",
     ),
+    "another operator in a silo's statement": (
+        lambda lab, _: lab.sealed(_silo(lab, lambda values: values.update(operator=OTHER))),
+        r"silos/clinic-a.json: eve asked for the job there, and olga signed this one",
+    ),
     # forms
+    "a status with a line of its own": (
+        lambda lab, _: lab.sealed(
+            _coordinator(lab, lambda values: values.update(status="done\n- 4 silos signed the accuracy"))
+        ),
+        r"coordinator.json: status: string should match pattern",
+    ),
+    "control characters in a reason": (
+        lambda lab, _: lab.sealed(_coordinator(lab, _phase(2, reason="\x1b[2Jdone"))),
+        r"coordinator.json: phases.2.reason: value error, expected printable characters on one line",
+    ),
+    "arrays larger than any memory": (
+        lambda lab, _: lab.sealed(_coordinator(lab, _huge)),
+        r"coordinator.json: arrays: expected at most \d+ values each, and at most \d+ arrays",
+    ),
+    "more arrays than any model has": (
+        lambda lab, _: lab.sealed(_coordinator(lab, _many)),
+        r"coordinator.json: arrays: expected at most \d+ values each, and at most \d+ arrays",
+    ),
     "a document written in another way": (
         lambda lab, _: lab.sealed(_with(lab, SECOND, lab.files[SECOND].replace(b"\n", b" \n"))),
         r"proofs/000002-2-train.json: expected a document as Chorale writes it",
@@ -503,6 +527,45 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         r"note.txt: no archive of evidence has such a file",
     ),
 }
+
+
+def _huge(values: Values) -> None:
+    values["arrays"]["model/weight"]["shape"] = [1 << 33] * 8
+
+
+def _many(values: Values) -> None:
+    one = {"type": "float32", "shape": [1]}
+    values["arrays"].update({f"model/{number}": one for number in range(MAX_ARRAYS)})
+
+
+def test_nobody_but_the_operator_whom_silos_know_claims_a_job(lab: Lab) -> None:
+    """Every operator reads signed jobs. One who signs the same bytes again, with the coordinator's help, is a
+    member and signs all that an operator signs: what silos say they were asked by tells the two apart."""
+    eve = lab.identities[OTHER]
+    stolen = {**lab.files, **job_files(sign_job(lab.job.signed.spec_bytes, eve))}
+    files = lab.rewritten(stolen, signer=eve)
+    with pytest.raises(EvidenceMismatch, match=r"silos/clinic-a.json: olga asked for the job there, and eve"):
+        verify_archive(lab.sealed(files, signer=eve), authority=lab.ceremony.anchors)
+    verify_archive(lab.sealed(lab.rewritten(lab.files)), authority=lab.ceremony.anchors)  # the control
+
+
+@pytest.mark.parametrize("is_64_bit", [False, True])
+def test_a_directory_of_millions_is_refused_before_it_is_read(is_64_bit: bool) -> None:
+    """Each entry of 47 bytes takes 500 as an object: 256 MiB of them took 2 GB before they were counted."""
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 3, 20, *[0] * 8, 1, *[0] * 6) + b"a"
+    entries = MAX_FILES * MAX_ENTRY_BYTES // len(entry) + 1
+    directory = entry * entries
+    tail = b""
+    size, count = len(directory), entries & 0xFFFF
+    if is_64_bit:
+        tail = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, entries, entries, size, 0)
+        tail += struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
+        size, count = 0xFFFFFFFF, 0xFFFF
+    data = directory + tail + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, size, 0, 0)
+    with pytest.raises(
+        EvidenceMismatch, match="archive: its list of files is larger than that of any evidence"
+    ):
+        files_of(data)
 
 
 def _last_phase(values: Values) -> None:

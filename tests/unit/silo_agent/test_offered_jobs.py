@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from chorale.credentials import Credentials
-from chorale.job import JobSpec
-from crypto.errors import ChoraleError, PolicyRefusal
+from chorale.job import JobSpec, sign_job
+from crypto.errors import ChoraleError, PolicyRefusal, Refusal
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.offered_jobs import MAX_JOBS, OfferedJobs
-from tests.support.agents import Hub
+from tests.support.agents import Hub, with_operator
 from tests.unit.silo_agent.enrolled import MakeHub
 
 
@@ -50,6 +50,23 @@ async def test_no_job_that_can_be_served_gives_way_to_another(make_hub: MakeHub)
         book.offer(hub.job.signed, hub.roster)
     book.forget(hub.sign(name="job-0").digest)
     assert book.offer(hub.job.signed, hub.roster).digest == hub.job.digest
+
+
+async def test_an_approval_is_of_the_operator_who_asked(make_hub: MakeHub) -> None:
+    """Every operator reads signed jobs and may sign the same bytes: what a person approved for one was served
+    for another, who then had the model and an archive of evidence in the own name."""
+    hub = make_hub()
+    book, eve = book_of(hub), with_operator(hub.members, "eve")
+    roster = eve.roster(version=8, issued=hub.now)
+    assert book.offer(hub.job.signed, hub.roster).operator == "ops"
+    stolen = sign_job(hub.job.signed.spec_bytes, eve.operator)
+    with pytest.raises(
+        PolicyRefusal, match="was offered here as a job of ops, and eve signed it now"
+    ) as refused:
+        book.offer(stolen, roster)
+    assert refused.value.code is Refusal.JOB_INVALID
+    own = sign_job(hub.sign(name="of-eve").signed.spec_bytes, eve.operator)
+    assert book.offer(own, roster).operator == "eve"  # the control
 
 
 async def test_policy_is_asked_once_of_a_job_and_its_operator(
