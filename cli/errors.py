@@ -14,6 +14,7 @@ from typing import Self
 
 import click
 
+from client.errors import printable
 from crypto.errors import (
     BudgetExhausted,
     ChoraleError,
@@ -110,4 +111,5 @@ def _of_bug(error: BaseException) -> Failure:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Security: a peer's words stand in errors, and move no terminal's cursor."""
+    return printable(" ".join(text.split()))

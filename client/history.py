@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.job import SignedJob
+from chorale.spec.selection import MAX_ROUNDS
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from client.errors import JobNotDone, printable
-from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
+from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal, RemoteProtocolError
 
 ACCURACY = "accuracy"
 ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
@@ -29,7 +30,10 @@ class JobHistory:
         self._known = {(record.round, record.phase) for record in self.records}
 
     def add(self, event: JobEvent) -> PhaseRecord | None:
-        """Take in one event; the record, if it was one that is not known yet."""
+        """Take in one event; the record, if it was one that is not known yet.
+
+        Raises RemoteProtocolError for a round that no job has: figures stand by round.
+        """
         kind = event.WhichOneof("kind")
         if kind == "job":
             self.signed = SignedJob.from_wire(event.job)
@@ -40,6 +44,8 @@ class JobHistory:
         new = event.record
         if (new.round, new.phase) in self._known:
             return None
+        if new.round > MAX_ROUNDS:
+            raise RemoteProtocolError(f"coordinator: round {new.round}: a job has at most {MAX_ROUNDS}")
         self._known.add((new.round, new.phase))
         self.records.append(new)
         return new

@@ -19,6 +19,7 @@ from cli.doctor.findings import Finding, Findings, State
 from cli.doctor.machine import Machine
 from cli.errors import CommandFailed
 from cli.schema import MODELS, model_of
+from client.errors import printable
 from client.settings import operator_settings
 from coordinator.settings import load_coordinator_settings
 from crypto.errors import ConfigError
@@ -122,7 +123,8 @@ def _role_of(config: Path) -> Role:
 
 
 def _print(shown: Any, finding: Finding) -> None:
-    click.echo(f"{finding.state.value:<8} {finding.check}: {finding.told}", file=shown)
+    # what the coordinator or a proxy answered stands in it
+    click.echo(f"{finding.state.value:<8} {finding.check}: {printable(finding.told)}", file=shown)
     if finding.fix:
         click.echo(f"{'':<8} fix: {finding.fix}", file=shown)
 

@@ -29,6 +29,8 @@ from client.history import (
     why_told,
 )
 
+MAX_AXES = 4  # of a table; a task's own have three at most
+
 if TYPE_CHECKING:
     from chorale.privacy.promise import Promise, Spent
 
@@ -122,7 +124,11 @@ def write_report(report: Document, folder: Path) -> None:
 
 def _cell(value: object) -> object:
     """Security: a spreadsheet runs what begins so, and words in here are the coordinator's."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t")) else value
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )
 
 
 def _took_part(history: JobHistory) -> Document:
@@ -200,7 +206,7 @@ def _tables(history: JobHistory) -> Document:
     return {
         name: _nested(list(table.shape), iter(table.values))
         for name, table in found.items()
-        if math.prod(table.shape) == len(table.values)
+        if len(table.shape) <= MAX_AXES and math.prod(table.shape) == len(table.values) > 0
     }
 
 

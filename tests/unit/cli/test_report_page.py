@@ -88,6 +88,15 @@ def test_table_whose_shape_is_not_that_of_its_values_is_left_out() -> None:
     assert "confusion" not in document(told)["tables"]
 
 
+@pytest.mark.parametrize("shape", [[100_000, 0], [1] * 3_000])
+def test_table_of_no_values_or_of_many_axes_takes_no_room(shape: list[int]) -> None:
+    """2^32 - 1 rows of nothing would take all memory, and thousands of axes all of the stack."""
+    told = history()
+    values = [] if 0 in shape else [1.0]
+    told.records[-1].tables["confusion"].CopyFrom(Table(shape=shape, values=values))
+    assert list(document(told)["tables"]) == ["f1"]
+
+
 def test_csv_has_a_row_a_phase_and_nothing_that_a_spreadsheet_would_run() -> None:
     told = history()
     told.records[1].reason = "=cmd|' /C calc'!A0"

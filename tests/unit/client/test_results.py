@@ -11,11 +11,12 @@ import yaml
 
 from chorale.job import SignedJob
 from chorale.results import JobResults, RoundResult
+from chorale.spec.selection import MAX_ROUNDS
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
-from client.history import JobHistory
+from client.history import JobHistory, figure_by_round
 from client.results import results_of, rounds_of
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, RemoteProtocolError
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = {
@@ -104,6 +105,17 @@ def test_nothing_that_a_coordinator_writes_moves_a_terminals_cursor() -> None:
     spoiled = JobEvent(record=PhaseRecord(round=1, phase="train", result="\x1b[2J", reason="\x1b]0;x\x07"))
     (only,) = rounds_of([_job(), SUMMARY, spoiled], JobHistory())
     assert (only.result, only.reason) == ("?[2J", "?]0;x?")
+
+
+def test_a_record_of_a_round_that_no_job_has_is_refused() -> None:
+    """Figures stand by round: one record of round 2^32 - 1 would take tens of gigabytes of every reader."""
+    history = JobHistory()
+    for event in (_job(), SUMMARY, _record(MAX_ROUNDS, "train", accuracy=0.5)):
+        history.add(event)  # the control
+    assert len(figure_by_round(history, "accuracy")) == MAX_ROUNDS
+    with pytest.raises(RemoteProtocolError, match="coordinator: round 100001: a job has at most 100000"):
+        history.add(_record(MAX_ROUNDS + 1, "train", accuracy=0.5))
+    assert len(history.records) == 1
 
 
 def test_a_job_of_another_release_is_read_as_a_plain_one() -> None:
