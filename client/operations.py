@@ -108,7 +108,7 @@ class Operations:
                 for event in read_aside(stream):
                     is_summary = event.WhichOneof("kind") == "summary"
                     summary = event.summary if is_summary else summary
-                    yield _of_job(event, job_digest)
+                    yield of_job(event, job_digest)
                 return
             except grpc.RpcError as error:
                 if not summary.job_digest or error.code() not in _gone():
@@ -125,7 +125,7 @@ class Operations:
         history = JobHistory()
         request = operations_pb2.WatchRequest(job_digest=job_digest, once=True)
         for event in read_aside(self._stub.WatchJob(request)):
-            history.add(_of_job(event, job_digest))
+            history.add(of_job(event, job_digest))
         return history
 
     def control(self, job_digest: bytes, action: str) -> JobSummary:
@@ -154,7 +154,7 @@ class Operations:
         return first.summary, with_facts(_model_bytes(stream), facts)
 
 
-def _of_job(event: operations_pb2.JobEvent, job_digest: bytes) -> operations_pb2.JobEvent:
+def of_job(event: operations_pb2.JobEvent, job_digest: bytes) -> operations_pb2.JobEvent:
     """Raises RemoteProtocolError for another job than the one asked for."""
     kind = event.WhichOneof("kind")
     told = hashlib.sha256(event.job.spec).digest() if kind == "job" else getattr(event, kind or "").job_digest

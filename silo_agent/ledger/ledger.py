@@ -162,7 +162,8 @@ class Ledger:
             ).fetchone()
         if known is not None and known["operator"] not in (job.operator, ""):
             raise PolicyRefusal(
-                f"job {job.id}: was offered here as a job of {known['operator']}, and {job.operator} signed it",
+                f"job {job.id}: was offered here as a job of {known['operator']}, and {job.operator} "
+                "signed it",
                 code=Refusal.JOB_INVALID,
             )
         is_whole = known is not None and known["is_told"] and known["draws_rounds"] == job.spec.draws_rounds

@@ -251,7 +251,7 @@ async def overview_stream(console: Console, request: Request, session: Session[L
                 last = html
             await asyncio.sleep(NEWS_SECONDS)
 
-    return _live(console, request, "overview", fragments)
+    return _live(console, request, session, "overview", fragments)
 
 
 def _overview_values(told: Overview) -> dict[str, Any]:
@@ -301,7 +301,7 @@ async def job_stream(console: Console, request: Request, session: Session[Login]
                 await asyncio.sleep(MIN_GAP_SECONDS)
                 await changed.wait()
 
-    return _live(console, request, "job", fragments)
+    return _live(console, request, session, "job", fragments)
 
 
 async def all_rounds(console: Console, request: Request, session: Session[Login]) -> Response:
@@ -357,13 +357,20 @@ async def model(console: Console, request: Request, session: Session[Login]) -> 
 
 
 def _live(
-    console: Console, request: Request, event: str, fragments: Callable[[], AsyncGenerator[str, None]]
+    console: Console,
+    request: Request,
+    session: Session[Login],
+    event: str,
+    fragments: Callable[[], AsyncGenerator[str, None]],
 ) -> Response:
     """A stream that ends with the login: logged out, unused for too long, expired or off the roster."""
-    if console.streams.is_full:
+    if console.streams.is_full(session.who):
         raise Unavailable("too many live pages are open: this one does not move by itself")
     return console.streams.answer(
-        event, fragments, is_allowed=lambda: console.session(request, is_use=False) is not None
+        event,
+        fragments,
+        who=session.who,
+        is_allowed=lambda: console.session(request, is_use=False) is not None,
     )
 
 

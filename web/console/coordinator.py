@@ -24,7 +24,7 @@ from chorale.v1.operations_pb2_grpc import OperationsStub
 from chorale.v1.records_pb2 import JobSummary
 from client.evidence.pack import collect
 from client.history import TRAIN, JobHistory
-from client.operations import connect
+from client.operations import connect, of_job
 from crypto.errors import ChoraleError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
 from web.console.settings import ConsoleSettings
@@ -197,7 +197,7 @@ class Coordinator:
         while not job.has_ended:
             try:
                 async for event in self._stub.WatchJob(pb.WatchRequest(job_digest=digest)):  # type: ignore[attr-defined]
-                    job.history.add(event)
+                    job.history.add(of_job(event, digest))
                     job.trouble = ""
                     job.tell()
                 job.has_ended = True

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
 
 BEAT_SECONDS = 15.0  # a live page hears at least so often, and its login is checked
 MOST = 100  # live pages at once
+MOST_OF_ONE = 20  # of one login, whose other pages then do not move by themselves
 
 
 class Streams:
@@ -18,23 +20,24 @@ class Streams:
     def __init__(self, *, stopping: asyncio.Event, beat_seconds: float = BEAT_SECONDS) -> None:
         self._stopping = stopping
         self._beat_seconds = beat_seconds
-        self._open = 0
+        self._open: Counter[Hashable] = Counter()
 
-    @property
-    def is_full(self) -> bool:
-        return self._open >= MOST
+    def is_full(self, who: Hashable) -> bool:
+        """Whether there is room for another live page of this login."""
+        return self._open[who] >= MOST_OF_ONE or self._open.total() >= MOST
 
     def answer(
         self,
         event: str,
         fragments: Callable[[], AsyncGenerator[str, None]],
         *,
+        who: Hashable,
         is_allowed: Callable[[], bool],
     ) -> StreamingResponse:
         """is_allowed: asked before each fragment; the stream ends where it says no."""
 
         async def events() -> AsyncGenerator[str, None]:
-            self._open += 1
+            self._open[who] += 1
             try:
                 async with aclosing(fragments()) as source, aclosing(self._with_beats(source)) as texts:
                     async for text in texts:
@@ -43,7 +46,9 @@ class Streams:
                         lines = "".join(f"data: {line}\n" for line in text.splitlines())
                         yield f"event: {event}\n{lines}\n" if text else ": still there\n\n"
             finally:
-                self._open -= 1
+                self._open[who] -= 1
+                if not self._open[who]:
+                    del self._open[who]
 
         return StreamingResponse(
             events(), media_type="text/event-stream", headers={"cache-control": "no-store"}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from chorale.v1 import operations_pb2 as pb
-from chorale.v1.records_pb2 import Awaited, LeftOut
+from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut
 from tests.support.pages import DIGEST, JOB, URL, Pages, ToldCoordinator, csrf, record, summary
+from web.console.coordinator import Coordinator
+from web.shared.streams import MOST_OF_ONE, Streams
 
 OWN = {"origin": URL}
 SCRIPT = "<script>alert(1)</script>"
@@ -280,3 +287,60 @@ def test_large_request_is_refused(pages: Pages) -> None:
     large = browser.post(f"{JOB}/cancel", data={"csrf": token, "more": "x" * 10_000}, headers=OWN)
     assert large.status_code == 413
     assert pages.coordinator.cancelled == []
+
+
+@pytest.mark.parametrize("is_hostile", [False, True])
+async def test_words_about_another_job_stand_on_no_page(is_hostile: bool) -> None:
+    """The form to cancel names the job of the summary: that of another one would cancel that."""
+    events = [pb.JobEvent(summary=summary()), pb.JobEvent(record=record(1))]
+    if is_hostile:
+        other = JobSummary(job_digest=b"o" * 32, name="two", status="running", rounds=3)
+        events.append(pb.JobEvent(summary=other))
+
+    async def told(_request: pb.WatchRequest) -> AsyncIterator[pb.JobEvent]:
+        for event in events:
+            yield event
+        await asyncio.Event().wait()
+
+    coordinator = Coordinator(
+        cast(
+            Any, SimpleNamespace(**dict.fromkeys(("unary_unary", "unary_stream", "stream_unary"), _no_call))
+        ),
+        cast(Any, SimpleNamespace(member=SimpleNamespace(name="olga"))),
+        settings=cast(Any, None),
+        clock=lambda: 0.0,
+    )
+    coordinator._stub = cast(Any, SimpleNamespace(WatchJob=told))
+    async with coordinator.watched(DIGEST) as job:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (job.history.summary.name, len(job.history.records)) == ("one", 1)
+        trouble = "coordinator: it tells of another job than was asked for" if is_hostile else ""
+        assert job.trouble == trouble
+    await coordinator.close()
+
+
+def _no_call(*_: object, **__: object) -> None:
+    return None
+
+
+async def test_one_person_does_not_take_the_live_pages_of_all() -> None:
+    streams = Streams(stopping=asyncio.Event())
+
+    async def fragments() -> AsyncGenerator[str, None]:
+        while True:
+            yield "news"
+
+    opened = []
+    for _ in range(MOST_OF_ONE):
+        assert not streams.is_full("olga")
+        answer = streams.answer("job", fragments, who="olga", is_allowed=lambda: True)
+        opened.append(cast(AsyncGenerator[str, None], answer.body_iterator))
+        assert "news" in await anext(opened[-1])
+    assert streams.is_full("olga")
+    assert not streams.is_full("petra")  # the control
+    async with aclosing(opened.pop()):
+        pass
+    assert not streams.is_full("olga")
+    for each in opened:
+        await each.aclose()
