@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import cast
+from itertools import chain
 
 import grpc
 
 from chorale.credentials import CredentialFiles
 from chorale.observability.logs import get_logger
+from chorale.runtime.files import Part
 from chorale.spec.line_settings import LineSettings
 from chorale.transport import tls
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, client_options
-from chorale.transport.chunks import chunk_of
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1.operations_pb2_grpc import OperationsStub
 from chorale.v1.records_pb2 import JobSummary
@@ -165,16 +165,19 @@ class Coordinator:
         self._overview = None
         return summary
 
-    async def model(self, digest: bytes) -> AsyncIterator[bytes]:
-        """The bytes of the job's model, whose job is checked first. Raises Unavailable."""
-        # the stubs' type is that of a call without asyncio
-        call = cast(AsyncIterable[pb.FetchMessage], self._stub.FetchModel(pb.FetchRequest(job_digest=digest)))
-        stream = aiter(call)
-        with _told():
-            first = await anext(stream, None)
-        if first is None or hashlib.sha256(first.job.spec).digest() != digest:
-            raise Unavailable("the coordinator sent the model of another job")
-        return _chunks(stream)
+    async def model(self, digest: bytes) -> Iterator[Part]:
+        """The bytes that `chorale job fetch` writes: with facts of the signed job, none of the coordinator's.
+
+        Raises ChoraleError before the first of them.
+        """
+
+        def parts() -> Iterator[Part]:
+            with connect(self._settings) as (operations, _):
+                yield from operations.fetch(digest)[1]
+
+        fetched = parts()
+        first = await asyncio.to_thread(next, fetched, b"")
+        return chain([first], fetched)
 
     async def evidence(self, digest: bytes) -> bytes:
         """What `chorale job evidence` writes, signed by this console's identity. Raises ChoraleError."""
@@ -236,18 +239,6 @@ async def connected(settings: ConsoleSettings, *, clock: Callable[[], float]) ->
             yield coordinator
         finally:
             await coordinator.close()
-
-
-async def _chunks(stream: AsyncIterator[pb.FetchMessage]) -> AsyncIterator[bytes]:
-    expected = 0
-    async for message in stream:
-        chunk = chunk_of(message.chunk)
-        if chunk.offset != expected:
-            raise RemoteProtocolError(
-                f"coordinator: model chunk at offset {chunk.offset}, expected {expected}"
-            )
-        expected += len(chunk.data)
-        yield bytes(chunk.data)
 
 
 class _told:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
+from chorale.job import SignedJob
+from chorale.v1 import federation_pb2
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut
-from tests.support.pages import DIGEST, JOB, URL, Pages, ToldCoordinator, csrf, record, summary
+from client.operations import Operations
+from crypto.errors import RemoteProtocolError
+from tests.support.pages import DIGEST, JOB, SPEC, URL, Pages, ToldCoordinator, csrf, record, summary
 from web.console.coordinator import Coordinator
 from web.shared.streams import MOST_OF_ONE, Streams
 
@@ -302,14 +308,7 @@ async def test_words_about_another_job_stand_on_no_page(is_hostile: bool) -> Non
             yield event
         await asyncio.Event().wait()
 
-    coordinator = Coordinator(
-        cast(
-            Any, SimpleNamespace(**dict.fromkeys(("unary_unary", "unary_stream", "stream_unary"), _no_call))
-        ),
-        cast(Any, SimpleNamespace(member=SimpleNamespace(name="olga"))),
-        settings=cast(Any, None),
-        clock=lambda: 0.0,
-    )
+    coordinator = _coordinator()
     coordinator._stub = cast(Any, SimpleNamespace(WatchJob=told))
     async with coordinator.watched(DIGEST) as job:
         for _ in range(10):
@@ -320,8 +319,40 @@ async def test_words_about_another_job_stand_on_no_page(is_hostile: bool) -> Non
     await coordinator.close()
 
 
-def _no_call(*_: object, **__: object) -> None:
-    return None
+def _coordinator() -> Coordinator:
+    """Without a line."""
+    calls = dict.fromkeys(("unary_unary", "unary_stream", "stream_unary"), lambda *_, **__: None)
+    member = SimpleNamespace(member=SimpleNamespace(name="olga"))
+    return Coordinator(
+        cast(Any, SimpleNamespace(**calls)), cast(Any, member), settings=cast(Any, None), clock=lambda: 0.0
+    )
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt", "job": "another"}])
+async def test_model_carries_no_word_of_the_coordinators(
+    monkeypatch: pytest.MonkeyPatch, metadata: dict[str, str] | None
+) -> None:
+    """`model export` goes by what stands in the file: `job fetch` refuses a state that says something."""
+    job = SignedJob(spec_bytes=SPEC, signature=b"s", operator_certificate=b"c").to_wire()
+    state = save({"model/weight": np.ones(2, np.float32)}, metadata=metadata)
+    messages = [
+        pb.FetchMessage(summary=summary(), job=job),
+        pb.FetchMessage(chunk=federation_pb2.Chunk(offset=0, data=state)),
+    ]
+
+    @contextmanager
+    def connected(_settings: object) -> Iterator[tuple[Operations, None]]:
+        operations = object.__new__(Operations)
+        operations._stub = cast(Any, SimpleNamespace(FetchModel=lambda _request: messages))
+        yield operations, None
+
+    monkeypatch.setattr("web.console.coordinator.connect", connected)
+    if metadata is None:  # the control
+        parts = await _coordinator().model(DIGEST)
+        assert load(b"".join(parts))["model/weight"].tolist() == [1.0, 1.0]
+        return
+    with pytest.raises(RemoteProtocolError, match="model: expected a state, which has no metadata"):
+        await _coordinator().model(DIGEST)
 
 
 async def test_one_person_does_not_take_the_live_pages_of_all() -> None:
