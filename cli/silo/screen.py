@@ -39,7 +39,7 @@ def screen(view: JobView) -> list[str]:
         _clipped(f"job {view.id}  {view.name}: {_decision_told(view)}"),
         *_labelled("asked by", [f"{view.operator}, offered {offered}, may run until {until}"]),
         *_labelled(
-            "method", [f"{view.method}, task {view.task}: {view.count}, {named} of the silos in each"]
+            "method", [f"{view.count}, {named} of the silos in each, task {view.task}: {view.method}"]
         ),
         *_labelled("silos", [f"{len(view.silos)}: {', '.join(view.silos)}"]),
         *_labelled("model", [f"{view.model}{parameters}; {view.training}"], most=2),

@@ -307,6 +307,19 @@ def test_hostile_job_of_every_kind_fits_one_screen_and_writes_no_control_codes(
     assert {each["name"] for each in sums} <= names
 
 
+def test_no_option_pushes_rounds_off_the_screen(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """What an operator may write at length stands last on its line: 100,000 rounds were cut off behind it."""
+    config = desk.silo()
+    desk.write("policy.yaml", GIVEN)
+    long = {"beta": 0.12345678901234567, "fine_tune_learning_rate": 0.012345678901234567}
+    long |= {"fine_tune_epochs": 5, "fine_tune_regularizer": True}
+    for preset, options in (("fedavg", {}), ("feddr_plus_ft", long)):
+        job = offered(desk, rounds=100_000, strategy={"preset": preset, "options": options})
+        told = lines_of(chorale("silo", "show", "--config", config, job.id), "method")
+        assert "100000 rounds, all of the silos in each" in told
+        assert preset in told
+
+
 def test_json_holds_no_number_that_is_none(desk: Desk, chorale: Callable[..., Ended]) -> None:
     """Infinity is no JSON."""
     pytest.importorskip("torch", reason="a silo draws the weights")
