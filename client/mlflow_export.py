@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TAG = "chorale.job"  # by which a job's run is found again
 MAX_PARAM_CHARACTERS = 500  # MLflow takes 6,000; the longest fields say nothing in a table
+MAX_UNIX_SECONDS = 1 << 38  # MLflow keeps milliseconds in 64 bits
 METRICS_A_CALL = 1000  # MLflow's own limit
 NOT_IN_NAMES = re.compile(r"[^\w.\- /]", re.ASCII)
 STATUS = {"done": "FINISHED", "cancelled": "KILLED", "stopped": "FINISHED", "failed": "FAILED"}
@@ -58,11 +59,13 @@ def _export(client: Any, history: JobHistory, experiment: str) -> str:
     found = client.get_experiment_by_name(experiment)
     place = client.create_experiment(experiment) if found is None else found.experiment_id
     runs = client.search_runs([place], f"tags.`{TAG}` = '{job}'", max_results=1)
-    started = round(1000 * summary.submitted_unix_seconds)
+    started = summary.submitted_unix_seconds
     run = (
         runs[0]
         if runs
-        else client.create_run(place, start_time=started, run_name=summary.name, tags={TAG: job})
+        else client.create_run(
+            place, start_time=_milliseconds(started), run_name=summary.name, tags={TAG: job}
+        )
     )
     for name, value in _params(history):
         client.log_param(run.info.run_id, name, value)
@@ -71,7 +74,7 @@ def _export(client: Any, history: JobHistory, experiment: str) -> str:
         client.log_batch(run.info.run_id, metrics=metrics[start : start + METRICS_A_CALL])
     if summary.status in STATUS:
         seconds = sum(record.wall_seconds for record in history.records)
-        ended = started + round(1000 * seconds)
+        ended = _milliseconds(started + seconds)
         client.set_terminated(run.info.run_id, STATUS[summary.status], end_time=ended)
     return str(run.info.run_id)
 
@@ -102,7 +105,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _metrics(history: JobHistory, started_milliseconds: int) -> Iterator[Metric]:
+def _metrics(history: JobHistory, started: float) -> Iterator[Metric]:
     """By round; times are those at which its phases ended, so that a second export writes the same again."""
     from mlflow.entities import Metric
 
@@ -117,12 +120,17 @@ def _metrics(history: JobHistory, started_milliseconds: int) -> Iterator[Metric]
             "upload_bytes": float(each.upload_bytes),
             **figures[each.round],
         }
-        at = started_milliseconds + round(1000 * seconds)
+        at = _milliseconds(started + seconds)
         for name, value in told.items():
             if math.isfinite(value):
                 yield Metric(NOT_IN_NAMES.sub("_", name), value, at, each.round)
 
 
+def _milliseconds(unix_seconds: float) -> int:
+    """0 for what is no time: the coordinator tells it."""
+    return round(1000 * unix_seconds) if 0 <= unix_seconds < MAX_UNIX_SECONDS else 0
+
+
 def _shown(uri: str) -> str:
     """Without a login."""
-    return re.sub(r"//[^/@]*@", "//", uri)
+    return re.sub(r"//[^/]*@", "//", uri)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 LONGEST_SECONDS = 8 * 3600.0  # after which a person logs in again, busy or not
 MOST = 1000  # sessions at once; the oldest goes
+MOST_OF_ONE = 20  # of one login; its oldest goes
 
 Who = TypeVar("Who")
 
@@ -52,6 +53,9 @@ class Sessions(Generic[Who]):
         """A new session under a new secret; the one that the browser came with ends (session fixation)."""
         self._forget(request)
         now = self._clock()
+        own = [key for key, each in self._sessions.items() if each.who == who]
+        for key in own[: max(0, len(own) + 1 - MOST_OF_ONE)]:  # so that nobody logs others out by logging in
+            del self._sessions[key]
         while len(self._sessions) >= MOST:
             self._sessions.pop(next(iter(self._sessions)))
         secret = secrets.token_urlsafe(32)

@@ -22,6 +22,7 @@ from client.operations import Operations
 from crypto.errors import RemoteProtocolError
 from tests.support.pages import DIGEST, JOB, SPEC, URL, Pages, ToldCoordinator, csrf, record, summary
 from web.console.coordinator import Coordinator
+from web.shared import sessions
 from web.shared.streams import MOST_OF_ONE, Streams
 
 OWN = {"origin": URL}
@@ -375,3 +376,16 @@ async def test_one_person_does_not_take_the_live_pages_of_all() -> None:
     assert not streams.is_full("olga")
     for each in opened:
         await each.aclose()
+
+
+def test_nobody_logs_others_out_by_logging_in(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest session goes where there are too many: a viewer's own, before anybody else's."""
+    monkeypatch.setattr(sessions, "MOST", 2 * sessions.MOST_OF_ONE)
+    olga, first = pages.logged_in("olga"), pages.logged_in("petra")
+    for _ in range(sessions.MOST_OF_ONE - 1):
+        pages.logged_in("petra")
+    assert first.get(JOB).status_code == 200  # the control
+    for _ in range(sessions.MOST_OF_ONE + 1):
+        last = pages.logged_in("petra")
+    assert olga.get(JOB).status_code == 200
+    assert (first.get(JOB).status_code, last.get(JOB).status_code) == (303, 200)
