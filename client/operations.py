@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from chorale.credentials import CredentialFiles
 from chorale.job import SignedJob
@@ -28,7 +31,14 @@ from chorale.transport.line_probe import Trouble, probe
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2, operations_pb2
 from chorale.v1.records_pb2 import JobSummary
-from client.errors import UNKNOWN_HOST_HINT, UNREACHABLE_HINT, UNTRUSTED_HINT, peer_error, with_hint
+from client.errors import (
+    UNKNOWN_HOST_HINT,
+    UNREACHABLE_HINT,
+    UNTRUSTED_HINT,
+    peer_error,
+    printable,
+    with_hint,
+)
 from client.history import JobHistory
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
@@ -39,6 +49,7 @@ if TYPE_CHECKING:
     from chorale.v1.operations_pb2_grpc import OperationsStub
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 RECONNECT_SECONDS = 1.0  # between two looks at a coordinator that stops while it still answers
 MAX_RECONNECT_SECONDS = 5.0  # between two tries to reach one that does not
@@ -76,10 +87,10 @@ class Operations:
         return digest
 
     def jobs(self) -> list[JobSummary]:
-        return list(self._stub.ListJobs(operations_pb2.ListJobsRequest()).jobs)
+        return list(printed(self._stub.ListJobs(operations_pb2.ListJobsRequest())).jobs)
 
     def silos(self) -> operations_pb2.ListSilosReply:
-        return self._stub.ListSilos(operations_pb2.ListSilosRequest())
+        return printed(self._stub.ListSilos(operations_pb2.ListSilosRequest()))
 
     def find(self, job_id: str) -> bytes:
         """Digest of the one job that begins with this id. Raises ConfigError unless it is one."""
@@ -131,7 +142,8 @@ class Operations:
     def control(self, job_digest: bytes, action: str) -> JobSummary:
         """action: pause, resume or cancel."""
         number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action.upper()}")
-        return self._stub.ControlJob(operations_pb2.ControlRequest(job_digest=job_digest, action=number))
+        request = operations_pb2.ControlRequest(job_digest=job_digest, action=number)
+        return printed(self._stub.ControlJob(request))
 
     def evidence(self, job_digest: bytes) -> Iterator[operations_pb2.EvidenceMessage]:
         """What the coordinator shows of a job, as it arrives: client.evidence makes an archive of it."""
@@ -149,18 +161,45 @@ class Operations:
         try:
             spec = JobSpec.from_yaml(spec_bytes, source=f"job {job_digest.hex()[:12]}")
         except ConfigError:  # of an earlier release, which had other field names
-            return first.summary, with_facts(_model_bytes(stream), {})
+            return printed(first.summary), with_facts(_model_bytes(stream), {})
         facts = facts_of(spec, job_digest=job_digest, round=first.summary.model_round)
-        return first.summary, with_facts(_model_bytes(stream), facts)
+        return printed(first.summary), with_facts(_model_bytes(stream), facts)
 
 
 def of_job(event: operations_pb2.JobEvent, job_digest: bytes) -> operations_pb2.JobEvent:
-    """Raises RemoteProtocolError for another job than the one asked for."""
+    """With texts that can be shown. Raises RemoteProtocolError for another job than the one asked for."""
     kind = event.WhichOneof("kind")
     told = hashlib.sha256(event.job.spec).digest() if kind == "job" else getattr(event, kind or "").job_digest
     if told != job_digest:
         raise RemoteProtocolError("coordinator: it tells of another job than was asked for")
-    return event
+    return printed(event)
+
+
+def printed(message: M) -> M:
+    """The message, whose texts are parts of lines now: `printable`. In place."""
+    for field, value in message.ListFields():
+        if isinstance(value, str):
+            setattr(message, field.name, printable(value))
+        elif isinstance(value, Message):
+            printed(value)
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+            _print_names(value)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            value[:] = map(printable, value)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for each in value:
+                printed(each)
+    return message
+
+
+def _print_names(values: Any) -> None:
+    """Those of a map. None of its values has a text."""
+    for name in [each for each in values if isinstance(each, str) and not each.isprintable()]:
+        if isinstance(values[name], Message):
+            values[printable(name)].CopyFrom(values[name])
+        else:
+            values[printable(name)] = values[name]
+        del values[name]
 
 
 def _gone() -> frozenset[grpc.StatusCode]:

@@ -68,9 +68,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _packages(arguments: list[str]) -> list[str]:
-    """What is installed, of all arguments."""
+    """What is installed, of all arguments; no address, which may hold a login."""
     valued = {index + 1 for index, each in enumerate(arguments) if each in ("-c", "-r")}
-    return [each for index, each in enumerate(arguments) if index not in valued and not each.startswith("-")]
+    names = [each for index, each in enumerate(arguments) if index not in valued and not each.startswith("-")]
+    return [each for each in names if "://" not in each]
 
 
 if __name__ == "__main__":

@@ -54,10 +54,11 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
 
     rows = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("round", f"{history.main} before", "silos", "share of data", "seconds", "left out"):
-        rows.add_column(title, justify="left" if title == "left out" else "right")
+        # Text: rich reads marks in anything else, and words of the coordinator are in it
+        rows.add_column(Text(title), justify="left" if title == "left out" else "right")
     for record in history.records[-(newest or len(history.records)) :]:
         figure, is_train = record.figures.get(history.main), kind_of(record) == TRAIN
-        rows.add_row(
+        cells = (
             history.title(record),
             "" if figure is None else f"{figure:.3f}",
             str(len(record.cohort)) if record.result == "applied" else record.result,
@@ -65,6 +66,7 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
             f"{record.wall_seconds:.1f}",
             ", ".join(left.silo for left in record.left_out),
         )
+        rows.add_row(*map(Text, cells))
     summary = history.summary
     status = doing(summary) or printable(summary.reason or summary.status) or "waiting for the coordinator"
     kept = [Text(kept_line(summary), style="dim")] if summary.kept else []

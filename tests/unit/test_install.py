@@ -10,6 +10,7 @@ from subprocess import run
 
 import pytest
 
+from tools import install
 from tools.install import follow
 from tools.sizes import INSTALLS
 
@@ -86,3 +87,12 @@ def _installs(folder: Path, target: str, installed: tuple[str, ...]) -> list[str
         path.touch()
     done = run(["make", "-n", target], cwd=folder, capture_output=True, text=True, check=True)
     return re.findall(r"-c constraints.txt (?:--no-compile )?(?:-e )?(.*)$", done.stdout, re.MULTILINE)
+
+
+def test_no_address_is_printed_that_may_hold_a_login() -> None:
+    arguments = ["-c", "constraints.txt", "--index-url", "https://ann:secret@pypi.example/simple", "torch"]
+    assert install._packages(arguments) == ["torch"]
+    assert install._packages(["-c", "constraints.txt", "torch", ".[demo]"]) == [
+        "torch",
+        ".[demo]",
+    ]  # the control

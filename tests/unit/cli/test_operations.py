@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
 
 import cli.job.commands
 import cli.job.listing
 import cli.job.options
 from chorale.v1 import operations_pb2
-from client.operations import read_aside
+from chorale.v1.operations_pb2 import JobEvent
+from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
+from cli.output.progress import table
+from client.history import JobHistory
+from client.operations import Operations, read_aside
 
 
 def test_items_come_in_order_and_end() -> None:
@@ -88,3 +96,66 @@ def test_silos_that_report_other_software_than_the_coordinator_stand_out(
     assert a.endswith(f"runs 0.1.0, sha256:{'aa' * 32}")
     assert b.endswith(f"runs 0.1.0, sha256:{'bb' * 32}, not the coordinator's")
     assert c.endswith("runs ?, sha256:none, not the coordinator's")
+
+
+JOB = b"j" * 32
+HOSTILE = "\x1b[2Jdone\u202e"
+
+
+def _texts(value: object) -> list[str]:
+    """Every text of a message as a dictionary, keys included."""
+    match value:
+        case str():
+            return [value]
+        case dict():
+            return [text for pair in value.items() for each in pair for text in _texts(each)]
+        case list():
+            return [text for each in value for text in _texts(each)]
+    return []
+
+
+@pytest.mark.parametrize("word", ["done", HOSTILE])
+def test_no_text_of_a_coordinators_moves_a_cursor(word: str) -> None:
+    """Whatever is read through the operator's line: jobs, silos, events, and what a command answers."""
+    summary = JobSummary(job_digest=JOB, name=word, status=word, main_figure=word, silos=[word])
+    summary.awaited.add(silo=word, why=word)
+    record = PhaseRecord(job_digest=JOB, result=word, cohort=[word, "a"], figures={word: 1.0, "loss": 2.0})
+    record.left_out.add(silo=word, text=word)
+    record.tables[word].values.append(1.0)
+    events = [JobEvent(summary=summary), JobEvent(record=record)]
+    operations = object.__new__(Operations)
+    operations._stub = cast(
+        Any,
+        SimpleNamespace(
+            ListJobs=lambda _: operations_pb2.ListJobsReply(jobs=[summary]),
+            ListSilos=lambda _: operations_pb2.ListSilosReply(
+                silos=[operations_pb2.SiloStatus(name=word, software_version=word)]
+            ),
+            WatchJob=lambda _, **__: [JobEvent.FromString(each.SerializeToString()) for each in events],
+            ControlJob=lambda _: JobSummary.FromString(summary.SerializeToString()),
+        ),
+    )
+    told = [*operations.jobs(), operations.silos(), *operations.watch(JOB), operations.control(JOB, "cancel")]
+    history = operations.history(JOB)
+    told += [history.summary, *history.records]
+    shown = word if word.isprintable() else "?[2Jdone?"
+    for message in told:
+        texts = _texts(MessageToDict(message))
+        assert shown in texts
+        assert all(each.isprintable() for each in texts)
+    assert dict(history.records[0].figures) == {shown: 1.0, "loss": 2.0}
+    assert list(history.records[0].tables[shown].values) == [1.0]
+
+
+def test_words_in_brackets_are_words_in_the_live_table() -> None:
+    """rich reads [/x] as a mark and fails where nothing was opened."""
+    history = JobHistory(summary=JobSummary(name="digits", main_figure="[/y]"))
+    history.records.append(
+        PhaseRecord(round=1, phase="train", result="[/x]", left_out=[LeftOut(silo="[red]a")])
+    )
+    console = Console(width=100, file=io.StringIO())
+    console.print(table(history))
+    told = cast(io.StringIO, console.file).getvalue()
+    assert "[/x]" in told
+    assert "[red]a" in told
+    assert "[/y] before" in told
