@@ -13,7 +13,7 @@ from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
 from chorale.v1.operations_pb2 import EvidenceMessage
 from client.evidence import contents as names
-from client.evidence.archive import archive_bytes
+from client.evidence.archive import MAX_FILES, archive_bytes
 from client.evidence.contents import certificates_file, file_facts, fits, job_files
 from client.evidence.facts import facts_of
 from client.evidence.pages import pages_of
@@ -78,6 +78,8 @@ def shown_of(
     if shown.job.digest != job_digest:
         raise RemoteProtocolError("coordinator: the evidence is of another job than the one asked for")
     for message in stream:
+        if len(shown.rosters) + len(shown.proofs) >= MAX_FILES:
+            raise RemoteProtocolError(f"coordinator: it shows more than the {MAX_FILES} files of an archive")
         match message.WhichOneof("kind"):
             case "statement":
                 chunk = chunk_of(message.statement)

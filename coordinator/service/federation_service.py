@@ -198,7 +198,9 @@ class FederationService:
                 f"software: this silo reports {sha256 or 'no digest'}, which required_software of the "
                 "coordinator does not list; install the release that the federation agreed on",
             )
-        return Software(version=first.hello.software_version[:MAX_VERSION], sha256=sha256)
+        version = first.hello.software_version[:MAX_VERSION]
+        shown = "".join(each if each.isprintable() else "?" for each in version)  # to operators, in evidence
+        return Software(version=shown, sha256=sha256)
 
     async def _serve(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         """Do a part of a connection's work. Whatever it raises ends the connection: a silo whose messages

@@ -26,12 +26,15 @@ from chorale import evidence
 from chorale.evidence import CoordinatorStatement, SiloStatement, sign_statement
 from chorale.job import sign_job
 from chorale.spec.state import state_to_bytes
+from chorale.transport import wire
+from chorale.v1.operations_pb2 import EvidenceMessage, EvidenceProof
 from client.evidence import contents as names
 from client.evidence.archive import MAX_ENTRY_BYTES, MAX_FILES, archive_bytes, files_of
 from client.evidence.contents import job_files
+from client.evidence.pack import shown_of
 from client.evidence.phases import MAX_ARRAYS
 from client.evidence.verify import verify_archive
-from crypto.errors import EvidenceMismatch
+from crypto.errors import EvidenceMismatch, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
 from crypto.identity.roster import roster_to_file_bytes
 from tests.support.ceremony import stranger
@@ -566,6 +569,29 @@ def test_a_directory_of_millions_is_refused_before_it_is_read(is_64_bit: bool) -
         EvidenceMismatch, match="archive: its list of files is larger than that of any evidence"
     ):
         files_of(data)
+
+
+def test_a_coordinator_that_shows_without_end_is_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each proof is kept until the last one came: an operator's machine ran out of memory."""
+    first = EvidenceMessage(job=lab.job.signed.to_wire())
+    roster = EvidenceMessage(roster=wire.signed_body_to_wire(lab.roster.signed))
+    certificates = {each.fingerprint.hex(): each.certificate_der for each in lab.identities.values()}
+    proof = wire.proof_to_wire(
+        lab.proofs(lab.job)[0].proof(lab.roster.signed, certificates), job_digest=lab.job.digest
+    )
+    shown = EvidenceMessage(proof=EvidenceProof(proof=proof, roster_version=lab.roster.version))
+    monkeypatch.setattr("client.evidence.pack.MAX_FILES", 10, raising=False)
+
+    def read(proofs: int) -> int:
+        messages = [first, roster, *[shown] * proofs]
+        authority = lab.ceremony.anchors
+        return len(
+            shown_of(messages, job_digest=lab.job.digest, authority=authority, federation="test").proofs
+        )
+
+    assert read(9) == 9  # the control
+    with pytest.raises(RemoteProtocolError, match="it shows more than the 10 files of an archive"):
+        read(10)
 
 
 def _last_phase(values: Values) -> None:
