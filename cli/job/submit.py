@@ -44,7 +44,9 @@ def submit(
         digest = operations.submit(signed, submission.state)
         if save is not None:
             write_atomic(save, signed.spec_bytes)
-        click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
+        job = digest.hex()[:12]
+        click.echo(f"{job}  {spec.name}  submitted to {settings.coordinator}")
+        click.echo(f"silos that approve by hand decide now: chorale silo show {job}", err=True)
         for line in submission.promised:
             click.echo(line)
         connected = {silo.name: silo.connected for silo in operations.silos().silos}
