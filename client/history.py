@@ -124,15 +124,15 @@ def phase_facts(record: PhaseRecord) -> dict[str, Any]:
 
 
 def left_out_facts(record: PhaseRecord) -> list[dict[str, Any]]:
-    """rule: policy field that refused. text: what a person who rejected the job typed. null without one."""
+    """rule: policy field that refused. text: what a person who rejected the job typed. Absent without one."""
     return [
         {
             "round": record.round,
             "silo": left.silo,
             "stage": left.stage,
             "reason": left.reason,
-            "rule": left.rule or None,
-            "text": left.text or None,
+            **({"rule": left.rule} if left.rule else {}),
+            **({"text": left.text} if left.text else {}),
         }
         for left in record.left_out
     ]

@@ -237,7 +237,7 @@ def _left_out_section(report: Document) -> list[str]:
             left["round"],
             left["silo"],
             left["stage"],
-            ": ".join(filter(None, [left["reason"], left["rule"], left["text"]])),
+            ": ".join(filter(None, [left["reason"], left.get("rule"), left.get("text")])),
         )
         for left in report["dropped"]
     ]

@@ -67,7 +67,7 @@ class OfferedJobs:
         if self._silo not in job.spec.silos:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
         if self._served.get(job.digest) != job.operator:  # else the same policy said it of the same bytes
-            self._data_sets.named(job.spec).policy.check_job(job.spec, operator=job.operator)
+            self._check_policy(job)
             _check_code(job)
             self._served[job.digest] = job.operator
         self._check_decision(job)
@@ -105,6 +105,16 @@ class OfferedJobs:
         self._served.pop(job_digest, None)
         self._last_decision.pop(job_digest, None)
         self._data_sets.forget(job_digest)
+
+    def _check_policy(self, job: Job) -> None:
+        """Raises PolicyRefusal. Security: of a job that names a data set the field is not told, for a field
+        would say that this silo has that one."""
+        try:
+            self._data_sets.named(job.spec).policy.check_job(job.spec, operator=job.operator)
+        except PolicyRefusal as refusal:
+            if job.spec.data is None:
+                raise
+            raise PolicyRefusal(str(refusal), code=refusal.code) from None
 
     def _check_decision(self, job: Job) -> None:
         is_approved = self._data_sets.named(job.spec).policy.approval is Approval.AUTOMATIC

@@ -17,6 +17,14 @@ RUNS: dict[str, tuple[str, int, str]] = {
     "authority": ("init --federation f --directory ca", 0, "ca/authority.crt"),
     "silo": ("csr --name a --federation f --out a", 0, "a/a.csr"),
     "coordinator": ("csr --name hub --federation f --host localhost --out hub", 0, "hub/hub.csr"),
+    "console": ("--config console.yaml", 2, "chorale: error: console.yaml: no such file or directory"),
+    "evidence": ("verify evidence.zip", 2, "chorale: error: evidence.zip: no such file or directory"),
+    "doctor": ("--config silo.yaml", 1, "chorale: error: 1 problem found"),
+    "init": (
+        "federation --federation f --coordinator hub:7443 --silo a --silo b --silo c --out f",
+        0,
+        "f/operator/operator.yaml",
+    ),
     "operator": ("csr --name you --federation f --out you", 0, "you/you.csr"),
     "job": ("list --config operator.yaml", 2, "chorale: error: operator.yaml: no such file or directory"),
     "model": (

@@ -73,7 +73,7 @@ def test_silo_that_cannot_contribute_says_why_and_the_job_ends(spoil: Any, told:
 def test_refusal_by_policy_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3, policy={"max_rounds": 1}) as federation:
         federation.start()
-        _check_refused(federation, code=3, said="policy", told="expected at most 1, got 2 rounds")
+        _check_refused(federation, code=3, said="policy: max_rounds", told="expected at most 1, got 2 rounds")
 
 
 def test_class_statistic_of_the_last_phase_is_refused_before_the_first(tmp_path: Path) -> None:
@@ -81,12 +81,13 @@ def test_class_statistic_of_the_last_phase_is_refused_before_the_first(tmp_path:
     with LocalFederation(folder=tmp_path, silos=3) as federation:
         federation.start()
         told = r"expected no class statistics \(class_statistics: refuse\), got quantity moment"
-        _check_refused(federation, code=3, said="policy", told=told, strategy={"preset": "spherefed"})
+        said = "policy: class_statistics"
+        _check_refused(federation, code=3, said=said, told=told, strategy={"preset": "spherefed"})
         assert all(record["event"] != "shares received" for record in federation.hub.records())
 
 
 def _check_refused(federation: LocalFederation, *, code: int, said: str, told: str, **job: Any) -> None:
-    """said: the code that left the silo. told: what its own log says."""
+    """said: the code, and the policy field, that left the silo. told: what its own log says."""
     wait_until(lambda: _connected(federation) == set(federation.names), "all silos")
     job_id = federation.submit(rounds=2, **job)
     watched = federation.cli("job", "watch", job_id)

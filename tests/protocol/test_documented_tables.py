@@ -34,7 +34,7 @@ def test_coordinator_table_is_that_of_the_code():
 
 
 def test_refusals_are_those_of_the_code():
-    listed = TEXT.split("one code and nothing else: ")[1].split(".\n")[0]
+    listed = TEXT.split("A silo's refusal is one code: ")[1].split(".\n")[0]
     assert re.findall(r"`([a-z-]+)`", listed) == [code.value for code in Refusal]
 
 

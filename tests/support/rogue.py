@@ -213,7 +213,7 @@ class Line:
 
     async def read(self, requests: AsyncIterator[pb.SiloMessage]) -> None:
         async for message in requests:
-            if message.WhichOneof("kind") != "heartbeat":
+            if message.WhichOneof("kind") not in ("heartbeat", "stage"):
                 self.received.append(message)
                 self._inbox.put_nowait(message)
 

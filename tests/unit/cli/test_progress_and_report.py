@@ -214,7 +214,7 @@ def test_report_says_whether_silos_checked_every_sum_that_moved_the_state(
 
 
 def test_report_names_each_loss_once(history: JobHistory) -> None:
-    lost = {"silo": "d", "stage": "masked", "reason": "disconnected", "rule": None, "text": None}
+    lost = {"silo": "d", "stage": "masked", "reason": "disconnected"}
     assert report.document(history)["dropped"] == [{"round": 2, **lost}, {"round": 3, **lost}]
 
 
