@@ -40,7 +40,7 @@ class PlannedPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """seconds: an estimate for the whole job. rounds, jobs: what it is the median of."""
+    """seconds: an estimate for the job once all silos approved it. rounds, jobs: what it is the median of."""
 
     seconds: float
     rounds: int
@@ -134,7 +134,8 @@ def with_timing(plan: Plan, operations: Operations) -> Plan:
 def timing_of(plan: Plan, histories: Iterable[JobHistory]) -> Timing | None:
     """By the rounds of past jobs with the same method, model size and number of silos; None without any.
 
-    The median round times the number of rounds, and the median of what came around them.
+    The median round times the number of rounds, and the median of what came around them. The opening
+    enrollment is left out: most of it is the wait for people who approve.
     """
     rounds, around, jobs = list[float](), list[float](), list[str]()
     for history in histories:
@@ -151,7 +152,7 @@ def timing_of(plan: Plan, histories: Iterable[JobHistory]) -> Timing | None:
             continue
         jobs.append(summary.job_digest.hex()[:12])
         rounds += trained
-        around.append(sum(record.wall_seconds for record in applied) - sum(trained))
+        around.append(sum(each.wall_seconds for each in applied if each.round > 0) - sum(trained))
     if not rounds:
         return None
     seconds = plan.rounds * median(rounds) + median(around)

@@ -128,10 +128,10 @@ def roster(
 ) -> None:
     """Add members and sign the next version of the roster.
 
-    CERT is a certificate file or a folder of .crt files. A member that is already on the roster
-    gets the certificate given here. A certificate that was revoked or replaced is refused, unless
-    --readmit names its member; on a terminal, a replaced one is asked about. To sign the list as it
-    is, run `chorale authority renew`.
+    CERT is a certificate file, or a folder of .crt files, of which authority.crt is left out. A member
+    that is already on the roster gets the certificate given here. A certificate that was revoked or
+    replaced is refused, unless --readmit names its member; on a terminal, a replaced one is asked about.
+    To sign the list as it is, run `chorale authority renew`.
     """
     if not (certificates or admins or former):
         error = ConfigError("roster: expected a certificate, --admin or --no-admin")
@@ -267,9 +267,12 @@ def _given(folder: Folder, paths: Iterable[Path]) -> dict[Path, tuple[Member, x5
     found: dict[Path, tuple[Member, x509.Certificate]] = {}
     files: dict[str, tuple[Path, Member]] = {}
     for given in paths:
-        inside = sorted(given.glob("*.crt")) if given.is_dir() else [given]
-        if not inside:
-            raise ConfigError(f"{given}: no .crt file in this folder")
+        # a member keeps the authority's certificate beside its own
+        inside = [each for each in sorted(given.glob("*.crt")) if each.name != CERTIFICATE]
+        if not given.is_dir():
+            inside = [given]
+        elif not inside:
+            raise ConfigError(f"{given}: no .crt file of a member in this folder")
         for path in inside:
             found[path] = folder.member(path)
             member = found[path][0]

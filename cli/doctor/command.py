@@ -77,16 +77,20 @@ def diagnose(config: Path, job_file: Path | None, machine: Machine, findings: Fi
     if role is None:
         return None
     if job_file is not None and role is not Role.SILO:
-        raise ConfigError(f"--job: {config} is of a {role}, and only a silo tries jobs")
+        raise ConfigError(f"--job: {config} is of {_named(role)}, and only a silo tries jobs")
     examine: Callable[[], None] | None = None
     with findings.step(
         "settings", fix=f"correct the file; `chorale schema {role}` says what each field may be"
     ):
         examine = _examination(role, config, job_file, machine, findings)
     if examine is not None:
-        findings.fine("settings", f"{config}, of a {role}")
+        findings.fine("settings", f"{config}, of {_named(role)}")
         examine()
     return role.value
+
+
+def _named(role: Role) -> str:
+    return "an operator" if role is Role.OPERATOR else f"a {role}"
 
 
 def _examination(

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 FIXES = {
     Trouble.UNKNOWN_HOST: "correct the host name in coordinator or proxy, or ask this network's name service",
-    Trouble.UNREACHABLE: "correct coordinator, or let outgoing TCP to it through the firewall",
+    Trouble.UNREACHABLE: "see that the coordinator runs, correct coordinator, or let outgoing TCP to it "
+    "through the firewall",
     Trouble.NO_ANSWER: "let outgoing TCP to {coordinator} through the firewall, or set proxy",
     Trouble.CUT: "have TLS inspection switched off for {coordinator}: nothing between may end the handshake",
     Trouble.NO_TLS: "correct coordinator: something else answers at {coordinator}",

@@ -81,10 +81,11 @@ def federation(federation: str, coordinator: str, silos: tuple[str, ...], operat
     found(federation, authority, valid_days=LONGEST_DAYS)
     make_request(member, (), home)
     _write(files)
-    host = coordinator.rpartition(":")[0]
+    host, _, port = coordinator.rpartition(":")
     at_silo = f"chorale init silo --federation {federation} --coordinator {coordinator} --name"
     _next(
-        f"at the coordinator: chorale init coordinator --federation {federation} --host {host} --name hub",
+        f"at the coordinator: chorale init coordinator --federation {federation} --host {host} --port {port} "
+        "--name hub",
         *(f"at {silo}: {at_silo} {silo}" for silo in silos),
         f"at the authority, with all requests: chorale authority sign CSR... --directory {authority}",
         f"then: chorale authority roster CERT... --directory {authority} --out roster.json",

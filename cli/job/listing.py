@@ -27,7 +27,8 @@ def list_jobs(settings: OperatorSettings, is_json: bool) -> None:
         print_json({"jobs": [summary_facts(summary) for summary in summaries]})
         return
     for summary in summaries:
-        note = printable(summary.progress or summary.reason)
+        is_waiting = summary.state.startswith("waiting")  # the state says it all
+        note = "" if is_waiting else printable(summary.progress or summary.reason)
         told = [state_told(summary), counted(summary), printable(summary.name), note]
         click.echo("  ".join([summary.job_digest.hex()[:12], *filter(None, told)]))
 

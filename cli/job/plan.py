@@ -69,8 +69,8 @@ def _lines(planned: Plan, *, has_coordinator: bool) -> Iterator[str]:
         yield from planned.promise.lines()
     if timing is not None:
         yield (
-            f"time: about {duration_told(timing.seconds)}, by {timing.rounds} rounds of the same method, "
-            f"model size and number of silos (jobs {', '.join(timing.jobs[-3:])})"
+            f"time: about {duration_told(timing.seconds)} once approved, by {timing.rounds} rounds of "
+            f"the same method, model size and number of silos (jobs {', '.join(timing.jobs[-3:])})"
         )
     elif has_coordinator:
         yield "time: not known, the coordinator ran no job of this method, model size and number of silos"

@@ -44,7 +44,8 @@ def submit(
         digest = operations.submit(signed, submission.state)
         if save is not None:
             write_atomic(save, signed.spec_bytes)
-        click.echo(f"{digest.hex()[:12]}  {spec.name}  submitted to {settings.coordinator}")
+        job_id = digest.hex()[:12]
+        click.echo(f"{job_id}  {spec.name}  submitted to {settings.coordinator}")
         for line in submission.promised:
             click.echo(line)
         connected = {silo.name: silo.connected for silo in operations.silos().silos}
@@ -52,3 +53,5 @@ def submit(
             click.echo(note, err=True)
         if is_watched:
             end_of(follow(operations, digest))
+        else:
+            click.echo(f"silos that approve by hand decide now: chorale silo show {job_id}", err=True)

@@ -74,9 +74,10 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
 
 
 def doing(summary: JobSummary) -> str:
-    """What a job that has not ended waits for, and what the coordinator is at now."""
-    waits = f"{state_told(summary)}: " if summary.state.startswith("waiting") else ""
-    return printable(waits + summary.progress) if summary.progress else ""
+    """What a job that has not ended waits for, or what the coordinator is at now."""
+    if not summary.progress:
+        return ""
+    return state_told(summary) if summary.state.startswith("waiting") else printable(summary.progress)
 
 
 def kept_line(summary: JobSummary) -> str:

@@ -23,17 +23,22 @@ BY = click.option(
 
 @click.command()
 @CONFIG
-@click.argument("job")
+@click.argument("job", required=False)
 @click.option("--json", "is_json", is_flag=True, help="All of it, as one JSON object.")
-def show(config: Path, job: str, is_json: bool) -> None:
+def show(config: Path, job: str | None, is_json: bool) -> None:
     """Show what JOB would compute here, sum and cost, and what of it is new.
 
-    Everything is computed at this silo, and none of the job's own code runs.
+    Without JOB it lists those that wait, as `approve` does. Everything is computed at this silo, and none of
+    the job's own code runs.
     """
     from cli.silo.screen import as_json, screen
     from silo_agent.approval.reading import read_view
 
     settings = load_silo_settings(config)
+    if job is None:
+        if is_json:
+            raise ConfigError("--json: expected JOB with it")
+        return _list_waiting(settings)
     with closing(opened_ledger(settings)) as ledger:
         view = read_view(ledger, settings, job)
     click.echo(json.dumps(as_json(view), indent=1) if is_json else "\n".join(screen(view)))
@@ -124,7 +129,8 @@ def approve(
 def reject(config: Path, job: str, reason: str, by: str | None) -> None:
     """Reject JOB, also one that was approved before; its operator is told the reason.
 
-    The reason and the word `rejected` are all that leaves this silo.
+    Where the others are too few without this silo, as with three silos, the job ends. The reason and
+    the word `rejected` are all that leaves this silo.
     """
     from silo_agent.approval.decisions import reject as reject_job
 

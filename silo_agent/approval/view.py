@@ -206,6 +206,7 @@ def job_view(
     """
     id_before, changes = (None, ()) if previous is None else (previous[0], changed_fields(previous[1], spec))
     training = spec.training
+    epochs = "epoch" if training.local_epochs == 1 else "epochs"
     return JobView(
         id=job.id,
         job_digest=job.job_digest,
@@ -227,7 +228,7 @@ def job_view(
         task=spec.method.task.word,
         rounds=spec.rounds,
         count=spec.count,
-        training=f"{training.local_epochs:g} epochs a round, batches of {training.batch_size}, "
+        training=f"{training.local_epochs:g} {epochs} a round, batches of {training.batch_size}, "
         f"learning rate {training.learning_rate:g}",
         phases=tuple(phases),
         is_private=spec.privacy is not None,

@@ -140,7 +140,8 @@ class DataSettings(BaseModel):
     )
     labels: dict[str, int] = Field(
         default_factory=dict,
-        description="tables: class of each text in the label columns; empty: they hold the label",
+        description="tables: class of each text in the label columns, such as {well: 0, ill: 1}; empty: they "
+        "hold the label",
     )
     partition: PartitionSettings | None = Field(default=None, description="this silo's part, on one machine")
     unit: str | None = Field(

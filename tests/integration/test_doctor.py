@@ -421,7 +421,7 @@ def test_command_ends_with_one_and_tells_json(ward: Ward) -> None:
     assert (told["party"], told["problems"]) == ("silo", 1)
     (line,) = [each for each in told["findings"] if each["check"] == "line"]
     assert line["state"] == "problem"
-    assert line["fix"].startswith("correct coordinator")
+    assert line["fix"].startswith("see that the coordinator runs, correct coordinator")
 
 
 @pytest.mark.parametrize(

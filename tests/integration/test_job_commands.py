@@ -149,9 +149,9 @@ def test_ledger_check_tells_of_an_audit_log_that_was_cut_short(
 
 
 def test_silo_without_waiting_jobs_says_so(finished: LocalFederation) -> None:
-    assert _lines(run_cli("silo", "approve", "--config", finished.folder / "silo-0.yaml")) == [
-        "no job waits for approval"
-    ]
+    for command in ("approve", "show"):
+        done = run_cli("silo", command, "--config", finished.folder / "silo-0.yaml")
+        assert _lines(done) == ["no job waits for approval"]
 
 
 def test_institution_grants_a_job_more_cohort_changes(finished: LocalFederation, tmp_path: Path) -> None:

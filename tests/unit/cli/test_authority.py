@@ -142,11 +142,24 @@ def test_certificate_of_another_authority_is_not_put_on_the_roster(founded: Path
     assert "a.crt: certificate: it was not issued by this federation's authority" in ended.err
 
 
+def test_a_members_folder_may_hold_the_authoritys_certificate(founded: Path, chorale: Chorale) -> None:
+    """As the README has it: authority.crt is copied into the folder of each member."""
+    member = founded / "member"
+    member.mkdir()
+    for file in (founded / "a.crt", founded / "ca" / "authority.crt"):
+        (member / file.name).write_bytes(file.read_bytes())
+    ended = chorale("authority", "roster", member, "--directory", founded / "ca")
+    assert ended.code == 0, ended.err
+    (member / "a.crt").unlink()
+    ended = chorale("authority", "roster", member, "--directory", founded / "ca")
+    assert (ended.code, "no .crt file of a member in this folder" in ended.err) == (2, True)
+
+
 def test_folder_without_certificates_is_named(founded: Path, chorale: Chorale) -> None:
     (founded / "empty").mkdir()
     ended = chorale("authority", "roster", founded / "empty", "--directory", founded / "ca")
     assert ended.code == 2
-    assert "no .crt file in this folder" in ended.err
+    assert "no .crt file of a member in this folder" in ended.err
 
 
 def _usage(path: Path) -> list[object]:

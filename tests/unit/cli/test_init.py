@@ -81,6 +81,15 @@ def test_every_sentence_is_the_models_own(kind: str) -> None:
         assert field.description is None or " ".join(field.description.split()) in told, name
 
 
+def test_a_new_federation_tells_the_coordinator_its_port(
+    chorale: Callable[..., Ended], tmp_path: Path
+) -> None:
+    silos = [part for name in ("a", "b", "c") for part in ("--silo", name)]
+    command = ["init", "federation", *FEDERATION, "--coordinator", "hub:17443", *silos, "--operator", "olga"]
+    ended = chorale(*command, "--out", tmp_path / "new")
+    assert "--host hub --port 17443 --name hub" in ended.out, ended.err
+
+
 def test_nothing_is_overwritten_and_nothing_is_half_written(
     chorale: Callable[..., Ended], tmp_path: Path
 ) -> None:
