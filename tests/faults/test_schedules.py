@@ -19,7 +19,7 @@ from tests.support.schedules.schedule import Kind, Schedule, draw
 
 SEEDS = 200
 ALWAYS = (102, 138, 162)  # of few silos, and every kind of fault is in one of them
-GATES = 6  # of about 25 s each; the others are for `make soak`
+GATES = 3  # of about 25 s each; the others are for `make soak`
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -29,12 +29,12 @@ EXAMPLES = list(examples())
 MOST_LINES = 30  # of the author's own code
 
 
-IN_GATES = ("regression", "text")  # whose federations are not left to `make soak`: a table, and adapters
+IN_GATES = ("regression",)  # whose federations are not left to `make soak`
 
 
 def in_soak(folder: str) -> object:
-    """The large networks' examples take as long as all others together."""
-    return pytest.param(folder, marks=pytest.mark.soak) if folder == "vision" else folder
+    """What takes longest."""
+    return pytest.param(folder, marks=pytest.mark.soak) if folder in ("vision", "multi-label") else folder
 
 
 def federation_in_soak(example: Example) -> object:

@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.soak  # the notebook does most of it
 def test_the_pages_code_runs_from_top_to_bottom(folder: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "python.md").read_text(), re.M | re.S)
     assert len(blocks) == 9

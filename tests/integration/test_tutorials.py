@@ -82,6 +82,7 @@ def test_label_skew(tmp_path: Path, here: Call) -> None:
     assert "class_statistics" in refused
 
 
+@pytest.mark.soak  # test_private_demo.py has a shorter one
 def test_private_job(tmp_path: Path, here: Call) -> None:
     alone, allowed = done("private-job", tmp_path, here)
     for told in (alone, allowed):

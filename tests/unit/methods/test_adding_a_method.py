@@ -101,7 +101,7 @@ def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.gate
+@pytest.mark.soak  # 80 s
 def test_commands_of_the_guide_succeed_in_turn(tree: Path) -> None:
     """One test, because a later command reads what an earlier one wrote."""
     for command in commands():
