@@ -8,6 +8,7 @@ What it depends on (torch, MONAI ...) is not in the digest.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib
 import inspect
@@ -284,16 +285,22 @@ def _root_of(found: metadata.Distribution) -> Path:
 
 def _is_editable(found: metadata.Distribution) -> bool:
     origin = json.loads(found.read_text("direct_url.json") or "{}")
-    files = [PurePosixPath(each) for each in found.files or ()]
     return bool(origin.get("dir_info", {}).get("editable")) or any(
-        each.name.startswith("__editable__") for each in files
+        each.name.startswith("__editable__") for each in _recorded(found)
     )
+
+
+def _recorded(found: metadata.Distribution) -> list[PurePosixPath]:
+    """What was installed, by its RECORD: `files` leaves out what is missing, once some package has imported
+    importlib_metadata."""
+    return [
+        PurePosixPath(row[0]) for row in csv.reader((found.read_text("RECORD") or "").splitlines()) if row
+    ]
 
 
 def _listed(distribution: str, found: metadata.Distribution) -> Iterator[str]:
     """Paths below the root: without metadata and caches, and without scripts, which lie elsewhere."""
-    for entry in found.files or ():
-        path = PurePosixPath(entry)
+    for path in _recorded(found):
         if path.is_absolute() or ".." in path.parts or CACHE in path.parts:
             continue
         if path.parts[0].endswith(".dist-info"):

@@ -7,6 +7,7 @@ import py_compile
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,20 @@ def test_files_that_could_run_uncompared_are_refused(
 ) -> None:
     spoil(site)
     with pytest.raises(ConfigError, match=told):
+        installed(PINNED)
+
+
+def test_a_lost_file_is_missed_where_a_package_has_replaced_the_finder(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """importlib_metadata, which many packages import, leaves missing files out of a distribution's."""
+    kind = pytest.importorskip("importlib_metadata").MetadataPathFinder
+    others = [each for each in sys.meta_path if not isinstance(each, kind)]
+    monkeypatch.setattr(PathFinder, "find_distributions", lambda *_: iter(()), raising=False)
+    monkeypatch.setattr(sys, "meta_path", [kind(), *others])
+    installed(PINNED)
+    _lose(site)
+    with pytest.raises(ConfigError, match=r"nets\.py is missing or a link, expected a file"):
         installed(PINNED)
 
 
