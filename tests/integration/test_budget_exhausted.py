@@ -52,6 +52,13 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
             "data": {"format": "module", "module": "tests.support.one_hot:data", "name": "new"}
         }
         federation.start_silo(silo)
+        # the others can pay: a refusal of theirs would end the job before this silo came to its own
+        federation.silo = {}
+        federation.policy = {"privacy": {"epsilon": two_rounds * 2, "partial_jobs": "allow"}}
+        for other in set(federation.names) - {silo}:
+            federation.services[other].stop()
+            federation.start_silo(other)
+        federation.wait_connected()
         again = federation.submit(values=3, rounds=1, privacy=PRIVACY)
         told = federation.services[silo].wait_for(
             lambda record: record.get("code") == "budget" and str(record.get("job")) in again, seconds=30
