@@ -25,10 +25,10 @@ from chorale.privacy.releases import MAX_RELEASES_BYTES
 from chorale.runtime import audit
 from chorale.runtime.software import Software, installed_packages
 from chorale.spec.state import ARRAY_NAME, GlobalState
-from chorale.spec.validation_errors import got
 from crypto import encoding
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, SignedBody, certificate_from_der, check_signature
+from strategies.expected import wrong_value
 
 FORMAT = 1
 MAX_STATEMENT_BYTES = 64 << 20
@@ -278,7 +278,7 @@ def parsed(kind: type[D], values: object) -> D:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(each) for each in first["loc"])
-        raise RemoteProtocolError(f"{place}: {first['msg'].lower()}, got {got(first['input'])}") from None
+        raise RemoteProtocolError(f"{place}: {wrong_value(first)}") from None
     if made.model_dump(mode="json") != values:
         raise RemoteProtocolError("a value is written in another form than Chorale writes it")
     return made

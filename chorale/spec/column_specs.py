@@ -61,14 +61,14 @@ class ColumnSpec(SpecPart):
         names_of(self.name)
         if self.categories is None:
             if self.encoding is not None:
-                raise ValueError("encoding: expected with categories, and only with them")
+                raise ValueError("encoding: expected none without categories")
             return self
         if any(text != text.strip() for text in self.categories):
-            raise ValueError("categories: expected texts without spaces around them")
+            raise ValueError("categories: expected texts without spaces at either end")
         if len(set(self.categories)) != len(self.categories):
-            raise ValueError("categories: a text is named twice")
+            raise ValueError("categories: expected each text once")
         if self.is_one_hot and (self.mean, self.scale, self.fill) != (0.0, 1.0, 0.0):
-            raise ValueError("mean, scale and fill are of numbers and of encoding index")
+            raise ValueError("mean, scale and fill: expected none with one-hot categories")
         return self
 
 

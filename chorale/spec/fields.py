@@ -17,8 +17,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from chorale.spec.validation_errors import got
 from crypto.identity.certificates import NAME_PATTERN
+from strategies.expected import got
 
 HIGHEST_PORT = 65_535
 

@@ -41,7 +41,7 @@ class NormalizeSpec(SpecPart):
     def refusal(self, input_shape: tuple[int, ...]) -> str:
         """Why it does not suit samples of this shape, or ""."""
         if len(input_shape) < 2:
-            return f"it is by channel and needs input_shape (channels, ...), the job says {list(input_shape)}"
+            return f"expected input_shape [channels, ...] with it, got {list(input_shape)}"
         if len(self.mean) != input_shape[0]:
             return f"expected {input_shape[0]} numbers, one a channel, got {len(self.mean)}"
         return ""

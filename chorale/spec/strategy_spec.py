@@ -115,7 +115,7 @@ class StrategySpec(SpecPart):
     @model_validator(mode="after")
     def _one_of_both(self) -> StrategySpec:
         if self.preset is not None and self.parts is not None:
-            raise ValueError("parts: expected a preset or parts, not both")
+            raise ValueError("parts: expected none with preset")
         return self
 
 
@@ -136,7 +136,9 @@ class ScheduleSpec(SpecPart):
     @model_validator(mode="after")
     def _has_milestones(self) -> ScheduleSpec:
         if (self.kind == "milestones") != bool(self.milestones):
-            raise ValueError("milestones: expected with kind milestones, and with no other")
+            raise ValueError(
+                "milestones: expected a list with kind: milestones, and none with any other kind"
+            )
         return self
 
 
