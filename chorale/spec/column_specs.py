@@ -146,11 +146,11 @@ def check_vocabulary(vocabulary: int | None, input_type: str, has_tokens: bool, 
     that the model has no row for would refuse a phase, which tells of one record.
     """
     if vocabulary is not None and input_type != "int64":
-        raise ConfigError(f"vocabulary: it is of int64 inputs, the job's input_type is {input_type}")
+        raise ConfigError(f"vocabulary: expected none with input_type {input_type}, only with int64")
     if vocabulary is not None and has_tokens:
-        raise ConfigError("vocabulary: in a task of tokens `classes` says it: leave it out")
+        raise ConfigError("vocabulary: expected none in a task of tokens, where it is classes")
     if is_private and input_type == "int64" and not has_tokens and vocabulary is None:
         raise ConfigError(
-            "vocabulary: a private job of int64 inputs says how many values they have, by which a silo "
-            "leaves out records with others"
+            "vocabulary: a value is required in a private job with input_type int64: silos leave out records "
+            "with other values"
         )
