@@ -106,7 +106,7 @@ class AuditExcerpt(Document):
             number, line_hash = entry["entry"], hashlib.sha256(data).hexdigest()
             found.append(entry)
         if number == self.entries and line_hash != self.head:
-            raise ConfigError(f"audit entry {number}: it is not the last line of the log that was told")
+            raise ConfigError(f"audit entry {number}: it is not the last entry of the log that was stated")
         return found
 
 

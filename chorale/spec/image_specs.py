@@ -192,8 +192,7 @@ def check_transforms(
     """Raises ValueError for transforms that samples of these shapes cannot be given."""
     if len(input_shape) != 3:
         raise ValueError(
-            "augment: its transforms are of images, input_shape (channels, height, width), "
-            f"the job says {list(input_shape)}"
+            f"augment: expected images, of input_shape (channels, height, width), got {list(input_shape)}"
         )
     channels, height, width = input_shape
     for place, each in enumerate(transforms):
@@ -201,7 +200,7 @@ def check_transforms(
         if why:
             raise ValueError(f"{field}.{why}")
         if each.needs_color and channels not in COLOR_CHANNELS:
-            raise ValueError(f"{field}: {each.kind} needs 1 or 3 channels, the job says {channels}")
+            raise ValueError(f"{field}: expected 1 or 3 channels for {each.kind}, got {channels}")
         if has_dense_labels(input_shape=input_shape, target_shape=target_shape) and not each.moves_labels:
             raise ValueError(f"{field}: {each.kind} moves pixels that a label by pixel does not follow")
 
