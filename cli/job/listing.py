@@ -15,6 +15,8 @@ from client.operations import connect
 from client.settings import OperatorSettings
 from crypto.errors import RemoteProtocolError
 
+NO_DIGEST = "sha256:none"
+
 
 @click.command("list")
 @json_option
@@ -65,6 +67,16 @@ def list_silos(settings: OperatorSettings, is_json: bool) -> None:
         runs = row["software"] if row["software"] == own else f"{row['software']}, not the coordinator's"
         state = f"connected, certificate until {row['expires']}, runs {runs}" if row["connected"] else "away"
         click.echo(f"{row['name']:<{width}}  {row['certificate'][:16]}  {state}")
+    click.echo(
+        "the digits after a name begin its certificate's SHA-256; `chorale authority show` prints the same",
+        err=True,
+    )
+    if any(str(told).endswith(NO_DIGEST) for told in (own, *(row["software"] for row in rows))):
+        click.echo(
+            f"{NO_DIGEST}: that program runs from a folder, and not from an installed package that a digest "
+            "could name",
+            err=True,
+        )
 
 
 def _date(unix_seconds: float) -> str:
@@ -78,4 +90,4 @@ def _date(unix_seconds: float) -> str:
 def _software(version: str, digest: bytes) -> str:
     """What others wrote of themselves, as a part of a line."""
     word = version[:64] if version.isascii() and version.isprintable() else "?"
-    return f"{word}, sha256:{digest.hex()[:64] or 'none'}"
+    return f"{word}, sha256:{digest.hex()[:64]}" if digest else f"{word}, {NO_DIGEST}"
