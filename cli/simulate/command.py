@@ -97,7 +97,8 @@ def simulate(
     options = data_options
     options.check_used()
     spec = _spec(file, options, silos)
-    for note in (*draw_notes(spec), *head_notes(spec, init)):
+    unusual = [f"unusual: passes over a rule: {rule}" for rule in spec.method.passed_over]
+    for note in (*unusual, *draw_notes(spec), *head_notes(spec, init)):
         click.echo(note, err=True)
     rules = _policy(spec, policy)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does

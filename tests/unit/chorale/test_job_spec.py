@@ -37,6 +37,20 @@ def test_a_job_survives_its_file(make_spec: MakeSpec) -> None:
     assert JobSpec.from_yaml(data, source="job.yaml").to_yaml() == data
 
 
+def test_a_job_without_the_words_of_later_releases_keeps_its_bytes(make_spec: MakeSpec) -> None:
+    """Its digest is what silos approved."""
+    told = make_spec(strategy={"preset": "feddw"}).to_yaml().decode()
+    assert not [word for word in ("aggregate", "local_steps", "unusual", "published") if word in told]
+    assert "local_epochs: 1\n" in told
+
+
+def test_steps_stand_in_the_place_of_epochs_in_a_jobs_file(make_spec: MakeSpec) -> None:
+    spec = make_spec(training={"learning_rate": 1, "local_steps": 30})
+    assert (spec.training.local_epochs, spec.training.local_steps) == (None, 30)
+    assert "local_epochs" not in spec.to_yaml().decode()
+    assert JobSpec.from_yaml(spec.to_yaml(), source="job.yaml") == spec
+
+
 def test_a_job_that_a_person_wrote_gets_its_defaults() -> None:
     text = yaml.safe_dump({**job_fields(), "silos": list(SILOS), "input_shape": [1, 8, 8]})
     spec = JobSpec.from_yaml(text.encode(), source="job.yaml")
@@ -60,6 +74,15 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
             {"training": {"learning_rate": 1, "epochs": 3}},
             r"training.epochs: unknown field \(did you mean local_epochs\?\), expected",
         ),
+        (
+            {"training": {"learning_rate": 1, "local_epochs": 3, "local_steps": 30}},
+            "training: local_steps: expected local_epochs or local_steps, not both",
+        ),
+        (
+            {"training": {"learning_rate": 1, "local_epochs": None}},
+            "training: local_epochs: expected a number, or local_steps in its place",
+        ),
+        ({"strategy": {"aggregate": "median"}}, "strategy.aggregate: expected .*weighted.*uniform"),
         ({"strategy": {"preset": "fedbest"}}, "strategy.preset: expected one of .*fedavg.*, got fedbest"),
         ({"strategy": {"options": {"mu": 1}}}, "strategy.options.mu: unknown option, fedavg has none"),
         (
