@@ -23,7 +23,15 @@ from chorale.spec.column_specs import (
     expanded,
     names_of,
 )
-from chorale.spec.fields import DataSetName, Moment, Name, Sha256, SpecPart
+from chorale.spec.fields import (
+    MAX_SIMULATED_SILOS,
+    DataSetName,
+    Moment,
+    Name,
+    Sha256,
+    SpecPart,
+    check_federation,
+)
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_images
 from chorale.spec.plug_in_specs import (
     CUSTOM,
@@ -33,6 +41,7 @@ from chorale.spec.plug_in_specs import (
     ModelSpec,
     PlugInSpec,
     TaskSpec,
+    check_pinned,
 )
 from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
 from chorale.spec.selection import (
@@ -75,7 +84,9 @@ class JobSpec(SpecPart):
         description="name of the silos' data set that is trained on; null: the only one of each silo",
     )
     silos: tuple[Name, ...] = Field(
-        min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
+        min_length=SMALLEST_FEDERATION,
+        max_length=MAX_SIMULATED_SILOS,
+        description=f"names of all silos of the job; at most {MAX_SILOS}, but in a simulation",
     )
     rounds: int = Field(
         ge=0,
@@ -109,13 +120,13 @@ class JobSpec(SpecPart):
     threshold: int | None = Field(
         default=None,
         ge=SMALLEST_FEDERATION,
-        le=MAX_SILOS,
+        le=MAX_SIMULATED_SILOS,
         description="silos needed to unmask a sum; null: two thirds of the named ones and one, never fewer",
     )
     min_cohort: int | None = Field(
         default=None,
         ge=SMALLEST_FEDERATION,
-        le=MAX_SILOS,
+        le=MAX_SIMULATED_SILOS,
         description="fewest silos in a sum; null: a third of the named ones and two more, never fewer",
     )
     strategy: StrategySpec = Field(default=StrategySpec(), description="the training method")
@@ -255,25 +266,11 @@ class JobSpec(SpecPart):
             raise ConfigError(
                 f"job {self.name}: privacy.{self.privacy.unsolved[0]} is required in a signed job"
             )
-        self._check_code()
+        check_federation(self.name, len(self.silos))
+        parts = {"loss": self.strategy.loss, "regularizer": self.strategy.regularizer}
+        check_pinned(self.name, self.code, self.distributions, task=self.task, parts=parts)
         if self.not_after <= now:
             raise ConfigError(f"job {self.name}: not_after: {self.not_after.isoformat()} has passed")
-
-    def _check_code(self) -> None:
-        """Raises ConfigError where what `job submit` fills in of distributions is not there."""
-        unpinned = [each.distribution for each in self.code or () if each.sha256 is None]
-        if unpinned or (self.distributions and self.code is None):
-            missing = (*unpinned, *self.distributions)[0]
-            raise ConfigError(f"job {self.name}: code: the SHA-256 of {missing} is required in a signed job")
-        stated: dict[str, object] = {}
-        if self.task is not None and self.task.source is not None:
-            stated = {f"task.{name}": value for name, value in self.task.stated.items()}
-        for field, given in (("loss", self.strategy.loss), ("regularizer", self.strategy.regularizer)):
-            if given is not None:
-                stated[f"strategy.{field}.is_mean"] = given.is_mean
-        left_out = [name for name, value in stated.items() if value is None]
-        if left_out:
-            raise ConfigError(f"job {self.name}: {left_out[0]} is required in a signed job")
 
     @property
     def input_values(self) -> int | None:

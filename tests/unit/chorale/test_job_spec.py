@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from chorale.spec import job_spec
 from chorale.spec.job_spec import JobSpec
+from client.submission import prepared
 from crypto.errors import ConfigError
 from tests.unit.chorale.conftest import NOW, SILOS, job_fields
 
@@ -99,7 +100,7 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
             "not_after: expected a time of the years 1 to 9999",
         ),
         ({"silos": ["a", "b"]}, "silos: .*at least 3"),
-        ({"silos": [f"a{i}" for i in range(201)]}, "silos: .*at most 200"),
+        ({"silos": [f"a{i}" for i in range(10_001)]}, "silos: .*at most 10000"),
         ({"silos": ["a", "b", "c", "a"]}, "silos: a is named twice"),
         ({"silos": ["a", "b", "C"]}, "silos.2: expected 1 to 63 lower-case letters"),
         ({"rounds": -1}, "rounds: .*at least 0, got -1"),
@@ -237,6 +238,16 @@ def test_a_job_is_submittable_when_filled_and_not_past(make_spec: MakeSpec) -> N
     assert filled.initial_state == "01" * 32
     with pytest.raises(ConfigError, match=r"job digits: not_after: 2026-11-22T12:00:00\+00:00 has passed"):
         filled.check_submittable(now=NOW + timedelta(days=1))
+
+
+def test_a_job_of_more_silos_than_a_federation_has_room_for_is_simulated_alone(make_spec: MakeSpec) -> None:
+    spec = make_spec(silos=[f"a{place}" for place in range(201)])
+    filled = spec.filled(nonce="ab" * 16, initial_state=b"\x01" * 32)
+    told = "silos: a federation's job has at most 200, got 201; `chorale simulate` takes up to 10,000"
+    with pytest.raises(ConfigError, match=told):
+        filled.check_submittable(now=NOW)
+    with pytest.raises(ConfigError, match=told):
+        prepared(spec, now=NOW)
 
 
 @pytest.mark.parametrize(
