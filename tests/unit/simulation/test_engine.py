@@ -214,3 +214,14 @@ def test_workers_get_about_as_many_samples_each() -> None:
 
     shares = dealt({"a": data(90), "b": data(10), "c": data(50), "d": data(40)}, 2)
     assert shares == [["a", "b"], ["c", "d"]]
+
+
+def test_simulation_has_more_silos_than_a_federation(make: Makes) -> None:
+    """A wire's limit of 200 kept jobs of a thousand silos, a tenth drawn, from being simulated at all."""
+    simulation = make(silos=1_000, rounds=1, fraction=0.1)
+    (result,) = simulation.run()
+    drawn = [int(name.removeprefix("silo-")) for name in result.silos]
+    votes_P = np.zeros(1_000)
+    votes_P[drawn] = 1 / 100
+    assert len(drawn) == 100
+    assert simulation.state["model/votes"] == pytest.approx(votes_P, abs=1e-7)
