@@ -41,6 +41,7 @@ from chorale.spec.selection import (
     StopSpec,
     check_count,
     check_ends,
+    expected_cohort_changes,
     with_rounds_of_steps,
 )
 from chorale.spec.settings_file import check_values, parse_mapping
@@ -48,7 +49,7 @@ from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count, expected_overlaps
+from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from strategies.checks import check_private, check_steps, check_training, check_trains_head
 from strategies.methods import Strategy, strategy_of
 from strategies.tasks.base import TaskSizes
@@ -105,6 +106,12 @@ class JobSpec(SpecPart):
         gt=0,
         le=1,
         description="share of the silos that each round names, by a draw of what all silos contribute to",
+    )
+    evaluate_all_every: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_ROUNDS,
+        description="rounds between tests of the model on all silos' hold-outs; null: at the end alone",
     )
     threshold: int | None = Field(
         default=None,
@@ -312,9 +319,8 @@ class JobSpec(SpecPart):
 
     @property
     def expected_cohort_changes(self) -> float:
-        """Overlapping cohorts that the rounds are expected to count; 0 where every round names all silos."""
-        silos, named = len(self.silos), self.named_per_round
-        return expected_overlaps(silos, named, min_cohort=self.rule(named).min_cohort, rounds=self.rounds)
+        """Overlapping cohorts that the job is expected to count."""
+        return expected_cohort_changes(self)
 
     @property
     def inputs(self) -> tuple[ColumnSpec, ...]:
@@ -336,6 +342,8 @@ class JobSpec(SpecPart):
         method = _composed(self.strategy.model_dump_json(), task, self.sizes)
         if self.trains == "head":
             method = replace(method, trains_head_alone=True)
+        if self.evaluate_all_every is not None:
+            method = method.evaluated_between_rounds()
         if self.privacy is None:
             return method
         records, under_noise = self.privacy.records, method.under_noise()
@@ -480,7 +488,7 @@ class JobSpec(SpecPart):
 
 @lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase
 def _composed(strategy: str, task: str | None, sizes: TaskSizes) -> Strategy:
-    """The method of a job, from the JSON of its fields, put together once."""
+    """From the JSON of a job's fields, put together once."""
     spec = None if task is None else TaskSpec.model_validate_json(task)
     return _method_of(StrategySpec.model_validate_json(strategy), spec, sizes)
 
