@@ -21,11 +21,11 @@ from chorale.spec.selection import Measurements
 from chorale.spec.state import state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
 from simulation.engine import Progress, Simulation
+from simulation.stored import KeptFile
 from strategies.base import Arrays
 
 PROGRESS, ROUNDS, MODEL, LOCK = "progress.json", "rounds.jsonl", "model.safetensors", ".chorale-simulation"
 STATES = "states"
-Kept = tuple[Arrays, str]  # arrays and the file that holds them
 
 
 class SimulationFolder:
@@ -34,8 +34,8 @@ class SimulationFolder:
     def __init__(self, directory: Path, *, identity: str) -> None:
         self._directory = directory
         self._identity = identity
-        self._local: dict[str, Kept] = {}
-        self._best: Kept | None = None
+        self._local: dict[str, tuple[KeptFile, str]] = {}  # with the names of their files here
+        self._best: tuple[Arrays, str] | None = None
         self.rounds_path = directory / ROUNDS
         self.model_path = directory / MODEL
 
@@ -80,10 +80,10 @@ class SimulationFolder:
         stamp = "end" if progress.following is None else "-".join(map(str, progress.following))
         state = f"global-{stamp}.safetensors"
         write_atomic(states / state, state_parts(progress.state))
-        for silo, arrays in progress.local.items():
-            if arrays and (silo not in self._local or self._local[silo][0] is not arrays):
-                self._local[silo] = arrays, f"local-{silo}-{stamp}.safetensors"
-                write_atomic(states / self._local[silo][1], state_parts(arrays))
+        for silo, kept in progress.local.items():
+            if silo not in self._local or self._local[silo][0] is not kept:
+                self._local[silo] = kept, f"local-{silo}-{stamp}.safetensors"
+                write_atomic(states / self._local[silo][1], kept.path.read_bytes())
         local = {silo: name for silo, (_, name) in self._local.items()}
         if progress.best is not None and (self._best is None or self._best[0] is not progress.best[1]):
             self._best = progress.best[1], f"best-{progress.best[0]}.safetensors"
@@ -140,7 +140,7 @@ class SimulationFolder:
 
     def _restored(self, written: Mapping[str, Any]) -> Progress:
         states = self._directory / STATES
-        local = {silo: _state(states, name) for silo, name in written["local"].items()}
+        local = {silo: KeptFile(_file(states, name)) for silo, name in written["local"].items()}
         self._local = {silo: (local[silo], name) for silo, name in written["local"].items()}
         if self.rounds_path.exists():
             kept = written["rounds_bytes"]
@@ -167,7 +167,11 @@ class SimulationFolder:
 
 
 def _state(states: Path, name: str) -> Arrays:
+    return state_from_file(_file(states, name))
+
+
+def _file(states: Path, name: str) -> Path:
     """A file of this folder, and of no other."""
     if Path(name).name != name:
         raise ValueError(f"expected the name of a file in {states}, got {name}")
-    return state_from_file(states / name)
+    return states / name

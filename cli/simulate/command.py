@@ -30,7 +30,7 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
-from simulation.silos import OwnObjectives
+from simulation.silos import Compute, OwnObjectives
 from strategies.phases.evaluation import EVALUATE
 from strategies.server_optimizer import steps_taken
 
@@ -119,7 +119,7 @@ def simulate(
             data,
             state=state,
             policy=rules,
-            objective=OwnObjectives(objectives, device=device) if objectives else None,
+            objective=OwnObjectives(objectives, compute=Compute(device=device)) if objectives else None,
             device=device,
             is_secure=is_secure,
             workers=parallel,
