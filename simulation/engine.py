@@ -37,7 +37,6 @@ from silo_agent.data.base import SiloData
 from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
-from silo_agent.settings import MemoryFormat, Precision
 from simulation.members import enroll
 from simulation.on_ray import Ray, RayPool
 from simulation.pool import Pool
@@ -84,8 +83,7 @@ class Simulation:
 
     silos: data by name, one for each silo of the job. state: the initial one; None: by model and seed.
     policy: of every silo; None: the defaults, which hold back class rows of few silos and round counts.
-    objective: None: the built-in training on `device` (auto, cpu or cuda), its layers in that precision and
-    memory format; private jobs take neither.
+    objective: None: the built-in training on `device` (auto, cpu or cuda); compute: says more of it.
     is_secure: sums go through the real sessions and masks. workers: processes that compute, each one thread;
     0: this one. ray: workers are actors of Ray instead. scratch: folder for files of its own, which go when
     it ends; None: the system's. answered: told after each silo how many of a phase's have answered.
@@ -102,8 +100,7 @@ class Simulation:
         policy: Policy | None = None,
         objective: Objective | None = None,
         device: str = "auto",
-        precision: Precision = Precision.FLOAT32,
-        memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+        compute: Compute | None = None,
         is_secure: bool = False,
         workers: int = 0,
         ray: Ray | None = None,
@@ -124,7 +121,7 @@ class Simulation:
             name: encoding.digest("simulated-self-mask", spec.seed, name) for name in spec.silos
         }
         policy = policy or Policy(federation=spec.federation)
-        compute = Compute(device=device, precision=precision, memory_format=memory_format)
+        compute = compute or Compute(device=device)
         self._answered = answered
         self._scratch = Scratch(scratch)
         self._silos = self._made(silos, policy, objective, compute, workers=workers, ray=ray)
@@ -150,6 +147,16 @@ class Simulation:
     def stopped(self) -> str:
         """Why there are fewer rounds than the job says; empty where there are not."""
         return self.progress.measured.stalled(self.job.spec)
+
+    @property
+    def computed_by(self) -> str:
+        """In words: how many workers, and where."""
+        return self._silos.told
+
+    @property
+    def state_digest(self) -> str:
+        """SHA-256 of the present global state, in hex: the same for any engine and number of workers."""
+        return state_digest(state_to_bytes(self.state)).hex()
 
     @property
     def closing(self) -> Mapping[str, Mapping[str, float]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from simulation.stored import KeptFile
 from strategies.base import Arrays
 
 PROGRESS, ROUNDS, MODEL, LOCK = "progress.json", "rounds.jsonl", "model.safetensors", ".chorale-simulation"
-STATES = "states"
+STATES, SCRATCH = "states", "scratch"
 
 
 class SimulationFolder:
@@ -38,6 +39,7 @@ class SimulationFolder:
         self._best: tuple[Arrays, str] | None = None
         self.rounds_path = directory / ROUNDS
         self.model_path = directory / MODEL
+        self.scratch_path = directory / SCRATCH
 
     @contextmanager
     def held(self) -> Iterator[Progress | None]:
@@ -63,7 +65,12 @@ class SimulationFolder:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(f"--out: another simulation is running in {directory}") from None
-            yield self._kept()
+            shutil.rmtree(self.scratch_path, ignore_errors=True)  # of a simulation that was killed
+            self.scratch_path.mkdir(mode=0o700)
+            try:
+                yield self._kept()
+            finally:
+                shutil.rmtree(self.scratch_path, ignore_errors=True)
 
     def add(self, result: RoundResult, progress: Progress) -> None:
         """A round and where it led: durable once this returns."""

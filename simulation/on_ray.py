@@ -42,7 +42,7 @@ class Ray:
 
 
 class RayPool(Pool["Actor"]):
-    """workers, machines: how many compute. dashboard: where Ray shows them; empty where it has none."""
+    """told: how many workers there are, on how many machines, and where Ray shows them, if it does."""
 
     def __init__(
         self,
@@ -55,16 +55,18 @@ class RayPool(Pool["Actor"]):
         on: Ray,
     ) -> None:
         super().__init__({name: len(each.train) for name, each in data.items()})
-        self._ray, self.dashboard = connected(on)
+        self._ray, dashboard = connected(on)
         try:
             silos = {name: self._ray.put(each) for name, each in data.items()}
             load = Load(job=job, policy=policy, compute=compute, objective=objective)
-            self.workers = min(room(self._ray.cluster_resources(), on), len(data))
-            self._workers = [Actor(self._ray, on.gpus, load, silos) for _ in range(self.workers)]
-            self.machines = self._checked()
+            workers = min(room(self._ray.cluster_resources(), on), len(data))
+            self._workers = [Actor(self._ray, on.gpus, load, silos) for _ in range(workers)]
+            machines = self._checked()
         except BaseException:
             self.close()
             raise
+        self.told = f"ray: {workers} workers on {machines} machine{'s' * (machines > 1)}"
+        self.told += f"; dashboard {dashboard}" if dashboard else ""
 
     def ready(self, busy: Sequence[Actor]) -> list[Actor]:
         done, _ = self._ray.wait([worker.reply for worker in busy])
@@ -172,22 +174,17 @@ class InStore(Mapping[str, SiloData]):
 def connected(on: Ray) -> tuple[Any, str]:
     """Ray's module, connected, and the link to its dashboard. Raises ConfigError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report each use to its makers
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("--engine ray needs the extra 'ray': pip install 'chorale[ray]'") from None
-    here = {"num_cpus": on.workers or os.cpu_count(), "include_dashboard": None}
+    import ray
+
+    here = {} if on.address else {"num_cpus": on.workers or os.cpu_count()}
     try:
         context = ray.init(
-            address=on.address or "local",
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **({} if on.address else here),
+            address=on.address or "local", logging_level=logging.ERROR, log_to_driver=False, **here
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = on.address or "this machine"
         first = (str(error).strip().splitlines() or [""])[0]
-        raise ConfigError(f"--address: no Ray answers at {where}: {first}") from None
+        where = "--engine ray: no Ray starts here" if on.address is None else f"--address: {on.address}"
+        raise ConfigError(f"{where}: {first}") from None
     url = context.dashboard_url
     return ray, f"http://{url}" if url else ""
 

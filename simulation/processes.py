@@ -38,6 +38,8 @@ class ProcessPool(Pool["Process"]):
         scratch: Scratch,
     ) -> None:
         super().__init__({name: len(each.train) for name, each in data.items()})
+        workers = min(workers, len(data))
+        self.told = f"processes: {workers} workers on this machine"
         self._scratch = scratch
         stored = Silos(
             {
@@ -46,7 +48,7 @@ class ProcessPool(Pool["Process"]):
             }
         )
         try:
-            for place in range(min(workers, len(data))):
+            for place in range(workers):
                 load = Load(job=job, policy=policy, compute=compute, objective=objective, place=place)
                 self._workers.append(Process(load, stored))
         except BaseException:
@@ -58,6 +60,8 @@ class ProcessPool(Pool["Process"]):
         return [worker for worker in busy if worker.pipe in pipes]
 
     def close(self) -> None:
+        for worker in self._workers:
+            worker.pipe.close()
         for worker in self._workers:
             worker.end()
 
@@ -107,8 +111,7 @@ class Process:
         return given(answer)
 
     def end(self) -> None:
-        """Between two questions it ends by itself; at work it is stopped."""
-        self.pipe.close()
+        """Between two questions it ends by itself, as its pipe is closed; at work it is stopped."""
         self._process.join(END_SECONDS)
         if self._process.is_alive():
             self._process.terminate()

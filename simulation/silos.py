@@ -69,6 +69,8 @@ class SilosHere:
     data: opened when a silo is asked, and not kept here.
     """
 
+    told = "one process"
+
     def __init__(
         self, job: Job, data: Mapping[str, SiloData], *, policy: Policy, objective: Objective
     ) -> None:
