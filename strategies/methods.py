@@ -33,7 +33,10 @@ from strategies.update_scale import UpdateScale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A recipe with its options, and its phases in order: once before the rounds, in each, once after."""
+    """A recipe with its options, and its phases in order: once before the rounds, in each, once after.
+
+    passed_over: rules that the recipe breaks, where the job says `allow_unusual`.
+    """
 
     name: str
     recipe: Recipe
@@ -43,6 +46,7 @@ class Strategy:
     closing: tuple[str, ...]
     phases: Mapping[str, Phase]
     task: DeclaredTask
+    passed_over: tuple[str, ...] = ()
     trains_head_alone: bool = False
 
     def phase(self, kind: str) -> Phase:
@@ -127,9 +131,16 @@ def strategy_for(preset: str, options: Options) -> Strategy:
     return strategy_of(preset, recipe_of(preset), options)
 
 
-def strategy_of(name: str, recipe: Recipe, options: Options, task: DeclaredTask = CLASSIFICATION) -> Strategy:
+def strategy_of(
+    name: str,
+    recipe: Recipe,
+    options: Options,
+    task: DeclaredTask = CLASSIFICATION,
+    *,
+    allow_unusual: bool = False,
+) -> Strategy:
     """The method of a recipe, for a task. Raises ConfigError for options that no part has, and for parts
-    that do not go together."""
+    that do not go together: where they do so to little use alone, only without `allow_unusual`."""
     resolved = {**recipe.defaults, **options}
     parts = parts_with_options(recipe)
     known = sorted({field for part in parts for field in part.options.model_fields})
@@ -140,9 +151,9 @@ def strategy_of(name: str, recipe: Recipe, options: Options, task: DeclaredTask 
         )
     for part in parts:
         options_of(part.options, resolved)
-    check_recipe(recipe, resolved)
+    passed_over = check_recipe(recipe, resolved, allow_unusual=allow_unusual)
     check_task(recipe, resolved, task)
-    method = _compose(name, recipe, resolved, task)
+    method = replace(_compose(name, recipe, resolved, task), passed_over=passed_over)
     if isinstance(task, StatedTask):
         _check_stated(method, task)
     return method

@@ -73,6 +73,11 @@ class StrategySpec(SpecPart):
         description="the method's name, such as fedavg; null with parts, else fedavg",
     )
     parts: PartsSpec | None = Field(default=None, description="the method by its parts, without a preset")
+    aggregate: Literal["weighted", "uniform"] | None = Field(
+        default=None,
+        description="weighted: a silo's update weighs by its share of the samples; uniform: every silo's "
+        "weighs the same; null: weighted, in a private job by the declared weight",
+    )
     options: dict[str, bool | Finite | str] = Field(
         default_factory=dict, max_length=64, description="the method's own numbers; fedavg has none"
     )
@@ -143,7 +148,16 @@ class ScheduleSpec(SpecPart):
 class TrainingSpec(SpecPart):
     """Local training at a silo, in one round."""
 
-    local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
+    local_epochs: int | None = Field(
+        default=1, ge=1, le=1_000, description="passes over the silo's data; null with local_steps"
+    )
+    local_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="steps of one batch, the same number at every silo, in place of local_epochs: a silo "
+        "whose data end sooner shuffles them and goes on",
+    )
     batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
     optimizer: Literal["sgd", "adam"] = Field(
         default="sgd",
@@ -159,6 +173,32 @@ class TrainingSpec(SpecPart):
     )
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="L2 penalty")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_in_place_of_epochs(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("local_steps") is not None:
+            return {"local_epochs": None, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _epochs_or_steps(self) -> TrainingSpec:
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("local_steps: expected local_epochs or local_steps, not both")
+        if self.local_epochs is None and self.local_steps is None:
+            raise ValueError("local_epochs: expected a number, or local_steps in its place")
+        return self
+
+    def with_epochs(self, epochs: int) -> TrainingSpec:
+        """The same training for so many passes over the silo's data."""
+        return self.model_copy(update={"local_epochs": epochs, "local_steps": None})
+
+    def passes_over(self, samples: int) -> float:
+        """How often a round goes over so many samples."""
+        if self.local_epochs is not None:
+            return self.local_epochs
+        assert self.local_steps is not None
+        return self.local_steps * min(self.batch_size, samples) / max(samples, 1)
 
     @property
     def has_exact_rates(self) -> bool:

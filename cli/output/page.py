@@ -69,6 +69,7 @@ def page(report: Document) -> str:
             f"<title>{title}</title><style>{STYLE}</style></head><body><main>",
             f"<h1>{title}</h1>",
             f"<p>{_headline(report)}</p>",
+            *(f"<p>Unusual: passes over a rule: {html.escape(rule)}.</p>" for rule in report["unusual"]),
             f"<h2>{html.escape(main.capitalize())}</h2>",
             _curve(report["figure_by_round"], figure=main),
             *_loss_section(report),

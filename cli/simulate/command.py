@@ -17,10 +17,10 @@ from chorale.privacy.plan import planned_epsilon_if_all_others_collude
 from chorale.privacy.promise import promise_of
 from chorale.results import RoundResult, finite
 from chorale.runtime.files import read_limited
+from chorale.spec.fields import MAX_SIMULATED_SILOS
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
 from chorale.spec.state import GlobalState, state_from_bytes
-from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import OPEN_POLICY
 from cli.given_data import DataOptions, data_options
 from cli.simulate.progress import ProgressLine
@@ -50,7 +50,7 @@ PROCESSES, RAY = "processes", "ray"  # engines
 @click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
 @click.option(
     "--silos",
-    type=click.IntRange(SMALLEST_FEDERATION, MAX_SILOS),
+    type=click.IntRange(SMALLEST_FEDERATION, MAX_SIMULATED_SILOS),
     help="Number of silos; default: the job's.",
 )
 @click.option("--secure", "is_secure", is_flag=True, help="Sum under real masks, by whole sessions.")
@@ -141,7 +141,8 @@ def simulate(
     )
     spec = _spec(file, options, silos)
     _check_compute(spec, compute)
-    for note in (*draw_notes(spec), *head_notes(spec, init)):
+    unusual = [f"unusual: passes over a rule: {rule}" for rule in spec.method.passed_over]
+    for note in (*unusual, *draw_notes(spec), *head_notes(spec, init)):
         click.echo(note, err=True)
     rules = _policy(spec, policy)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does

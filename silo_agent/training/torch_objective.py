@@ -237,7 +237,7 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
             PersonalModel(
                 arrays=model_arrays(model),
                 tuned=method.recipe.personalization.word,
-                epochs=work.spec.training.local_epochs,
+                epochs=work.spec.training.passes_over(len(work.data.train)),
                 learning_rate=work.spec.learning_rate_at(work.spec.rounds),
                 tested=own.tested,
                 score_before=score(figures.sums),

@@ -204,3 +204,14 @@ def test_a_worker_that_dies_is_told_in_a_sentence(make: Makes) -> None:
     simulation._silos._workers[0]._process.kill()  # type: ignore[union-attr]
     with pytest.raises(SimulationFailed, match="a worker process ended with code -9"):
         next(rounds)
+
+
+def test_simulation_has_more_silos_than_a_federation(make: Makes) -> None:
+    """A wire's limit of 200 kept jobs of a thousand silos, a tenth drawn, from being simulated at all."""
+    simulation = make(silos=1_000, rounds=1, fraction=0.1)
+    (result,) = simulation.run()
+    drawn = [int(name.removeprefix("silo-")) for name in result.silos]
+    votes_P = np.zeros(1_000)
+    votes_P[drawn] = 1 / 100
+    assert len(drawn) == 100
+    assert simulation.state["model/votes"] == pytest.approx(votes_P, abs=1e-7)
