@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+import client.history
 from chorale.job import SignedJob
 from chorale.results import JobResults, RoundResult
 from chorale.spec.selection import MAX_ROUNDS
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
-import client.history
 from client.history import JobHistory, figure_by_round
 from client.results import results_of, rounds_of
 from crypto.errors import ConfigError, RemoteProtocolError
@@ -120,7 +120,7 @@ def test_a_record_of_a_round_that_no_job_has_is_refused() -> None:
 
 
 def test_more_phases_than_the_signed_job_can_have_are_refused() -> None:
-    """Small records without end filled the memory of everybody who watches, pages of all operators included."""
+    """Small records without end filled the memory of all who watch, the console included."""
     history = JobHistory()
     history.add(_job(max_attempts=2))
     most = 3 * 2 * (3 + 1)  # enrollment, training and evaluation, tried twice, in rounds 0 to 3
