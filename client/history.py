@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from chorale.job import SignedJob
 from chorale.results import APPLIED
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import MAX_ROUNDS
-from chorale.v1.operations_pb2 import JobEvent
+from chorale.v1.operations_pb2 import JobEvent, ListSilosReply
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from client.errors import JobNotDone, printable
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
@@ -134,6 +135,39 @@ def summary_facts(summary: JobSummary) -> dict[str, Any]:
         "float32_bytes": summary.float32_bytes,
         "submitted_unix_seconds": summary.submitted_unix_seconds,
     }
+
+
+def silo_facts(reply: ListSilosReply) -> dict[str, Any]:
+    """The federation as `--json` has it. Raises RemoteProtocolError for a date that is none."""
+    return {
+        "roster_version": reply.roster_version,
+        "software": _software(reply.software_version, reply.software_digest),
+        "silos": [
+            {
+                "name": silo.name,
+                "connected": silo.connected,
+                "certificate": silo.certificate_sha256.hex(),
+                "expires": _date(silo.certificate_expires_unix_seconds) if silo.connected else None,
+                "software": _software(silo.software_version, silo.software_digest)
+                if silo.connected
+                else None,
+            }
+            for silo in reply.silos
+        ],
+    }
+
+
+def _date(unix_seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d}"
+    except (ValueError, OverflowError, OSError):
+        raise RemoteProtocolError(f"coordinator: expected a date, got {unix_seconds}") from None
+
+
+def _software(version: str, digest: bytes) -> str:
+    """What others wrote of themselves, as a part of a line."""
+    word = version[:64] if version.isascii() and version.isprintable() else "?"
+    return f"{word}, sha256:{digest.hex()[:64] or 'none'}"
 
 
 def phase_facts(record: PhaseRecord) -> dict[str, Any]:

@@ -57,5 +57,6 @@ async def serve(settings: ConsoleSettings) -> None:
             under_way=LoginsUnderWay(clock=time.monotonic),
             stopping=asyncio.Event(),
         )
+        await coordinator.try_once()
         log.info("console serves", url=settings.url, listen=settings.listen, operator=coordinator.own_name)
         await serve_app(application(console), listening, tls=context, stopping=console.stopping)
