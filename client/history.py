@@ -22,6 +22,49 @@ ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fin
 MAX_RECORDS = 10 * MAX_ROUNDS  # of a job whose text this release does not read, or that is not told yet
 MAX_RECORDS_BYTES = 64 << 20  # as much as the statement of a job's evidence may have, which says the same
 
+# why a silo was left out, and at which stage, for people; programs read the codes (docs/protocol.md 9)
+REASON_WORDS = {
+    "disconnected": "connection lost",
+    "no-answer": "no answer in time",
+    "sits-out": "not asked, after a complaint",
+    "lied": "sent false shares",
+    "complained": "complained of another silo",
+    Refusal.JOB_INVALID: "holds the job invalid",
+    Refusal.JOB_NOT_APPROVED: "no approval yet",
+    Refusal.REJECTED: "rejected",
+    Refusal.POLICY: "refused by its policy",
+    Refusal.BUDGET: "privacy budget used up",
+    Refusal.LEDGER: "its ledger was put back from a backup",
+    Refusal.DATA: "data do not fit the job",
+    Refusal.CODE: "other code than the job's",
+    Refusal.ROSTER: "another roster",
+    Refusal.NOT_NAMED: "not one of the job's silos",
+    Refusal.NOT_ENROLLED: "not enrolled in the job yet",
+    Refusal.TERMS: "other terms than it computed itself",
+    Refusal.STATE: "global state does not follow from the last sum",
+    Refusal.LATER_STATE: "knows a later state of the job",
+    Refusal.COHORT_TOO_SMALL: "too few silos for its policy",
+    Refusal.LEFT_OUT: "not in the sum",
+    Refusal.ADVERT: "another silo's first message does not hold",
+    Refusal.ENVELOPE: "another silo's shares do not hold",
+    Refusal.SIGNATURES: "signatures of other silos do not hold",
+    Refusal.ALREADY_REVEALED: "revealed this sum before",
+    Refusal.OVERLAPPING_COHORT: "too much the same silos as in another sum",
+    Refusal.SUM: "the sum fails its check",
+    Refusal.STATE_USED_UP: "takes no further sum over this state",
+    Refusal.STAGE: "message out of turn",
+    Refusal.MALFORMED: "malformed message",
+    Refusal.INTERNAL: "a fault of its own: its log says which",
+}
+STAGE_WORDS = {  # while silos are waited for, the reason says it all
+    "waiting": "",
+    "advertise": "as keys were exchanged",
+    "share": "as shares were exchanged",
+    "masked": "during its upload",
+    "consistency": "as silos signed who is in the sum",
+    "unmask": "as masks were taken off",
+}
+
 
 @dataclass(slots=True)
 class JobHistory:
@@ -103,9 +146,19 @@ def _most_records(spec_bytes: bytes) -> int:
 
 
 def why_told(left: LeftOut) -> str:
-    """Why a silo was left out: `policy: max_rounds`, `rejected: "not before May"`, `no-answer`."""
-    text = f'"{left.text}"' if left.text else ""
-    return printable(": ".join(filter(None, [left.reason, left.rule, text])))
+    """Why a silo was left out, by code: `policy: max_rounds`, `rejected: "not before May"`, `no-answer`."""
+    return printable(": ".join([left.reason, *_details(left)]))
+
+
+def left_out_told(left: LeftOut) -> str:
+    """The same in words, and at which stage: `connection lost during its upload`."""
+    reason, stage = REASON_WORDS.get(left.reason, left.reason), STAGE_WORDS.get(left.stage, left.stage)
+    return printable(" ".join(filter(None, [": ".join([reason, *_details(left)]), stage])))
+
+
+def _details(left: LeftOut) -> list[str]:
+    """The policy field that refused, or what a person typed."""
+    return [*([left.rule] if left.rule else []), *([f'"{left.text}"'] if left.text else [])]
 
 
 def state_told(summary: JobSummary) -> str:
@@ -183,6 +236,7 @@ def phase_facts(record: PhaseRecord) -> dict[str, Any]:
         "data_share": record.data_share,
         "figures": dict(sorted(record.figures.items())),
         "wall_seconds": record.wall_seconds,
+        "approval_seconds": record.approval_seconds,
         "upload_bytes": record.upload_bytes,
         "verified_by": record.verified_by,
         "state_digest": record.state_digest.hex(),

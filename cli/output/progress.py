@@ -20,10 +20,10 @@ from client.history import (
     TRAIN,
     JobHistory,
     kind_of,
+    left_out_told,
     personal_of,
     score_word,
     state_told,
-    why_told,
 )
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY) -> str:
         share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
         attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
-    missing = "; ".join(f"without {left.silo} ({left.stage}: {why_told(left)})" for left in record.left_out)
-    return "  ".join(filter(None, [title, outcome, _measured(record, main), missing]))
+    missing = "; ".join(f"without {printable(left.silo)} ({left_out_told(left)})" for left in record.left_out)
+    return "  ".join(filter(None, [title, outcome, _approved(record), _measured(record, main), missing]))
 
 
 def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None = None) -> RenderableType:
@@ -82,6 +82,12 @@ def doing(summary: JobSummary) -> str:
 
 def kept_line(summary: JobSummary) -> str:
     return f"kept: the model after round {summary.model_round}, {summary.kept}"
+
+
+def _approved(record: PhaseRecord) -> str:
+    """How long people took to approve the job, which is no time of the phase."""
+    seconds = record.approval_seconds
+    return f"after {seconds:.0f} s of waiting for approval" if seconds >= 1 else ""
 
 
 def _measured(record: PhaseRecord, main: str) -> str:

@@ -493,4 +493,8 @@ MIGRATIONS = (
     _STANDING,
     _FIRST_PLANS,
     _PERSONS_DECISIONS,
+    (
+        "ALTER TABLE jobs ADD COLUMN is_over BOOLEAN NOT NULL DEFAULT 0",  # as the coordinator says
+        "ALTER TABLE persons_decisions ADD COLUMN policy BLOB",  # digest of it; null: an earlier version
+    ),
 )

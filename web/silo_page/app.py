@@ -39,7 +39,7 @@ from silo_agent.settings import SiloSettings
 from web.shared.pages import Guard, environment, form_of, page
 from web.shared.serving import MAX_BODY_BYTES, bound_socket, serve_app, static_folder
 from web.shared.sessions import Session, Sessions, is_own_form
-from web.silo_page.facts import WAITING, read_facts
+from web.silo_page.facts import read_facts
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 IDLE_SECONDS = 30 * 60.0
@@ -132,7 +132,7 @@ async def login(request: Request) -> Response:
 
 async def overview(silo: SiloPage, request: Request, session: Session[str]) -> Response:
     facts = await asyncio.to_thread(read_facts, silo.open_ledger, silo.settings)
-    return silo.render("jobs.html", session, facts=facts, waiting=WAITING)
+    return silo.render("jobs.html", session, facts=facts)
 
 
 async def job_page(silo: SiloPage, request: Request, session: Session[str]) -> Response:
