@@ -81,7 +81,17 @@ def _plain(value: object) -> object:
     return value
 
 
+def taken_back_told(names: Sequence[str]) -> str:
+    """Of approvals that were given under another policy."""
+    return f"the approval of {', '.join(names)} is taken back: the policy file has changed since"
+
+
 def _decision_told(view: JobView) -> str:
+    if view.is_over:
+        here = (
+            f"{view.decision.value} here" if view.decision is not Decision.OFFERED else "nobody decided here"
+        )
+        return f"over (says the coordinator), {here}"
     if view.decision is Decision.APPROVED:
         return "approved here"
     if view.decision is Decision.REJECTED:
@@ -216,7 +226,7 @@ def _change_told(change: FieldChange) -> str:
 
 
 def _said_lines(view: JobView) -> list[str]:
-    lines = []
+    lines = [taken_back_told(view.taken_back)] if view.taken_back else []
     for each in reversed(view.decisions):
         why = f": {json.dumps(each.reason, ensure_ascii=False)}" if each.reason else ""
         lines.append(f"{each.by} {each.decision.value} it {each.when:%Y-%m-%d %H:%M} UTC{why}")

@@ -26,7 +26,7 @@ from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.ledger.budget import BudgetBalance
-from silo_agent.ledger.decisions import PersonsDecision
+from silo_agent.ledger.decisions import Given, PersonsDecision
 from silo_agent.ledger.ledger import LedgerJob
 from silo_agent.ledger.reveals import Decision
 from strategies.base import MODEL, TOTAL
@@ -136,7 +136,8 @@ class JobView:
     costs; None without noise, or where it is not known, and `no_promise` says why. balance: of the data set;
     None where this silo has none for the job. refusals: what the policy refuses, so that an approval changes
     nothing. previous: id of the last approved job of this operator. decisions: by people, oldest first.
-    missing_approvals: how many more people have to approve before the job runs here.
+    is_over: so the coordinator says. approved_by: people whose approval waits for another person's.
+    taken_back: those whose approval was under another policy. policy: digest of its file.
     """
 
     id: str
@@ -146,9 +147,12 @@ class JobView:
     offered: datetime
     not_after: datetime
     decision: Decision
+    is_over: bool
     decisions: tuple[PersonsDecision, ...]
     required_approvals: int
     approved_by: tuple[str, ...]
+    taken_back: tuple[str, ...]
+    policy: bytes
     data_set: str | None
     record: str
     silos: tuple[str, ...]
@@ -200,7 +204,8 @@ def job_view(
     previous: tuple[str, JobSpec] | None,
     decisions: Sequence[PersonsDecision],
     required_approvals: int,
-    approved_by: Sequence[str],
+    policy: bytes,
+    given: Given,
 ) -> JobView:
     """The view of a job that was offered here.
 
@@ -216,9 +221,12 @@ def job_view(
         offered=job.offered,
         not_after=spec.not_after,
         decision=job.decision,
+        is_over=job.is_over,
         decisions=tuple(decisions),
         required_approvals=required_approvals,
-        approved_by=tuple(approved_by),
+        approved_by=given.counted,
+        taken_back=given.taken_back,
+        policy=policy,
         data_set=data_set,
         record=record,
         silos=spec.silos,

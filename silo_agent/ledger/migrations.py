@@ -497,4 +497,8 @@ MIGRATIONS = (
     _FIRST_PLANS,
     _PERSONS_DECISIONS,
     _READS_OF_USES,
+    (
+        "ALTER TABLE jobs ADD COLUMN is_over BOOLEAN NOT NULL DEFAULT 0",  # as the coordinator says
+        "ALTER TABLE persons_decisions ADD COLUMN policy BLOB",  # digest of it; null: an earlier version
+    ),
 )

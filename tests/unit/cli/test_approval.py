@@ -158,6 +158,83 @@ def test_job_whose_time_is_over_is_not_approved(desk: Desk, chorale: Callable[..
     assert "not_after: 2026-01-01T00:00:00+00:00 has passed [job-invalid]" in ended.err
 
 
+def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """`approve` listed jobs that had ended long ago, and said `is approved` of one."""
+    desk.write("policy.yaml", GIVEN)
+    open_job, over = offered(desk), offered(desk, name="over")
+    late = offered(desk, name="late", not_after="2026-01-01T00:00:00Z")
+    config = desk.silo()
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        ledger.note_over(over.digest)
+
+    def waiting(command: str) -> list[str]:
+        return [line.split()[0] for line in chorale("silo", command, "--config", config).out.splitlines()]
+
+    assert waiting("approve") == waiting("show") == [open_job.id]
+    listed = json.loads(chorale("silo", "approve", "--config", config, "--json").out)["jobs"]
+    assert [each["job"] for each in listed] == [open_job.digest.hex()]
+    approved = chorale("silo", "approve", "--config", config, over.id, "--yes")
+    assert (approved.code, decision_of(desk, over)) == (2, Decision.OFFERED)
+    assert f"job {over.id}: it is over, says the coordinator" in approved.err
+    assert "over: over (says the coordinator), nobody decided here" in approved.out
+    rejected = chorale("silo", "reject", "--config", config, over.id, "--reason", "no")
+    assert "is rejected; it is over already, says the coordinator" in rejected.out
+    assert late.id not in waiting("show")
+
+
+def test_approval_that_waits_holds_under_the_policy_that_was_seen(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    """The first of two people approved under a policy that no longer held when the second one did."""
+    job, config = offered(desk), desk.silo()
+    two = {**GIVEN, "required_approvals": 2}
+
+    def approve(name: str) -> Ended:
+        return chorale("silo", "approve", "--config", config, job.id, "--yes", "--by", name)
+
+    desk.write("policy.yaml", two)
+    assert approve("Ann").code == 0
+    desk.write("policy.yaml", {**two, "max_cohort_changes": 3})
+    second = approve("Bo")
+    taken_back = "the approval of Ann is taken back: the policy file has changed since"
+    assert taken_back in lines_of(second, "said")
+    assert f"{job.id}: {taken_back}" in second.out
+    assert f"{job.id}: digits by olga has the approval of Bo and waits for another person's" in second.out
+    assert decision_of(desk, job) is Decision.OFFERED
+
+    desk.write("policy.yaml", {**two, "operators": ["otto"]})
+    refused = approve("Cy")
+    assert refused.code == 3
+    assert "or reject the job; the approval of Bo is taken back" in refused.err
+    desk.write("policy.yaml", {**two, "max_cohort_changes": 3})  # as Bo saw it
+    for name, decision in (("Cy", Decision.OFFERED), ("Di", Decision.APPROVED)):
+        assert approve(name).code == 0
+        assert decision_of(desk, job) is decision
+
+
+def test_decisions_are_told_to_programs(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """A script read `is approved` out of a sentence."""
+    job, config = offered(desk), desk.silo()
+    desk.write("policy.yaml", {**GIVEN, "required_approvals": 2})
+
+    def told(command: str, *more: str) -> dict[str, Any]:
+        ended = chorale("silo", command, "--config", config, job.id, "--json", *more)
+        assert ended.code == 0, ended.err
+        facts: dict[str, Any] = json.loads(ended.out)
+        return facts
+
+    first = told("approve", "--yes", "--by", "Ann")
+    assert (first["job"], first["decision"], first["by"]) == (job.digest.hex(), "offered", "Ann")
+    assert first["missing_approvals"] == 1
+    listed = json.loads(chorale("silo", "show", "--config", config, "--json").out)["jobs"]
+    assert [each["approved_by"] for each in listed] == [["Ann"]]
+    second = told("approve", "--yes", "--by", "Bo", "--more-cohort-changes", "2")
+    assert (second["decision"], second["missing_approvals"]) == ("approved", 0)
+    assert (second["more_cohort_changes"], second["more_data_refusals"]) == (2, 0)
+    no = told("reject", "--by", "Cy", "--reason", "not before May")
+    assert (no["decision"], no["by"], no["reason"]) == ("rejected", "Cy", "not before May")
+
+
 def test_approve_asks_at_a_terminal_and_needs_yes_without_one(
     desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:

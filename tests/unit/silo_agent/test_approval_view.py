@@ -18,7 +18,7 @@ from chorale.runtime.audit import AuditLog, read_entries
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Rule
 from silo_agent.approval.view import QuantityNoise, changed_fields, summed_phases
-from silo_agent.ledger.decisions import Grants
+from silo_agent.ledger.decisions import Given, Grants
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy
 from simulation.engine import unsigned_job
@@ -138,7 +138,7 @@ def test_an_approval_of_before_a_suspension_or_a_rejection_does_not_count_after_
     ):
         assert decisions.approve(job, by="Ann", required=2) == 1
         stop()
-        assert decisions.given(job) == ()
+        assert decisions.given(job, policies=()) == Given()
         assert decisions.approve(job, by="Bo", required=2) == 1
         assert book.ledger.decision(job) is not Decision.APPROVED
         assert decisions.approve(job, by="Ann", required=2) == 0
