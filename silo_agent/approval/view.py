@@ -136,7 +136,7 @@ class JobView:
     costs; None without noise, or where it is not known, and `no_promise` says why. balance: of the data set;
     None where this silo has none for the job. refusals: what the policy refuses, so that an approval changes
     nothing. previous: id of the last approved job of this operator. decisions: by people, oldest first.
-    is_over: so the coordinator says. approved_by: people whose approval waits for another person's.
+    is_over, stops_data: as LedgerJob has them. approved_by: people whose approval waits for another person's.
     taken_back: those whose approval was under another policy. policy: digest of its file.
     """
 
@@ -148,6 +148,7 @@ class JobView:
     not_after: datetime
     decision: Decision
     is_over: bool
+    stops_data: bool
     decisions: tuple[PersonsDecision, ...]
     required_approvals: int
     approved_by: tuple[str, ...]
@@ -222,6 +223,7 @@ def job_view(
         not_after=spec.not_after,
         decision=job.decision,
         is_over=job.is_over,
+        stops_data=job.stops_data,
         decisions=tuple(decisions),
         required_approvals=required_approvals,
         approved_by=given.counted,
@@ -344,10 +346,13 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
 
 
 def _method_told(spec: JobSpec) -> str:
-    said = [f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items()]
+    told = [f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items()]
+    if spec.strategy.parts is not None:
+        parts = spec.strategy.parts.model_dump()
+        told = [f"{field} {word}" for field, word in parts.items() if word not in (None, "none")] + told
     if spec.strategy.aggregate == "uniform":
-        said.append("every silo weighs the same")
-    return f"{spec.strategy.name} ({', '.join(said)})" if said else spec.strategy.name
+        told.append("every silo weighs the same")
+    return f"{spec.strategy.name} ({', '.join(told)})" if told else spec.strategy.name
 
 
 def _training_told(training: TrainingSpec) -> str:
