@@ -59,4 +59,4 @@ class Book:
     def _add(self, line: bytes) -> None:
         fields = json.loads(line)
         key = json.dumps(fields.pop("trial"), sort_keys=True)
-        self._outcomes[key] = Outcome(**{**fields, "accuracy": tuple(fields["accuracy"])})
+        self._outcomes[key] = Outcome(**fields)

@@ -1,4 +1,4 @@
-"""The suites by name: one for every machine, one for hours, one for days on a GPU."""
+"""The suites by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from research.accuracy.arms import ARMS
 from research.accuracy.suites import Setting, Suite
 
 CUTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -17,43 +18,32 @@ CUTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
 
-SMALL = Suite(
-    name="small",
-    about="scikit-learn's digits (1,797 scans of 8 x 8), an mlp of 64 hidden units, 15 rounds of 3 local "
-    "epochs in batches of 32",
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+DIGITS = Suite(
+    name="digits",
+    about="scikit-learn's digits (1,797 scans of 8 x 8), 10 silos, an mlp of 64 hidden units, 15 rounds of 3 "
+    "local epochs in batches of 32",
     needs_data=False,
+    arms=tuple(ARMS),
+    seeds=tuple(range(1, 21)),
+    tuning_seeds=(101, 102, 103),
+    common=(0.03, 0.1, 0.3, 1.0),
+    common_arms=tuple(name for name in ARMS if name not in ("fedprox", "fedbabu", "moon")),
+    tunes_strength=True,
     settings=tuple(
         Setting(
             name=name,
             silos=10,
             data={"format": "digits", "name": "digits"},
             partition=cut,
+            rates=RATES,
             job={
                 "classes": 10,
                 "input_shape": [1, 8, 8],
                 "rounds": 15,
                 "model": {"name": "mlp", "hidden": [64]},
                 "training": {**SGD, "local_epochs": 3, "batch_size": 32},
-            },
-        )
-        for name, cut in CUTS.items()
-    ),
-)
-FASHION = Suite(
-    name="fashion",
-    about="Fashion-MNIST, an mlp of two hidden layers of 128, 30 rounds of 2 local epochs in batches of 64",
-    settings=tuple(
-        Setting(
-            name=name,
-            silos=10,
-            data={"format": "mnist", "name": "fashion-mnist"},
-            partition=cut,
-            job={
-                "classes": 10,
-                "input_shape": [1, 28, 28],
-                "rounds": 30,
-                "model": {"name": "mlp", "hidden": [128, 128]},
-                "training": {**SGD, "local_epochs": 2, "batch_size": 64},
             },
         )
         for name, cut in CUTS.items()
@@ -106,8 +96,7 @@ ADAM_RATES = (0.0003, 0.001, 0.003)
 PAPER = Suite(
     name="paper",
     about="the papers' own CIFAR settings, one tuning seed and three seeds",
-    workers=1,
-    device="auto",
+    arms=tuple(ARMS),
     seeds=(1, 2, 3),
     tuning_seeds=(101,),
     settings=(
@@ -167,4 +156,4 @@ PAPER = Suite(
         ),
     ),
 )
-SUITES: Mapping[str, Suite] = MappingProxyType({one.name: one for one in (SMALL, FASHION, PAPER)})
+SUITES: Mapping[str, Suite] = MappingProxyType({one.name: one for one in (DIGITS, PAPER)})

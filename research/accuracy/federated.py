@@ -41,10 +41,11 @@ def run(trial: Trial, path: Path | None, *, device: str = "cpu") -> Outcome:
     Raises ConfigError for data that are not there or cannot be cut: another try may find them.
     """
     started, silos = time.process_time(), silos_of(trial, path)
+    accuracy: float | None
     try:
         accuracy, failed = _accuracy(trial, silos, device=device), ""
     except ChoraleError as error:
-        accuracy, failed = (), str(error)
+        accuracy, failed = None, str(error)
     return Outcome(accuracy=accuracy, failed=failed, seconds=round(time.process_time() - started, 3))
 
 
@@ -69,20 +70,24 @@ def classes_sent_by_default(trial: Trial, path: Path | None) -> int:
     return int(np.count_nonzero(np.sum(held_KC, axis=0) >= least))
 
 
-def _accuracy(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> tuple[float, ...]:
+def _accuracy(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> float:
+    """Of the closing evaluation, which asks every silo, also where rounds draw some of them."""
     simulation = Simulation(trial.spec(), silos, policy=OPEN_POLICY, device=device)
-    rounds = list(simulation.run())
-    used_up = [each for each in rounds if each.reason]
-    if used_up:
-        raise ChoraleError(f"round {used_up[0].round} was used up: {used_up[0].reason}")
-    # a round tests the model that it receives
-    return (*(each.accuracy or 0.0 for each in rounds[1:]), simulation.final_accuracy or 0.0)
+    for each in simulation.run():
+        if each.reason:
+            raise ChoraleError(f"round {each.round} was used up: {each.reason}")
+    if simulation.final_accuracy is None:
+        raise ChoraleError("the closing evaluation gave no accuracy")
+    return simulation.final_accuracy
 
 
 def _data_key(trial: Trial) -> str:
     """What a trial's data follow from: alike for all methods and rates."""
     plain = {"preset": "fedavg"}
-    return replace(trial, arm="", learning_rate=1.0, strategy=plain, tested=Split.TEST).key
+    job = {**trial.job, "rounds": 1}
+    return replace(
+        trial, arm="", learning_rate=1.0, strength=None, strategy=plain, job=job, tested=Split.TEST
+    ).key
 
 
 @lru_cache(maxsize=1)  # trials of one cut follow each other
