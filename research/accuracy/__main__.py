@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(suite: Suite, book: Book, options: argparse.Namespace) -> None:
-    """Tune, test what was chosen, then test the common rates. What is in the book is not trained again.
+    """The common rates, then the tuning and what it chose, then the other strengths at common rates.
 
-    Raises OutOfRuns.
+    What is in the book is not trained again. Raises OutOfRuns.
     """
     pool = Workers(
         book,
@@ -54,10 +54,11 @@ def train(suite: Suite, book: Book, options: argparse.Namespace) -> None:
         say=_say,
         most=options.most,
     )
+    pool.finish(suite.at_common_rates(is_published=True))
     tuning = suite.tuning()
     pool.finish(tuning)
     pool.finish(suite.tuned({(one.setting, one.arm): one.point for one in chosen(tuning, book.outcome)}))
-    pool.finish(suite.common_rates())
+    pool.finish(suite.at_common_rates(is_published=False))
 
 
 def _say(line: str) -> None:

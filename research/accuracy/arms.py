@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from chorale.spec.strategy_spec import StrategySpec
+from strategies.parts.heads import UNIT
+
 BASELINE = "fedavg"
 SPHEREFED_PARTS = {"head": "frozen-orthonormal", "features": "unit", "loss": "sphere-mse"}
 BETAS = (0.9, 0.99, 0.999)
@@ -31,6 +34,11 @@ class Arm:
     option: str = ""
     strengths: tuple[float, ...] = ()
     published: float | None = None
+
+    @property
+    def has_unit_features(self) -> bool:
+        """Whether features are scaled to length one before the head."""
+        return StrategySpec.model_validate(self.strategy).recipe.features is UNIT
 
     @property
     def grid(self) -> tuple[float | None, ...]:

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from crypto.errors import ChoraleError
+from research.accuracy.jpegs import decoded
 from research.accuracy.trials import Outcome, Split, Trial
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_partition
@@ -25,6 +27,7 @@ from silo_agent.policy.policy import Permission, Policy
 from silo_agent.seeding import derive_seed
 from simulation.engine import Simulation
 
+JPEGS = "jpegs"  # a format of these experiments alone
 VALIDATION_SHARE = 0.2
 OPEN_POLICY = Policy(
     federation="bench",
@@ -93,8 +96,11 @@ def _data_key(trial: Trial) -> str:
 @lru_cache(maxsize=1)  # trials of one cut follow each other
 def _cut(key: str, path: Path | None) -> tuple[SiloData, ...]:
     trial = Trial(**json.loads(key))
-    settings = DataSettings.model_validate({**trial.data, "path": path, "partition": trial.cut})
-    return load_partition(settings, trial.spec())
+    with TemporaryDirectory() as folder:
+        data = {**trial.data, "path": path, "partition": trial.cut}
+        if data["format"] == JPEGS:
+            data |= {"format": "npz", "path": decoded(path or Path(), Path(folder))}
+        return load_partition(DataSettings.model_validate(data), trial.spec())
 
 
 def _without_holdout(whole: SiloData, seed: int, index: int) -> SiloData:

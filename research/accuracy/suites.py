@@ -1,13 +1,13 @@
 """What a suite trains: data, model, cuts, rounds, the grids of learning rates and strengths, and the seeds.
 
-Three stages, each of which needs the one before: `tuning` on validation samples of other seeds, `tuned` with
-what it chose, `common` at the same rates for all. The most telling runs come first, and the seeds one after
-the other, so that a suite stopped at any moment leaves whole seeds behind.
+`common` trains every arm at the same rates; `tuning` tries a grid on validation samples of other seeds, and
+`tuned` tests what it chose. Seeds come one after the other, so that a suite stopped at any moment leaves
+whole seeds behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,11 @@ Point = tuple[float, float | None]  # a learning rate and a strength
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One cut of one data set. rates: the tuning's grid. folder: of the data, in the folder that is given."""
+    """One cut of one data set. place: of the data, in the folder that is given.
+
+    rates: the tuning's grid. unit_rates: that of arms with features of length one, whose gradients are
+    smaller; the same number of rates.
+    """
 
     name: str
     silos: int
@@ -28,7 +32,12 @@ class Setting:
     partition: Mapping[str, Any]
     job: Mapping[str, Any]
     rates: tuple[float, ...]
-    folder: str = ""
+    unit_rates: tuple[float, ...]
+    place: str = ""
+
+    def grid(self, arm: str) -> tuple[float, ...]:
+        """The rates that an arm's tuning tries."""
+        return self.unit_rates if ARMS[arm].has_unit_features else self.rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +78,7 @@ class Suite:
             for seed in self.tuning_seeds
             for arm in self.arms
             for strength in self.strengths(arm)
-            for rate in setting.rates
+            for rate in setting.grid(arm)
         ]
 
     def tuned(self, chosen: Mapping[tuple[str, str], Point]) -> list[Trial]:
@@ -81,20 +90,14 @@ class Suite:
             for arm in self.arms
         ]
 
-    def common_rates(self) -> list[Trial]:
-        """At the published strengths first, then at the others."""
-        points = [
-            (arm, place, strength)
-            for arm in self.common_arms or self.arms
-            for place, strength in enumerate(self.strengths(arm))
-        ]
+    def at_common_rates(self, *, is_published: bool) -> list[Trial]:
+        """Every seed for every arm and common rate, at the published strengths, or at all the others."""
         return [
             self._trial(setting, arm, (rate, strength), tested=Split.TEST, seed=seed)
-            for is_published in (True, False)
             for seed in self.seeds
             for setting in self.settings
-            for arm, place, strength in points
-            if (place == 0) is is_published
+            for arm in self.common_arms or self.arms
+            for strength in (self.strengths(arm)[:1] if is_published else self.strengths(arm)[1:])
             for rate in self.common
         ]
 
@@ -102,7 +105,7 @@ class Suite:
         """The suite without settings whose data are not there."""
         if root is None:
             return self
-        return replace(self, settings=tuple(one for one in self.settings if (root / one.folder).exists()))
+        return replace(self, settings=tuple(one for one in self.settings if (root / one.place).exists()))
 
     def setting(self, name: str) -> Setting:
         """The setting of that name."""
@@ -110,7 +113,7 @@ class Suite:
 
     def path(self, trial: Trial, root: Path | None) -> Path | None:
         """Where a trial's data lie on this machine."""
-        return None if root is None else root / self.setting(trial.setting).folder
+        return None if root is None else root / self.setting(trial.setting).place
 
     def _trial(self, setting: Setting, arm: str, point: Point, *, tested: Split, seed: int) -> Trial:
         rate, strength = point
@@ -132,7 +135,3 @@ class Suite:
             data=setting.data,
         )
 
-
-def seeds_of(trials: Iterable[Trial]) -> tuple[int, ...]:
-    """In the order of the trials."""
-    return tuple(dict.fromkeys(trial.seed for trial in trials))
