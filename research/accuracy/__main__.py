@@ -1,20 +1,25 @@
-"""Accuracy of the methods and of their controls, paired by seed: `python -m research.accuracy --suite digits`.
+"""Methods and their controls on the same seeds: `python -m research.accuracy --suite digits`.
 
-A run that ends is a line in OUT/<suite>.jsonl; a killed suite continues from there. `--update` puts tables,
-sentences and plots of what has ended on docs/evidence.md, and the figures behind them into research/evidence/.
+A run that ends is a line in OUT/<suite>.jsonl; a killed suite continues from there. With `--update` nothing
+is trained: tables, sentences and a plot of what has ended go on docs/evidence.md, the figures behind them
+into research/evidence/.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.options import Parser, whole
 from crypto.errors import ChoraleError
+from research.accuracy import evidence
 from research.accuracy.book import Book
 from research.accuracy.catalog import SUITES
+from research.accuracy.federated import classes_sent_by_default
+from research.accuracy.report import report_of
 from research.accuracy.suites import Suite
 from research.accuracy.tuning import chosen
 from research.accuracy.work import OutOfRuns, Workers
@@ -31,7 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"accuracy: {missing} is left out: its data are not in {options.data}")
     try:
         with Book(options.out / f"{suite.name}.jsonl") as book:
-            train(suite, book, options)
+            if options.update:
+                rows = _rows_by_default(suite, options.data)
+                evidence.update(report_of(suite, book, rows_by_default=rows), root=ROOT)
+            else:
+                train(suite, book, options)
     except OutOfRuns as left:
         _say(f"accuracy: {left}")
         return 3
@@ -61,6 +70,19 @@ def train(suite: Suite, book: Book, options: argparse.Namespace) -> None:
     pool.finish(suite.at_common_rates(is_published=False))
 
 
+def _rows_by_default(suite: Suite, data: Path | None) -> dict[str, float]:
+    """By setting, mean over the seeds; what the methods have nothing to do with."""
+    trials = suite.tuned({(name, arm): (1.0, None) for name in suite.names for arm in suite.arms})
+    cuts = {(trial.setting, trial.seed): trial for trial in trials}
+    return {
+        name: statistics.mean(
+            classes_sent_by_default(cuts[name, seed], suite.path(cuts[name, seed], data))
+            for seed in suite.seeds
+        )
+        for name in suite.names
+    }
+
+
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -72,6 +94,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=whole(1, 64), default=1, help="processes of one thread")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument("--most", type=whole(1, 1_000_000), help="stop after so many new runs")
+    parser.add_argument(
+        "--update", action="store_true", help="train nothing; write the page of what has ended"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the finished runs")
     options = parser.parse_args(arguments)
     suite = SUITES[options.suite]

@@ -39,6 +39,7 @@ DIGITS = Suite(
             partition=cut,
             rates=RATES,
             unit_rates=RATES,
+            tests=359,
             job={
                 "classes": 10,
                 "input_shape": [1, 8, 8],
@@ -48,6 +49,98 @@ DIGITS = Suite(
             },
         )
         for name, cut in CUTS.items()
+    ),
+)
+
+# FedDr+ (arXiv 2406.02355), table of tuned rates: 0.01 for features as they are, 0.35 and 0.55 for unit ones
+IMAGE_RATES, IMAGE_UNIT_RATES = (0.01, 0.03, 0.1), (0.1, 0.35, 1.0)
+IMAGE_ARMS = ("fedavg", "spherefed", "spherefed_no_ffc", "feddr_plus", "feddr_plus_no_fd", "fedcsd", "feddw")
+CIFAR = Suite(
+    name="cifar",
+    about="a subset of CIFAR-10 (20,000 training and 4,000 test images), 50 silos of which a round draws 10, "
+    "the network cnn, crops and flips, 60 rounds of 3 local epochs in batches of 50; 15 rounds in tuning",
+    arms=IMAGE_ARMS,
+    seeds=(1, 2, 3),
+    tuning_seeds=(101,),
+    tuning_rounds=15,
+    settings=tuple(
+        Setting(
+            name=name,
+            silos=50,
+            data={"format": "jpegs", "name": "cifar10"},
+            place="cifar10",
+            partition=CUTS[name],
+            rates=IMAGE_RATES,
+            unit_rates=IMAGE_UNIT_RATES,
+            tests=4_000,
+            job={
+                "classes": 10,
+                "input_shape": [3, 32, 32],
+                "rounds": 60,
+                "fraction": 0.2,
+                "model": {"name": "cnn"},
+                "normalize": {"mean": [0.4908, 0.4818, 0.4467], "std": [0.2455, 0.2430, 0.2606]},
+                "augment": [{"kind": "random-crop", "padding": 4}, {"kind": "horizontal-flip"}],
+                "training": {**SGD, "local_epochs": 3, "batch_size": 50},
+            },
+        )
+        for name in ("2 shards", "Dirichlet 0.1")
+    ),
+)
+CHEST = Suite(
+    name="chest",
+    about="PneumoniaMNIST with as many images of each class (2,428 for training, 468 for tests), 20 silos, "
+    "the network cnn, 20 rounds of 2 local epochs in batches of 32",
+    arms=IMAGE_ARMS,
+    seeds=(1, 2, 3, 4, 5),
+    tuning_seeds=(101, 102),
+    settings=tuple(
+        Setting(
+            name=name,
+            silos=20,
+            data={"format": "npz", "name": "pneumonia"},
+            place="pneumoniamnist_balanced/pneumoniamnist.npz",
+            partition=CUTS[name],
+            rates=IMAGE_RATES,
+            unit_rates=IMAGE_UNIT_RATES,
+            tests=468,
+            job={
+                "classes": 2,
+                "input_shape": [1, 28, 28],
+                "rounds": 20,
+                "model": {"name": "cnn"},
+                "training": {**SGD, "local_epochs": 2, "batch_size": 32},
+            },
+        )
+        for name in ("Dirichlet 0.1", "Dirichlet 0.5")
+    ),
+)
+FASHION = Suite(
+    name="fashion",
+    about="Fashion-MNIST, 20 silos, an mlp of two hidden layers of 128, 15 rounds of 2 local epochs in "
+    "batches of 64",
+    arms=IMAGE_ARMS,
+    seeds=(1, 2, 3, 4, 5),
+    tuning_seeds=(101, 102),
+    settings=tuple(
+        Setting(
+            name=name,
+            silos=20,
+            data={"format": "mnist", "name": "fashion-mnist"},
+            place="fashion_mnist",
+            partition=CUTS[name],
+            rates=IMAGE_RATES,
+            unit_rates=IMAGE_UNIT_RATES,
+            tests=10_000,
+            job={
+                "classes": 10,
+                "input_shape": [1, 28, 28],
+                "rounds": 15,
+                "model": {"name": "mlp", "hidden": [128, 128]},
+                "training": {**SGD, "local_epochs": 2, "batch_size": 64},
+            },
+        )
+        for name in ("2 shards", "Dirichlet 0.1")
     ),
 )
 
@@ -110,6 +203,7 @@ PAPER = Suite(
             job=FEDDR_PLUS_JOB,
             rates=SGD_RATES,
             unit_rates=SGD_RATES,
+            tests=10_000,
         ),
         Setting(
             name="FedDr+, CIFAR-10, Dirichlet 0.1",
@@ -120,6 +214,7 @@ PAPER = Suite(
             job=FEDDR_PLUS_JOB,
             rates=SGD_RATES,
             unit_rates=SGD_RATES,
+            tests=10_000,
         ),
         Setting(
             name="FedDW, CIFAR-10, Dirichlet 0.5",
@@ -130,6 +225,7 @@ PAPER = Suite(
             job=FEDDW_JOB,
             rates=ADAM_RATES,
             unit_rates=ADAM_RATES,
+            tests=10_000,
         ),
         Setting(
             name="FedDW, CIFAR-10, Dirichlet 0.1, half of the silos",
@@ -140,6 +236,7 @@ PAPER = Suite(
             job={**FEDDW_JOB, "fraction": 0.5},
             rates=ADAM_RATES,
             unit_rates=ADAM_RATES,
+            tests=10_000,
         ),
         Setting(
             name="SphereFed, CIFAR-100, Dirichlet 0.1",
@@ -150,6 +247,7 @@ PAPER = Suite(
             job=SPHEREFED_JOB,
             rates=SGD_RATES,
             unit_rates=SGD_RATES,
+            tests=10_000,
         ),
         Setting(
             name="FedCSD, CIFAR-100, Dirichlet 0.5",
@@ -160,7 +258,10 @@ PAPER = Suite(
             job=FEDCSD_JOB,
             rates=SGD_RATES,
             unit_rates=SGD_RATES,
+            tests=10_000,
         ),
     ),
 )
-SUITES: Mapping[str, Suite] = MappingProxyType({one.name: one for one in (DIGITS, PAPER)})
+SUITES: Mapping[str, Suite] = MappingProxyType(
+    {one.name: one for one in (DIGITS, CIFAR, CHEST, FASHION, PAPER)}
+)

@@ -7,6 +7,7 @@ where each begins and ends, `labels` (N). N = images, H = height, W = width.
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from crypto.errors import ConfigError
 
 
 def decoded(folder: Path, into: Path) -> Path:
-    """Write both splits as x_train, y_train, x_test and y_test into one file; its path. Raises ConfigError."""
+    """Write both splits as x_train, y_train, x_test, y_test into one file; its path. Raises ConfigError."""
     arrays: dict[str, NDArray[np.uint8]] = {}
     for split in ("train", "test"):
         path = folder / f"{split}.npz"
@@ -26,11 +27,11 @@ def decoded(folder: Path, into: Path) -> Path:
                 raw, offsets, labels = archive["jpeg"].tobytes(), archive["offsets"], archive["labels"]
         except (OSError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}: expected arrays jpeg, offsets and labels") from error
-        images = [raw[start:end] for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+        images = [raw[start:end] for start, end in pairwise(offsets)]
         arrays[f"x_{split}"] = np.stack([_pixels(each) for each in images])
         arrays[f"y_{split}"] = labels
     path = into / "decoded.npz"
-    np.savez(path, **arrays)
+    np.savez(path, allow_pickle=False, **arrays)
     return path
 
 

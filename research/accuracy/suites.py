@@ -23,7 +23,7 @@ class Setting:
     """One cut of one data set. place: of the data, in the folder that is given.
 
     rates: the tuning's grid. unit_rates: that of arms with features of length one, whose gradients are
-    smaller; the same number of rates.
+    smaller; the same number of rates. tests: samples on which a model is tested.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Setting:
     job: Mapping[str, Any]
     rates: tuple[float, ...]
     unit_rates: tuple[float, ...]
+    tests: int
     place: str = ""
 
     def grid(self, arm: str) -> tuple[float, ...]:
@@ -82,12 +83,13 @@ class Suite:
         ]
 
     def tuned(self, chosen: Mapping[tuple[str, str], Point]) -> list[Trial]:
-        """Every seed for every arm. chosen: by names of setting and arm."""
+        """Every seed for every arm that has a choice. chosen: by names of setting and arm."""
         return [
             self._trial(setting, arm, chosen[setting.name, arm], tested=Split.TEST, seed=seed)
             for seed in self.seeds
             for setting in self.settings
             for arm in self.arms
+            if (setting.name, arm) in chosen
         ]
 
     def at_common_rates(self, *, is_published: bool) -> list[Trial]:
@@ -134,4 +136,3 @@ class Suite:
             partition=setting.partition,
             data=setting.data,
         )
-

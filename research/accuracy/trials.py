@@ -36,12 +36,12 @@ class Trial:
     tested: Split
     seed: int
     learning_rate: float
-    strength: float | None
     silos: int
     strategy: Mapping[str, Any]
     job: Mapping[str, Any]
     partition: Mapping[str, Any]
     data: Mapping[str, str]
+    strength: float | None = None
 
     @property
     def key(self) -> str:

@@ -20,10 +20,14 @@ class Choice:
     validation: Mapping[Point, float]
 
     @property
+    def rate(self) -> float:
+        return self.point[0]
+
+    @property
     def is_at_the_edge(self) -> bool:
         """Whether the chosen rate is the grid's first or last: a wider grid might have chosen another."""
         rates = {rate for rate, _ in self.validation}
-        return self.point[0] in (min(rates), max(rates))
+        return self.rate in (min(rates), max(rates))
 
 
 def chosen(trials: Iterable[Trial], outcome: Callable[[Trial], Outcome]) -> list[Choice]:
