@@ -57,7 +57,7 @@ def list_silos(settings: OperatorSettings, is_json: bool) -> None:
         "the digits after a name begin its certificate's SHA-256; `chorale authority show` prints the same",
         err=True,
     )
-    if any(str(told).endswith(NO_DIGEST) for told in (own, *(row["software"] for row in rows))):
+    if any(str(told).endswith(NO_DIGEST) for told in (own, *(row["software"] for row in facts["silos"]))):
         click.echo(
             f"{NO_DIGEST}: that program runs from a folder, and not from an installed package that a digest "
             "could name",
