@@ -471,17 +471,22 @@ def test_command_ends_with_one_and_tells_json(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "told"),
     [
-        {"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2},
-        {"federation": "test", "coordinator": "hub:7443", "authority": "a.crt", "url": "https://hub"},
-        {},
+        ({"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2}, "no settings of a silo"),
+        (
+            {"federation": "test", "coordinator": "hub:7443", "authority": "a.crt", "url": "https://hub"},
+            "the settings of a console, which the doctor does not look at",
+        ),
+        ({}, "no settings of a silo"),
     ],
     ids=["job", "console", "empty"],
 )
-def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values) -> None:
+def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values, told: str) -> None:
     (finding,) = ails(ward.write("other.yaml", values))
-    assert (finding.check, "chorale init" in finding.fix) == ("settings", True)
+    assert (finding.check, told in finding.told) == ("settings", True)
+    assert "chorale init" in finding.fix
+    assert "chorale console --config" in finding.fix
 
 
 @pytest.mark.parametrize("missing", ["policy", "data", "name", "directory"])

@@ -43,6 +43,7 @@ from web.silo_page.facts import read_facts
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 IDLE_SECONDS = 30 * 60.0
+LONGEST_SECONDS = 8 * 3600.0  # of one login; the page is started again for the next
 
 log = get_logger("web.silo_page")
 
@@ -240,7 +241,11 @@ def run(
         host=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         # cookies do not tell ports apart: pages of two silos on one machine have two names
         sessions=Sessions(
-            clock=time.monotonic, idle_seconds=IDLE_SECONDS, cookie=f"chorale-silo-{port}", is_secure=False
+            clock=time.monotonic,
+            idle_seconds=IDLE_SECONDS,
+            longest_seconds=LONGEST_SECONDS,
+            cookie=f"chorale-silo-{port}",
+            is_secure=False,
         ),
     )
     say(silo.address)

@@ -76,7 +76,11 @@ class Desk:
             screen=screen,
             host=HOST,
             sessions=Sessions(
-                clock=lambda: self.seconds, idle_seconds=1800.0, cookie="chorale-silo-8080", is_secure=False
+                clock=lambda: self.seconds,
+                idle_seconds=1800.0,
+                longest_seconds=8 * 3600.0,
+                cookie="chorale-silo-8080",
+                is_secure=False,
             ),
         )
 
