@@ -77,6 +77,9 @@ def test_operator_sees_a_job_from_submission_to_its_end(tmp_path: Path, browser:
                 page.get_by_role("link", name="evidence.zip").click()
             assert run_cli("evidence", "verify", loading.value.path()).returncode == 0
             assert serious(page, axe()) == []
+            page.get_by_role("link", name="What it proves").click()
+            expect(page.locator("main")).to_contain_text("6, in order and without a gap")
+            expect(page.locator("main")).to_contain_text("which chain and agree with the phases")
         assert person.said == []
         assert federation.services[CONSOLE].stop() == 0
 

@@ -85,7 +85,7 @@ ROOMS = {
     "client": "errors < settings < history < operations < submission < planning < evidence < results "
     "< mlflow_export < federation",
     "web": "shared < console < silo_page",
-    "web.console": "settings < rounds < logins < oidc < under_way < coordinator < app < server",
+    "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
     "web.shared": "serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
