@@ -49,7 +49,8 @@ def doctor(config: Path, job_file: Path | None, is_json: bool) -> None:
     Call it where the party runs, from the folder it is started in. It looks at clock, key, certificate,
     authority, disk, audit log, the way to the coordinator and the roster; at a silo also at torch, GPU,
     policy and data. Where no agent runs, it says hello to the coordinator as the agent would, and leaves.
-    It writes nothing. It ends with 0 where there is no problem, else with 1; warnings do not count.
+    What a problem keeps it from looking at, it names. It writes nothing. It ends with 0 where there is no
+    problem, else with 1; warnings do not count.
     """
     tls.restrict_to_tls13()
     shown = sys.stdout

@@ -11,6 +11,8 @@ from client.history import counted, silo_facts, state_told, summary_facts
 from client.operations import connect
 from client.settings import OperatorSettings
 
+NO_DIGEST = "sha256:none"
+
 
 @click.command("list")
 @json_option
@@ -51,3 +53,13 @@ def list_silos(settings: OperatorSettings, is_json: bool) -> None:
         runs = row["software"] if row["software"] == own else f"{row['software']}, not the coordinator's"
         state = f"connected, certificate until {row['expires']}, runs {runs}" if row["connected"] else "away"
         click.echo(f"{row['name']:<{width}}  {row['certificate'][:16]}  {state}")
+    click.echo(
+        "the digits after a name begin its certificate's SHA-256; `chorale authority show` prints the same",
+        err=True,
+    )
+    if any(str(told).endswith(NO_DIGEST) for told in (own, *(row["software"] for row in facts["silos"]))):
+        click.echo(
+            f"{NO_DIGEST}: that program runs from a folder, and not from an installed package that a digest "
+            "could name",
+            err=True,
+        )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def job_facts(job: LedgerJob) -> dict[str, Any]:
-    """A job that was offered here. is_over: so the coordinator says."""
+    """A job that was offered here. is_over, stops_data: as LedgerJob has them."""
     return {
         "job": job.job_digest.hex(),
         "name": job.name,
@@ -22,6 +22,7 @@ def job_facts(job: LedgerJob) -> dict[str, Any]:
         "rounds": job.rounds,
         "decision": job.decision.value,
         "is_over": job.is_over,
+        "stops_data": job.stops_data,
         "offered": job.offered.isoformat(),
     }
 

@@ -14,7 +14,7 @@ def check_would_run(ledger: Ledger, view: JobView, grants: Grants = NO_GRANTS) -
 
     grants: those that end what they are for.
     """
-    if view.is_over:
+    if view.is_over and not view.stops_data:
         raise ConfigError(
             f"job {view.id}: it is over, says the coordinator, so there is nothing to approve; if the "
             "coordinator offers it again, it waits for approval again"

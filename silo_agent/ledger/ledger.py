@@ -53,7 +53,8 @@ SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 class LedgerJob:
     """A job that was offered to this silo. spec_bytes: as signed; None if an older version recorded it.
 
-    is_over: the coordinator said so, which may be a lie, and has not offered it again since.
+    is_over: the coordinator said so, which may be a lie, and has not offered it again since. stops_data: a
+    data set takes no input before the job is approved again (docs/protocol.md 6.11), also if it is over.
     """
 
     job_digest: bytes
@@ -63,6 +64,7 @@ class LedgerJob:
     decision: Decision
     offered: datetime
     is_over: bool
+    stops_data: bool
     spec_bytes: bytes | None = field(repr=False)
 
     @property
@@ -76,7 +78,9 @@ class LedgerJob:
         return f"{self.rounds} rounds" if steps is None else f"{steps} steps"
 
     def waits(self, now: datetime) -> bool:
-        """Whether a person's approval is what it needs: one that is over or too late needs none."""
+        """Whether it needs a person's approval: one that is over or too late needs none."""
+        if self.stops_data:
+            return True
         if self.is_over or self.decision not in (Decision.OFFERED, Decision.SUSPENDED):
             return False
         until = self._fields.get("not_after")
@@ -228,7 +232,10 @@ class Ledger:
     def jobs(self) -> list[LedgerJob]:
         """Every job ever offered, newest first."""
         with self._database.reading() as connection:
-            rows = connection.execute("SELECT * FROM jobs ORDER BY offered_unix_seconds DESC").fetchall()
+            rows = connection.execute(
+                "SELECT *, job_digest IN (SELECT job_digest FROM stopped_data_sets) AS stops_data FROM jobs"
+                " ORDER BY offered_unix_seconds DESC"
+            ).fetchall()
         return [
             LedgerJob(
                 job_digest=row["job_digest"],
@@ -238,6 +245,7 @@ class Ledger:
                 decision=Decision(row["decision"]),
                 offered=datetime.fromtimestamp(row["offered_unix_seconds"], UTC),
                 is_over=bool(row["is_over"]),
+                stops_data=bool(row["stops_data"]),
                 spec_bytes=row["spec"],
             )
             for row in rows

@@ -300,8 +300,10 @@ def test_one_bad_file_hides_no_fault_of_another_and_what_is_left_out_is_named(wa
     line = "line: not looked at: the way to the coordinator and its roster: that needs the "
     config = _open_key(ward)
     (key,) = ails(config)
-    assert (key.told.count("chmod"), key.fix) == (0, f"chmod 600 {ward.folder / 'silo-0.key'}")
-    assert {"certificate", "authority", "directory", "torch", "data"} <= fine(config)
+    assert (key.told.count("chmod"), key.fix) == (
+        *(0, f"chmod 600 {yaml.safe_load(config.read_text())['identity']['key']}"),
+    )
+    assert {"certificate", "authority", "directory", "torch"} <= fine(config)
     assert left_out(config) == [
         "certificate: not looked at: whether the key belongs to it: that needs the key",
         f"{line}key",

@@ -94,7 +94,8 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
         assert ended.code == 0, ended.err
         assert lines_of(ended, "noise").startswith(WARNING) == is_warned
         assert ("records in one silo: epsilon" in lines_of(ended, "noise")) != is_warned
-        assert ("this job spends without a bound" in lines_of(ended, "budget")) == is_warned
+        plain = "this job uses none of it: nothing bounds what its sums tell"
+        assert (plain in lines_of(ended, "budget")) == is_warned
         assert "data set data: a record is one row; where one person has several" in lines_of(ended, "data")
         assert lines_of(ended, "weights") == "computed from the job, the same as this silo draws"
 
@@ -397,6 +398,38 @@ def test_no_option_pushes_rounds_off_the_screen(desk: Desk, chorale: Callable[..
         assert preset in told
 
 
+def test_every_distribution_and_every_part_is_named(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """One of several distributions was shown, and a custom method was `custom`."""
+    config = desk.silo()
+    desk.write("policy.yaml", GIVEN)
+    names = ["a-models", "b-tasks", "c-losses", "d-penalties"]
+    parts = {"features": "unit", "server_update": "fedexp", "statistic": None}
+    task = {"sums": [], "ratios": {}, "is_mean": True}
+    target = {"shape": [], "is_whole": True, "low": 0, "high": 9}
+    job = offered(
+        desk,
+        strategy={
+            "parts": parts,
+            "loss": {"name": "hinge", "from": "c-losses==3.0", "is_mean": True},
+            "regularizer": {"name": "ridge", "from": "d-penalties==4.0", "is_mean": True},
+        },
+        model={"name": "unet", "from": "a-models==1.0", "options": {"wide": "w" * 500}},
+        task={"name": "dice", "from": "b-tasks==2.0", "target": target, **task},
+        code=[
+            {"distribution": f"{name}=={place}.0", "sha256": f"{place}" * 64}
+            for place, name in enumerate(names, start=1)
+        ],
+    )
+    shown = chorale("silo", "show", "--config", config, job.id)
+    assert shown.code == 0, shown.err
+    lines = [line[12:] for line in shown.out.splitlines()]
+    for place, name in enumerate(names, start=1):
+        (line,) = [line for line in lines if line.startswith(f"{name}=={place}.0, not Chorale's")]
+        assert f"sha256:{str(place) * 12}, " in line
+    method = lines_of(shown, "method")
+    assert "custom (head trained, features unit, loss task, mix additive, server_update fedexp)" in method
+
+
 def test_json_holds_no_number_that_is_none(desk: Desk, chorale: Callable[..., Ended]) -> None:
     """Infinity is no JSON."""
     pytest.importorskip("torch", reason="a silo draws the weights")
@@ -417,7 +450,7 @@ def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., E
     pinned = [{"distribution": "hospital-models==1.2.0", "sha256": "ab" * 32}]
     job, config = offered(desk, model=own, code=pinned), desk.silo()
     shown = chorale("silo", "show", "--config", config, job.id)
-    told = "model net of hospital-models==1.2.0 is not Chorale's, sha256:abababababab, not as here: "
+    told = "hospital-models==1.2.0, not Chorale's, sha256:abababababab, makes model net; not as here: "
     assert lines_of(shown, "code").startswith(told)
     assert json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["code"][0][
         "options"

@@ -802,10 +802,16 @@ def _claiming(lab: Lab) -> bytes:
 ZIPS: dict[str, tuple[Callable[[Lab], bytes], str]] = {
     "no zip": (lambda lab: b"evidence", "expected a zip file"),
     "cut": (lambda lab: lab.archive[:-40], "expected a zip file"),
-    "bytes before": (lambda lab: b"#!/bin/sh\n" + lab.archive, "bytes beside its files"),
-    "bytes behind": (lambda lab: lab.archive + b"more", "expected a zip file|bytes beside its files"),
-    "a comment": (_commented, "bytes beside its files"),
-    "other headers": (lambda lab: _zip(lab.files), "bytes beside its files"),
+    "bytes before": (
+        lambda lab: b"#!/bin/sh\n" + lab.archive,
+        "another program packed it again, or added bytes",
+    ),
+    "bytes behind": (
+        lambda lab: lab.archive + b"more",
+        "expected a zip file|another program packed it again, or added bytes",
+    ),
+    "a comment": (_commented, "another program packed it again, or added bytes"),
+    "other headers": (lambda lab: _zip(lab.files), "another program packed it again, or added bytes"),
     "a name twice": (_twice, "job.yaml is there twice"),
     "compressed files": (_compressed, "is compressed, expected it as it is"),
     "a way out": (lambda lab: archive_bytes({**lab.files, "../job.yaml": b""}), "is no name of a file"),

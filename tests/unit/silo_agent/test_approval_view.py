@@ -149,8 +149,11 @@ def test_two_people_resume_a_stopped_data_set_and_grant_what_both_named(book: Bo
     """Else one of them could grant a job what the policy keeps for two."""
     decisions, job = book.ledger.decisions(), book.job.digest
     steps = book.ledger.steps(policy=book.policy, data_set="data")
+    assert not book.ledger.jobs()[0].waits(book.now)
     with book.ledger._database.transaction() as connection:
         connection.execute("INSERT INTO stopped_data_sets (data_set, job_digest) VALUES ('data', ?)", (job,))
+    book.ledger.note_over(job)  # what it stopped is stopped all the same
+    assert book.ledger.jobs()[0].waits(book.now)
     first = Grants(cohort_changes=5, data_refusals=2)
     assert decisions.approve(job, by="Ann", required=2, grants=first, account="data") == 1
     with pytest.raises(PolicyRefusal, match="moved too far"):
