@@ -1,6 +1,6 @@
 """Every page as a listener and a reader on a phone meet it, in Debian's Chromium.
 
-SCREENSHOTS names a folder for pictures, as for the console.
+SCREENSHOTS names a folder for pictures of each in four looks.
 """
 
 from __future__ import annotations
