@@ -337,6 +337,12 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
 
 def _method_told(spec: JobSpec) -> str:
     said = [f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items()]
+    if spec.strategy.as_published is not None:
+        said.append(
+            {"paper": "as its paper has it", "code": "as its authors' code has it"}[
+                spec.strategy.as_published
+            ]
+        )
     if spec.strategy.aggregate == "uniform":
         said.append("every silo weighs the same")
     return f"{spec.strategy.name} ({', '.join(said)})" if said else spec.strategy.name

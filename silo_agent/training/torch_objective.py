@@ -74,7 +74,9 @@ class TorchObjective:
         if device == "cuda" and not has_gpu:
             raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
         on_gpu = has_gpu and device != "cpu"
-        self._device = torch.device("cuda", gpu % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        self._device = (
+            torch.device("cuda", gpu % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        )
         self._threads, self._forms, self._shares = threads, forms or Forms(), shares
         self._cache = TeacherCache()
         self._told: JobSpec | None = None
