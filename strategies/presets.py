@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from crypto.errors import ConfigError
+from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC
 from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING, FINE_TUNING, NO_CLOSING
 from strategies.parts.csd import CSD
@@ -29,7 +30,9 @@ from strategies.parts.losses import (
 )
 from strategies.parts.personalization import (
     ADAPTED,
+    ALONE,
     NO_PERSONALIZATION,
+    OWN_BODY,
     OWN_HEAD,
     OWN_HEAD_FIRST,
     OWN_MODEL,
@@ -39,6 +42,7 @@ from strategies.parts.server_updates.fedexp import FEDEXP
 from strategies.parts.server_updates.fedopt import FEDOPT
 from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
+from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.recipe import Recipe
@@ -104,6 +108,16 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "spherefed_fedprox": replace(SPHEREFED, regularizer=PROX, defaults={"mu": 0.0001}),
         "spherefed_fednova": replace(SPHEREFED, server_update=FEDNOVA),
         "spherefed_fedopt": replace(SPHEREFED, server_update=FEDOPT),
+        "ccvr": replace(FEDAVG, closing=CCVR),
+        "local_only": replace(FEDAVG, personalization=ALONE),
+        "fedproto": replace(
+            FEDAVG,
+            personalization=ALONE,
+            regularizer=FEATURE_PROTOTYPES,
+            statistic=FEATURE_PROTOTYPE_SUMS,
+            defaults={"mu": 1.0},
+        ),
+        "lg_fedavg": replace(FEDAVG, personalization=OWN_BODY),
         "fedper": replace(FEDAVG, personalization=OWN_HEAD),
         "fedrep": replace(FEDAVG, personalization=OWN_HEAD_FIRST, defaults={"head_epochs": 10}),
         "ditto": replace(FEDAVG, personalization=OWN_MODEL, defaults={"personal_pull": 0.1}),
