@@ -31,6 +31,7 @@ from strategies.parts.losses import (
 from strategies.parts.personalization import (
     ADAPTED,
     ALONE,
+    LOCAL_AGGREGATION,
     NO_PERSONALIZATION,
     OWN_BODY,
     OWN_HEAD,
@@ -121,6 +122,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "fedper": replace(FEDAVG, personalization=OWN_HEAD),
         "fedrep": replace(FEDAVG, personalization=OWN_HEAD_FIRST, defaults={"head_epochs": 10}),
         "ditto": replace(FEDAVG, personalization=OWN_MODEL, defaults={"personal_pull": 0.1}),
+        "fedala": replace(FEDAVG, personalization=LOCAL_AGGREGATION),
         "per_fedavg": replace(FEDAVG, personalization=ADAPTED, defaults={"inner_rate": 0.01}),
     }
 )

@@ -6,6 +6,8 @@ LG-FedAvg (Liang et al. 2020, arXiv 2001.01523): head together, body at home, tr
 Ditto (Li et al., ICML 2021, arXiv 2012.04221): FedAvg, and in addition a model at each silo, kept near it.
 Per-FedAvg (Fallah et al., NeurIPS 2020, arXiv 2002.07948): a model that is good after a step at the silo;
 here the first-order variant.
+FedALA (Zhang et al., AAAI 2023, arXiv 2212.01197): FedAvg, begun at each silo from a mixture of the received
+model and its own last one, weighed number by number.
 Alone: the whole model at home. By itself that is training without a federation, which every other method is
 compared with; with the statistic feature-prototypes it is FedProto.
 Own parameters are no part of the layout: they are the silo's local state and leave it in no sum. What leaves
@@ -55,6 +57,18 @@ class AdaptedOptions(PartOptions):
     inner_rate: float = Field(
         default=0.01, gt=0, le=100, description="alpha of Per-FedAvg: rate of the step that adapts the model"
     )
+
+
+class LocalAggregationOptions(PartOptions):
+    """FedALA."""
+
+    ala_layers: int = Field(
+        default=1, ge=1, le=1_000, description="p of FedALA: last layers of which a silo takes over a part"
+    )
+    ala_share: float = Field(
+        default=0.8, gt=0, le=1, description="s of FedALA: share of the samples that its weights learn from"
+    )
+    ala_rate: float = Field(default=1.0, gt=0, le=1e3, description="eta of FedALA: rate of its weights")
 
 
 def _is_plain(recipe: Recipe) -> bool:
@@ -154,4 +168,22 @@ ADAPTED = Personalization(
     word="adapted", options=AdaptedOptions, needs=(PLAIN,), standing=REFUSED, beside_evaluation=SUMMED
 )
 
-PERSONALIZATIONS = (NO_PERSONALIZATION, OWN_HEAD, OWN_HEAD_FIRST, OWN_BODY, ALONE, OWN_MODEL, ADAPTED)
+LOCAL_AGGREGATION = Personalization(
+    word="local-aggregation",
+    options=LocalAggregationOptions,
+    needs=(PLAIN,),
+    standing=REFUSED,
+    keeps_local_state=True,
+    beside_evaluation=SUMMED,
+)
+
+PERSONALIZATIONS = (
+    NO_PERSONALIZATION,
+    OWN_HEAD,
+    OWN_HEAD_FIRST,
+    OWN_BODY,
+    ALONE,
+    OWN_MODEL,
+    ADAPTED,
+    LOCAL_AGGREGATION,
+)

@@ -26,6 +26,7 @@ from silo_agent.training.parts.given import GivenLoss, GivenRegularizer
 from silo_agent.training.parts.losses.cosine import SphereMse, dot_regression
 from silo_agent.training.parts.losses.softmax import ClientAdapted, balanced_softmax
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, train_for_adaptation
+from silo_agent.training.parts.personalization.local_aggregation import aggregated_model, train_aggregated
 from silo_agent.training.parts.personalization.own_model import own_model, train_beside_own_model
 from silo_agent.training.parts.personalization.own_part import (
     OWN_BODY,
@@ -179,6 +180,9 @@ PERSONALIZATIONS: Mapping[Personalization, ComputedPersonalization] = MappingPro
         personalization.ALONE: ComputedPersonalization(train=WHOLE_MODEL.train, model=WHOLE_MODEL.model),
         personalization.OWN_MODEL: ComputedPersonalization(train=train_beside_own_model, model=own_model),
         personalization.ADAPTED: ComputedPersonalization(train=train_for_adaptation, model=adapted_model),
+        personalization.LOCAL_AGGREGATION: ComputedPersonalization(
+            train=train_aggregated, model=aggregated_model
+        ),
     }
 )
 # what the phase `calibrate` sums
