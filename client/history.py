@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.job import SignedJob
+from chorale.results import APPLIED, finite
 from chorale.spec.selection import MAX_ROUNDS
+from chorale.spec.settings_file import parse_mapping
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from client.errors import JobNotDone, printable
-from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.session.cohort import drawn_count
 
-ACCURACY = "accuracy"
+ACCURACY, TESTED = "accuracy", "tested"
 ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
+EVALUATE_ALL = "evaluate-all"
 
 
 @dataclass(slots=True)
@@ -25,6 +29,7 @@ class JobHistory:
     summary: JobSummary = field(default_factory=JobSummary)
     records: list[PhaseRecord] = field(default_factory=list)
     _known: set[tuple[int, str]] = field(init=False, repr=False)
+    _draws: tuple[SignedJob | None, bool] = field(init=False, repr=False, default=(None, False))
 
     def __post_init__(self) -> None:
         self._known = {(record.round, record.phase) for record in self.records}
@@ -67,6 +72,13 @@ class JobHistory:
     def main(self) -> str:
         """The figure that the job's task tells first."""
         return self.summary.main_figure or ACCURACY
+
+    @property
+    def draws_rounds(self) -> bool:
+        """Whether a round trains, and tests the model it starts from, at drawn silos alone."""
+        if self.signed is not None and self._draws[0] is not self.signed:
+            self._draws = self.signed, _draws_rounds(self.signed)
+        return self._draws[1]
 
     def closing(self, figure: str) -> float | None:
         """A figure of the last model, from the closing evaluation: accuracy, or how many samples it tested
@@ -144,17 +156,99 @@ def left_out_facts(record: PhaseRecord) -> list[dict[str, Any]]:
     ]
 
 
+def _draws_rounds(signed: SignedJob) -> bool:
+    """Also of a job that this release does not read as a whole."""
+    try:
+        said = parse_mapping(signed.spec_bytes, source="job")
+    except ConfigError:
+        return False
+    fraction, silos = said.get("fraction", 1.0), said.get("silos", ())
+    is_read = isinstance(fraction, int | float) and 0 < fraction < 1 and isinstance(silos, list)
+    return is_read and drawn_count(len(silos), fraction) < len(silos)
+
+
 def kind_of(record: PhaseRecord) -> str:
     return record.phase.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A model on hold-outs.
+
+    round: after which it was the present one. silos: how many silos' hold-outs. data_share: of all training
+    samples, what these silos hold; None where the sum does not tell it. figures: tested (samples, rounded as
+    the silos' policies say), accuracy, loss.
+    """
+
+    round: int
+    silos: int
+    data_share: float | None
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """Two curves of one model, which are never one. drawn: over the hold-outs of each round's silos, in a job
+    that draws them; all_silos: over those of all silos that were there."""
+
+    drawn: Sequence[CurvePoint]
+    all_silos: Sequence[CurvePoint]
+
+
+def curves(history: JobHistory) -> Curves:
+    """Of the rounds so far: each tests the model that it starts from."""
+    in_rounds, outside = list[CurvePoint](), list[CurvePoint]()
+    last = max((record.round for record in history.of_kind(TRAIN)), default=0)
+    for record in history.records:
+        kind, figures = kind_of(record), dict(record.figures)
+        if record.result != APPLIED or not figures.keys() & {history.main, ACCURACY, TESTED}:
+            continue
+        if kind == TRAIN:
+            point = CurvePoint(
+                round=record.round - 1,
+                silos=len(record.cohort),
+                data_share=record.data_share,
+                figures=figures,
+            )
+            in_rounds.append(point)
+        elif kind in (EVALUATE_ALL, EVALUATE):
+            after = (
+                record.round if kind == EVALUATE_ALL else last
+            )  # the last one, also where rounds ended early
+            point = CurvePoint(round=after, silos=len(record.cohort), data_share=None, figures=figures)
+            outside.append(point)
+    if history.draws_rounds:
+        return Curves(drawn=in_rounds, all_silos=outside)
+    return Curves(drawn=(), all_silos=sorted([*in_rounds, *outside], key=lambda each: each.round))
+
+
+def curves_facts(history: JobHistory) -> dict[str, list[dict[str, Any]]]:
+    """The same as report.json has it: the main figure, loss and what stands behind each point."""
+    found, names = curves(history), dict.fromkeys((history.main, ACCURACY, "loss", TESTED))
+    return {
+        name: [
+            {
+                "round": each.round,
+                "silos": each.silos,
+                "data_share": each.data_share,
+                **{figure: finite(each.figures.get(figure)) for figure in names},
+            }
+            for each in points
+        ]
+        for name, points in (("drawn_silos", found.drawn), ("all_silos", found.all_silos))
+    }
 
 
 def figure_by_round(history: JobHistory, figure: str) -> list[float | None]:
     """Entry i is that figure of the model after round i + 1; None where no sum measured it.
 
-    A round's sum tests the model it started from, so round r measures the model after r - 1.
+    A round's sum tests the model it started from, so round r measures the model after r - 1. In a job that
+    draws its rounds all of them but the last are over drawn silos: `curves` keeps the two apart.
     """
     trained = history.of_kind(TRAIN)
     measured = {record.round - 1: record.figures.get(figure) for record in trained}
+    if not history.draws_rounds:
+        measured |= {record.round: record.figures.get(figure) for record in history.of_kind(EVALUATE_ALL)}
     last = max((record.round for record in trained), default=0)
     for record in history.of_kind(EVALUATE):  # of the last one, also where rounds ended early
         measured[last] = record.figures.get(figure)

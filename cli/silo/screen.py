@@ -25,7 +25,7 @@ from silo_agent.ledger.reveals import Decision
 
 MAX_LINES, MAX_COLUMNS = 40, 100
 LABEL_COLUMNS = 12
-MOST_REFUSALS, MOST_CHANGES, MOST_CODE, MOST_SAID = 5, 5, 2, 2
+MOST_REFUSALS, MOST_CHANGES, MOST_CODE, MOST_SAID, MOST_UNUSUAL = 5, 5, 2, 2, 3
 WIDEST = (22, 24, 13, 12, 11, 40)  # columns of the table of sums
 HEADINGS = ("sum", "when", "numbers", "per record", "noise", "it tells")
 
@@ -41,6 +41,7 @@ def screen(view: JobView) -> list[str]:
         *_labelled(
             "method", [f"{view.count}, {named} of the silos in each, task {view.task}: {view.method}"]
         ),
+        *_labelled("unusual", [f"passes over a rule: {rule}" for rule in view.unusual], most=MOST_UNUSUAL),
         *_labelled("silos", [f"{len(view.silos)}: {', '.join(view.silos)}"]),
         *_labelled("model", [f"{view.model}{parameters}; {view.training}"], most=2),
         *_labelled("code", _code_lines(view), most=MOST_CODE),

@@ -22,6 +22,7 @@ from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.state import GlobalState, trained_names
+from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.ledger.budget import BudgetBalance
@@ -130,7 +131,8 @@ class OwnCode:
 class JobView:
     """A job as it is put before a person.
 
-    parameters: of the model; None where only the job's own code knows. promise: what a private job's plan
+    parameters: of the model; None where only the job's own code knows. unusual: rules that the job's parts
+    break and that it passes over. promise: what a private job's plan
     costs; None without noise, or where it is not known, and `no_promise` says why. balance: of the data set;
     None where this silo has none for the job. refusals: what the policy refuses, so that an approval changes
     nothing. previous: id of the last approved job of this operator. decisions: by people, oldest first.
@@ -158,6 +160,7 @@ class JobView:
     rounds: int
     count: str
     training: str
+    unusual: tuple[str, ...]
     phases: tuple[SummedPhase, ...]
     is_private: bool
     promise: Promise | None
@@ -205,8 +208,6 @@ def job_view(
     operator.
     """
     id_before, changes = (None, ()) if previous is None else (previous[0], changed_fields(previous[1], spec))
-    training = spec.training
-    epochs = "epoch" if training.local_epochs == 1 else "epochs"
     return JobView(
         id=job.id,
         job_digest=job.job_digest,
@@ -228,8 +229,8 @@ def job_view(
         task=spec.method.task.word,
         rounds=spec.rounds,
         count=spec.count,
-        training=f"{training.local_epochs:g} {epochs} a round, batches of {training.batch_size}, "
-        f"learning rate {training.learning_rate:g}",
+        training=_training_told(spec.training),
+        unusual=spec.method.passed_over,
         phases=tuple(phases),
         is_private=spec.privacy is not None,
         promise=promise,
@@ -335,8 +336,21 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
 
 
 def _method_told(spec: JobSpec) -> str:
-    options = ", ".join(f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items())
-    return f"{spec.strategy.name} ({options})" if options else spec.strategy.name
+    said = [f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items()]
+    if spec.strategy.aggregate == "uniform":
+        said.append("every silo weighs the same")
+    return f"{spec.strategy.name} ({', '.join(said)})" if said else spec.strategy.name
+
+
+def _training_told(training: TrainingSpec) -> str:
+    if training.local_epochs is None:
+        count, unit = training.local_steps, "step"
+    else:
+        count, unit = training.local_epochs, "epoch"
+    return (
+        f"{count} {unit if count == 1 else f'{unit}s'} a round, batches of {training.batch_size}, "
+        f"learning rate {training.learning_rate:g}"
+    )
 
 
 def _model_told(spec: JobSpec) -> str:

@@ -473,6 +473,9 @@ _PERSONS_DECISIONS: Migration = (
     "CREATE INDEX persons_decisions_by_job ON persons_decisions (job_digest)",
 )
 
+# What a sum of before tells of: training samples (1) and hold-outs (2).
+_READS_OF_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN reads INTEGER NOT NULL DEFAULT 3",)
+
 MIGRATIONS = (
     _FIRST,
     _EVERY_CHANGE_COUNTS,
@@ -493,4 +496,5 @@ MIGRATIONS = (
     _STANDING,
     _FIRST_PLANS,
     _PERSONS_DECISIONS,
+    _READS_OF_USES,
 )

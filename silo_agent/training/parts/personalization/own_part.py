@@ -66,8 +66,8 @@ def train_head_first(setting: Setting, samples: Batches, generator: torch.Genera
     """FedRep: the head, then the body. Raises ConfigError, Cancelled."""
     OWN_HEAD.take(setting)
     spec, epochs = setting.work.spec, setting.options(HeadFirstOptions).head_epochs
-    training = spec.training.model_copy(update={"local_epochs": epochs})
-    work = replace(setting.work, spec=spec.model_copy(update={"training": training}))
+    training = {"training": spec.training.with_epochs(epochs)}
+    work = replace(setting.work, spec=spec.model_copy(update=training))
     take_gradients(setting, has_body=False, has_head=True)
     train_received(replace(setting, work=work), samples, generator, loss)
     take_gradients(setting, has_body=True, has_head=False)
