@@ -124,8 +124,8 @@ class Strategy:
         own = self.recipe.personalization
         if own.shares_nothing and self.recipe.statistic is None:
             raise ConfigError(
-                "evaluate_all_every: no round moves the global state where silos train alone, and silos refuse "
-                "a second test over one state: expected null"
+                "evaluate_all_every: where silos train alone no round moves the global state, and silos "
+                "refuse a second test over one state: expected null"
             )
         tested = (*(() if own.shares_nothing else (Evaluation(task=self.task),)), *own.beside_evaluation)
         phase = EvaluatePhase(kind=EVALUATE_ALL, statistics=tested)

@@ -38,7 +38,7 @@ from strategies.parts.personalization import (
     OWN_HEAD_FIRST,
     OWN_MODEL,
 )
-from strategies.parts.regularizers import ADDITIVE, CONVEX, FD, MOON, NO_REGULARIZER, NTD, PROX
+from strategies.parts.regularizers import ADDITIVE, CONVEX, FD, KD, MOON, NO_REGULARIZER, NTD, PERTURBED, PROX
 from strategies.parts.server_updates.fedexp import FEDEXP
 from strategies.parts.server_updates.fedopt import FEDOPT
 from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
@@ -89,6 +89,9 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "fedprox": replace(FEDAVG, regularizer=PROX, defaults={"mu": 0.001}),
         "moon": replace(FEDAVG, regularizer=MOON, defaults={"mu": 1.0, "contrast_tau": 0.5}),
         "fedntd": replace(FEDAVG, regularizer=NTD, defaults={"mu": 1.0, "tau": 3.0}),
+        "fedsol": replace(
+            FEDAVG, regularizer=KD, mix=PERTURBED, defaults={"rho": 1.0, "radius": "adaptive", "tau": 3.0}
+        ),
         "fedetf": replace(
             FEDAVG,
             head=FROZEN_ETF,

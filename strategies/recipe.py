@@ -135,9 +135,12 @@ class Regularizer(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mix(Part):
-    """How loss and regularizer join. weights: of the loss and of the regularizer."""
+    """How loss and regularizer join. weights: of the loss and of the regularizer. is_perturbed: whether the
+    regularizer's gradient moves the weights that the loss is taken at, and is no part of the step.
+    """
 
     weights: Callable[[Options], tuple[float, float]]
+    is_perturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -84,7 +84,9 @@ class VirtualFeaturesPhase:
         """
         classes, width = self._head(context).shape
         samples = classes * self.options.virtual_features
-        work = samples * width * (2 * classes * self.options.virtual_epochs + width) + classes * width**3
+        work = width * (
+            samples * (2 * classes * self.options.virtual_epochs + width) + classes * width * width
+        )
         if work > MAX_PRODUCTS:
             raise ConfigError(
                 f"strategy.options.virtual_features: {samples} of width {width} take {work:.1e} products in "
@@ -167,7 +169,8 @@ class VirtualFeaturesPhase:
         products = self.quantities(context)[2]
         # how far the silos' rounding may move an eigenvalue of a class's summed products
         resolution = moments[0].mean_D.size * context.members / products.scale(context.members)
-        every, total = self.options.virtual_features * len(moments), sum(each.samples for each in moments)
+        every = self.options.virtual_features * len(moments)
+        total = int(exact.total(np.array([each.samples for each in moments], np.float64)))
         features, places = [], []
         for place, each in enumerate(moments):
             count = max(1, (every * each.samples + total // 2) // total)
