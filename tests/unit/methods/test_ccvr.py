@@ -1,4 +1,4 @@
-"""CCVR: moments of pooled features from sums, virtual features drawn by them, a head that learns from these."""
+"""CCVR: moments of pooled features from sums, features drawn by them, and a head that learns from these."""
 
 from __future__ import annotations
 
