@@ -156,10 +156,12 @@ def _headline(report: Document) -> str:
     kept = (
         f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""
     )
+    approval_seconds = report["approval_seconds"]
+    waited = f", after {approval_seconds:.0f} s of waiting for approval" if approval_seconds >= 1 else ""
     return html.escape(
         f"{report['strategy']} over {report['silos']} silos: {report['status']}{why}, "
         f"{report['rounds_completed']} of {report['rounds']} rounds, {figure}, "
-        f"{report['wall_seconds']:.1f} s.{kept}"
+        f"{report['wall_seconds']:.1f} s{waited}.{kept}"
     )
 
 

@@ -92,6 +92,7 @@ def document(
         "dropped": dropped,
         "took_part": _took_part(history),
         "wall_seconds": round(sum(record.wall_seconds for record in history.records), 3),
+        "approval_seconds": round(sum(record.approval_seconds for record in history.records), 3),
         "upload_bytes_per_silo_round": round(sum(uploads) / len(uploads)) if uploads else 0,
         "upload_bytes_per_silo": sum(record.upload_bytes for record in history.records),
         "float32_bytes": summary.float32_bytes,

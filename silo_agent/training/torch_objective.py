@@ -54,8 +54,9 @@ log = get_logger("silo_agent.training.torch_objective")
 class TorchObjective:
     """Trains, tests and computes statistics in this process, on the GPU where there is one.
 
-    device: auto, cpu or cuda. gpu: which one, counted around those that there are. threads: of one training; more than one per silo on a shared
-    machine is slower, not faster. base_models: the silo's folder of weights that adapters are put beside.
+    device: auto, cpu or cuda. gpu: which one, counted around those that there are. threads: of one
+    training; more than one per silo on a shared machine is slower, not faster. base_models: the silo's
+    folder of weights that adapters are put beside.
     forms: in which number type and memory order models are computed. shares: how batches are cut. A private
     job takes neither: it runs in float32, in one process.
     """
