@@ -68,6 +68,13 @@ class Strategy:
             return not self.recipe.personalization.has_own_body
         return not (self.recipe.head.is_frozen or self.recipe.personalization.has_own_head)
 
+    def owns(self, parameter: str) -> bool:
+        """Whether each silo trains a parameter of its own, which is in no sum."""
+        own = self.recipe.personalization
+        if not parameter.startswith(HEAD_PREFIX):
+            return own.has_own_body
+        return own.has_own_head and not self.recipe.head.is_frozen
+
     @property
     def averages_buffers(self) -> bool:
         """Whether running means are summed: they belong to the body."""

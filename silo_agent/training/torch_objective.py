@@ -163,7 +163,8 @@ class TorchObjective:
                 f"global state: trained parameter {unknown[0]} is not in the job's model", code=Refusal.STATE
             )
         for name, parameter in parameters.items():
-            parameter.requires_grad_(name in trained)
+            is_own = work.spec.method.owns(name) and model.shares(name)
+            parameter.requires_grad_(name in trained or is_own)
         return model.to(self._device)
 
     def _built_model(self, spec: JobSpec) -> FederatedModel:

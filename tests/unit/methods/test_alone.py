@@ -13,6 +13,7 @@ from silo_agent.seeding import shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.loop.local_training import train_locally
+from silo_agent.training.models.forms import Forms, MemoryFormat, Precision
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays, model_arrays
 from silo_agent.training.parts.personalization.own_part import OWN_BODY, WHOLE_MODEL
@@ -63,6 +64,16 @@ def test_silo_alone_ends_with_the_model_that_it_trains_without_a_federation() ->
     assert sorted(kept) == sorted(WHOLE_MODEL.kept + name.removeprefix(MODEL) for name in expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(kept[WHOLE_MODEL.kept + name.removeprefix(MODEL)], array)
+
+
+@pytest.mark.parametrize("preset", ["local_only", "fedproto"])
+def test_agent_that_tries_number_types_first_trains_a_model_of_which_nothing_is_summed(preset: str) -> None:
+    """The trial takes gradients of the received model: one of which nothing was trained failed, so every
+    silo refused the first round."""
+    forms = Forms(precision=Precision.AUTO, memory_format=MemoryFormat.AUTO)
+    work = make_work(job_of(preset), data_of(0))
+    TorchObjective(device="cpu", forms=forms).compute(work)
+    assert work.local.proposed is not None
 
 
 @pytest.mark.parametrize(("preset", "tells"), [("local_only", False), ("fedavg", True)])

@@ -43,7 +43,6 @@ class OwnPart:
     def train(self, setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
         """Own and common part together. Raises ConfigError, Cancelled."""
         self.take(setting)
-        take_gradients(setting, has_body=True, has_head=True)
         steps = train_received(setting, samples, generator, loss)
         self.keep(setting)
         return steps
@@ -68,18 +67,15 @@ def train_head_first(setting: Setting, samples: Batches, generator: torch.Genera
     spec, epochs = setting.work.spec, setting.options(HeadFirstOptions).head_epochs
     training = {"training": spec.training.with_epochs(epochs)}
     work = replace(setting.work, spec=spec.model_copy(update=training))
-    take_gradients(setting, has_body=False, has_head=True)
+    _take_gradients(setting.received, has_body=False, has_head=True)
     train_received(replace(setting, work=work), samples, generator, loss)
-    take_gradients(setting, has_body=True, has_head=False)
+    _take_gradients(setting.received, has_body=True, has_head=False)
     steps = train_received(setting, samples, generator, loss)
     OWN_HEAD.keep(setting)
     return steps
 
 
-def take_gradients(setting: Setting, *, has_body: bool, has_head: bool) -> None:
-    """A frozen head takes none."""
-    model, is_frozen = setting.received, setting.work.spec.method.recipe.head.is_frozen
+def _take_gradients(model: FederatedModel, *, has_body: bool, has_head: bool) -> None:
     for name, parameter in model.named_parameters():
-        is_head = name.startswith(HEAD_PREFIX)
-        is_trained = has_head and not is_frozen if is_head else has_body
-        parameter.requires_grad_(is_trained and model.shares(name))
+        is_trained = has_head if name.startswith(HEAD_PREFIX) else has_body and model.shares(name)
+        parameter.requires_grad_(is_trained)
