@@ -269,6 +269,8 @@ def _ray(engine: str, *, address: str | None, gpus: float | None, workers: int, 
                 raise ConfigError(f"{option}: belongs to --engine {RAY}, got {PROCESSES}")
         return None
     require_extra("ray", "ray", what=f"simulate --engine {RAY}")
+    if gpus is not None and gpus > 1 and gpus % 1:
+        raise ConfigError(f"--gpus: expected a share of one GPU up to 1, or a whole number, got {gpus:g}")
     if device == "cuda" and not gpus:
         raise ConfigError(
             f"--device cuda with --engine {RAY}: expected --gpus of each worker, such as 1 or 0.25"
