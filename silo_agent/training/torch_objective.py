@@ -54,9 +54,10 @@ log = get_logger("silo_agent.training.torch_objective")
 class TorchObjective:
     """Trains, tests and computes statistics in this process, on the GPU where there is one.
 
-    device: auto, cpu or cuda. gpu: which one, counted around those that there are. threads: of one training; more than one per silo on a shared
-    machine is slower, not faster. base_models: the silo's folder of weights that adapters are put beside.
-    forms: in which number type and memory order models are computed. shares: how batches are cut. A private
+    device: auto, cpu or cuda. gpu: which one, counted around those that there are. threads: of one
+    training; more than one per silo on a shared machine is slower, not faster. base_models: the silo's
+    folder of weights that adapters are put beside. forms: in which number type and memory order models are
+    computed. shares: how batches are cut. A private
     job takes neither: it runs in float32, in one process.
     """
 
@@ -74,7 +75,9 @@ class TorchObjective:
         if device == "cuda" and not has_gpu:
             raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
         on_gpu = has_gpu and device != "cpu"
-        self._device = torch.device("cuda", gpu % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        self._device = (
+            torch.device("cuda", gpu % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        )
         self._threads, self._forms, self._shares = threads, forms or Forms(), shares
         self._cache = TeacherCache()
         self._told: JobSpec | None = None

@@ -209,7 +209,7 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--silos", "2"], "2 is not in the range 3<=x<=200"),
+        (["--silos", "2"], "2 is not in the range 3<=x<=10000"),
         (["--data", "numbers"], "--data: format: expected one of digits, mnist"),
         (["--data", "npz"], "--data: path: format npz needs one"),
         (["--data", "npz", "--path", "/nowhere"], "data.path: no such file or folder: /nowhere"),

@@ -86,6 +86,7 @@ def test_what_a_silo_keeps_goes_to_whichever_worker_takes_it(make: Makes, tmp_pa
     simulation = make(
         silos=4, rounds=4, simulation={"objective": InWhichProcess(), "workers": 2, "scratch": tmp_path}
     )
+    assert len(list(tmp_path.rglob("data-*"))) == 4
     processes: dict[str, set[int]] = {}
     for result in simulation.run():
         for silo, kept in simulation.progress.local.items():
