@@ -47,7 +47,7 @@ from simulation.stored import KeptFile, Scratch
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
-from strategies.phases.evaluation import EVALUATE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
 from strategies.tasks.base import TESTED
 
@@ -65,8 +65,8 @@ class Progress:
 
     following: None after the last phase. local: by silo, what it keeps between rounds, in a file.
     closing: figures of the closing phases so far. tables: their matrices and curves, as lists.
-    measured: what the rounds said of their models. best: the
-    best of them and its round, where the job keeps it.
+    measured: what the rounds said of their models. best: the best of them and its round, where the job keeps
+    it. evaluations: by round, figures of the model after it over all silos' hold-outs, between rounds.
     """
 
     following: Step | None
@@ -76,6 +76,7 @@ class Progress:
     measured: Measurements = field(default=Measurements())
     best: tuple[int, GlobalState] | None = field(default=None, repr=False)
     tables: Mapping[str, Any] = field(default_factory=dict)
+    evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Simulation:
@@ -212,6 +213,8 @@ class Simulation:
         return JobResults(
             main=task.main,
             measured=(*task.round_metrics, TESTED.name),
+            draws_rounds=self.job.spec.draws_rounds,
+            evaluations=self.progress.evaluations,
             rounds=tuple(self._ended),
             closing={name: value for figures in self.closing.values() for name, value in figures.items()},
         )
@@ -246,11 +249,17 @@ class Simulation:
         return SilosHere(self.job, data, policy=policy, objective=objective or built_in(compute))
 
     def _run_outside(self, round: int, phase: str) -> None:
-        report = self._run_phase(round, phase)
+        report, kind = self._run_phase(round, phase), phase_kind(phase)
+        if kind == EVALUATE_ALL:
+            self._note_evaluation(round, report)
+            steps = steps_taken(self.state)
+            following = self.job.closing if self.stopped else self.job.next_after(round, phase, steps=steps)
+            self.progress = replace(self.progress, following=following)
+            return
         if report.reason:
             told = "".join(f" ({silo}: {why})" for silo, why in list(report.left_out.items())[:1])
-            raise SimulationFailed(f"{phase_kind(phase)}: {report.reason}{told}")
-        kind, closing = phase_kind(phase), self.progress.closing
+            raise SimulationFailed(f"{kind}: {report.reason}{told}")
+        closing = self.progress.closing
         if kind in self.job.strategy.closing:
             closing = {**closing, kind: report.figures}
         if kind == EVALUATE:
@@ -258,6 +267,15 @@ class Simulation:
         following = self.job.next_after(round, phase)
         tables = {**self.progress.tables, **{name: listed(table) for name, table in report.tables.items()}}
         self.progress = replace(self.progress, following=following, closing=closing, tables=tables)
+
+    def _note_evaluation(self, round: int, report: PhaseReport) -> None:
+        """One without a sum leaves the curve without a point."""
+        if report.reason:
+            return
+        self._keep(self.progress.measured.after_evaluation(self._watched(report.figures)), self.state)
+        figures = {"silos": float(len(report.silos)), **report.figures}
+        evaluations = {**self.progress.evaluations, round: figures}
+        self.progress = replace(self.progress, evaluations=evaluations)
 
     def _run_round(self, round: int) -> RoundResult:
         """All phases of the round; one that is used up uses up the round."""
@@ -270,10 +288,13 @@ class Simulation:
             if reports[-1].reason:
                 break
         else:
-            figures = self._watched(reports[-1].figures)
+            by_all = self.job.spec.evaluate_all_every is not None
+            figures = None if by_all else self._watched(reports[-1].figures)
             self._keep(self.progress.measured.after_round(round, figures), before)
         applied = steps_taken(self.state)
         following = self.job.closing if self.stopped else self.job.next_after(round, kinds[-1], steps=applied)
+        if reports[-1].reason and following is not None and phase_kind(following[1]) == EVALUATE_ALL:
+            following = self.job.next_after(*following, steps=applied)  # the model stayed as it was
         self.progress = replace(self.progress, following=following)
         return round_result(round, reports, wall_seconds=time.monotonic() - started)
 

@@ -109,6 +109,7 @@ class SimulationFolder:
             "measured_at_the_end": measured.closing,
             "best": best,
             "tables": progress.tables,
+            "evaluations": progress.evaluations,
             "rounds_bytes": self.rounds_path.stat().st_size if self.rounds_path.exists() else 0,
         }
         write_atomic(self._directory / PROGRESS, json.dumps(written).encode())
@@ -170,6 +171,7 @@ class SimulationFolder:
             measured=Measurements(trained=int(written["trained"]), by_round=by_round, closing=at_the_end),
             best=best,
             tables=written["tables"],
+            evaluations={int(round): dict(told) for round, told in written["evaluations"].items()},
         )
 
 

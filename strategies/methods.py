@@ -18,7 +18,7 @@ from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
-from strategies.phases.evaluation import ACCURACY, EvaluatePhase, Evaluation
+from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
 from strategies.phases.step import GRADIENT, StepPhase
 from strategies.phases.training import TRAIN, TrainPhase
 from strategies.presets import PRESETS, recipe_of
@@ -35,6 +35,7 @@ from strategies.update_scale import UpdateScale
 class Strategy:
     """A recipe with its options, and its phases in order: once before the rounds, in each, once after.
 
+    between: phases between two rounds, where the job asks for them.
     passed_over: rules that the recipe breaks, where the job says `allow_unusual`.
     """
 
@@ -48,6 +49,7 @@ class Strategy:
     task: DeclaredTask
     passed_over: tuple[str, ...] = ()
     trains_head_alone: bool = False
+    between: tuple[str, ...] = ()
 
     def phase(self, kind: str) -> Phase:
         """Raises ConfigError for a kind that this method does not have."""
@@ -102,6 +104,13 @@ class Strategy:
         opening = tuple(kind for kind in self.opening if kind != CLASS_PRESENCE)
         phases = {kind: phase for kind, phase in self.phases.items() if kind != CLASS_PRESENCE}
         return replace(self, opening=opening, phases=MappingProxyType(phases))
+
+    def evaluated_between_rounds(self) -> Strategy:
+        """The method in a job that tests its model on all silos' hold-outs between rounds."""
+        tested = (Evaluation(task=self.task), *self.recipe.personalization.beside_evaluation)
+        phase = EvaluatePhase(kind=EVALUATE_ALL, statistics=tested)
+        phases = MappingProxyType({**self.phases, phase.kind: phase})
+        return replace(self, phases=phases, between=(phase.kind,))
 
     def by_steps(self, optimizer: StepOptimizer) -> Strategy:
         """The method in a job whose silos share their noise: each round sums one gradient for the server."""

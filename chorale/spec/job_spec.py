@@ -9,7 +9,6 @@ import hashlib
 import math
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
 from typing import Annotated, Literal
 
 import yaml
@@ -50,16 +49,17 @@ from chorale.spec.selection import (
     StopSpec,
     check_count,
     check_ends,
+    expected_cohort_changes,
     with_rounds_of_steps,
 )
 from chorale.spec.settings_file import check_values, parse_mapping
-from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
+from chorale.spec.strategy_spec import StrategySpec, TrainingSpec, composed_method, method_of
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count, expected_overlaps
+from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from strategies.checks import check_private, check_steps, check_training, check_trains_head
-from strategies.methods import Strategy, strategy_of
+from strategies.methods import Strategy
 from strategies.tasks.base import TaskSizes
 
 MAX_INPUT_VALUES = 1 << 24  # of one sample
@@ -116,6 +116,12 @@ class JobSpec(SpecPart):
         gt=0,
         le=1,
         description="share of the silos that each round names, by a draw of what all silos contribute to",
+    )
+    evaluate_all_every: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_ROUNDS,
+        description="rounds between tests of the model on all silos' hold-outs; null: at the end alone",
     )
     threshold: int | None = Field(
         default=None,
@@ -314,9 +320,8 @@ class JobSpec(SpecPart):
 
     @property
     def expected_cohort_changes(self) -> float:
-        """Overlapping cohorts that the rounds are expected to count; 0 where every round names all silos."""
-        silos, named = len(self.silos), self.named_per_round
-        return expected_overlaps(silos, named, min_cohort=self.rule(named).min_cohort, rounds=self.rounds)
+        """Overlapping cohorts that the job is expected to count."""
+        return expected_cohort_changes(self)
 
     @property
     def inputs(self) -> tuple[ColumnSpec, ...]:
@@ -336,9 +341,11 @@ class JobSpec(SpecPart):
     def method(self) -> Strategy:
         task = None if self.task is None else self.task.model_dump_json()
         strategy = self.strategy.model_dump_json()
-        method = _composed(strategy, task, self.sizes, allow_unusual=bool(self.allow_unusual))
+        method = composed_method(strategy, task, self.sizes, allow_unusual=bool(self.allow_unusual))
         if self.trains == "head":
             method = replace(method, trains_head_alone=True)
+        if self.evaluate_all_every is not None:
+            method = method.evaluated_between_rounds()
         if self.privacy is None:
             return method
         records, under_noise = self.privacy.records, method.under_noise()
@@ -412,7 +419,7 @@ class JobSpec(SpecPart):
         try:
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
-            method = _method_of(self.strategy, self.task, self.sizes, allow_unusual=bool(self.allow_unusual))
+            method = method_of(self.strategy, self.task, self.sizes, allow_unusual=bool(self.allow_unusual))
             if self.adapters is not None and self.model.norm == "batch":
                 raise ConfigError(
                     "adapters: model.norm batch has running means, which belong to no adapter: expected "
@@ -469,20 +476,3 @@ class JobSpec(SpecPart):
             raise ValueError(f"input_shape: expected at most {MAX_INPUT_VALUES} values in a sample")
         if self.columns is not None:
             check_columns(self.columns, self.label_column or (), input_shape=self.input_shape)
-
-
-@lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase
-def _composed(strategy: str, task: str | None, sizes: TaskSizes, *, allow_unusual: bool) -> Strategy:
-    """The method of a job, from the JSON of its fields, put together once."""
-    spec = None if task is None else TaskSpec.model_validate_json(task)
-    return _method_of(StrategySpec.model_validate_json(strategy), spec, sizes, allow_unusual=allow_unusual)
-
-
-def _method_of(
-    strategy: StrategySpec, task: TaskSpec | None, sizes: TaskSizes, *, allow_unusual: bool
-) -> Strategy:
-    """Raises ConfigError."""
-    declared = (task or TaskSpec()).declared(sizes)
-    return strategy_of(
-        strategy.name, strategy.recipe, strategy.options, declared, allow_unusual=allow_unusual
-    )

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from chorale.spec.fields import Finite, SpecPart
-from chorale.spec.plug_in_specs import GivenPartSpec
+from chorale.spec.plug_in_specs import GivenPartSpec, TaskSpec
 from crypto.errors import ConfigError
 from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.exact import whole_power
+from strategies.methods import Strategy, strategy_of
 from strategies.parts.losses import TASK_LOSS, given_loss
 from strategies.parts.regularizers import NO_REGULARIZER, given_regularizer
 from strategies.presets import recipe_of
 from strategies.recipe import Part, Recipe
 from strategies.server_optimizer import StepOptimizer
+from strategies.tasks.base import TaskSizes
 
 
 def _words(field: str) -> WithJsonSchema:
@@ -228,3 +230,20 @@ class TrainingSpec(SpecPart):
         if schedule.kind == "cosine":
             return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / rounds))
         return self.learning_rate
+
+
+@lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase
+def composed_method(strategy: str, task: str | None, sizes: TaskSizes, *, allow_unusual: bool) -> Strategy:
+    """The method of a job, from the JSON of its fields, put together once. Raises ConfigError."""
+    spec = None if task is None else TaskSpec.model_validate_json(task)
+    return method_of(StrategySpec.model_validate_json(strategy), spec, sizes, allow_unusual=allow_unusual)
+
+
+def method_of(
+    strategy: StrategySpec, task: TaskSpec | None, sizes: TaskSizes, *, allow_unusual: bool
+) -> Strategy:
+    """Raises ConfigError."""
+    declared = (task or TaskSpec()).declared(sizes)
+    return strategy_of(
+        strategy.name, strategy.recipe, strategy.options, declared, allow_unusual=allow_unusual
+    )

@@ -23,6 +23,7 @@ from client.history import (
     EVALUATE,
     TRAIN,
     JobHistory,
+    curves_facts,
     figure_by_round,
     left_out_facts,
     personal_figures,
@@ -78,6 +79,9 @@ def document(
         "figure_by_round": figure_by_round(history, history.main),
         "tables": _tables(history),
         "loss_by_round": figure_by_round(history, "loss"),
+        # the same figures apart by whose hold-outs they are over, with what stands behind each point
+        "curves": curves_facts(history),
+        "draws_rounds": history.draws_rounds,
         # of the silos' own models, which stay with them; null in a job that makes none
         "personal_accuracy": personal and personal.accuracy,
         "personal_accuracy_deviation": personal and personal.deviation,
@@ -88,6 +92,7 @@ def document(
         "dropped": dropped,
         "took_part": _took_part(history),
         "wall_seconds": round(sum(record.wall_seconds for record in history.records), 3),
+        "approval_seconds": round(sum(record.approval_seconds for record in history.records), 3),
         "upload_bytes_per_silo_round": round(sum(uploads) / len(uploads)) if uploads else 0,
         "upload_bytes_per_silo": sum(record.upload_bytes for record in history.records),
         "float32_bytes": summary.float32_bytes,

@@ -50,8 +50,9 @@ class Workers:
             self._book.write(trial, outcome)
             done += 1
             result = outcome.failed or f"{outcome.final:.4f}"
+            arm = trial.arm if trial.strength is None else f"{trial.arm} {trial.strength:g}"
             self._say(
-                f"{done}/{len(trials)} {trial.tested} {trial.setting} seed {trial.seed} {trial.arm} "
+                f"{done}/{len(trials)} {trial.tested} {trial.setting} seed {trial.seed} {arm} "
                 f"rate {trial.learning_rate:g}: {result} in {outcome.seconds:.1f} s"
             )
         if self._left is not None:

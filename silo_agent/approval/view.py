@@ -26,7 +26,7 @@ from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.ledger.budget import BudgetBalance
-from silo_agent.ledger.decisions import PersonsDecision
+from silo_agent.ledger.decisions import Given, PersonsDecision
 from silo_agent.ledger.ledger import LedgerJob
 from silo_agent.ledger.reveals import Decision
 from strategies.base import MODEL, TOTAL
@@ -136,7 +136,8 @@ class JobView:
     costs; None without noise, or where it is not known, and `no_promise` says why. balance: of the data set;
     None where this silo has none for the job. refusals: what the policy refuses, so that an approval changes
     nothing. previous: id of the last approved job of this operator. decisions: by people, oldest first.
-    missing_approvals: how many more people have to approve before the job runs here.
+    is_over, stops_data: as LedgerJob has them. approved_by: people whose approval waits for another person's.
+    taken_back: those whose approval was under another policy. policy: digest of its file.
     """
 
     id: str
@@ -146,9 +147,13 @@ class JobView:
     offered: datetime
     not_after: datetime
     decision: Decision
+    is_over: bool
+    stops_data: bool
     decisions: tuple[PersonsDecision, ...]
     required_approvals: int
     approved_by: tuple[str, ...]
+    taken_back: tuple[str, ...]
+    policy: bytes
     data_set: str | None
     record: str
     silos: tuple[str, ...]
@@ -200,7 +205,8 @@ def job_view(
     previous: tuple[str, JobSpec] | None,
     decisions: Sequence[PersonsDecision],
     required_approvals: int,
-    approved_by: Sequence[str],
+    policy: bytes,
+    given: Given,
 ) -> JobView:
     """The view of a job that was offered here.
 
@@ -216,9 +222,13 @@ def job_view(
         offered=job.offered,
         not_after=spec.not_after,
         decision=job.decision,
+        is_over=job.is_over,
+        stops_data=job.stops_data,
         decisions=tuple(decisions),
         required_approvals=required_approvals,
-        approved_by=tuple(approved_by),
+        approved_by=given.counted,
+        taken_back=given.taken_back,
+        policy=policy,
         data_set=data_set,
         record=record,
         silos=spec.silos,
@@ -336,10 +346,13 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
 
 
 def _method_told(spec: JobSpec) -> str:
-    said = [f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items()]
+    told = [f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items()]
+    if spec.strategy.parts is not None:
+        parts = spec.strategy.parts.model_dump()
+        told = [f"{field} {word}" for field, word in parts.items() if word not in (None, "none")] + told
     if spec.strategy.aggregate == "uniform":
-        said.append("every silo weighs the same")
-    return f"{spec.strategy.name} ({', '.join(said)})" if said else spec.strategy.name
+        told.append("every silo weighs the same")
+    return f"{spec.strategy.name} ({', '.join(told)})" if told else spec.strategy.name
 
 
 def _training_told(training: TrainingSpec) -> str:

@@ -43,7 +43,7 @@ from silo_agent.training.parts.computed_parts import (
 from strategies.base import MODEL, Array
 from strategies.parts.closing.fine_tuning import FINE_TUNE
 from strategies.phases.enrollment import CLASS_PRESENCE
-from strategies.phases.evaluation import EVALUATE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.step import GRADIENT
 from strategies.phases.training import TRAIN
 from strategies.tasks.base import LOSS_CLIP
@@ -56,8 +56,8 @@ class TorchObjective:
 
     device: auto, cpu or cuda. gpu: which one, counted around those that there are. threads: of one
     training; more than one per silo on a shared machine is slower, not faster. base_models: the silo's
-    folder of weights that adapters are put beside. forms: in which number type and memory order models are
-    computed. shares: how batches are cut. A private
+    folder of weights that adapters are put beside.
+    forms: in which number type and memory order models are computed. shares: how batches are cut. A private
     job takes neither: it runs in float32, in one process.
     """
 
@@ -96,6 +96,7 @@ class TorchObjective:
             CLASS_PRESENCE: presence,
             TRAIN: self._train,
             EVALUATE: evaluated,
+            EVALUATE_ALL: evaluated,
             FINE_TUNE: lambda setting: fine_tune(setting, local_loss, tested_by=evaluation_loss_for(setting)),
             **PHASES,
         }
@@ -176,9 +177,10 @@ class TorchObjective:
         return model
 
     def _train(self, setting: Setting) -> Mapping[str, Array]:
-        """Test the received model, train it, then compute the method's further sums."""
+        """Test the received model where this round does so, train it, then compute the method's further
+        sums."""
         work, recipe = setting.work, setting.work.spec.method.recipe
-        tested = evaluated(setting)
+        tested = evaluated(setting) if work.context.tests_model else {}
         samples = setting.train
         started = time.monotonic()
         generator = shuffler(work.seed)
