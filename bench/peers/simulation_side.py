@@ -48,7 +48,7 @@ client = ClientApp()
 server = ServerApp()
 
 
-@client.train()
+@client.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     samples = np.load(Path(REQUEST["folder"]) / f"{context.node_config['partition-id']}.npz")
@@ -63,16 +63,16 @@ def train(message: Message, context: Context) -> Message:
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=REQUEST["rate"], momentum=REQUEST["momentum"])
     for _ in range(REQUEST["epochs"]):
-        for batch in torch.randperm(len(labels)).split(REQUEST["batch"]):
+        for batch in torch.split(torch.randperm(len(labels)), REQUEST["batch"]):
             optimizer.zero_grad()
-            functional.cross_entropy(model(features[batch]), labels[batch]).backward()
+            torch.autograd.backward(functional.cross_entropy(model(features[batch]), labels[batch]))
             optimizer.step()
     metrics = {"num-examples": len(labels), "correct": correct, "tested": len(tested)}
     content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)}
     return Message(content=RecordDict(content), reply_to=message)
 
 
-@server.main()
+@server.main()  # type: ignore[untyped-decorator]
 def serve(grid: Grid, context: Context) -> None:
     strategy = FedAvg(
         fraction_train=REQUEST["fraction"],
