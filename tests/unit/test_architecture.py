@@ -120,6 +120,7 @@ TORCH_PLACES = (
     "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
+    "bench/peers/simulation_side.py",
     "bench/training.py",
     "chorale_models/",
     "research/heart_disease/",
