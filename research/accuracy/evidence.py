@@ -63,7 +63,10 @@ def page_text(entry: Mapping[str, Any]) -> str:
     """A suite's part of the page, from what is committed."""
     report = Report.from_json(entry["report"])
     packages = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
-    stood = f"Written on {entry['date']}: {entry['machine']}; {packages}. Command: `{entry['command']}`."
+    stood = (
+        f"Written on {entry['date']}: {entry['machine']}; {packages}. Commit and arithmetic of the runs: "
+        f"{', '.join(report.sources)}. Command: `{entry['command']}`."
+    )
     return "\n\n".join((*_sections(report), stood))
 
 

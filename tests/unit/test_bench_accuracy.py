@@ -18,6 +18,7 @@ from PIL import Image
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, QuantizationError
 from research.accuracy import __main__ as command
+from research.accuracy import source
 from research.accuracy.arms import ARMS, CONTRASTS, Arm, Contrast
 from research.accuracy.book import Book
 from research.accuracy.catalog import SUITES
@@ -340,3 +341,13 @@ def test_folder_without_the_suites_data_is_refused(
     with pytest.raises(SystemExit):
         command.main(["--suite", "paper", "--data", str(tmp_path)])
     assert "holds no data of the suite paper" in capsys.readouterr().err
+
+
+def test_a_line_names_commit_and_arithmetic(tmp_path: Path) -> None:
+    """Figures of a commit with other first weights once stood on the page as if they could be repeated."""
+    with Book(tmp_path / "book.jsonl") as book:
+        workers(book, lambda trial, _: ended(0.5)).finish(TINY.tuning()[:1])
+    with Book(tmp_path / "book.jsonl") as book:
+        found = book.outcome(TINY.tuning()[0]).source
+    assert found == f"{source.commit()} / {source.arithmetic()}"
+    assert re.fullmatch(r"[0-9a-f]{8,} / [0-9a-f]{8}|unknown / [0-9a-f]{8}", found)
