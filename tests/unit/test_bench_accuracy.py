@@ -30,6 +30,7 @@ from research.accuracy.tuning import chosen
 from research.accuracy.work import OutOfRuns, Workers
 from silo_agent.data.base import Samples
 from simulation.engine import Simulation
+from tests.support.shared_data import shared_folder
 
 TINY = Suite(
     name="tiny",
@@ -139,6 +140,18 @@ def test_sums_named_for_a_control_are_those_that_it_does_not_make(contrast: Cont
 def job_of(arm: Arm, strength: float | None) -> JobSpec:
     trial = next(each for each in SUITES["digits"].tuning() if each.arm == arm.name)
     return replace(trial, strategy=arm.at(strength)).spec()
+
+
+def test_every_seed_of_the_chest_suite_can_be_cut() -> None:
+    """With two classes a small alpha leaves some of 20 silos without samples, whatever is drawn."""
+    folder, suite = shared_folder("pneumoniamnist_balanced").parent, SUITES["chest"]
+    cuts = {(trial.setting, trial.seed): trial for trial in suite.tuning()}
+    cuts |= {
+        (trial.setting, seed): replace(trial, seed=seed) for trial in cuts.values() for seed in suite.seeds
+    }
+    for trial in cuts.values():
+        silos = silos_of(replace(trial, tested=Split.TEST), suite.path(trial, folder)).values()
+        assert sum(len(silo.holdout) for silo in silos) == suite.setting(trial.setting).tests
 
 
 # tuning and the test samples
