@@ -60,11 +60,11 @@ IMAGE_ARMS = ("fedavg", "spherefed", "spherefed_no_ffc", "feddr_plus", "feddr_pl
 CIFAR = Suite(
     name="cifar",
     about="a subset of CIFAR-10 (20,000 training and 4,000 test images), 50 silos of which a round draws 10, "
-    "the network cnn, crops and flips, 60 rounds of 3 local epochs in batches of 50; 15 rounds in tuning",
+    "the network cnn, crops and flips, 60 rounds of 3 local epochs in batches of 50; 10 rounds in tuning",
     arms=IMAGE_ARMS,
     seeds=(1, 2, 3),
     tuning_seeds=(101,),
-    tuning_rounds=15,
+    tuning_rounds=10,
     settings=tuple(
         Setting(
             name=name,

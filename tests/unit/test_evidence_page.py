@@ -136,6 +136,7 @@ def report(*found: list[Cell], common: tuple[float, ...] = (0.1,)) -> Report:
         runs=len(flat),
         planned=len(flat) + 1,
         seconds=3600.0,
+        sources=("0123abcd / 01",),
         rows_by_default=dict.fromkeys(settings, 2.5),
         cells={(one.setting, one.arm, one.rate, one.strength): one for one in flat},
         choices=choices,
@@ -230,6 +231,8 @@ def test_update_writes_figures_page_and_picture_that_belong_together(tmp_path: P
     for folder in ("docs", "research"):
         (tmp_path / folder).mkdir()
     page = tmp_path / evidence.PAGE
+    choosing = tmp_path / evidence.CHOOSING
+    choosing.write_text("<!-- bench:choosing -->\n<!-- /bench:choosing -->\n")
     page.write_text("before\n<!-- bench:accuracy-digits -->\n<!-- /bench:accuracy-digits -->\nafter\n")
     found = report(
         cells("even", BASELINE, 0.8), cells("even", "feddw", 0.85), cells("even", "feddw_identity", 0.8)
@@ -239,6 +242,7 @@ def test_update_writes_figures_page_and_picture_that_belong_together(tmp_path: P
     assert entry is not None
     assert Report.from_json(entry["report"]) == found
     assert evidence.page_text(entry) in page.read_text()
+    assert evidence.choosing_text(entry) in choosing.read_text()
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("\nafter\n")
     picture = (tmp_path / "docs" / "evidence-digits.svg").read_bytes()
@@ -253,6 +257,15 @@ def test_page_says_what_the_committed_figures_say(suite: str) -> None:
     begin, end = f"<!-- bench:{name} -->\n", f"\n<!-- /bench:{name} -->"
     expected = "Not measured yet." if entry is None else evidence.page_text(entry)
     assert PAGE.partition(begin)[2].partition(end)[0] == expected
+
+
+def test_page_on_choosing_says_what_the_committed_figures_say() -> None:
+    entry = evidence.read(ROOT, evidence.FOR_CHOOSING)
+    expected = "Not measured yet." if entry is None else evidence.choosing_text(entry)
+    page = (ROOT / evidence.CHOOSING).read_text()
+    assert (
+        page.partition("<!-- bench:choosing -->\n")[2].partition("\n<!-- /bench:choosing -->")[0] == expected
+    )
 
 
 @pytest.mark.skipif("digits" not in MEASURED, reason="research/evidence has no digits")
