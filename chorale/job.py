@@ -17,6 +17,7 @@ from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.plug_in_specs import ModelSpec
+from chorale.spec.selection import is_evaluated_after, tests_in
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState
 from chorale.spec.strategy_spec import ScheduleSpec, StrategySpec, TrainingSpec
@@ -43,7 +44,7 @@ from crypto.session.messages import SessionTerms
 from strategies.base import DRAW_SEED, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
 from strategies.phases.enrollment import DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
-from strategies.phases.evaluation import EvaluatePhase
+from strategies.phases.evaluation import EVALUATE_ALL, EvaluatePhase
 from strategies.server_optimizer import steps_taken
 
 __all__ = [
@@ -199,16 +200,17 @@ class Job:
         An enrollment that is repeated between rounds leads on to the next round. Source: docs/protocol.md 7.
         """
         kind, strategy = self.phase(phase).kind, self.strategy
-        parts = (strategy.opening, strategy.round_phases, strategy.closing)
+        parts = (strategy.opening, strategy.round_phases, strategy.between, strategy.closing)
         kinds = next(kinds for kinds in parts if kind in kinds)
         later = kinds[kinds.index(kind) + 1 :]
         if later and (round == 0 or kind not in strategy.opening):
             return round, later[0] if kind in strategy.round_phases else f"{later[0]}.{FIRST_REPEAT}"
-        if kind not in (*strategy.opening, *strategy.round_phases):
+        if kind in strategy.closing:
             return None
-        if round < self.spec.rounds and not self._has_taken(steps):
-            return round + 1, strategy.round_phases[0]
-        return self.closing
+        is_over = round >= self.spec.rounds or self._has_taken(steps)
+        if kind in strategy.round_phases and is_evaluated_after(self.spec, round) and not is_over:
+            return round, f"{EVALUATE_ALL}.{FIRST_REPEAT}"
+        return self.closing if is_over else (round + 1, strategy.round_phases[0])
 
     def position(self, round: int, phase: str) -> tuple[int, int, int]:
         """Where a phase stands in the job: phases that come later compare greater.
@@ -218,7 +220,8 @@ class Job:
         kind, strategy = self.phase(phase).kind, self.strategy
         # an enrollment that is repeated between rounds follows the phases of the round whose number it has
         opening = strategy.opening if round == 0 else ()
-        order = (*opening, *strategy.round_phases, *(strategy.opening if round else ()), *strategy.closing)
+        again = strategy.opening if round else ()
+        order = (*opening, *strategy.round_phases, *strategy.between, *again, *strategy.closing)
         return round, order.index(kind), phase_number(phase)
 
     def phase(self, name: str) -> Phase:
@@ -330,10 +333,18 @@ class Job:
             raise ConfigError(
                 f"job {self.id}: {phase}: phases outside rounds, and only they, end in a number"
             )
-        last, is_enrollment = self.spec.rounds, phase_kind(phase) == ENROLLMENT
+        kind = phase_kind(phase)
+        last, is_enrollment = self.spec.rounds, kind == ENROLLMENT
+        if kind in self.strategy.between:
+            if phase_number(phase) != FIRST_REPEAT or not is_evaluated_after(self.spec, round):
+                raise ConfigError(
+                    f"job {self.id}: round {round}, {phase}: expected {kind}.{FIRST_REPEAT} after every "
+                    f"{self.spec.evaluate_all_every} rounds but the last"
+                )
+            return
         if not self.names_everyone(phase):
             lowest, highest = 1, last
-        elif phase_kind(phase) not in self.strategy.opening:
+        elif kind not in self.strategy.opening:
             lowest, highest = last, last
         else:  # only an enrollment comes again between rounds
             lowest, highest = 0, last if is_enrollment else 0
@@ -389,7 +400,8 @@ class Job:
     def _context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
         # no attempt in the seed: later ones sum the same input
         seed = encoding.digest("projection", self.digest, key.round, key.phase)
-        return phase_context(self.spec, key.round, state, members, public_seed=seed)
+        tests_model = self.names_everyone(key.phase) or tests_in(self.spec, key.round)
+        return phase_context(self.spec, key.round, state, members, public_seed=seed, tests_model=tests_model)
 
 
 @lru_cache(maxsize=HELD_SPECS)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 APPLIED, USED_UP = "applied", "used-up"  # as in the record of a real round
+ALL = "_all"  # ends the name of a figure over all silos, where rounds draw theirs
+SILOS = "silos"
 FIRST = ("accuracy", "loss")  # figures that come first in a table, after the task's main one
 
 
@@ -67,16 +69,23 @@ class JobResults:
 
     main: the figure that the job's task tells first. measured: those figures of a round that are about the
     model it started from; the others are about the round itself. closing: figures of the phases after the
-    last round, all of the final model.
+    last round, all of the final model. draws_rounds: whether a round tests on the hold-outs of drawn silos
+    alone. evaluations: by round, figures of the model after it over the hold-outs of all silos, and how many
+    `silos` there were.
     """
 
     main: str
     measured: Collection[str]
+    draws_rounds: bool = False
+    evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     rounds: Sequence[RoundResult]
     closing: Mapping[str, float] = field(default_factory=dict)
 
     def frame(self) -> DataFrame:
         """A row a round, indexed by `round`; figures are those of the model *after* that round.
+
+        Where rounds draw their silos, `accuracy` is over the hold-outs of the drawn ones, and `accuracy_all`
+        over those of all silos; so are all names that end in _all.
 
         Columns: result (applied or used-up), reason, silos (how many), left_out (silo: why; ...), data_share
         (0 to 1), seconds, upload_bytes (a silo), then one a figure, the task's main one first; NaN where
@@ -85,7 +94,7 @@ class JobResults:
         pandas = library("pandas", "a table of results")
         measured = self.figures_by_round()
         found = dict.fromkeys(name for figures in measured.values() for name in figures)
-        wanted = (self.main, *FIRST)
+        wanted = [f"{name}{end}" for name in (self.main, *FIRST) for end in ("", ALL)]
         names = [*(name for name in dict.fromkeys(wanted) if name in found), *sorted(set(found) - {*wanted})]
         rows = [
             {
@@ -106,7 +115,8 @@ class JobResults:
         return table
 
     def plot(self, figure: str | None = None, *, ax: Axes | None = None) -> Axes:
-        """The curve of a figure over the rounds; default: the task's main one. ax: where to draw it.
+        """The curve of a figure over the rounds; default: the task's main one, and beside it that over all
+        silos where rounds draw theirs. ax: where to draw it.
 
         Raises ConfigError for a figure that no round has, and without the extra `notebook`.
         """
@@ -116,23 +126,35 @@ class JobResults:
             raise ConfigError(f"figure {name}: expected one of {', '.join(known) or 'none yet'}")
         if ax is None:
             ax = library("matplotlib.pyplot", "a plot").subplots()[1]
-        points = table[name].dropna()
-        ax.plot(points.index, points.to_numpy(), marker="o", markersize=3, label=name)
+        for drawn in (name, name + ALL) if figure is None and name + ALL in known else (name,):
+            points = table[drawn].dropna()
+            ax.plot(points.index, points.to_numpy(), marker="o", markersize=3, label=drawn)
+        if len(ax.lines) > 1:
+            ax.legend()
         ax.set_xlabel("round")
         ax.set_ylabel(f"{name} of the model after the round")
         ax.xaxis.set_major_locator(library("matplotlib.ticker", "a plot").MaxNLocator(integer=True))
         return ax
 
     def figures_by_round(self) -> dict[int, dict[str, float]]:
-        """Figures by the round after which the model had them."""
+        """Figures by the round after which the model had them; over all silos under names that end in _all
+        where rounds draw theirs, so that no curve mixes both."""
         found: dict[int, dict[str, float]] = {each.round: {} for each in self.rounds}
         for each in self.rounds:
             for name, value in each.figures.items():
                 after = each.round - 1 if name in self.measured else each.round
                 if after in found:
                     found[after][name] = value
+        of_all = dict(self.evaluations)
         if self.rounds:
-            found[self.rounds[-1].round] |= self.closing
+            last = self.rounds[-1].round
+            of_all[last] = {**of_all.get(last, {}), **self.closing}
+        for after in found.keys() & of_all.keys():
+            told = of_all[after].items()
+            if self.draws_rounds:
+                found[after] |= {f"{name}{ALL}": value for name, value in told}
+            else:
+                found[after] |= {name: value for name, value in told if name != SILOS}
         return found
 
 

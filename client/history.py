@@ -2,19 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from chorale.job import SignedJob
+from chorale.results import APPLIED, finite
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import MAX_ROUNDS
-from chorale.v1.operations_pb2 import JobEvent
+from chorale.spec.settings_file import parse_mapping
+from chorale.v1.operations_pb2 import JobEvent, ListSilosReply
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from client.errors import JobNotDone, printable
-from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
+from crypto.session.cohort import drawn_count
 
-ACCURACY = "accuracy"
+ACCURACY, TESTED = "accuracy", "tested"
 ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
+EVALUATE_ALL = "evaluate-all"
+MAX_RECORDS = 10 * MAX_ROUNDS  # of a job whose text this release does not read, or that is not told yet
+MAX_RECORDS_BYTES = 64 << 20  # as much as the statement of a job's evidence may have, which says the same
+
+# why a silo was left out, and at which stage, for people; programs read the codes (docs/protocol.md 9)
+REASON_WORDS = {
+    "disconnected": "connection lost",
+    "no-answer": "no answer in time",
+    "sits-out": "not asked, after a complaint",
+    "lied": "sent false shares",
+    "complained": "complained of another silo",
+    Refusal.JOB_INVALID: "holds the job invalid",
+    Refusal.JOB_NOT_APPROVED: "no approval yet",
+    Refusal.REJECTED: "rejected",
+    Refusal.POLICY: "refused by its policy",
+    Refusal.BUDGET: "privacy budget used up",
+    Refusal.LEDGER: "its ledger was put back from a backup",
+    Refusal.DATA: "data do not fit the job",
+    Refusal.CODE: "other code than the job's",
+    Refusal.ROSTER: "another roster",
+    Refusal.NOT_NAMED: "not one of the job's silos",
+    Refusal.NOT_ENROLLED: "not enrolled in the job yet",
+    Refusal.TERMS: "other terms than it computed itself",
+    Refusal.STATE: "global state does not follow from the last sum",
+    Refusal.LATER_STATE: "knows a later state of the job",
+    Refusal.COHORT_TOO_SMALL: "too few silos for its policy",
+    Refusal.LEFT_OUT: "not in the sum",
+    Refusal.ADVERT: "another silo's first message does not hold",
+    Refusal.ENVELOPE: "another silo's shares do not hold",
+    Refusal.SIGNATURES: "signatures of other silos do not hold",
+    Refusal.ALREADY_REVEALED: "revealed this sum before",
+    Refusal.OVERLAPPING_COHORT: "too much the same silos as in another sum",
+    Refusal.SUM: "the sum fails its check",
+    Refusal.STATE_USED_UP: "takes no further sum over this state",
+    Refusal.STAGE: "message out of turn",
+    Refusal.MALFORMED: "malformed message",
+    Refusal.INTERNAL: "a fault of its own: its log says which",
+}
+STAGE_WORDS = {  # while silos are waited for, the reason says it all
+    "waiting": "",
+    "advertise": "as keys were exchanged",
+    "share": "as shares were exchanged",
+    "masked": "during its upload",
+    "consistency": "as silos signed who is in the sum",
+    "unmask": "as masks were taken off",
+}
 
 
 @dataclass(slots=True)
@@ -25,18 +77,25 @@ class JobHistory:
     summary: JobSummary = field(default_factory=JobSummary)
     records: list[PhaseRecord] = field(default_factory=list)
     _known: set[tuple[int, str]] = field(init=False, repr=False)
+    _draws: tuple[SignedJob | None, bool] = field(init=False, repr=False, default=(None, False))
+    _taken: list[int] = field(init=False, repr=False)  # rounds whose training was applied, in order
+    _bytes: int = field(init=False, repr=False, default=0)
+    _most: int = field(init=False, repr=False, default=MAX_RECORDS)
 
     def __post_init__(self) -> None:
         self._known = {(record.round, record.phase) for record in self.records}
+        self._taken = sorted(each.round for each in self.of_kind(TRAIN) if each.result == APPLIED)
 
     def add(self, event: JobEvent) -> PhaseRecord | None:
         """Take in one event; the record, if it was one that is not known yet.
 
-        Raises RemoteProtocolError for a round that no job has: figures stand by round.
+        Raises RemoteProtocolError for a round that no job has, because figures stand by round, and for more
+        phases than the signed job can have, or more bytes: readers keep all of them.
         """
         kind = event.WhichOneof("kind")
         if kind == "job":
             self.signed = SignedJob.from_wire(event.job)
+            self._most = _most_records(self.signed.spec_bytes)
         if kind == "summary":
             self.summary = event.summary
         if kind != "record":
@@ -46,8 +105,16 @@ class JobHistory:
             return None
         if new.round > MAX_ROUNDS:
             raise RemoteProtocolError(f"coordinator: round {new.round}: a job has at most {MAX_ROUNDS}")
+        self._bytes += new.ByteSize()
+        if len(self._known) >= self._most or self._bytes > MAX_RECORDS_BYTES:
+            raise RemoteProtocolError(
+                f"coordinator: it tells of more than the {self._most} phases that this job can have, or of "
+                f"more than {MAX_RECORDS_BYTES} bytes"
+            )
         self._known.add((new.round, new.phase))
         self.records.append(new)
+        if kind_of(new) == TRAIN and new.result == APPLIED:
+            insort(self._taken, new.round)
         return new
 
     def of_kind(self, kind: str) -> list[PhaseRecord]:
@@ -59,26 +126,50 @@ class JobHistory:
             return kind_of(record)
         if not self.summary.steps:
             return f"round {record.round}/{self.summary.rounds}"
-        applied = [each for each in self.of_kind(TRAIN) if each.result == "applied"]
-        taken = sum(each.round < record.round for each in applied)
-        return f"step {taken + 1} of {self.summary.steps}"
+        return f"step {bisect_left(self._taken, record.round) + 1} of {self.summary.steps}"
 
     @property
     def main(self) -> str:
         """The figure that the job's task tells first."""
         return self.summary.main_figure or ACCURACY
 
+    @property
+    def draws_rounds(self) -> bool:
+        """Whether a round trains, and tests the model it starts from, at drawn silos alone."""
+        if self.signed is not None and self._draws[0] is not self.signed:
+            self._draws = self.signed, _draws_rounds(self.signed)
+        return self._draws[1]
+
     def closing(self, figure: str) -> float | None:
         """A figure of the last model, from the closing evaluation: accuracy, or how many samples it tested
         (noise included). None if there was none."""
-        closing = [record for record in self.of_kind(EVALUATE) if record.result == "applied"]
+        closing = [record for record in self.of_kind(EVALUATE) if record.result == APPLIED]
         return closing[-1].figures.get(figure) if closing else None
 
 
+def _most_records(spec_bytes: bytes) -> int:
+    """How many phases a job can come to: each kind of them, as often as it may be tried, in each round."""
+    try:
+        spec = JobSpec.from_yaml(spec_bytes, source="job")
+    except ConfigError:
+        return MAX_RECORDS
+    return min(MAX_RECORDS, len(spec.method.phases) * spec.max_attempts * (spec.rounds + 1))
+
+
 def why_told(left: LeftOut) -> str:
-    """Why a silo was left out: `policy: max_rounds`, `rejected: "not before May"`, `no-answer`."""
-    text = f'"{left.text}"' if left.text else ""
-    return printable(": ".join(filter(None, [left.reason, left.rule, text])))
+    """Why a silo was left out, by code: `policy: max_rounds`, `rejected: "not before May"`, `no-answer`."""
+    return printable(": ".join([left.reason, *_details(left)]))
+
+
+def left_out_told(left: LeftOut) -> str:
+    """The same in words, and at which stage: `connection lost during its upload`."""
+    reason, stage = REASON_WORDS.get(left.reason, left.reason), STAGE_WORDS.get(left.stage, left.stage)
+    return printable(" ".join(filter(None, [": ".join([reason, *_details(left)]), stage])))
+
+
+def _details(left: LeftOut) -> list[str]:
+    """The policy field that refused, or what a person typed."""
+    return [*([left.rule] if left.rule else []), *([f'"{left.text}"'] if left.text else [])]
 
 
 def state_told(summary: JobSummary) -> str:
@@ -110,6 +201,39 @@ def summary_facts(summary: JobSummary) -> dict[str, Any]:
     }
 
 
+def silo_facts(reply: ListSilosReply) -> dict[str, Any]:
+    """The federation as `--json` has it. Raises RemoteProtocolError for a date that is none."""
+    return {
+        "roster_version": reply.roster_version,
+        "software": _software(reply.software_version, reply.software_digest),
+        "silos": [
+            {
+                "name": silo.name,
+                "connected": silo.connected,
+                "certificate": silo.certificate_sha256.hex(),
+                "expires": _date(silo.certificate_expires_unix_seconds) if silo.connected else None,
+                "software": _software(silo.software_version, silo.software_digest)
+                if silo.connected
+                else None,
+            }
+            for silo in reply.silos
+        ],
+    }
+
+
+def _date(unix_seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d}"
+    except (ValueError, OverflowError, OSError):
+        raise RemoteProtocolError(f"coordinator: expected a date, got {unix_seconds}") from None
+
+
+def _software(version: str, digest: bytes) -> str:
+    """What others wrote of themselves, as a part of a line."""
+    word = version[:64] if version.isascii() and version.isprintable() else "?"
+    return f"{word}, sha256:{digest.hex()[:64] or 'none'}"
+
+
 def phase_facts(record: PhaseRecord) -> dict[str, Any]:
     """A phase as `--json` and report.json have it."""
     return {
@@ -123,6 +247,7 @@ def phase_facts(record: PhaseRecord) -> dict[str, Any]:
         "data_share": record.data_share,
         "figures": dict(sorted(record.figures.items())),
         "wall_seconds": record.wall_seconds,
+        "approval_seconds": record.approval_seconds,
         "upload_bytes": record.upload_bytes,
         "verified_by": record.verified_by,
         "state_digest": record.state_digest.hex(),
@@ -144,17 +269,99 @@ def left_out_facts(record: PhaseRecord) -> list[dict[str, Any]]:
     ]
 
 
+def _draws_rounds(signed: SignedJob) -> bool:
+    """Also of a job that this release does not read as a whole."""
+    try:
+        said = parse_mapping(signed.spec_bytes, source="job")
+    except ConfigError:
+        return False
+    fraction, silos = said.get("fraction", 1.0), said.get("silos", ())
+    is_read = isinstance(fraction, int | float) and 0 < fraction < 1 and isinstance(silos, list)
+    return is_read and drawn_count(len(silos), fraction) < len(silos)
+
+
 def kind_of(record: PhaseRecord) -> str:
     return record.phase.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A model on hold-outs.
+
+    round: after which it was the present one. silos: how many silos' hold-outs. data_share: of all training
+    samples, what these silos hold; None where the sum does not tell it. figures: tested (samples, rounded as
+    the silos' policies say), accuracy, loss.
+    """
+
+    round: int
+    silos: int
+    data_share: float | None
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """Two curves of one model, which are never one. drawn: over the hold-outs of each round's silos, in a job
+    that draws them; all_silos: over those of all silos that were there."""
+
+    drawn: Sequence[CurvePoint]
+    all_silos: Sequence[CurvePoint]
+
+
+def curves(history: JobHistory) -> Curves:
+    """Of the rounds so far: each tests the model that it starts from."""
+    in_rounds, outside = list[CurvePoint](), list[CurvePoint]()
+    last = max((record.round for record in history.of_kind(TRAIN)), default=0)
+    for record in history.records:
+        kind, figures = kind_of(record), dict(record.figures)
+        if record.result != APPLIED or not figures.keys() & {history.main, ACCURACY, TESTED}:
+            continue
+        if kind == TRAIN:
+            point = CurvePoint(
+                round=record.round - 1,
+                silos=len(record.cohort),
+                data_share=record.data_share,
+                figures=figures,
+            )
+            in_rounds.append(point)
+        elif kind in (EVALUATE_ALL, EVALUATE):
+            after = (
+                record.round if kind == EVALUATE_ALL else last
+            )  # the last one, also where rounds ended early
+            point = CurvePoint(round=after, silos=len(record.cohort), data_share=None, figures=figures)
+            outside.append(point)
+    if history.draws_rounds:
+        return Curves(drawn=in_rounds, all_silos=outside)
+    return Curves(drawn=(), all_silos=sorted([*in_rounds, *outside], key=lambda each: each.round))
+
+
+def curves_facts(history: JobHistory) -> dict[str, list[dict[str, Any]]]:
+    """The same as report.json has it: the main figure, loss and what stands behind each point."""
+    found, names = curves(history), dict.fromkeys((history.main, ACCURACY, "loss", TESTED))
+    return {
+        name: [
+            {
+                "round": each.round,
+                "silos": each.silos,
+                "data_share": each.data_share,
+                **{figure: finite(each.figures.get(figure)) for figure in names},
+            }
+            for each in points
+        ]
+        for name, points in (("drawn_silos", found.drawn), ("all_silos", found.all_silos))
+    }
 
 
 def figure_by_round(history: JobHistory, figure: str) -> list[float | None]:
     """Entry i is that figure of the model after round i + 1; None where no sum measured it.
 
-    A round's sum tests the model it started from, so round r measures the model after r - 1.
+    A round's sum tests the model it started from, so round r measures the model after r - 1. In a job that
+    draws its rounds all of them but the last are over drawn silos: `curves` keeps the two apart.
     """
     trained = history.of_kind(TRAIN)
     measured = {record.round - 1: record.figures.get(figure) for record in trained}
+    if not history.draws_rounds:
+        measured |= {record.round: record.figures.get(figure) for record in history.of_kind(EVALUATE_ALL)}
     last = max((record.round for record in trained), default=0)
     for record in history.of_kind(EVALUATE):  # of the last one, also where rounds ended early
         measured[last] = record.figures.get(figure)
@@ -182,7 +389,7 @@ def score_word(main: str) -> str:
 def personal_figures(history: JobHistory) -> PersonalFigures | None:
     """None where the method has no personal models, or no silo a hold-out to test its own on."""
     closing = [record for record in history.records if kind_of(record) in (EVALUATE, FINE_TUNE)]
-    found = [personal_of(record.figures) for record in closing if record.result == "applied"]
+    found = [personal_of(record.figures) for record in closing if record.result == APPLIED]
     return next((figures for figures in reversed(found) if figures is not None), None)
 
 
@@ -209,7 +416,7 @@ def check_done(history: JobHistory) -> None:
     told = [printable(summary.status or "unknown"), printable(summary.reason)]
     message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
     last = history.records[-1:]  # the phase that ended it, unless it was applied
-    codes = {left.reason for record in last if record.result != "applied" for left in record.left_out}
+    codes = {left.reason for record in last if record.result != APPLIED for left in record.left_out}
     if Refusal.BUDGET in codes:
         raise BudgetExhausted(message)
     if codes & {Refusal.POLICY, Refusal.REJECTED}:

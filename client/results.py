@@ -10,7 +10,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import PhaseRecord
 from client.errors import printable
-from client.history import EVALUATE, FINE_TUNE, TRAIN, JobHistory, kind_of, why_told
+from client.history import EVALUATE, EVALUATE_ALL, FINE_TUNE, TRAIN, JobHistory, kind_of, why_told
 from crypto.errors import ConfigError
 from strategies.tasks.base import TESTED
 
@@ -45,6 +45,12 @@ def results_of(history: JobHistory) -> JobResults:
     return JobResults(
         main=history.main,
         measured=method.measured,
+        draws_rounds=history.draws_rounds,
+        evaluations={
+            record.round: {"silos": float(len(record.cohort)), **record.figures}
+            for record in history.of_kind(EVALUATE_ALL)
+            if record.result == APPLIED
+        },
         rounds=[_round(history, round, method) for round in ended],
         closing={name: value for record in closing for name, value in record.figures.items()},
     )

@@ -94,6 +94,7 @@ class PhaseContext:
     update_clip: L2 norm to which every silo's update is clipped, where noise protects silos; else None.
     survivors: silos whose values a revealed sum holds; None before there is a sum.
     draw_seed: what the opening enrollment of a job that draws its rounds writes into the state; else None.
+    tests_model: False in a round whose model all silos have just tested in a phase of its own.
     noise: of each noised quantity, the standard deviation of the noise of all m silos in a number of the
     sum, in the quantity's units; public, and of no use to what a silo computes.
     """
@@ -111,6 +112,7 @@ class PhaseContext:
     survivors: int | None = None
     draw_seed: bytes | None = None
     min_weight: float = 0.0
+    tests_model: bool = True
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
 

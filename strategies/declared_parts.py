@@ -25,7 +25,7 @@ from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.phases.enrollment import CLASS_PRESENCE, ENROLLMENT
-from strategies.phases.evaluation import EVALUATE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 from strategies.recipe import Part, Recipe
 
@@ -51,6 +51,7 @@ PHASE_KINDS = (
     CLASS_PRESENCE,
     *(phase.kind for statistic in STATISTICS for phase in statistic.before_training),
     TRAIN,
+    EVALUATE_ALL,
     *(phase.kind for phase in calibration({})),
     EVALUATE,
     *(phase.kind for phase in FINE_TUNING.after_evaluation),

@@ -18,7 +18,7 @@ from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
-from strategies.phases.evaluation import ACCURACY, EvaluatePhase, Evaluation
+from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
 from strategies.phases.step import GRADIENT, StepPhase
 from strategies.phases.training import TRAIN, TrainPhase
 from strategies.presets import PRESETS, recipe_of
@@ -33,7 +33,11 @@ from strategies.update_scale import UpdateScale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A recipe with its options, and its phases in order: once before the rounds, in each, once after."""
+    """A recipe with its options, and its phases in order: once before the rounds, in each, once after.
+
+    between: phases between two rounds, where the job asks for them.
+    passed_over: rules that the recipe breaks, where the job says `allow_unusual`.
+    """
 
     name: str
     recipe: Recipe
@@ -43,7 +47,9 @@ class Strategy:
     closing: tuple[str, ...]
     phases: Mapping[str, Phase]
     task: DeclaredTask
+    passed_over: tuple[str, ...] = ()
     trains_head_alone: bool = False
+    between: tuple[str, ...] = ()
 
     def phase(self, kind: str) -> Phase:
         """Raises ConfigError for a kind that this method does not have."""
@@ -99,6 +105,13 @@ class Strategy:
         phases = {kind: phase for kind, phase in self.phases.items() if kind != CLASS_PRESENCE}
         return replace(self, opening=opening, phases=MappingProxyType(phases))
 
+    def evaluated_between_rounds(self) -> Strategy:
+        """The method in a job that tests its model on all silos' hold-outs between rounds."""
+        tested = (Evaluation(task=self.task), *self.recipe.personalization.beside_evaluation)
+        phase = EvaluatePhase(kind=EVALUATE_ALL, statistics=tested)
+        phases = MappingProxyType({**self.phases, phase.kind: phase})
+        return replace(self, phases=phases, between=(phase.kind,))
+
     def by_steps(self, optimizer: StepOptimizer) -> Strategy:
         """The method in a job whose silos share their noise: each round sums one gradient for the server."""
         keeper = self.recipe.regularizer.keeper
@@ -127,9 +140,16 @@ def strategy_for(preset: str, options: Options) -> Strategy:
     return strategy_of(preset, recipe_of(preset), options)
 
 
-def strategy_of(name: str, recipe: Recipe, options: Options, task: DeclaredTask = CLASSIFICATION) -> Strategy:
+def strategy_of(
+    name: str,
+    recipe: Recipe,
+    options: Options,
+    task: DeclaredTask = CLASSIFICATION,
+    *,
+    allow_unusual: bool = False,
+) -> Strategy:
     """The method of a recipe, for a task. Raises ConfigError for options that no part has, and for parts
-    that do not go together."""
+    that do not go together: where they do so to little use alone, only without `allow_unusual`."""
     resolved = {**recipe.defaults, **options}
     parts = parts_with_options(recipe)
     known = sorted({field for part in parts for field in part.options.model_fields})
@@ -140,9 +160,9 @@ def strategy_of(name: str, recipe: Recipe, options: Options, task: DeclaredTask 
         )
     for part in parts:
         options_of(part.options, resolved)
-    check_recipe(recipe, resolved)
+    passed_over = check_recipe(recipe, resolved, allow_unusual=allow_unusual)
     check_task(recipe, resolved, task)
-    method = _compose(name, recipe, resolved, task)
+    method = replace(_compose(name, recipe, resolved, task), passed_over=passed_over)
     if isinstance(task, StatedTask):
         _check_stated(method, task)
     return method

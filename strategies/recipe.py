@@ -36,10 +36,15 @@ def always(options: Options) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a part needs of the rest of the recipe. reason: for the refusal; reads on after `strategy: `."""
+    """What a part needs of the rest of the recipe. reason: for the refusal; reads on after `strategy: `.
+
+    is_advice: without it the method still computes what it says, only to little use. A job that says
+    `allow_unusual` passes over such a need. No need that keeps a bound or a promise is advice.
+    """
 
     holds: Callable[[Recipe], bool]
     reason: str
+    is_advice: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from chorale.privacy.quantity_noise import privacy_of, releases_by_quantity
 from chorale.privacy.releases import Gaussian, Release
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import MAX_EPSILON, MAX_MULTIPLIER, MIN_MULTIPLIER
+from chorale.spec.selection import evaluations
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
@@ -46,6 +47,7 @@ def planned_phases(spec: JobSpec) -> list[tuple[str, int, int]]:
     return [
         *((kind, everyone, enrollments if kind == ENROLLMENT else 1) for kind in method.opening),
         *((kind, drawn, spec.rounds) for kind in method.round_phases),
+        *((kind, everyone, evaluations(spec)) for kind in method.between),
         *((kind, everyone, 1) for kind in method.closing),
     ]
 

@@ -8,7 +8,13 @@ from strategies.base import PhaseContext
 
 
 def phase_context(
-    spec: JobSpec, round: int, state: GlobalState, members: int, *, public_seed: bytes
+    spec: JobSpec,
+    round: int,
+    state: GlobalState,
+    members: int,
+    *,
+    public_seed: bytes,
+    tests_model: bool = True,
 ) -> PhaseContext:
     """All that a phase's quantities and server step may depend on."""
     method = spec.method
@@ -24,5 +30,6 @@ def phase_context(
         update_clip=None if spec.privacy is None else spec.privacy.update_clip(members),
         public_seed=public_seed,
         min_weight=spec.min_weight,
+        tests_model=tests_model,
         options=method.options,
     )

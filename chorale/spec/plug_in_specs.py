@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from chorale.spec.fields import Finite, Positive, Sha256, SpecPart, checked
+from crypto.errors import ConfigError
 from strategies.tasks.base import DeclaredTask, Sum, Target, TaskSizes
 from strategies.tasks.declared_tasks import task_of
 from strategies.tasks.stated import StatedTask
@@ -258,3 +260,25 @@ class ModelSpec(PlugInSpec):
 
 def _source_in(values: dict[str, Any]) -> bool:
     return (values.get("from") or values.get("source")) is not None
+
+
+def check_pinned(
+    job: str,
+    code: Sequence[CodeSpec] | None,
+    distributions: Sequence[str],
+    *,
+    task: TaskSpec | None,
+    parts: Mapping[str, GivenPartSpec | None],
+) -> None:
+    """Raises ConfigError where what `job submit` fills in of distributions is not there. parts: by field."""
+    unpinned = [each.distribution for each in code or () if each.sha256 is None]
+    if unpinned or (distributions and code is None):
+        missing = (*unpinned, *distributions)[0]
+        raise ConfigError(f"job {job}: code: the SHA-256 of {missing} is required in a signed job")
+    stated: dict[str, object] = {}
+    if task is not None and task.source is not None:
+        stated = {f"task.{name}": value for name, value in task.stated.items()}
+    stated |= {f"strategy.{field}.is_mean": part.is_mean for field, part in parts.items() if part is not None}
+    left_out = [name for name, value in stated.items() if value is None]
+    if left_out:
+        raise ConfigError(f"job {job}: {left_out[0]} is required in a signed job")

@@ -1,13 +1,14 @@
-"""Which round's model is handed out, and when rounds end early: by a metric that every round sums.
+"""Which round's model is handed out, when rounds end early, and when all silos test the model between rounds.
 
-Round r + 1 tests the model after round r, so a job learns of a model one round later. Pure: the coordinator
+Round r + 1 tests the model after round r, so a job learns of a model one round later; where it says
+`evaluate_all_every`, the tests over all silos alone decide (docs/protocol.md 7.17). Pure: the coordinator
 and a simulation decide alike. Silos know the rules and check none of it: docs/decisions/0018-best-round.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Protocol, TypeAlias
 
@@ -16,6 +17,7 @@ from pydantic import Field
 from chorale.spec.fields import SpecPart
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import ConfigError
+from crypto.session.cohort import CohortRule, expected_overlaps
 from strategies.methods import Strategy
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.phases.evaluation import EVALUATE
@@ -36,6 +38,9 @@ class _HasEnds(Protocol):
 
     @property
     def rounds(self) -> int: ...
+
+    @property
+    def evaluate_all_every(self) -> int | None: ...
 
     @property
     def steps(self) -> int | None: ...
@@ -106,7 +111,13 @@ def _has_shared_noise(privacy: object) -> bool:
 
 
 def check_count(spec: _HasEnds) -> None:
-    """Steps where silos share their noise, and rounds everywhere else. Raises ConfigError."""
+    """Steps where silos share their noise, and rounds everywhere else; some of them after the first test over
+    all silos. Raises ConfigError."""
+    if spec.evaluate_all_every is not None and spec.evaluate_all_every >= spec.rounds:
+        raise ConfigError(
+            f"evaluate_all_every: expected fewer than the job's {spec.rounds} rounds, got "
+            f"{spec.evaluate_all_every}: after the last round all silos test the model anyway"
+        )
     if spec.privacy is None or not spec.privacy.has_shared_noise:
         for field, count in (("steps", spec.steps), ("spare_steps", spec.spare_steps)):
             if count is not None:
@@ -158,9 +169,15 @@ class Measurements:
     by_round: Mapping[int, Figures] = field(default_factory=dict)
     closing: Mapping[int, Figures] = field(default_factory=dict)
 
-    def after_round(self, round: int, figures: Figures) -> Measurements:
-        """A round whose sum was applied. After one that is used up the same model is tested again."""
-        return replace(self, trained=round, by_round={self.trained: dict(figures), **self.by_round})
+    def after_round(self, round: int, figures: Figures | None) -> Measurements:
+        """A round whose sum was applied. After one that is used up the same model is tested again. figures:
+        None in a job that measures by evaluations over all silos alone."""
+        measured = {} if figures is None else {self.trained: dict(figures)}
+        return replace(self, trained=round, by_round={**measured, **self.by_round})
+
+    def after_evaluation(self, figures: Figures) -> Measurements:
+        """Over all silos, between rounds."""
+        return replace(self, by_round={**self.by_round, self.trained: dict(figures)})
 
     def after_closing(self, figures: Figures) -> Measurements:
         return replace(self, closing={self.trained: dict(figures)})
@@ -195,3 +212,63 @@ class Measurements:
 
 def _values(metric: str, figures: Mapping[int, Figures]) -> list[Measured]:
     return [(round, figures[round].get(metric, math.nan)) for round in sorted(figures)]
+
+
+class _Drawn(Protocol):
+    """A JobSpec, as far as it says whom its rounds name and when all silos test its model."""
+
+    @property
+    def silos(self) -> Sequence[str]: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def evaluate_all_every(self) -> int | None: ...
+
+    @property
+    def privacy(self) -> object | None: ...
+
+    @property
+    def named_per_round(self) -> int: ...
+
+    @property
+    def draws_rounds(self) -> bool: ...
+
+    def rule(self, members: int) -> CohortRule: ...
+
+
+def evaluations(spec: _Drawn) -> int:
+    """How many such tests the job has if no round is lost."""
+    return 0 if spec.evaluate_all_every is None else (spec.rounds - 1) // spec.evaluate_all_every
+
+
+def is_evaluated_after(spec: _Drawn, round: int) -> bool:
+    """Whether all silos test the model after a round; after the last one the closing evaluation does."""
+    every = spec.evaluate_all_every
+    return every is not None and 0 < round < spec.rounds and round % every == 0
+
+
+def tests_in(spec: _Drawn, round: int) -> bool:
+    """Whether a round tests the model that it starts from.
+
+    Security: where all silos test it too, sums over nearly the same silos would show the hold-out of the silo
+    by which they differ; noise hides it where there is some. Source: docs/protocol.md 6.10.
+    """
+    if spec.privacy is not None or spec.evaluate_all_every is None:
+        return True
+    return not names_nearly_all(spec) and not is_evaluated_after(spec, round - 1)
+
+
+def names_nearly_all(spec: _Drawn) -> bool:
+    """Whether the silos of a round and all silos are so nearly the same that their sums overlap (6.2)."""
+    silos = len(spec.silos)
+    return silos - spec.named_per_round < spec.rule(silos).min_cohort
+
+
+def expected_cohort_changes(spec: _Drawn) -> float:
+    """Of the rounds, and of the tests between them, each of which overlaps where a round names nearly all."""
+    silos, named = len(spec.silos), spec.named_per_round
+    min_cohort = spec.rule(named).min_cohort
+    of_rounds = expected_overlaps(silos, named, min_cohort=min_cohort, rounds=spec.rounds)
+    return of_rounds + (evaluations(spec) if spec.draws_rounds and names_nearly_all(spec) else 0)

@@ -69,8 +69,9 @@ def page(report: Document) -> str:
             f"<title>{title}</title><style>{STYLE}</style></head><body><main>",
             f"<h1>{title}</h1>",
             f"<p>{_headline(report)}</p>",
+            *(f"<p>Unusual: passes over a rule: {html.escape(rule)}.</p>" for rule in report["unusual"]),
             f"<h2>{html.escape(main.capitalize())}</h2>",
-            _curve(report["figure_by_round"], figure=main),
+            *_curves(report, main),
             *_loss_section(report),
             *_personal_section(report),
             *_figures_section(report),
@@ -155,10 +156,12 @@ def _headline(report: Document) -> str:
     kept = (
         f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""
     )
+    approval_seconds = report["approval_seconds"]
+    waited = f", after {approval_seconds:.0f} s of waiting for approval" if approval_seconds >= 1 else ""
     return html.escape(
         f"{report['strategy']} over {report['silos']} silos: {report['status']}{why}, "
         f"{report['rounds_completed']} of {report['rounds']} rounds, {figure}, "
-        f"{report['wall_seconds']:.1f} s.{kept}"
+        f"{report['wall_seconds']:.1f} s{waited}.{kept}"
     )
 
 
@@ -174,7 +177,7 @@ def _policy(policy: Document) -> str:
 
 def _figures_section(report: Document) -> list[str]:
     """What else the closing evaluation measured."""
-    closing = [phase["figures"] for phase in report["phases"] if phase["phase"].startswith(EVALUATE)]
+    closing = [phase["figures"] for phase in report["phases"] if phase["phase"].startswith(f"{EVALUATE}.")]
     if not closing:
         return []
     rows = [(name, f"{value:.4f}") for name, value in closing[-1].items()]
@@ -186,7 +189,7 @@ def _figures_section(report: Document) -> list[str]:
 def _loss_section(report: Document) -> list[str]:
     if report["main_figure"] == "loss" or all(value is None for value in report["loss_by_round"]):
         return []
-    return ["<h2>Loss</h2>", _curve(report["loss_by_round"], figure="loss")]
+    return ["<h2>Loss</h2>", *_curves(report, "loss")]
 
 
 def _personal_section(report: Document) -> list[str]:
@@ -264,6 +267,40 @@ def _job_section(report: Document) -> list[str]:
         f"<details><summary>The job's file as it was signed{by}; its SHA-256 is {report['job']}</summary>"
         f"<pre>{html.escape(report['job_file'])}</pre></details>",
     ]
+
+
+def _curves(report: Document, figure: str) -> list[str]:
+    """One curve; where rounds draw their silos two, which are of different hold-outs."""
+    if not report["draws_rounds"]:
+        main = report["main_figure"]
+        return [_curve(report["figure_by_round" if figure == main else "loss_by_round"], figure=figure)]
+    told, rounds = list[str](), range(1, len(report["figure_by_round"]) + 1)
+    for name, title in (
+        ("all_silos", "Over the hold-outs of all silos"),
+        ("drawn_silos", "Over the hold-outs of the silos that each round drew"),
+    ):
+        points = report["curves"][name]
+        by_round = {each["round"]: each[figure] for each in points}
+        curve = _curve([by_round.get(round) for round in rounds], figure=figure)
+        told += [f"<h3>{title}</h3>", curve, f"<p>{_behind(points, silos=report['silos'])}</p>"]
+    return told
+
+
+def _behind(points: Sequence[Document], *, silos: int) -> str:
+    """How much stands behind the points of a curve."""
+    if not points:
+        return "No sum measured it."
+    shares = [each["data_share"] for each in points if each["data_share"] is not None]
+    facts = [(f"of {silos} silos", [each["silos"] for each in points])]
+    facts += [("samples", [each["tested"] for each in points if each["tested"] is not None])]
+    told = [f"{_span(values)} {what}" for what, values in facts if values]
+    told += [f"{_span([round(100 * each) for each in shares])} % of the training data"] if shares else []
+    return html.escape(f"Behind a point: {', '.join(told)}.")
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
 def _curve(found: Sequence[float | None], *, figure: str) -> str:

@@ -17,13 +17,14 @@ from client.errors import printable
 from client.history import (
     ACCURACY,
     EVALUATE,
+    EVALUATE_ALL,
     TRAIN,
     JobHistory,
     kind_of,
+    left_out_told,
     personal_of,
     score_word,
     state_told,
-    why_told,
 )
 
 if TYPE_CHECKING:
@@ -34,16 +35,17 @@ SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited fo
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
 
 
-def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY) -> str:
+def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY, draws_rounds: bool = False) -> str:
     """One line for one phase, for logs and pipes. title: JobHistory.title. main: the figure that the job's
-    task tells first."""
+    task tells first. draws_rounds: then the line says whose hold-outs a figure is over."""
     outcome = f"used up ({record.reason})"
     if record.result == "applied":
         share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
         attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
-    missing = "; ".join(f"without {left.silo} ({left.stage}: {why_told(left)})" for left in record.left_out)
-    return "  ".join(filter(None, [title, outcome, _measured(record, main), missing]))
+    missing = "; ".join(f"without {printable(left.silo)} ({left_out_told(left)})" for left in record.left_out)
+    measured = _measured(record, main, draws_rounds=draws_rounds)
+    return "  ".join(filter(None, [title, outcome, _approved(record), measured, missing]))
 
 
 def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None = None) -> RenderableType:
@@ -53,14 +55,18 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
     from rich.text import Text
 
     rows = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("round", f"{history.main} before", "silos", "share of data", "seconds", "left out"):
+    before = f"{history.main} before"
+    figures = (f"{before}, drawn silos", f"{history.main}, all silos") if history.draws_rounds else (before,)
+    for title in ("round", *figures, "silos", "share of data", "seconds", "left out"):
         # Text: rich reads marks in anything else, and words of the coordinator are in it
         rows.add_column(Text(title), justify="left" if title == "left out" else "right")
     for record in history.records[-(newest or len(history.records)) :]:
         figure, is_train = record.figures.get(history.main), kind_of(record) == TRAIN
+        told = "" if figure is None else f"{figure:.3f}"
+        drawn_and_all = (told, "") if is_train else ("", told)
         cells = (
             history.title(record),
-            "" if figure is None else f"{figure:.3f}",
+            *(drawn_and_all if history.draws_rounds else (told,)),
             str(len(record.cohort)) if record.result == "applied" else record.result,
             f"{record.data_share:.0%}" if is_train and record.cohort else "",
             f"{record.wall_seconds:.1f}",
@@ -84,15 +90,24 @@ def kept_line(summary: JobSummary) -> str:
     return f"kept: the model after round {summary.model_round}, {summary.kept}"
 
 
-def _measured(record: PhaseRecord, main: str) -> str:
+def _approved(record: PhaseRecord) -> str:
+    """How long people took to approve the job, which is no time of the phase."""
+    seconds = record.approval_seconds
+    return f"after {seconds:.0f} s of waiting for approval" if seconds >= 1 else ""
+
+
+def _measured(record: PhaseRecord, main: str, *, draws_rounds: bool) -> str:
     figure, loss = record.figures.get(main), record.figures.get("loss")
     personal = personal_of(record.figures)
     of_own = "" if personal is None else f"personal models: {score_word(main)} {personal}"
     if figure is None:
         return of_own
-    of_model = "final model" if kind_of(record) == EVALUATE else f"model after round {record.round - 1}"
+    kind = kind_of(record)
+    of_model = f"model after round {record.round if kind == EVALUATE_ALL else record.round - 1}"
+    of_model = "final model" if kind == EVALUATE else of_model
+    over = f", {'drawn' if kind == TRAIN else 'all'} silos' hold-outs" if draws_rounds else ""
     with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
-    told = f"{of_model}: {main} {figure:.3f}{with_loss}"
+    told = f"{of_model}{over}: {main} {figure:.3f}{with_loss}"
     return ", ".join(filter(None, [told, of_own]))
 
 
@@ -108,7 +123,8 @@ def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str
         for event in events:
             record = history.add(event)
             if record is not None:
-                click.echo(plain_line(record, title=history.title(record), main=history.main), err=True)
+                told = {"title": history.title(record), "main": history.main}
+                click.echo(plain_line(record, **told, draws_rounds=history.draws_rounds), err=True)
             patience.on_news(doing(history.summary))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chorale.runtime.files import write_atomic
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping
 from chorale.v1.records_pb2 import PhaseRecord
 from cli.output.page import Document, page
@@ -22,6 +23,7 @@ from client.history import (
     EVALUATE,
     TRAIN,
     JobHistory,
+    curves_facts,
     figure_by_round,
     left_out_facts,
     personal_figures,
@@ -29,6 +31,7 @@ from client.history import (
     why_told,
 )
 
+UNUSUAL = "allow_unusual"
 MAX_AXES = 4  # of a table; a task's own have three at most
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ def document(
         "operator": summary.operator,
         "status": summary.status,
         "strategy": summary.strategy,
+        "unusual": _unusual(history),  # rules that its parts break, where the job says `allow_unusual`
         "silos": len(summary.silos),
         "silo_names": list(summary.silos),
         "rounds": summary.rounds,
@@ -75,6 +79,9 @@ def document(
         "figure_by_round": figure_by_round(history, history.main),
         "tables": _tables(history),
         "loss_by_round": figure_by_round(history, "loss"),
+        # the same figures apart by whose hold-outs they are over, with what stands behind each point
+        "curves": curves_facts(history),
+        "draws_rounds": history.draws_rounds,
         # of the silos' own models, which stay with them; null in a job that makes none
         "personal_accuracy": personal and personal.accuracy,
         "personal_accuracy_deviation": personal and personal.deviation,
@@ -85,6 +92,7 @@ def document(
         "dropped": dropped,
         "took_part": _took_part(history),
         "wall_seconds": round(sum(record.wall_seconds for record in history.records), 3),
+        "approval_seconds": round(sum(record.approval_seconds for record in history.records), 3),
         "upload_bytes_per_silo_round": round(sum(uploads) / len(uploads)) if uploads else 0,
         "upload_bytes_per_silo": sum(record.upload_bytes for record in history.records),
         "float32_bytes": summary.float32_bytes,
@@ -151,6 +159,12 @@ def _is_private(history: JobHistory, promise: Promise | None) -> bool:
     if promise is not None or history.signed is None:
         return promise is not None
     return parse_mapping(history.signed.spec_bytes, source="job").get("privacy") is not None
+
+
+def _unusual(history: JobHistory) -> list[str]:
+    if history.signed is None or not parse_mapping(history.signed.spec_bytes, source="job").get(UNUSUAL):
+        return []
+    return list(JobSpec.from_yaml(history.signed.spec_bytes, source="job").method.passed_over)
 
 
 def _verified(records: Iterable[PhaseRecord]) -> Document:

@@ -12,7 +12,7 @@ from chorale.spec.selection import Measurements
 from chorale.transport.wire import phase_kind
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import Store
-from strategies.phases.evaluation import EVALUATE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 
 
@@ -60,11 +60,16 @@ class Selection:
                 break
             self._read = row.sequence
             kind, record = phase_kind(row.phase), row.record
-            if row.state is not PhaseState.APPLIED or record is None or kind not in (TRAIN, EVALUATE):
+            if row.state is not PhaseState.APPLIED or record is None:
+                continue
+            if kind not in (TRAIN, EVALUATE_ALL, EVALUATE):
                 continue
             self._states.setdefault(self._measured.trained, row.state_digest)
             if kind == TRAIN:
-                self._measured = self._measured.after_round(row.round, record.figures)
+                by_all = self._job.spec.evaluate_all_every is not None
+                self._measured = self._measured.after_round(row.round, None if by_all else record.figures)
+            elif kind == EVALUATE_ALL:
+                self._measured = self._measured.after_evaluation(record.figures)
             else:
                 self._measured = self._measured.after_closing(record.figures)
         return self._measured

@@ -45,12 +45,17 @@ def next_step(
     if not last.is_ended:
         return last.round, last.phase
     is_lost = last.state is PhaseState.USED_UP
-    if is_lost and job.names_everyone(last.phase):
+    is_between = phase_kind(last.phase) in job.strategy.between
+    if is_lost and job.names_everyone(last.phase) and not is_between:
         return _repeated(job, rows)
-    # a phase that was used up uses up its round: what would follow in it lacks the phase's sum
+    # a phase that was used up uses up its round: what would follow in it lacks the phase's sum. An evaluation
+    # between rounds is not repeated, nor taken of a model that stayed as it was
     last_of_round = job.strategy.round_phases[-1]
     steps = sum(row.phase == last_of_round and row.state is PhaseState.APPLIED for row in rows)
-    following = job.next_after(last.round, last_of_round if is_lost else last.phase, steps=steps)
+    skips_round = is_lost and not is_between
+    following = job.next_after(last.round, last_of_round if skips_round else last.phase, steps=steps)
+    if skips_round and following is not None and phase_kind(following[1]) in job.strategy.between:
+        following = job.next_after(*following, steps=steps)
     if following is None or job.names_everyone(following[1]) or following[0] == last.round:
         return following
     if has_stalled:

@@ -35,13 +35,13 @@ class Disclosure(Enum):
     reads before a job is approved. Source: docs/privacy.md.
     """
 
-    CONSTANT = "the same whatever the data are"
-    UPDATE = "the trained update"
-    FROM_UPDATE = "follows from the update"  # or from the declared number of steps
-    STATISTIC = "of records, all classes together"
-    CLASS_STATISTIC = "of records, by class"  # and everything that is not classified
-    TRAINED_CLASS_STATISTIC = "answers of the model, by class"  # that was just trained
-    DIAGNOSTIC = "how well the encoding fits"  # no private job sums it
+    CONSTANT = "nothing: the same for any data"
+    UPDATE = "how training changed the model"
+    FROM_UPDATE = "a number that follows from that change"  # or from the declared number of steps
+    STATISTIC = "totals over the records"
+    CLASS_STATISTIC = "totals over the records of each class"  # and everything that is not classified
+    TRAINED_CLASS_STATISTIC = "the model's answers for each class"  # that was just trained
+    DIAGNOSTIC = "whether numbers were cut off in sending"  # no private job sums it
 
     @property
     def is_by_class(self) -> bool:

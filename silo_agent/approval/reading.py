@@ -31,7 +31,7 @@ from silo_agent.data.settings import DataSettings, check_unit, unit_told
 from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.policy.policy import Policy, load_policy, policy_digest
 from silo_agent.policy.privacy_policy import raised
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
@@ -71,7 +71,9 @@ def read_view(
         check_unit(data_set.unit, spec)
     except (PolicyRefusal, ConfigError) as error:
         refusals.append(PolicyRefusal(str(error)))
-    policy = load_policy(settings.policy if data_set is None else settings.policy_of(data_set))
+    policy_file = settings.policy if data_set is None else settings.policy_of(data_set)
+    digest = policy_digest(policy_file)  # before it is read: a change in between shows at the next approval
+    policy = load_policy(policy_file)
     if spec.not_after <= clock():
         late = f"job {job.id}: not_after: {spec.not_after.isoformat()} has passed"
         refusals.append(PolicyRefusal(late, code=Refusal.JOB_INVALID))
@@ -106,8 +108,14 @@ def read_view(
         previous=None if previous is None else (previous.id, _spec_of(previous)),
         decisions=decisions.of(job.job_digest),
         required_approvals=policy.required_approvals,
-        approved_by=decisions.given(job.job_digest),
+        policy=digest,
+        given=decisions.given(job.job_digest, policies=[digest]),
     )
+
+
+def policy_digests(settings: SiloSettings) -> frozenset[bytes]:
+    """Of the policies that hold now, for all data sets. Raises ConfigError."""
+    return frozenset(policy_digest(settings.policy_of(each)) for each in settings.data_sets)
 
 
 def _spec_of(job: LedgerJob) -> JobSpec:

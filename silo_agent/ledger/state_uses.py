@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.job import Job
+from chorale.spec.selection import tests_in
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
+from strategies.phases.evaluation import EVALUATE_ALL
 
+READS_TRAINING, READS_HOLDOUT = 1, 2
+READS_ALL = READS_TRAINING | READS_HOLDOUT
 _SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 
 
@@ -28,7 +32,8 @@ class StateUse:
 
     training_digest: of them (Strategy.training_digest). min_distance: silos by which the U3 of two such sums
     differ at least, unless they are equal. members: m, 0 of a use from before it was kept.
-    is_drawn: whether the phase names silos by a draw.
+    is_drawn: whether the phase names silos by a draw. reads: of which samples its sums tell, as bits; sums
+    that have none in common have no number of a silo in common either.
     """
 
     job_digest: bytes
@@ -38,6 +43,7 @@ class StateUse:
     min_distance: int
     members: int
     is_drawn: bool
+    reads: int = READS_ALL
 
     @classmethod
     def of(
@@ -55,6 +61,7 @@ class StateUse:
             min_distance=max(rule.min_cohort, assumed_colluders + 2),
             members=rule.members,
             is_drawn=job.spec.draws_rounds and not job.names_everyone(key.phase),
+            reads=_reads(job, key),
         )
 
     @property
@@ -111,8 +118,8 @@ def record_use(
     check_use(connection, use, data_set=data_set, max_repeats=max_repeats)
     connection.execute(
         "INSERT INTO state_uses (data_set, job_digest, round, phase, training_digest, min_distance,"
-        " members, is_drawn, survivors, written_unix_seconds) VALUES (:data_set, :job, :round, :phase,"
-        " :digest, :min_distance, :members, :is_drawn, NULL, :unix_seconds)"
+        " members, is_drawn, reads, survivors, written_unix_seconds) VALUES (:data_set, :job, :round, :phase,"
+        " :digest, :min_distance, :members, :is_drawn, :reads, NULL, :unix_seconds)"
         " ON CONFLICT (data_set, job_digest, round, phase) DO NOTHING",
         {
             **use.of_phase,
@@ -121,6 +128,7 @@ def record_use(
             "min_distance": use.min_distance,
             "members": use.members,
             "is_drawn": use.is_drawn,
+            "reads": use.reads,
             "unix_seconds": unix_seconds,
         },
     )
@@ -142,6 +150,7 @@ def check_survivors(
         min_distance=row["min_distance"],
         members=row["members"],
         is_drawn=row["is_drawn"],
+        reads=row["reads"],
     )
     for other in _others(connection, use, data_set):
         if other["survivors"] is None:
@@ -182,6 +191,14 @@ def forget_use(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> None
     connection.execute(f"DELETE FROM state_uses WHERE {_SAME_PHASE}", of_phase)
 
 
+def _reads(job: Job, key: PhaseKey) -> int:
+    """An evaluation between rounds sums what hold-outs give, and the phases of the round after it do not."""
+    if key.kind == EVALUATE_ALL:
+        return READS_HOLDOUT
+    is_round = not job.names_everyone(key.phase)
+    return READS_TRAINING if is_round and not tests_in(job.spec, key.round) else READS_ALL
+
+
 def _row(connection: sqlite3.Connection, data_set: str, of_phase: dict[str, Any]) -> sqlite3.Row | None:
     found: sqlite3.Row | None = connection.execute(
         f"SELECT * FROM state_uses WHERE data_set = :data_set AND {_SAME_PHASE}",
@@ -191,8 +208,11 @@ def _row(connection: sqlite3.Connection, data_set: str, of_phase: dict[str, Any]
 
 
 def _others(connection: sqlite3.Connection, use: StateUse, data_set: str) -> list[sqlite3.Row]:
-    """Other phases over the same arrays. survivors: as this silo revealed them, else as settled: t silos may
-    also have signed U3 of an attempt that was not the one revealed."""
+    """Other phases over the same arrays whose sums tell of the same samples.
+
+    survivors: as this silo revealed them, else as settled: t silos may also have signed U3 of an attempt that
+    was not the one revealed.
+    """
     return connection.execute(
         """
         SELECT job_digest, round, phase, min_distance, members, is_drawn,
@@ -201,6 +221,7 @@ def _others(connection: sqlite3.Connection, use: StateUse, data_set: str) -> lis
             SELECT job_digest, round, phase, survivors FROM reveals WHERE status = 'revealed'
         ) AS revealed USING (job_digest, round, phase)
         """
-        f"WHERE data_set = :data_set AND training_digest = :digest AND NOT ({_SAME_PHASE})",
-        {**use.of_phase, "data_set": data_set, "digest": use.training_digest},
+        "WHERE data_set = :data_set AND training_digest = :digest AND reads & :reads"
+        f" AND NOT ({_SAME_PHASE})",
+        {**use.of_phase, "data_set": data_set, "digest": use.training_digest, "reads": use.reads},
     ).fetchall()

@@ -43,7 +43,7 @@ from silo_agent.training.parts.computed_parts import (
 from strategies.base import MODEL, Array
 from strategies.parts.closing.fine_tuning import FINE_TUNE
 from strategies.phases.enrollment import CLASS_PRESENCE
-from strategies.phases.evaluation import EVALUATE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.step import GRADIENT
 from strategies.phases.training import TRAIN
 from strategies.tasks.base import LOSS_CLIP
@@ -54,8 +54,9 @@ log = get_logger("silo_agent.training.torch_objective")
 class TorchObjective:
     """Trains, tests and computes statistics in this process, on the GPU where there is one.
 
-    device: auto, cpu or cuda. threads: of one training; more than one per silo on a shared
-    machine is slower, not faster. base_models: the silo's folder of weights that adapters are put beside.
+    device: auto, cpu or cuda. gpu: which one, counted around those that there are. threads: of one
+    training; more than one per silo on a shared machine is slower, not faster. base_models: the silo's
+    folder of weights that adapters are put beside.
     forms: in which number type and memory order models are computed. shares: how batches are cut. A private
     job takes neither: it runs in float32, in one process.
     """
@@ -64,6 +65,7 @@ class TorchObjective:
         self,
         *,
         device: str = "auto",
+        gpu: int = 0,
         threads: int = 1,
         base_models: Path | None = None,
         forms: Forms | None = None,
@@ -72,7 +74,10 @@ class TorchObjective:
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:
             raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
-        self._device = torch.device("cuda" if has_gpu and device != "cpu" else "cpu")
+        on_gpu = has_gpu and device != "cpu"
+        self._device = (
+            torch.device("cuda", gpu % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        )
         self._threads, self._forms, self._shares = threads, forms or Forms(), shares
         self._cache = TeacherCache()
         self._told: JobSpec | None = None
@@ -91,6 +96,7 @@ class TorchObjective:
             CLASS_PRESENCE: presence,
             TRAIN: self._train,
             EVALUATE: evaluated,
+            EVALUATE_ALL: evaluated,
             FINE_TUNE: lambda setting: fine_tune(setting, local_loss, tested_by=evaluation_loss_for(setting)),
             **PHASES,
         }
@@ -171,9 +177,10 @@ class TorchObjective:
         return model
 
     def _train(self, setting: Setting) -> Mapping[str, Array]:
-        """Test the received model, train it, then compute the method's further sums."""
+        """Test the received model where this round does so, train it, then compute the method's further
+        sums."""
         work, recipe = setting.work, setting.work.spec.method.recipe
-        tested = evaluated(setting)
+        tested = evaluated(setting) if work.context.tests_model else {}
         samples = setting.train
         started = time.monotonic()
         generator = shuffler(work.seed)
@@ -235,7 +242,7 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
             PersonalModel(
                 arrays=model_arrays(model),
                 tuned=method.recipe.personalization.word,
-                epochs=work.spec.training.local_epochs,
+                epochs=work.spec.training.passes_over(len(work.data.train)),
                 learning_rate=work.spec.learning_rate_at(work.spec.rounds),
                 tested=own.tested,
                 score_before=score(figures.sums),

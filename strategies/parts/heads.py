@@ -103,6 +103,7 @@ PROJECTED_UNIT = Features(
             holds=lambda recipe: recipe.head.has_unit_rows,
             reason="projected-unit features need head frozen-etf or frozen-orthonormal: before a head of "
             "another length or one that learns, projection and scale change nothing",
+            is_advice=True,
         ),
     ),
     standing=NO_DATA,

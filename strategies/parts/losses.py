@@ -22,6 +22,7 @@ NO_COSINES = Need(
     holds=lambda recipe: not (recipe.features is UNIT and recipe.head.has_unit_rows),
     reason="a softmax of cosines stays nearly even, because nothing here can lengthen features or head: "
     "it needs features raw or projected-unit, or a head of another kind",
+    is_advice=True,
 )
 
 # of the job's task: cross-entropy where that is classification
@@ -34,11 +35,13 @@ SPHERE_MSE = Loss(
             holds=lambda recipe: recipe.features is UNIT,
             reason="sphere-mse takes scores for cosines, and only before features unit are they: longer "
             "features or a learned scale would be trained to no end",
+            is_advice=True,
         ),
         Need(
             holds=lambda recipe: not recipe.head.has_bias,
             reason="sphere-mse takes scores for cosines, which have no bias: it needs head trained-unbiased "
             "or a frozen one",
+            is_advice=True,
         ),
     ),
     standing=PER_SAMPLE,
@@ -46,14 +49,12 @@ SPHERE_MSE = Loss(
     needs_cut=always,
 )
 
+OF_COSINES = "dot-regression is of cosines: it needs features unit and head frozen-etf or frozen-orthonormal"
 DOT_REGRESSION = Loss(
     word="dot-regression",
     needs=(
-        Need(
-            holds=lambda recipe: recipe.features is UNIT and recipe.head.has_unit_rows,
-            reason="dot-regression is of cosines: it needs features unit and head frozen-etf or "
-            "frozen-orthonormal",
-        ),
+        Need(holds=lambda recipe: recipe.head.has_unit_rows, reason=OF_COSINES),
+        Need(holds=lambda recipe: recipe.features is UNIT, reason=OF_COSINES, is_advice=True),
     ),
     standing=PER_SAMPLE,
     needs_classes=True,
@@ -84,6 +85,7 @@ CLIENT_ADAPTED = Loss(
             holds=lambda recipe: recipe.head.is_frozen,
             reason="client-adapted scales a frozen head by the silo's class counts: a trained head would "
             "learn the scale away",
+            is_advice=True,
         ),
     ),
     standing=BY_CLASS_COUNTS,

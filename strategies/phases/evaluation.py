@@ -17,6 +17,7 @@ from strategies.tasks.base import DeclaredTask
 from strategies.tasks.classification import CLASSIFICATION
 
 EVALUATE = "evaluate"
+EVALUATE_ALL = "evaluate-all"  # between rounds, over all silos
 ACCURACY, SQUARE, SILOS = "personal_accuracy", "personal_accuracy_square", "personal_silos"
 DEVIATION = "personal_accuracy_deviation"  # a figure; no sum has this name
 
@@ -30,10 +31,14 @@ class Evaluation:
     is_closing: bool = False
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        if not context.tests_model:
+            return ()
         further = self.task.closing_sums if self.is_closing else ()
         return tuple(each.quantity for each in (*self.task.round_sums, *further))
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        if not context.tests_model:
+            return {}
         figures = self.task.figures(sums)
         for metric in self.task.asked.values() if self.is_closing else ():
             figures |= metric.figures(sums)
@@ -52,6 +57,8 @@ class PersonalAccuracy:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Units: accuracies are shares of a silo's hold-out, 0 to 1."""
+        if not context.tests_model:
+            return ()
         return (
             Quantity(name=ACCURACY, bound=1.0, ring_bits=16, discloses=Disclosure.STATISTIC),
             Quantity(name=SQUARE, bound=1.0, ring_bits=16, discloses=Disclosure.STATISTIC),
@@ -64,6 +71,8 @@ class PersonalAccuracy:
         Every silo weighs the same; the deviation is that of these silos, not an estimate for others.
         Without any hold-out the number stands alone.
         """
+        if not context.tests_model:
+            return {}
         silos = int(sums[SILOS])
         figures = {SILOS: float(silos)}
         if silos > 0:
@@ -78,7 +87,8 @@ class PersonalAccuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatePhase:
-    """Closing phase: figures of the final model, or of the silos' own; the state stays as it is."""
+    """Figures of the model, or of the silos' own, over all silos: at the end, and between rounds where the
+    job says `evaluate_all_every`. The state stays as it is."""
 
     kind: str = EVALUATE
     statistics: tuple[SummedBeside, ...] = (Evaluation(is_closing=True),)
@@ -96,6 +106,6 @@ class EvaluatePhase:
 
     def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
         """Matrices and curves of what the job asks for by `task.metrics`."""
-        asked = [part.task.asked for part in self.statistics if isinstance(part, Evaluation)]
-        metrics = [metric for each in asked for metric in each.values()]
+        closing = [each for each in self.statistics if isinstance(each, Evaluation) and each.is_closing]
+        metrics = [metric for each in closing for metric in each.task.asked.values()]
         return {name: table for metric in metrics for name, table in metric.tables(sums).items()}

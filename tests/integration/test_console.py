@@ -120,8 +120,15 @@ def test_operator_cancels_and_sees_a_silo_go_and_come_back(tmp_path: Path, brows
 def test_who_may_not_log_in_is_told_why(tmp_path: Path, browser: Browser) -> None:
     with _federation(tmp_path) as federation:
         federation.start_coordinator()
+        federation.ceremony.enroll(Role.OPERATOR, "unlisted")
+        unlisted = ConsoleProcess(federation=federation, operator="unlisted").start()
+        assert unlisted.stop() == 0
+        (told,) = [each for each in unlisted.records() if each["event"] == "coordinator refuses this console"]
+        assert "does not list this certificate of operator unlisted" in told["reason"]
+        unlisted.log.unlink()
         console = ConsoleProcess(federation=federation)
-        console.start()
+        listed = console.start()
+        assert [each["event"] for each in listed.records()] == ["console serves"]  # the control
         with visit(browser, console.url, certificate=console.files_of("late")) as late:
             late.page.goto(console.url)
             expect(late.page.locator("main")).to_contain_text("your certificate expired on")

@@ -135,7 +135,16 @@ def found(config: Path, machine: Machine = HEALTHY, job: Path | None = None) -> 
 
 
 def ails(config: Path, machine: Machine = HEALTHY, job: Path | None = None) -> list[Finding]:
-    return [each for each in found(config, machine, job) if each.state is not State.OK]
+    findings = found(config, machine, job)
+    return [each for each in findings if each.state not in (State.OK, State.LEFT_OUT)]
+
+
+def left_out(config: Path) -> list[str]:
+    return [f"{each.check}: {each.told}" for each in found(config) if each.state is State.LEFT_OUT]
+
+
+def fine(config: Path) -> set[str]:
+    return {each.check for each in found(config) if each.state is State.OK}
 
 
 @pytest.mark.parametrize("party", ["silo", "coordinator", "operator"])
@@ -285,6 +294,43 @@ def test_planted_fault_is_found_with_its_fix(ward: Ward, fault: Fault) -> None:
     assert fix in finding.fix
 
 
+def test_one_bad_file_hides_no_fault_of_another_and_what_is_left_out_is_named(ward: Ward) -> None:
+    """A bad key ended the look at certificate, authority and line, and no line said so; a missing
+    authority.crt that at the certificate. The key's fix stood there twice."""
+    line = "line: not looked at: the way to the coordinator and its roster: that needs the "
+    config = _open_key(ward)
+    (key,) = ails(config)
+    assert (key.told.count("chmod"), key.fix) == (
+        *(0, f"chmod 600 {yaml.safe_load(config.read_text())['identity']['key']}"),
+    )
+    assert {"certificate", "authority", "directory", "torch"} <= fine(config)
+    assert left_out(config) == [
+        "certificate: not looked at: whether the key belongs to it: that needs the key",
+        f"{line}key",
+    ]
+    config = ward.silo(authority=str(ward.folder / "none.crt"))
+    assert [each.check for each in ails(config)] == ["authority"]
+    assert "certificate" in fine(config)
+    assert left_out(config) == [
+        "certificate: not looked at: who signed it: that needs the authority.crt",
+        f"{line}authority.crt",
+    ]
+    expired = ward.silo(EXPIRED, authority=str(ward.folder / "none.crt"))
+    assert [each.check for each in ails(expired)] == ["authority", "certificate"]
+    assert left_out(expired) == [f"{line}authority.crt and the certificate"]
+    operator = ward.operator(identity=ward.identity(Role.OPERATOR, OPERATOR, key=ward.folder / "none.key"))
+    assert [each.check for each in ails(operator)] == ["key"]
+    assert left_out(operator)[-1] == f"{line}key"
+    hub = ward.coordinator(
+        identity=ward.identity(Role.COORDINATOR, COORDINATOR, certificate=ward.folder / "x")
+    )
+    assert [each.check for each in ails(hub)] == ["certificate"]
+    assert {"roster", "listen"} <= fine(hub)
+    assert left_out(hub) == [
+        "roster: not looked at: whether it lists this coordinator: that needs the certificate"
+    ]
+
+
 def _cannot_load() -> TorchBuild:
     raise ConfigError("torch and torchvision cannot be loaded: undefined symbol")
 
@@ -425,17 +471,22 @@ def test_command_ends_with_one_and_tells_json(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "told"),
     [
-        {"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2},
-        {"federation": "test", "coordinator": "hub:7443", "authority": "a.crt", "url": "https://hub"},
-        {},
+        ({"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2}, "no settings of a silo"),
+        (
+            {"federation": "test", "coordinator": "hub:7443", "authority": "a.crt", "url": "https://hub"},
+            "the settings of a console, which the doctor does not look at",
+        ),
+        ({}, "no settings of a silo"),
     ],
     ids=["job", "console", "empty"],
 )
-def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values) -> None:
+def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values, told: str) -> None:
     (finding,) = ails(ward.write("other.yaml", values))
-    assert (finding.check, "chorale init" in finding.fix) == ("settings", True)
+    assert (finding.check, told in finding.told) == ("settings", True)
+    assert "chorale init" in finding.fix
+    assert "chorale console --config" in finding.fix
 
 
 @pytest.mark.parametrize("missing", ["policy", "data", "name", "directory"])

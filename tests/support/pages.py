@@ -24,6 +24,7 @@ from web.console.app import Console, application
 from web.console.coordinator import Coordinator, Overview, Watched
 from web.console.logins import CertificateLogins
 from web.console.settings import ConsoleSettings
+from web.console.under_way import LoginsUnderWay
 from web.shared.serving import CERTIFICATE
 from web.shared.sessions import Sessions
 
@@ -130,6 +131,7 @@ class Pages:
         self.sessions: Sessions[Any] = Sessions(
             clock=lambda: self.seconds,
             idle_seconds=60.0 * self.settings.idle_minutes,
+            longest_seconds=60.0 * self.settings.session_minutes,
             cookie="__Host-chorale",
         )
         self.console = Console(
@@ -143,7 +145,7 @@ class Pages:
             ),
             provider=None,
             sessions=self.sessions,
-            under_way=Sessions(clock=lambda: self.seconds, idle_seconds=600.0, cookie="__Host-chorale-login"),
+            under_way=LoginsUnderWay(clock=lambda: self.seconds),
             stopping=asyncio.Event(),
         )
         self.app = application(self.console)

@@ -29,6 +29,7 @@ from web.console.coordinator import GOING_ON, Coordinator, Overview, Unavailable
 from web.console.logins import CertificateLogins, Login
 from web.console.oidc import CALLBACK, Provider
 from web.console.settings import ConsoleSettings
+from web.console.under_way import LoginsUnderWay
 from web.shared.pages import Guard, environment, form_of, page
 from web.shared.serving import CERTIFICATE, MAX_BODY_BYTES, static_folder
 from web.shared.sessions import Session, Sessions, comes_from, is_own_form
@@ -36,8 +37,8 @@ from web.shared.streams import Streams
 
 NEWS_SECONDS = 2.0  # between two looks at the overview
 MIN_GAP_SECONDS = 0.5  # between two fragments of a job
-OIDC_SECONDS = 600.0  # for the way to the provider and back
 DAY_SECONDS = 86_400.0
+MAX_PATH = 200  # characters; a longer one would not fit into a cookie
 
 _PATH = re.compile(r"/([A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*)?")
 _JOB_ID = re.compile(r"[0-9a-f]{64}")
@@ -54,7 +55,7 @@ class Console:
     certificates: CertificateLogins | None
     provider: Provider | None
     sessions: Sessions[Login]
-    under_way: Sessions[dict[str, Any]]  # logins that are at the provider
+    under_way: LoginsUnderWay
     stopping: asyncio.Event
     streams: Streams = field(init=False)
     templates: Environment = field(init=False)
@@ -169,7 +170,7 @@ async def login_by_certificate(request: Request) -> Response:
 
 
 async def login_by_provider(request: Request) -> Response:
-    """The way to the provider. Its cookie is lax: browsers send no strict one on the way back."""
+    """The way to the provider."""
     console: Console = request.app.state.console
     if console.provider is None:
         return console.refuse(request, None, 404, "No login by a provider is set up here.")
@@ -179,7 +180,7 @@ async def login_by_provider(request: Request) -> Response:
         response = await console.provider.begin(request)
     except ChoraleError as error:
         return _refused_login(console, request, error)
-    console.under_way.begin(kept, request, response)
+    console.under_way.keep(kept, response)
     return response
 
 
@@ -191,16 +192,16 @@ async def back_from_provider(request: Request) -> Response:
         return console.refuse(
             request, None, 403, "No login was begun here, or it took too long: log in again."
         )
-    request.scope["session"] = begun.who
+    request.scope["session"] = begun
     try:
         login = await console.provider.end(request)
     except ChoraleError as error:
         response = _refused_login(console, request, error)
-        console.under_way.end(request, response)
+        console.under_way.forget(response)
         return response
     # a page and no redirect: browsers send the strict cookie only where this site leads on itself
-    response = console.render(request, "welcome.html", None, next=_own_path(begun.who["next"]))
-    console.under_way.end(request, response)
+    response = console.render(request, "welcome.html", None, next=_own_path(begun["next"]))
+    console.under_way.forget(response)
     return _logged_in(console, request, response, login)
 
 
@@ -224,7 +225,7 @@ def _refused_login(console: Console, request: Request, error: ChoraleError) -> R
 
 def _own_path(text: str) -> str:
     """A path of this console; the first page for anything else (open redirect)."""
-    return text if _PATH.fullmatch(text) else "/"
+    return text if len(text) <= MAX_PATH and _PATH.fullmatch(text) else "/"
 
 
 # pages

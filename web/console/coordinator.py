@@ -129,6 +129,17 @@ class Coordinator:
                 self._asked = self._clock()
             return self._overview
 
+    async def try_once(self) -> None:
+        """Say in the log what pages would say. No error: both may be repaired while the console runs."""
+        try:
+            await self.overview()
+        except Unavailable as error:
+            log.warning(
+                "coordinator refuses this console" if error.is_refusal else "coordinator does not answer",
+                operator=self.own_name,
+                reason=str(error),
+            )
+
     async def job(self, job_id: str) -> JobSummary | None:
         """The one job whose digest is this, in hexadecimal. Raises Unavailable."""
         jobs = (await self.overview()).jobs

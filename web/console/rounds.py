@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from chorale.spec.settings_file import parse_mapping
-from client.history import TRAIN, JobHistory, figure_by_round, kind_of, personal_figures
+from client.history import TRAIN, JobHistory, curves_facts, figure_by_round, kind_of, personal_figures
 from crypto.errors import ConfigError
 from web.shared.pages import size
 
@@ -51,15 +51,26 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
 
 
 def curves(history: JobHistory) -> dict[str, Any]:
-    """By round, 1 first: main figure and loss of the model after it, silos in its sum, silos left out."""
-    measured = figure_by_round(history, history.main)
+    """By round, 1 first: main figure and loss of the model after it, silos in its sum, silos left out.
+
+    Where rounds draw their silos `figure` is over the hold-outs of the drawn ones alone.
+    """
+    names, both = (history.main, "loss"), curves_facts(history)
+    figures = {name: [_finite(value) for value in figure_by_round(history, name)] for name in names}
     by_round = {record.round: record for record in history.of_kind(TRAIN)}
-    rounds = list(range(1, len(measured) + 1))
+    rounds, of_all = list(range(1, len(figures["loss"]) + 1)), None
+    if history.draws_rounds:
+        drawn, tested = (
+            {each["round"]: each for each in both[name]} for name in ("drawn_silos", "all_silos")
+        )
+        figures = {name: [drawn.get(each, {}).get(name) for each in rounds] for name in names}
+        of_all = [tested.get(each, {}).get(history.main) for each in rounds]
     return {
         "rounds": rounds,
         "main": history.main,
-        "figure": [_finite(value) for value in measured],
-        "loss": [_finite(value) for value in figure_by_round(history, "loss")],
+        "figure": figures[history.main],
+        "figure_all": of_all,  # where rounds draw their silos: over all of them, which is another curve
+        "loss": figures["loss"],
         "silos": [len(by_round[each].cohort) if each in by_round else None for each in rounds],
         "left_out": [len(by_round[each].left_out) if each in by_round else None for each in rounds],
     }

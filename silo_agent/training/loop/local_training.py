@@ -6,8 +6,9 @@ Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import nn
 
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import ConfigError, QuantizationError
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batches
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 
 
 def train_received(setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
-    """The job's epochs on the received model, in place; how many steps. Raises ConfigError, Cancelled."""
+    """The job's epochs or steps on the received model, in place; how many steps. Raises ConfigError,
+    Cancelled."""
     work = setting.work
     return train_locally(
         setting.received,
@@ -104,7 +107,7 @@ def train_locally(
     is_summed: bool = False,
     constant_work: int | None = None,
 ) -> int:
-    """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
+    """The job's local epochs or steps, in place; how many steps were taken. Raises ConfigError, Cancelled.
 
     generator: of the shuffles. shares: of the batches, but for DP-SGD's. random: of DP-SGD, which takes
     nothing from the job. constant_work: for how many records DP-SGD computes. is_summed: what comes of it
@@ -128,8 +131,10 @@ def train_locally(
     least = min_batch(model, len(samples))
     model.train()
     steps, loss_N = 0, torch.zeros(0)
-    for epoch in range(plan.local_epochs):
-        for drawn in samples.at(samples.shuffled(plan.batch_size, generator=generator, least=least)):
+    for epoch in epochs_of(plan):
+        before = steps
+        places = samples.shuffled(plan.batch_size, generator=generator, least=least)
+        for drawn in samples.at(islice(places, steps_left(plan, taken=steps))):
             if is_cancelled():
                 raise Cancelled("training: no longer wanted")
             batch = loss.augmented(drawn, step=epoch)
@@ -148,6 +153,8 @@ def train_locally(
         if is_summed and spec.privacy is None and not bool(loss_N.isfinite().all()):
             why = "look at the task's loss and the data, or lower training.learning_rate"
             raise QuantizationError(f"training: the loss is not finite after {steps} steps; {why}")
+        if steps_left(plan, taken=steps) == 0 or steps == before:
+            break
     shares.average(model.buffers())
     return steps
 
@@ -227,6 +234,16 @@ def _micro_batches(
             steps=steps,
             constant_work=constant_work,
         )
+
+
+def epochs_of(plan: TrainingSpec) -> Iterable[int]:
+    """Passes over the data, counted from 0: the job's, or as many as its steps take."""
+    return count() if plan.local_epochs is None else range(plan.local_epochs)
+
+
+def steps_left(plan: TrainingSpec, *, taken: int) -> int | None:
+    """None where epochs are counted."""
+    return None if plan.local_steps is None else plan.local_steps - taken
 
 
 def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:

@@ -111,3 +111,52 @@ def test_job_is_refused_at_submission_with_the_reason() -> None:
 def test_option_is_refused_by_name(preset: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         strategy_for(preset, options)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"loss": "sphere-mse"}, "sphere-mse takes scores for cosines, and only before"),
+        (
+            {"loss": "sphere-mse", "head": "frozen-orthonormal"},
+            "sphere-mse takes scores for cosines, and only",
+        ),
+        (
+            {"loss": "sphere-mse", "features": "unit"},
+            "sphere-mse takes scores for cosines, which have no bias",
+        ),
+        ({**ETF}, "a softmax of cosines stays nearly even"),
+        ({**ETF, "features": "raw", "loss": "dot-regression"}, "dot-regression is of cosines"),
+        ({"loss": "client-adapted"}, "client-adapted scales a frozen head"),
+    ],
+)
+def test_unusual_job_passes_over_a_rule_and_says_which(parts: dict[str, Any], reason: str) -> None:
+    job = make_job({"parts": parts}, allow_unusual=True)
+    assert any(rule.startswith(reason) for rule in job.method.passed_over)
+    with pytest.raises(ValueError, match=f"{reason}.*allow_unusual: true passes over this rule"):
+        make_job({"parts": parts})
+
+
+HARD = [
+    (parts, reason)
+    for parts, reason in REFUSED
+    if not any(
+        need.is_advice
+        for part in recipe_of(parts).parts.values()
+        for need in part.needs
+        if not need.holds(recipe_of(parts))
+    )
+]
+
+
+@pytest.mark.parametrize(("parts", "reason"), HARD)
+def test_rule_that_keeps_a_bound_or_a_promise_is_never_passed_over(
+    parts: dict[str, Any], reason: str
+) -> None:
+    """Sums that nothing uses, and products of features without a bound, stay refused."""
+    with pytest.raises(ConfigError, match=reason):
+        check_recipe(recipe_of(parts), {}, allow_unusual=True)
+
+
+def test_usual_job_passes_over_nothing() -> None:
+    assert make_job({"preset": "spherefed"}, allow_unusual=True).method.passed_over == ()

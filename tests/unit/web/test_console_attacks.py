@@ -272,7 +272,7 @@ def test_session_ends_when_it_rests_and_when_it_is_old(pages: Pages) -> None:
     pages.seconds += 31 * 60
     assert browser.get("/").status_code == 303
     browser = pages.logged_in("olga")
-    for _ in range(8 * 4):
+    for _ in range(4 * 4):
         pages.seconds += 15 * 60
         last = browser.get("/").status_code
     assert last == 200

@@ -76,7 +76,11 @@ class Desk:
             screen=screen,
             host=HOST,
             sessions=Sessions(
-                clock=lambda: self.seconds, idle_seconds=1800.0, cookie="chorale-silo-8080", is_secure=False
+                clock=lambda: self.seconds,
+                idle_seconds=1800.0,
+                longest_seconds=8 * 3600.0,
+                cookie="chorale-silo-8080",
+                is_secure=False,
             ),
         )
 
@@ -188,6 +192,20 @@ def test_approval_holds_for_what_was_read_alone(desk: Desk) -> None:
         )
     desk.policy()
     assert browser.post(f"{desk.job}/approve", data=form, headers=OWN).is_redirect
+
+
+def test_job_that_is_over_waits_for_nobody(desk: Desk) -> None:
+    """It stood there as `waits for approval` for good, with a button."""
+    browser = desk.logged_in()
+    with closing(Ledger(desk.settings.ledger_path)) as ledger:
+        ledger.note_over(desk.digest)
+    for page in ("/", desk.job):
+        html = browser.get(page).text
+        assert "waits for approval" not in html
+        assert "over (says the coordinator)" in html
+    assert f"{desk.job}/approve" not in html
+    answer = browser.post(f"{desk.job}/approve", data=desk.form(browser, by="Petra"), headers=OWN)
+    assert (answer.status_code, desk.decision) == (409, Decision.OFFERED)
 
 
 def test_job_that_would_be_refused_has_no_button_and_no_way_around(tmp_path: Path) -> None:

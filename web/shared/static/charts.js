@@ -21,10 +21,11 @@
       axes: [{ ...axis, label: "round", labelSize: 20, size: 36 }, { ...axis, size: 56 }, { ...axis, scale: "loss", side: 1, size: 56, grid: { show: false } }],
       series: [
         { label: "round" },
-        { label: curves.main, stroke: color("--accent"), width: 2, spanGaps: true },
+        { label: curves.figure_all ? curves.main + ", drawn silos" : curves.main, stroke: color("--accent"), width: 2, spanGaps: true },
         { label: "loss", scale: "loss", stroke: color("--warn"), width: 2, dash: [6, 4], spanGaps: true },
+        ...(curves.figure_all ? [{ label: curves.main + ", all silos", stroke: color("--text"), width: 2, points: { show: true }, spanGaps: true }] : []),
       ],
-    }, [curves.rounds, curves.figure, curves.loss], place);
+    }, [curves.rounds, curves.figure, curves.loss, ...(curves.figure_all ? [curves.figure_all] : [])], place);
   }
 
   async function load() {

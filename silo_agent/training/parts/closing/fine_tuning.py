@@ -109,9 +109,8 @@ def tune(setting: Setting, make_loss: MakesLoss) -> None:
 def tuning_spec(spec: JobSpec) -> JobSpec:
     """The job with the fine-tuning's epochs and rate in the place of a round's."""
     options = spec.method.options_of(FineTuningOptions)
-    training = spec.training.model_copy(
+    training = spec.training.with_epochs(options.fine_tune_epochs).model_copy(
         update={
-            "local_epochs": options.fine_tune_epochs,
             "learning_rate": options.fine_tune_learning_rate or spec.learning_rate_at(spec.rounds),
             "schedule": ScheduleSpec(),
         }

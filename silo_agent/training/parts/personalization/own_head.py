@@ -44,8 +44,8 @@ def train_head_first(setting: Setting, samples: Batches, generator: torch.Genera
     """FedRep: the head, then the body. Raises ConfigError, Cancelled."""
     _take_head(setting)
     spec, epochs = setting.work.spec, setting.options(HeadFirstOptions).head_epochs
-    training = spec.training.model_copy(update={"local_epochs": epochs})
-    work = replace(setting.work, spec=spec.model_copy(update={"training": training}))
+    training = {"training": spec.training.with_epochs(epochs)}
+    work = replace(setting.work, spec=spec.model_copy(update=training))
     _take_gradients(setting.received, has_body=False, has_head=True)
     train_received(replace(setting, work=work), samples, generator, loss)
     _take_gradients(setting.received, has_body=True, has_head=False)
