@@ -18,7 +18,7 @@ from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
 from strategies.expected import wrong_value
 
-OptionValue: TypeAlias = bool | float | str
+OptionValue: TypeAlias = bool | float | str | None
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 FloatArray = NDArray[np.float64]
