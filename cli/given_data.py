@@ -23,7 +23,7 @@ from silo_agent.rounds.data_sets import name_for
 
 if TYPE_CHECKING:
     from chorale.spec.job_spec import JobSpec
-    from silo_agent.data.base import SiloData
+    from silo_agent.data.base import SampleSet, SiloData
 
 YAML = (".yaml", ".yml")
 CUT = ("partition", "alpha", "shards_per_silo", "min_samples", "split_seed")
@@ -194,6 +194,18 @@ class DataOptions:
         except ConfigError as error:
             raise with_hint(error, "--data, --partition and --silos say what is cut, and how") from None
         return dict(zip(spec.silos, parts, strict=True))
+
+    def load_test_set(self, spec: JobSpec) -> SampleSet:
+        """What of the data no silo trains on, before it is cut: its own test split, or the share held out.
+
+        Raises ConfigError where nothing is cut: then each silo has its own hold-out.
+        """
+        from silo_agent.data.loading import load_data
+
+        if self.silo_files:
+            raise ConfigError("--test: expected one data set that is cut into silos (--data), not --silo")
+        whole = self._settings(len(spec.silos), name=spec.data)
+        return load_data(whole.model_copy(update={"partition": None}), spec).holdout
 
     def describe(self) -> dict[str, Any]:
         """What the data are, for the folder: one that was made from other data is refused."""

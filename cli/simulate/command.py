@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,8 +31,9 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
+from simulation.results import PREFIX
 from simulation.silos import OwnObjectives
-from strategies.phases.evaluation import EVALUATE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
 
 if TYPE_CHECKING:
@@ -74,6 +76,13 @@ MAX_WORKERS = 256
     help="Where silos train; auto: on a GPU if there is one.",
 )
 @click.option(
+    "--test",
+    "has_test_set",
+    is_flag=True,
+    help="Test each round's model on the whole test split of the data, too; of data without one, on the "
+    "share that is held out.",
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="Folder for lines and model; a stopped run continues from there.",
@@ -86,6 +95,7 @@ def simulate(
     policy: Path | None,
     init: Path | None,
     device: str,
+    has_test_set: bool,
     out: Path | None,
     data_options: DataOptions,
 ) -> None:
@@ -123,6 +133,7 @@ def simulate(
             device=device,
             is_secure=is_secure,
             workers=parallel,
+            test_set=options.load_test_set(spec) if has_test_set else None,
         )
         if progress is not None:
             simulation.progress = progress
@@ -139,7 +150,11 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
         taken = steps_taken(simulation.state)
         done = f"round {following[0] - 1}" if spec.steps is None else f"step {taken}"
         click.echo(f"continuing after {done}", err=True)
+    told = set(simulation.progress.evaluations)
     for result in simulation.run():
+        for round in simulation.progress.evaluations.keys() - told:
+            told.add(round)
+            click.echo(_evaluation_line(simulation, round), err=True)
         if folder is None:
             click.echo(json.dumps(result.to_json()))
         else:
@@ -148,7 +163,7 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
         if spec.steps is not None:
             taken = steps_taken(simulation.state)
             title = f"step {taken + bool(result.reason)} of {spec.steps}"
-        click.echo(_line(result, title=title, main=spec.method.task.main), err=True)
+        click.echo(_line(result, title=title, spec=spec), err=True)
 
 
 def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
@@ -172,6 +187,10 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         "final_figure": finite(simulation.final_figure),
         "final_personal_accuracy": None if own is None else own.accuracy,
         "model_after_round": simulation.model[0],
+        "evaluations": [
+            {"round": round, **{name: finite(value) for name, value in figures.items()}}
+            for round, figures in sorted(simulation.progress.evaluations.items())
+        ],
         "stopped": simulation.stopped,
     }
     if simulation.progress.tables:
@@ -235,14 +254,29 @@ def _folder(
     return SimulationFolder(out, identity=identity)
 
 
-def _line(result: RoundResult, *, title: str, main: str) -> str:
+def _evaluation_line(simulation: Simulation, round: int) -> str:
+    figures, main = simulation.progress.evaluations[round], simulation.job.strategy.task.main
+    silos = f"{figures['silos']:.0f} silos"
+    return f"{EVALUATE_ALL}  {silos}  model after round {round}, all silos' hold-outs: {_told(figures, main)}"
+
+
+def _told(figures: Mapping[str, float], main: str) -> str:
+    figure, loss = finite(figures.get(main)), finite(figures.get("loss"))
+    with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
+    return "" if figure is None else f"{main} {figure:.3f}{with_loss}"
+
+
+def _line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
+    main = spec.method.task.main
     parts = [title, f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
     if result.reason:
         parts.append(f"used up ({result.reason})")
-    figure, loss = finite(result.figures.get(main)), finite(result.loss)
-    if figure is not None:
-        told = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
-        parts.append(f"model after round {result.round - 1}: {main} {figure:.3f}{told}")
+    if told := _told(result.figures, main):
+        over = ", drawn silos' hold-outs" if spec.draws_rounds else ""
+        parts.append(f"model after round {result.round - 1}{over}: {told}")
+    on_test_set = finite(result.figures.get(f"{PREFIX}{main}"))
+    if on_test_set is not None:
+        parts.append(f"model after round {result.round}, test set: {main} {on_test_set:.3f}")
     own = personal_of(result.figures)
     if own is not None:
         parts.append(f"personal models: {score_word(main)} {own}")
