@@ -24,7 +24,7 @@ from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import OPEN_POLICY
 from cli.given_data import DataOptions, data_options
 from client.errors import require_extra
-from client.history import personal_of, score_word
+from client.history import ROW_FIGURES, personal_of, score_word
 from client.submission import draw_notes, head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -33,12 +33,18 @@ from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
 from simulation.results import PREFIX
 from simulation.silos import OwnObjectives
+from strategies.phases.enrollment import CLASS_PRESENCE
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+FEW_ROWS = (
+    "class rows: held back as by a federation's default policy, where few silos hold the class "
+    "(--all-class-rows sends them)"
+)
+ALL_ROWS = "class rows: all are sent, as by no federation's default policy (--all-class-rows)"
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
 MAX_WORKERS = 256
 
@@ -61,7 +67,8 @@ MAX_WORKERS = 256
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
-    help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing]",
+    help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing, and holds "
+    "back class rows as a federation's does]",
 )
 @click.option(
     "--init",
@@ -74,6 +81,12 @@ MAX_WORKERS = 256
     show_default=True,
     type=click.Choice(["auto", "cpu", "cuda"]),
     help="Where silos train; auto: on a GPU if there is one.",
+)
+@click.option(
+    "--all-class-rows",
+    "sends_all_rows",
+    is_flag=True,
+    help="Silos send the rows of every class, which no federation's silos do by default.",
 )
 @click.option(
     "--test",
@@ -95,6 +108,7 @@ def simulate(
     policy: Path | None,
     init: Path | None,
     device: str,
+    sends_all_rows: bool,
     has_test_set: bool,
     out: Path | None,
     data_options: DataOptions,
@@ -109,7 +123,9 @@ def simulate(
     spec = _spec(file, options, silos)
     for note in (*draw_notes(spec), *head_notes(spec, init)):
         click.echo(note, err=True)
-    rules = _policy(spec, policy)
+    rules = _policy(spec, policy, sends_all_rows=sends_all_rows)
+    if any(kind == CLASS_PRESENCE for kind in spec.method.opening):
+        click.echo(ALL_ROWS if sends_all_rows else FEW_ROWS, err=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)
     held: AbstractContextManager[Progress | None] = nullcontext() if folder is None else folder.held()
@@ -223,11 +239,15 @@ def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
     return spec
 
 
-def _policy(spec: JobSpec, path: Path | None) -> Policy:
-    """Raises PolicyRefusal where a given policy would refuse the job."""
+def _policy(spec: JobSpec, path: Path | None, *, sends_all_rows: bool) -> Policy:
+    """Class rows are held back as by the default policy, unless all are sent. Raises PolicyRefusal where a
+    given policy would refuse the job, ConfigError where it and --all-class-rows both decide."""
+    if path is not None and sends_all_rows:
+        raise ConfigError("--all-class-rows: --policy says which class rows are sent (min_class_holders)")
     if path is None:
         code = spec.distributions
-        return Policy(federation=spec.federation, count_granularity=1, distributions=code, **OPEN_POLICY)
+        open_policy = {**OPEN_POLICY, "min_class_holders": 1 if sends_all_rows else None}
+        return Policy(federation=spec.federation, count_granularity=1, distributions=code, **open_policy)
     policy = load_policy(path)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
     return policy
@@ -269,6 +289,11 @@ def _told(figures: Mapping[str, float], main: str) -> str:
 def _line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
     main = spec.method.task.main
     parts = [title, f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
+    parts += [
+        f"rows of {result.figures[name]:.0f} of {spec.classes} classes"
+        for name in ROW_FIGURES
+        if name in result.figures
+    ]
     if result.reason:
         parts.append(f"used up ({result.reason})")
     if told := _told(result.figures, main):

@@ -1,4 +1,4 @@
-"""All silos test the model every k rounds in a federation of processes, also where a round names nearly all."""
+"""All silos test the model every k rounds in a federation of processes, though a round names nearly all."""
 
 from __future__ import annotations
 

@@ -169,6 +169,30 @@ def test_the_page_has_both_curves_and_what_stands_behind_them(drawn: JobHistory)
     assert '<td data-label="value">0.5000</td>' in told
 
 
+PRESENCE = {"classes": 10.0, "class_rows_by_default": 2.0, "classes_without_holder": 0.0}
+
+
+@pytest.mark.parametrize("figure", ["soft_label_rows", "classes_with_prototype"])
+def test_the_share_of_class_rows_is_told_in_lines_report_and_page(figure: str) -> None:
+    history = _history(
+        _record(0, "class-presence.0", figures=PRESENCE),
+        _record(1, "train", figures={figure: 2.0}),
+        _record(2, "train", figures={figure: 4.0}),
+    )
+    lines = [progress.plain_line(each, title="") for each in history.records]
+    assert "by the default policy silos send rows of 2 of 10 classes" in lines[0]
+    assert "rows of 4 classes" in lines[2]
+    told = report.document(history)
+    assert told["class_rows"] == {"classes": 10, "by_default": 2, "by_round": {"1": 2, "2": 4}, "share": 0.3}
+    assert "Of the 10 classes, rows of 30% were in a round's sum" in page(told)
+
+
+def test_a_method_without_class_statistics_has_no_share_of_rows(history: JobHistory) -> None:
+    told = report.document(history)
+    assert told["class_rows"] is None
+    assert "rows of" not in page(told)
+
+
 def test_a_job_of_steps_is_told_by_its_steps(history: JobHistory) -> None:
     """Round 2 is used up, so round 3 takes step 2; a record's number is that of its round all the same."""
     history.summary.steps = 2
