@@ -148,9 +148,9 @@ class RuledSimulation(Simulation):
         counts_KC = self._counts(here, given_KCC)
         if kind == "soft_labels":  # sums of answers
             means_KCC = given_KCC / np.maximum(counts_KC, 1)[:, :, None]
-            rows = Rows(np.asarray(means_KCC), counts_KC, self._rng)
+            rows = Rows(means_KCC, counts_KC, self._rng)
         else:  # one row a silo, whatever its samples
-            rows = Rows(given_KCC, given_KCC.any(axis=2).astype(np.float64), self._rng)
+            rows = Rows(given_KCC, np.asarray(given_KCC.any(axis=2), np.float64), self._rng)
         found_CC = RULES[self._rule](rows, is_rare_C)
         self.shares.append(float(np.count_nonzero(found_CC.any(axis=1)) / CLASSES))
         return {**sums, **_as_sums(kind, found_CC, rows.counts_KC.sum(axis=0))}
