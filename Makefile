@@ -102,5 +102,5 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) torch torchvision
-	@$(INSTALL) -e '.[silo,tables,export,examples,otel,dev,docs]'
+	@$(INSTALL) -e '.[silo,tables,export,examples,ray,otel,dev,docs]'
 	@touch $@

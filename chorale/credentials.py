@@ -87,7 +87,7 @@ class CredentialFiles:
     def check(self, identity: Identity, authority: Anchors) -> None:
         """Whether the peer will accept it now. Raises ConfigError."""
         tls.check_own_certificate(
-            identity,
+            identity.certificate,
             authority=authority,
             role=self._role,
             federation=self._federation,

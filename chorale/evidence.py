@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,11 +29,20 @@ from chorale.spec.state import ARRAY_NAME, GlobalState
 from chorale.spec.validation_errors import got
 from crypto import encoding
 from crypto.errors import ConfigError, RemoteProtocolError
-from crypto.identity.certificates import Identity, SignedBody, certificate_from_der, check_signature
+from crypto.identity.certificates import Anchors, Identity, SignedBody, certificate_from_der, check_signature
 
 FORMAT = 1
 MAX_STATEMENT_BYTES = 64 << 20
 MAX_SIGNATURE_BYTES = 128
+MAX_VALUES = 1 << 22  # of a document; one of 64 MiB that somebody signed for a job has fewer
+MAX_DEPTH = 16  # ours have 7
+_MARK = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[{,\]}]', re.DOTALL)
+# its one form: the statement's lines stand one space further in than by themselves
+_SIGNED = re.compile(
+    rb'\{\n "certificate": "([A-Za-z0-9+/=]{1,%d})",\n "signature": "([A-Za-z0-9+/=]{1,%d})",\n "statement": '
+    % (2 * MAX_CERTIFICATE_BYTES, 2 * MAX_SIGNATURE_BYTES)
+)
+_SIGNED_END = b"\n}\n"
 
 
 def _printable(text: str) -> str:
@@ -235,17 +245,25 @@ def sign_statement(statement: Statement, identity: Identity) -> bytes:
     )
 
 
-def open_statement(data: bytes, kind: type[S]) -> Signed[S]:
-    """What a file says, once its signature held. Raises RemoteProtocolError."""
-    document = read_document(data)
-    if document.keys() != {"certificate", "signature", "statement"}:
-        raise RemoteProtocolError("expected a statement, its signature and a certificate")
-    certificate = certificate_from_der(from_base64(document["certificate"], MAX_CERTIFICATE_BYTES))
-    statement = parsed(kind, document["statement"])
-    body = encoding.encode(kind.purpose, hashlib.sha256(statement.to_bytes()).digest())
-    signature = from_base64(document["signature"], MAX_SIGNATURE_BYTES)
+def open_statement(data: bytes, kind: type[S], *, authority: Anchors | None = None) -> Signed[S]:
+    """What a file says. authority: who has to have issued the certificate; None: that is checked later.
+
+    Security: the signature is checked over the bytes as they stand there, and nothing of the statement is
+    parsed before it held. Raises RemoteProtocolError.
+    """
+    found = _SIGNED.match(data)
+    if found is None or not data.endswith(_SIGNED_END) or len(data) > MAX_STATEMENT_BYTES:
+        raise RemoteProtocolError(
+            f"expected a statement, its signature and a certificate, at most {MAX_STATEMENT_BYTES} bytes"
+        )
+    certificate = certificate_from_der(from_base64(found[1].decode(), MAX_CERTIFICATE_BYTES))
+    if authority is not None:
+        authority.issuers_of(certificate)
+    signed = data[found.end() : -len(_SIGNED_END)].replace(b"\n ", b"\n") + b"\n"
+    body = encoding.encode(kind.purpose, hashlib.sha256(signed).digest())
+    signature = from_base64(found[2].decode(), MAX_SIGNATURE_BYTES)
     check_signature(SignedBody(body=body, signature=signature), purpose=kind.purpose, certificate=certificate)
-    return Signed(statement=statement, certificate=certificate)
+    return Signed(statement=parsed(kind, read_document(signed)), certificate=certificate)
 
 
 def document_bytes(document: Mapping[str, Any]) -> bytes:
@@ -253,10 +271,12 @@ def document_bytes(document: Mapping[str, Any]) -> bytes:
     return _canonical(document)
 
 
-def read_document(data: bytes) -> dict[str, Any]:
-    """Raises RemoteProtocolError for bytes in any other form than that in which they are written."""
-    if len(data) > MAX_STATEMENT_BYTES:
-        raise RemoteProtocolError(f"expected at most {MAX_STATEMENT_BYTES} bytes, got {len(data)}")
+def read_document(data: bytes, *, max_bytes: int = MAX_STATEMENT_BYTES) -> dict[str, Any]:
+    """Raises RemoteProtocolError for bytes in any other form than that in which they are written, and for a
+    document that is too long, too deep or of too many values, before it is parsed."""
+    if len(data) > max_bytes:
+        raise RemoteProtocolError(f"expected at most {max_bytes} bytes, got {len(data)}")
+    _check_size(data)
     try:
         document = json.loads(data)
         is_same = isinstance(document, dict) and _canonical(document) == data
@@ -265,6 +285,23 @@ def read_document(data: bytes) -> dict[str, Any]:
     if not is_same:
         raise RemoteProtocolError("expected a document as Chorale writes it, got other bytes")
     return dict(document)
+
+
+def _check_size(data: bytes) -> None:
+    """A value of three bytes takes 64 as an object: 64 MiB of them took 2 GB before they were counted."""
+    values = depth = 0
+    for found in _MARK.finditer(data):
+        match data[found.start()]:
+            case 0x5B | 0x7B:  # [ {
+                values, depth = values + 1, depth + 1
+            case 0x5D | 0x7D:  # ] }
+                depth -= 1
+            case 0x2C:  # ,
+                values += 1
+        if depth > MAX_DEPTH or values > MAX_VALUES:
+            raise RemoteProtocolError(
+                f"expected at most {MAX_VALUES} values in lists of at most {MAX_DEPTH} levels"
+            )
 
 
 D = TypeVar("D", bound=Document)

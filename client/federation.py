@@ -30,7 +30,7 @@ from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, open_model
 from chorale.transport.tls import load_authority
-from client.history import JobHistory, check_done
+from client.history import JobHistory, check_done, silo_facts, summary_facts
 from client.operations import Operations, connect
 from client.planning import Plan, plan_of, with_timing
 from client.results import results_of, rounds_of
@@ -183,10 +183,28 @@ class Federation:
         write_atomic(Path(out), data, mode=0o644)
         return Path(out)
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs that the coordinator knows: the rows of `chorale job list --json`."""
+        with connect(self.settings) as (operations, _):
+            return [summary_facts(summary) for summary in operations.jobs()]
+
+    def silos(self) -> list[dict[str, Any]]:
+        """The roster's silos, and which are connected: the rows of `chorale job silos --json`."""
+        with connect(self.settings) as (operations, _):
+            rows: list[dict[str, Any]] = silo_facts(operations.silos())["silos"]
+            return rows
+
+    def pause(self, job: JobId) -> None:
+        """Start no further phase until the job is resumed: `chorale job pause`."""
+        self._control(job, "pause")
+
+    def resume(self, job: JobId) -> None:
+        """Go on with a paused job: `chorale job resume`."""
+        self._control(job, "resume")
+
     def cancel(self, job: JobId) -> None:
         """End a job for good; the rounds that are done stay: `chorale job cancel`."""
-        with connect(self.settings) as (operations, _):
-            operations.control(_find(operations, job), "cancel")
+        self._control(job, "cancel")
 
     def to_mlflow(self, job: JobId, uri: str, *, experiment: str | None = None) -> str:
         """Write a job's rounds and figures to an MLflow server; returns the run's id: mlflow_export.export.
@@ -197,6 +215,10 @@ class Federation:
         from client.mlflow_export import export
 
         return export(self._history(job), uri, experiment=experiment or self.settings.federation)
+
+    def _control(self, job: JobId, action: str) -> None:
+        with connect(self.settings) as (operations, _):
+            operations.control(_find(operations, job), action)
 
     def _prepared(self, job: JobFile, init: File | None) -> Submission:
         spec: JobSpec = spec_of(job, source="job") if isinstance(job, Mapping) else read_spec(Path(job))
@@ -269,6 +291,22 @@ class AsyncFederation:
     async def evidence(self, job: JobId, out: File, *, added: Sequence[File] = ()) -> Path:
         """Federation.evidence."""
         return await asyncio.to_thread(self._federation.evidence, job, out, added=added)
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        """Federation.jobs."""
+        return await asyncio.to_thread(self._federation.jobs)
+
+    async def silos(self) -> list[dict[str, Any]]:
+        """Federation.silos."""
+        return await asyncio.to_thread(self._federation.silos)
+
+    async def pause(self, job: JobId) -> None:
+        """Federation.pause."""
+        await asyncio.to_thread(self._federation.pause, job)
+
+    async def resume(self, job: JobId) -> None:
+        """Federation.resume."""
+        await asyncio.to_thread(self._federation.resume, job)
 
     async def cancel(self, job: JobId) -> None:
         """Federation.cancel."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from chorale.job import SignedJob
 from chorale.results import APPLIED, finite
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import MAX_ROUNDS
 from chorale.spec.settings_file import parse_mapping
-from chorale.v1.operations_pb2 import JobEvent
+from chorale.v1.operations_pb2 import JobEvent, ListSilosReply
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from client.errors import JobNotDone, printable
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
@@ -20,6 +23,51 @@ ACCURACY, TESTED = "accuracy", "tested"
 ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
 EVALUATE_ALL = "evaluate-all"
 ROW_FIGURES = ("soft_label_rows", "classes_with_prototype")  # classes whose rows are in a sum
+MAX_RECORDS = 10 * MAX_ROUNDS  # of a job whose text this release does not read, or that is not told yet
+MAX_RECORDS_BYTES = 64 << 20  # as much as the statement of a job's evidence may have, which says the same
+
+# why a silo was left out, and at which stage, for people; programs read the codes (docs/protocol.md 9)
+REASON_WORDS = {
+    "disconnected": "connection lost",
+    "no-answer": "no answer in time",
+    "sits-out": "not asked, after a complaint",
+    "lied": "sent false shares",
+    "complained": "complained of another silo",
+    Refusal.JOB_INVALID: "holds the job invalid",
+    Refusal.JOB_NOT_APPROVED: "no approval yet",
+    Refusal.REJECTED: "rejected",
+    Refusal.POLICY: "refused by its policy",
+    Refusal.BUDGET: "privacy budget used up",
+    Refusal.LEDGER: "its ledger was put back from a backup",
+    Refusal.DATA: "data do not fit the job",
+    Refusal.CODE: "other code than the job's",
+    Refusal.ROSTER: "another roster",
+    Refusal.NOT_NAMED: "not one of the job's silos",
+    Refusal.NOT_ENROLLED: "not enrolled in the job yet",
+    Refusal.TERMS: "other terms than it computed itself",
+    Refusal.STATE: "global state does not follow from the last sum",
+    Refusal.LATER_STATE: "knows a later state of the job",
+    Refusal.COHORT_TOO_SMALL: "too few silos for its policy",
+    Refusal.LEFT_OUT: "not in the sum",
+    Refusal.ADVERT: "another silo's first message does not hold",
+    Refusal.ENVELOPE: "another silo's shares do not hold",
+    Refusal.SIGNATURES: "signatures of other silos do not hold",
+    Refusal.ALREADY_REVEALED: "revealed this sum before",
+    Refusal.OVERLAPPING_COHORT: "too much the same silos as in another sum",
+    Refusal.SUM: "the sum fails its check",
+    Refusal.STATE_USED_UP: "takes no further sum over this state",
+    Refusal.STAGE: "message out of turn",
+    Refusal.MALFORMED: "malformed message",
+    Refusal.INTERNAL: "a fault of its own: its log says which",
+}
+STAGE_WORDS = {  # while silos are waited for, the reason says it all
+    "waiting": "",
+    "advertise": "as keys were exchanged",
+    "share": "as shares were exchanged",
+    "masked": "during its upload",
+    "consistency": "as silos signed who is in the sum",
+    "unmask": "as masks were taken off",
+}
 
 
 @dataclass(slots=True)
@@ -31,18 +79,24 @@ class JobHistory:
     records: list[PhaseRecord] = field(default_factory=list)
     _known: set[tuple[int, str]] = field(init=False, repr=False)
     _draws: tuple[SignedJob | None, bool] = field(init=False, repr=False, default=(None, False))
+    _taken: list[int] = field(init=False, repr=False)  # rounds whose training was applied, in order
+    _bytes: int = field(init=False, repr=False, default=0)
+    _most: int = field(init=False, repr=False, default=MAX_RECORDS)
 
     def __post_init__(self) -> None:
         self._known = {(record.round, record.phase) for record in self.records}
+        self._taken = sorted(each.round for each in self.of_kind(TRAIN) if each.result == APPLIED)
 
     def add(self, event: JobEvent) -> PhaseRecord | None:
         """Take in one event; the record, if it was one that is not known yet.
 
-        Raises RemoteProtocolError for a round that no job has: figures stand by round.
+        Raises RemoteProtocolError for a round that no job has, because figures stand by round, and for more
+        phases than the signed job can have, or more bytes: readers keep all of them.
         """
         kind = event.WhichOneof("kind")
         if kind == "job":
             self.signed = SignedJob.from_wire(event.job)
+            self._most = _most_records(self.signed.spec_bytes)
         if kind == "summary":
             self.summary = event.summary
         if kind != "record":
@@ -52,8 +106,16 @@ class JobHistory:
             return None
         if new.round > MAX_ROUNDS:
             raise RemoteProtocolError(f"coordinator: round {new.round}: a job has at most {MAX_ROUNDS}")
+        self._bytes += new.ByteSize()
+        if len(self._known) >= self._most or self._bytes > MAX_RECORDS_BYTES:
+            raise RemoteProtocolError(
+                f"coordinator: it tells of more than the {self._most} phases that this job can have, or of "
+                f"more than {MAX_RECORDS_BYTES} bytes"
+            )
         self._known.add((new.round, new.phase))
         self.records.append(new)
+        if kind_of(new) == TRAIN and new.result == APPLIED:
+            insort(self._taken, new.round)
         return new
 
     def of_kind(self, kind: str) -> list[PhaseRecord]:
@@ -65,9 +127,7 @@ class JobHistory:
             return kind_of(record)
         if not self.summary.steps:
             return f"round {record.round}/{self.summary.rounds}"
-        applied = [each for each in self.of_kind(TRAIN) if each.result == "applied"]
-        taken = sum(each.round < record.round for each in applied)
-        return f"step {taken + 1} of {self.summary.steps}"
+        return f"step {bisect_left(self._taken, record.round) + 1} of {self.summary.steps}"
 
     @property
     def main(self) -> str:
@@ -84,14 +144,33 @@ class JobHistory:
     def closing(self, figure: str) -> float | None:
         """A figure of the last model, from the closing evaluation: accuracy, or how many samples it tested
         (noise included). None if there was none."""
-        closing = [record for record in self.of_kind(EVALUATE) if record.result == "applied"]
+        closing = [record for record in self.of_kind(EVALUATE) if record.result == APPLIED]
         return closing[-1].figures.get(figure) if closing else None
 
 
+def _most_records(spec_bytes: bytes) -> int:
+    """How many phases a job can come to: each kind of them, as often as it may be tried, in each round."""
+    try:
+        spec = JobSpec.from_yaml(spec_bytes, source="job")
+    except ConfigError:
+        return MAX_RECORDS
+    return min(MAX_RECORDS, len(spec.method.phases) * spec.max_attempts * (spec.rounds + 1))
+
+
 def why_told(left: LeftOut) -> str:
-    """Why a silo was left out: `policy: max_rounds`, `rejected: "not before May"`, `no-answer`."""
-    text = f'"{left.text}"' if left.text else ""
-    return printable(": ".join(filter(None, [left.reason, left.rule, text])))
+    """Why a silo was left out, by code: `policy: max_rounds`, `rejected: "not before May"`, `no-answer`."""
+    return printable(": ".join([left.reason, *_details(left)]))
+
+
+def left_out_told(left: LeftOut) -> str:
+    """The same in words, and at which stage: `connection lost during its upload`."""
+    reason, stage = REASON_WORDS.get(left.reason, left.reason), STAGE_WORDS.get(left.stage, left.stage)
+    return printable(" ".join(filter(None, [": ".join([reason, *_details(left)]), stage])))
+
+
+def _details(left: LeftOut) -> list[str]:
+    """The policy field that refused, or what a person typed."""
+    return [*([left.rule] if left.rule else []), *([f'"{left.text}"'] if left.text else [])]
 
 
 def state_told(summary: JobSummary) -> str:
@@ -123,6 +202,39 @@ def summary_facts(summary: JobSummary) -> dict[str, Any]:
     }
 
 
+def silo_facts(reply: ListSilosReply) -> dict[str, Any]:
+    """The federation as `--json` has it. Raises RemoteProtocolError for a date that is none."""
+    return {
+        "roster_version": reply.roster_version,
+        "software": _software(reply.software_version, reply.software_digest),
+        "silos": [
+            {
+                "name": silo.name,
+                "connected": silo.connected,
+                "certificate": silo.certificate_sha256.hex(),
+                "expires": _date(silo.certificate_expires_unix_seconds) if silo.connected else None,
+                "software": _software(silo.software_version, silo.software_digest)
+                if silo.connected
+                else None,
+            }
+            for silo in reply.silos
+        ],
+    }
+
+
+def _date(unix_seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d}"
+    except (ValueError, OverflowError, OSError):
+        raise RemoteProtocolError(f"coordinator: expected a date, got {unix_seconds}") from None
+
+
+def _software(version: str, digest: bytes) -> str:
+    """What others wrote of themselves, as a part of a line."""
+    word = version[:64] if version.isascii() and version.isprintable() else "?"
+    return f"{word}, sha256:{digest.hex()[:64] or 'none'}"
+
+
 def phase_facts(record: PhaseRecord) -> dict[str, Any]:
     """A phase as `--json` and report.json have it."""
     return {
@@ -136,6 +248,7 @@ def phase_facts(record: PhaseRecord) -> dict[str, Any]:
         "data_share": record.data_share,
         "figures": dict(sorted(record.figures.items())),
         "wall_seconds": record.wall_seconds,
+        "approval_seconds": record.approval_seconds,
         "upload_bytes": record.upload_bytes,
         "verified_by": record.verified_by,
         "state_digest": record.state_digest.hex(),
@@ -327,7 +440,7 @@ def score_word(main: str) -> str:
 def personal_figures(history: JobHistory) -> PersonalFigures | None:
     """None where the method has no personal models, or no silo a hold-out to test its own on."""
     closing = [record for record in history.records if kind_of(record) in (EVALUATE, FINE_TUNE)]
-    found = [personal_of(record.figures) for record in closing if record.result == "applied"]
+    found = [personal_of(record.figures) for record in closing if record.result == APPLIED]
     return next((figures for figures in reversed(found) if figures is not None), None)
 
 
@@ -354,7 +467,7 @@ def check_done(history: JobHistory) -> None:
     told = [printable(summary.status or "unknown"), printable(summary.reason)]
     message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
     last = history.records[-1:]  # the phase that ended it, unless it was applied
-    codes = {left.reason for record in last if record.result != "applied" for left in record.left_out}
+    codes = {left.reason for record in last if record.result != APPLIED for left in record.left_out}
     if Refusal.BUDGET in codes:
         raise BudgetExhausted(message)
     if codes & {Refusal.POLICY, Refusal.REJECTED}:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -52,6 +52,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 RECONNECT_SECONDS = 1.0  # between two looks at a coordinator that stops while it still answers
+MAX_WAITING = 16  # messages of a stream that are here and not taken yet
 MAX_RECONNECT_SECONDS = 5.0  # between two tries to reach one that does not
 
 
@@ -250,26 +251,36 @@ def connect(settings: LineSettings) -> Iterator[tuple[Operations, Identity]]:
 def read_aside(stream: Iterable[T]) -> Iterator[T]:
     """The items of a stream, read by a thread of its own, and what it raises.
 
-    A Ctrl-C that meets gRPC's compiled code is swallowed there; one that meets a queue is not.
+    A Ctrl-C that meets gRPC's compiled code is swallowed there; one that meets a queue is not. A peer that
+    sends faster than its items are taken waits: MAX_WAITING of them at most lie here.
     """
-    items: queue.Queue[tuple[T | None, Exception | None]] = queue.Queue()
+    items: queue.Queue[tuple[T | None, Exception | None]] = queue.Queue(MAX_WAITING)
+    is_left = threading.Event()
 
     def read() -> None:
         try:
             for item in stream:
                 items.put((item, None))
+                if is_left.is_set():
+                    return
             items.put((None, None))
         except Exception as error:
             items.put((None, error))
 
     threading.Thread(target=read, daemon=True).start()
-    while True:
-        item, error = items.get()
-        if error is not None:
-            raise error
-        if item is None:
-            return
-        yield item
+    try:
+        while True:
+            item, error = items.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        is_left.set()
+        with suppress(queue.Empty):  # room for the thread that may wait for it
+            while True:
+                items.get_nowait()
 
 
 def _model_bytes(stream: Iterator[operations_pb2.FetchMessage]) -> Iterator[bytes]:

@@ -49,7 +49,8 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """promise: of a private job. model_bytes: of its parameters as float32; state_bytes: of the whole global
+    """unusual: rules that the job's parts break and that it passes over. promise: of a private job.
+    model_bytes: of its parameters as float32; state_bytes: of the whole global
     state, which a silo downloads once where it was away. timing: by past rounds, None where nobody asked a
     coordinator or it ran no such job."""
 
@@ -63,6 +64,7 @@ class Plan:
     promise: Promise | None
     notes: tuple[str, ...]
     timing: Timing | None = None
+    unusual: tuple[str, ...] = ()
 
     @property
     def sent_bytes(self) -> int:
@@ -117,6 +119,7 @@ def plan_of(submission: Submission) -> Plan:
         state_bytes=len(submission.state),
         promise=None if spec.privacy is None else promise_of(spec, state),
         notes=submission.notes,
+        unusual=spec.method.passed_over,
     )
 
 

@@ -12,6 +12,7 @@ from chorale.pinned_code import pinned
 from chorale.privacy.plan import solve
 from chorale.privacy.promise import promise_of
 from chorale.runtime.files import read_limited
+from chorale.spec.fields import check_federation
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import read_model
@@ -45,6 +46,7 @@ def prepared(spec: JobSpec, *, init: Path | None = None, now: datetime) -> Submi
 
     init: a safetensors file with the starting weights; None draws them from the job. Raises ConfigError.
     """
+    check_federation(spec.name, len(spec.silos))
     spec = with_code(spec)
     of_head = head_notes(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)

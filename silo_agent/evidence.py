@@ -6,16 +6,13 @@ something stays here. Source: docs/protocol.md 11.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from chorale import evidence
 from chorale.evidence import AuditExcerpt, Runs, SiloStatement
 from chorale.privacy.releases import releases_to_json
-from chorale.runtime.files import read_limited
 from chorale.runtime.software import own_software
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.settings_file import MAX_BYTES
 from crypto.errors import ConfigError
 from silo_agent.ledger.decisions import (
     APPROVED_EVENT,
@@ -24,7 +21,7 @@ from silo_agent.ledger.decisions import (
     REJECTED_EVENT,
 )
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, LedgerJob
-from silo_agent.policy.policy import load_policy
+from silo_agent.policy.policy import load_policy, policy_digest
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.settings import SiloSettings
 
@@ -60,7 +57,7 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
         operator=job.operator,
         software=Runs.here(own_software()),
         decision=job.decision.value,
-        policy=hashlib.sha256(read_limited(path, MAX_BYTES)).hexdigest(),
+        policy=policy_digest(path).hex(),
         delta=spent.delta,
         sides_are_fixed=spent.sides_are_fixed,
         costs=ledger.costs_of(job.job_digest),

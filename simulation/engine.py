@@ -18,9 +18,11 @@ time on a CPU, however many workers compute them. Source: docs/simulation.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chorale.job import Job, SignedJob
@@ -36,11 +38,14 @@ from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.members import enroll
+from simulation.on_ray import Ray, RayPool
 from simulation.pool import Pool
+from simulation.processes import ProcessPool
 from simulation.results import PhaseReport, SimulationFailed, listed, round_result
-from simulation.silos import Answer, SilosHere, built_in
+from simulation.silos import Answer, Answered, Compute, Locals, SilosHere, built_in, unwatched
+from simulation.stored import KeptFile, Scratch
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
-from strategies.base import Array, Arrays, PhaseResult
+from strategies.base import Array, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
@@ -60,7 +65,7 @@ Step = tuple[int, str]  # round and phase
 class Progress:
     """How far a simulation has come, between two phases: all that it resumes from.
 
-    following: None after the last phase. local: by silo, what it keeps between rounds.
+    following: None after the last phase. local: by silo, what it keeps between rounds, in a file.
     closing: figures of the closing phases so far. tables: their matrices and curves, as lists.
     measured: what the rounds said of their models. best: the best of them and its round, where the job keeps
     it. evaluations: by round, figures of the model after it over all silos' hold-outs, between rounds.
@@ -68,7 +73,7 @@ class Progress:
 
     following: Step | None
     state: GlobalState = field(repr=False)
-    local: Mapping[str, Arrays] = field(repr=False)
+    local: Locals = field(repr=False)
     closing: Mapping[str, Mapping[str, float]]
     measured: Measurements = field(default=Measurements())
     best: tuple[int, GlobalState] | None = field(default=None, repr=False)
@@ -81,9 +86,11 @@ class Simulation:
 
     silos: data by name, one for each silo of the job. state: the initial one; None: by model and seed.
     policy: of every silo; None: the defaults, which hold back class rows of few silos and round counts.
-    objective: None: the built-in training on `device` (auto, cpu or cuda).
+    objective: None: the built-in training on `device` (auto, cpu or cuda); compute: says more of it.
     is_secure: sums go through the real sessions and masks. workers: processes that compute, each one thread;
-    0: this one. self_mask_seeds: b of every silo, which rounds are drawn by; None: by the job's seed.
+    0: this one. ray: workers are actors of Ray instead. scratch: folder for files of its own, which go when
+    it ends; None: the system's. answered: told after each silo how many of a phase's have answered.
+    self_mask_seeds: b of every silo, which rounds are drawn by; None: by the job's seed.
     test_set: samples on which every round's new model is tested besides, as test_accuracy, test_loss ...; no
     federation has such.
     Raises ConfigError where job, data and state do not go together.
@@ -98,8 +105,12 @@ class Simulation:
         policy: Policy | None = None,
         objective: Objective | None = None,
         device: str = "auto",
+        compute: Compute | None = None,
         is_secure: bool = False,
         workers: int = 0,
+        ray: Ray | None = None,
+        scratch: Path | None = None,
+        answered: Callable[[Step, int, int], None] | None = None,
         self_mask_seeds: Mapping[str, bytes] | None = None,
         test_set: SampleSet | None = None,
     ) -> None:
@@ -116,14 +127,10 @@ class Simulation:
             name: encoding.digest("simulated-self-mask", spec.seed, name) for name in spec.silos
         }
         policy = policy or Policy(federation=spec.federation)
-        self._silos: SilosHere | Pool
-        if workers:
-            self._silos = Pool(
-                self.job, silos, policy=policy, objective=objective, device=device, workers=workers
-            )
-        else:
-            objective = objective or built_in(device)
-            self._silos = SilosHere(self.job, silos, policy=policy, objective=objective)
+        compute = compute or Compute(device=device)
+        self._answered = answered
+        self._scratch = Scratch(scratch)
+        self._silos = self._made(silos, policy, objective, compute, workers=workers, ray=ray)
         self._secure: SecureSum | None = None
         if is_secure:
             now = datetime.now(UTC)
@@ -151,6 +158,16 @@ class Simulation:
     def stopped(self) -> str:
         """Why there are fewer rounds than the job says; empty where there are not."""
         return self.progress.measured.stalled(self.job.spec)
+
+    @property
+    def computed_by(self) -> str:
+        """In words: how many workers, and where."""
+        return self._silos.told
+
+    @property
+    def state_digest(self) -> str:
+        """SHA-256 of the present global state, in hex: the same for any engine and number of workers."""
+        return state_digest(state_to_bytes(self.state)).hex()
 
     @property
     def closing(self) -> Mapping[str, Mapping[str, float]]:
@@ -214,8 +231,32 @@ class Simulation:
 
     def close(self) -> None:
         """End the workers. `run` does so at its end."""
-        if isinstance(self._silos, Pool):
-            self._silos.close()
+        self._silos.close()
+
+    def _made(
+        self,
+        data: Mapping[str, SiloData],
+        policy: Policy,
+        objective: Objective | None,
+        compute: Compute,
+        *,
+        workers: int,
+        ray: Ray | None,
+    ) -> SilosHere | Pool[Any]:
+        """What answers for the silos: this process, processes of its own, or actors of Ray."""
+        if ray is not None:
+            return RayPool(self.job, data, policy=policy, objective=objective, compute=compute, on=ray)
+        if workers:
+            return ProcessPool(
+                self.job,
+                data,
+                policy=policy,
+                objective=objective,
+                compute=compute,
+                workers=workers,
+                scratch=self._scratch,
+            )
+        return SilosHere(self.job, data, policy=policy, objective=objective or built_in(compute))
 
     def _run_outside(self, round: int, phase: str) -> None:
         report, kind = self._run_phase(round, phase), phase_kind(phase)
@@ -290,7 +331,9 @@ class Simulation:
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=1)
         request = PhaseRequest.of(self.job, key, state, members=len(names))
         as_words = self._secure is not None or needs_words(request.layout)
-        answers = self._silos.answers(key, state, names, self.progress.local, as_words=as_words)
+        answers = self._silos.answers(
+            key, state, names, self.progress.local, as_words=as_words, answered=self._watch((round, phase))
+        )
         here = [answer for answer in answers if not answer.refused]
         if len(here) < request.rule.min_survivors:
             result = PhaseResult(state=None, reason="too-few-silos")
@@ -305,8 +348,7 @@ class Simulation:
             tables = self.job.tables(phase, sums)
             result = replace(result, figures={**figures, **result.figures}, tables=tables)
         if result.state is not None:
-            moved = {answer.silo: answer.proposed for answer in here if answer.proposed is not None}
-            local = {**self.progress.local, **moved} if moved else self.progress.local
+            local = {**self.progress.local, **self._kept(here)}
             self.progress = replace(self.progress, state=dict(result.state), local=local)
         return PhaseReport(
             phase=phase,
@@ -317,6 +359,17 @@ class Simulation:
             figures={name: float(value) for name, value in result.figures.items()},
             tables=result.tables,
         )
+
+    def _watch(self, step: Step) -> Answered:
+        return unwatched if self._answered is None else partial(self._answered, step)
+
+    def _kept(self, answers: Sequence[Answer]) -> dict[str, KeptFile]:
+        """What silos keep from now on, of those that proposed something."""
+        return {
+            each.silo: KeptFile.write(each.proposed, self._scratch)
+            for each in answers
+            if each.proposed is not None
+        }
 
     def _sums(
         self, request: PhaseRequest, names: tuple[str, ...], here: list[Answer], as_words: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +22,11 @@ from chorale.spec.selection import Measurements
 from chorale.spec.state import state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
 from simulation.engine import Progress, Simulation
+from simulation.stored import KeptFile
 from strategies.base import Arrays
 
 PROGRESS, ROUNDS, MODEL, LOCK = "progress.json", "rounds.jsonl", "model.safetensors", ".chorale-simulation"
-STATES = "states"
-Kept = tuple[Arrays, str]  # arrays and the file that holds them
+STATES, SCRATCH = "states", "scratch"
 
 
 class SimulationFolder:
@@ -34,10 +35,11 @@ class SimulationFolder:
     def __init__(self, directory: Path, *, identity: str) -> None:
         self._directory = directory
         self._identity = identity
-        self._local: dict[str, Kept] = {}
-        self._best: Kept | None = None
+        self._local: dict[str, tuple[KeptFile, str]] = {}  # with the names of their files here
+        self._best: tuple[Arrays, str] | None = None
         self.rounds_path = directory / ROUNDS
         self.model_path = directory / MODEL
+        self.scratch_path = directory / SCRATCH
 
     @contextmanager
     def held(self) -> Iterator[Progress | None]:
@@ -63,7 +65,12 @@ class SimulationFolder:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(f"--out: another simulation is running in {directory}") from None
-            yield self._kept()
+            shutil.rmtree(self.scratch_path, ignore_errors=True)  # of a simulation that was killed
+            self.scratch_path.mkdir(mode=0o700)
+            try:
+                yield self._kept()
+            finally:
+                shutil.rmtree(self.scratch_path, ignore_errors=True)
 
     def add(self, result: RoundResult, progress: Progress) -> None:
         """A round and where it led: durable once this returns."""
@@ -80,10 +87,10 @@ class SimulationFolder:
         stamp = "end" if progress.following is None else "-".join(map(str, progress.following))
         state = f"global-{stamp}.safetensors"
         write_atomic(states / state, state_parts(progress.state))
-        for silo, arrays in progress.local.items():
-            if arrays and (silo not in self._local or self._local[silo][0] is not arrays):
-                self._local[silo] = arrays, f"local-{silo}-{stamp}.safetensors"
-                write_atomic(states / self._local[silo][1], state_parts(arrays))
+        for silo, kept in progress.local.items():
+            if silo not in self._local or self._local[silo][0] is not kept:
+                self._local[silo] = kept, f"local-{silo}-{stamp}.safetensors"
+                write_atomic(states / self._local[silo][1], kept.path.read_bytes())
         local = {silo: name for silo, (_, name) in self._local.items()}
         if progress.best is not None and (self._best is None or self._best[0] is not progress.best[1]):
             self._best = progress.best[1], f"best-{progress.best[0]}.safetensors"
@@ -141,7 +148,7 @@ class SimulationFolder:
 
     def _restored(self, written: Mapping[str, Any]) -> Progress:
         states = self._directory / STATES
-        local = {silo: _state(states, name) for silo, name in written["local"].items()}
+        local = {silo: KeptFile(_file(states, name)) for silo, name in written["local"].items()}
         self._local = {silo: (local[silo], name) for silo, name in written["local"].items()}
         if self.rounds_path.exists():
             kept = written["rounds_bytes"]
@@ -169,7 +176,11 @@ class SimulationFolder:
 
 
 def _state(states: Path, name: str) -> Arrays:
+    return state_from_file(_file(states, name))
+
+
+def _file(states: Path, name: str) -> Path:
     """A file of this folder, and of no other."""
     if Path(name).name != name:
         raise ValueError(f"expected the name of a file in {states}, got {name}")
-    return state_from_file(states / name)
+    return states / name

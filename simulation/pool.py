@@ -1,21 +1,19 @@
-"""Silos in processes of their own: each worker holds some of them, and computes in one thread.
+"""Silos on several workers, each of which asks for the next silo when it is done, the largest first.
 
-What goes through a pipe is between this process and those that it started itself. A silo stays with its
-worker, so its data travels once; which worker it is changes no bit of its answer.
+A worker computes in one thread, one silo at a time, and keeps nothing of a silo: any worker takes any silo,
+and which one it is changes no bit of the answer. What goes to a worker and back is Python's own
+serialization, between this process and those that it started itself.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from chorale.job import Job
-from chorale.runtime.distributions import Running
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError, ConfigError
@@ -24,157 +22,119 @@ from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
 from simulation.results import SimulationFailed
-from simulation.silos import Answer, Locals, SilosHere, built_in
-
-END_SECONDS = 5.0  # for a worker to end once its pipe is closed
+from simulation.silos import Answer, Answered, Compute, Locals, SilosHere, built_in, kept_of, unwatched
+from strategies.base import Arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a worker begins with. objective: None: the built-in training on that device."""
+    """What a worker begins with. objective: None: the built-in training. place: of this worker."""
 
     job: Job = field(repr=False)
-    data: Mapping[str, SiloData] = field(repr=False)
     policy: Policy
-    device: str
+    compute: Compute
     objective: Objective | None = None
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A phase, as a worker is asked. members: of the whole phase; names: this worker's of them."""
+class Phase:
+    """As a worker is told it, before it is asked for silos of it. members: of the whole phase."""
 
     key: PhaseKey
     state: Mapping[str, Any] = field(repr=False)
     members: int
-    names: tuple[str, ...]
-    local: Locals = field(repr=False)
     as_words: bool
 
 
-class Pool:
-    """N workers that hold the silos between them, the largest dealt out first."""
+class Worker(Protocol):
+    """One of a pool, seen from the process that asks."""
 
-    def __init__(
-        self,
-        job: Job,
-        data: Mapping[str, SiloData],
-        *,
-        policy: Policy,
-        objective: Objective | None,
-        device: str,
-        workers: int,
-    ) -> None:
-        shares = dealt(data, min(workers, len(data)))
-        self._worker_of = {name: place for place, share in enumerate(shares) for name in share}
-        self._workers: list[_Worker] = []
-        try:
-            for share in shares:
-                mine = {name: data[name] for name in share}
-                load = Load(job=job, data=mine, policy=policy, device=device, objective=objective)
-                self._workers.append(_Worker(load))
-        except BaseException:
-            self.close()
-            raise
+    def ask(self, phase: Phase, silo: str, kept: Arrays) -> None:
+        """Have it begin; it is asked again only after it has answered. Raises SimulationFailed."""
+
+    def answer(self) -> Answer:
+        """To the last question, once there is one. Raises SimulationFailed, and what the silo's code did."""
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class Pool(ABC, Generic[W]):
+    """samples: each silo's number of them, by which the order is. told: what computes, in words."""
+
+    told: str
+
+    def __init__(self, samples: Mapping[str, int]) -> None:
+        self._samples = samples
+        self._workers: list[W] = []
 
     def answers(
-        self, key: PhaseKey, state: GlobalState, names: Sequence[str], local: Locals, *, as_words: bool
+        self,
+        key: PhaseKey,
+        state: GlobalState,
+        names: Sequence[str],
+        local: Locals,
+        *,
+        as_words: bool,
+        answered: Answered = unwatched,
     ) -> list[Answer]:
-        """Raises SimulationFailed if a worker is gone, and what a silo's code raised."""
-        mine: dict[int, list[str]] = {}
-        for name in names:
-            mine.setdefault(self._worker_of[name], []).append(name)
-        for place, asked in mine.items():
-            question = Question(
-                key=key,
-                state=dict(state),
-                members=len(names),
-                names=tuple(asked),
-                local={name: dict(local[name]) for name in asked if name in local},
-                as_words=as_words,
-            )
-            self._workers[place].send(question)
-        answers = {answer.silo: answer for place in mine for answer in self._workers[place].answers()}
+        """One for each name, in the order of the names.
+
+        Raises SimulationFailed if a worker is gone, and what a silo's code raised.
+        """
+        phase = Phase(key=key, state=dict(state), members=len(names), as_words=as_words)
+        waiting = deque(sorted(names, key=lambda name: (-self._samples[name], name)))
+        answers: dict[str, Answer] = {}
+        idle, busy = list(self._workers), list[W]()
+        while waiting or busy:
+            while idle and waiting:
+                silo, worker = waiting.popleft(), idle.pop(0)
+                worker.ask(phase, silo, kept_of(local, silo))
+                busy.append(worker)
+            for worker in self.ready(busy):
+                answer = worker.answer()
+                answers[answer.silo] = answer
+                busy.remove(worker)
+                idle.append(worker)
+                answered(len(answers), len(names))
         return [answers[name] for name in names]
 
+    @abstractmethod
+    def ready(self, busy: Sequence[W]) -> Sequence[W]:
+        """Those that have answered, as soon as one has."""
+
+    @abstractmethod
     def close(self) -> None:
-        for worker in self._workers:
-            worker.end()
+        """End the workers."""
 
 
-def dealt(data: Mapping[str, SiloData], workers: int) -> list[list[str]]:
-    """Names for each worker: by falling number of samples, each to the worker with the fewest so far."""
-    shares: list[list[str]] = [[] for _ in range(workers)]
-    samples = [0] * workers
-    for name in sorted(data, key=lambda name: (-len(data[name].train), name)):
-        place = min(range(workers), key=lambda place: (samples[place], place))
-        shares[place].append(name)
-        samples[place] += len(data[name].train)
-    return shares
+class Computing:
+    """A worker's side: the silos' code, made when it is first needed, as it loads torch."""
 
+    def __init__(self, load: Load, data: Mapping[str, SiloData]) -> None:
+        self._load = load
+        self._data = data
+        self._silos: SilosHere | None = None
+        self._request: PhaseRequest | None = None
 
-class _Worker:
-    """One process, seen from here."""
-
-    def __init__(self, load: Load) -> None:
-        spawning = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-        self._pipe, theirs = spawning.Pipe()
-        self._process = spawning.Process(target=serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.send(Running())  # before silos' data, which may be of their classes
-        self.send(load)
-
-    def send(self, message: Running | Load | Question) -> None:
+    def answer(self, phase: Phase, silo: str, kept: Arrays) -> Answer | ChoraleError:
+        """An error of ours as one that travels: others' may hold what does not, so its message alone does."""
+        load = self._load
         try:
-            self._pipe.send(message)
-        except OSError:
-            raise self._gone() from None
-
-    def answers(self) -> list[Answer]:
-        """To the last question. Raises SimulationFailed if the process is gone, and what a silo raised."""
-        try:
-            answers = self._pipe.recv()
-        except (EOFError, OSError):
-            raise self._gone() from None
-        if isinstance(answers, ChoraleError):
-            raise answers
-        return list(answers)
-
-    def end(self) -> None:
-        """Between two questions it ends by itself; at work it is stopped."""
-        self._pipe.close()
-        self._process.join(END_SECONDS)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join()
-
-    def _gone(self) -> SimulationFailed:
-        self._process.join(END_SECONDS)
-        code = self._process.exitcode
-        return SimulationFailed(f"a worker process ended with code {code}; perhaps memory ran out")
+            if self._silos is None:
+                objective = load.objective or built_in(load.compute, place=load.place)
+                self._silos = SilosHere(load.job, self._data, policy=load.policy, objective=objective)
+            if self._request is None or self._request.key != phase.key:
+                self._request = PhaseRequest.of(load.job, phase.key, phase.state, members=phase.members)
+            return self._silos.answer(self._request, silo, kept, as_words=phase.as_words)
+        except ChoraleError as error:
+            kind = ConfigError if isinstance(error, ConfigError) else SimulationFailed
+            return kind(str(error))
 
 
-def serve(pipe: Connection) -> None:
-    """A worker's life: until the pipe is closed, also by the end of the process that started it."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is there
-    silos: SilosHere | None = None
-    with suppress(EOFError, OSError, KeyboardInterrupt):
-        pipe.recv()  # Running
-        load: Load = pipe.recv()
-        while True:
-            question: Question = pipe.recv()
-            try:
-                if silos is None:
-                    objective = load.objective or built_in(load.device)
-                    silos = SilosHere(load.job, load.data, policy=load.policy, objective=objective)
-                request = PhaseRequest.of(load.job, question.key, question.state, members=question.members)
-                answers = [
-                    silos.answer(request, name, question.local.get(name, {}), as_words=question.as_words)
-                    for name in question.names
-                ]
-                pipe.send(answers)
-            except ChoraleError as error:
-                # other errors may hold what does not travel: the message alone does
-                kind = ConfigError if isinstance(error, ConfigError) else SimulationFailed
-                pipe.send(kind(str(error)))
+def given(answer: Answer | ChoraleError) -> Answer:
+    """Raises what the worker would have."""
+    if isinstance(answer, ChoraleError):
+        raise answer
+    return answer

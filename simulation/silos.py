@@ -21,9 +21,30 @@ from silo_agent.objective import Objective, Work
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
 from silo_agent.seeding import training_seed
+from silo_agent.settings import MemoryFormat, Precision
+from simulation.stored import KeptFile
 from strategies.base import Array, Arrays
 
-Locals = Mapping[str, Arrays]  # by silo: what it keeps between rounds
+Locals = Mapping[str, KeptFile]  # by silo: what it keeps between rounds
+Answered = Callable[[int, int], None]  # how many silos of a phase have answered, and of how many
+
+
+def unwatched(done: int, of: int) -> None:
+    """Nobody asks how far a phase is."""
+
+
+def kept_of(local: Locals, silo: str) -> Arrays:
+    """What the silo keeps, read now; nothing before it kept anything."""
+    return local[silo].arrays() if silo in local else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """How silos train: auto, cpu or cuda; in which number type and memory order. Private jobs: in float32."""
+
+    device: str = "auto"
+    precision: Precision = Precision.FLOAT32
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +64,41 @@ class Answer:
 
 
 class SilosHere:
-    """Silos in this process, one after the other, all with the same policy and objective."""
+    """Silos in this process, one after the other, all with the same policy and objective.
+
+    data: opened when a silo is asked, and not kept here.
+    """
+
+    told = "one process"
 
     def __init__(
         self, job: Job, data: Mapping[str, SiloData], *, policy: Policy, objective: Objective
     ) -> None:
         self._job = job
-        self._data = {name: cut_holdout(each, job=job, policy=policy) for name, each in data.items()}
+        self._data = data
         self._policy = policy
         self._objective = objective
 
     def answers(
-        self, key: PhaseKey, state: GlobalState, names: Sequence[str], local: Locals, *, as_words: bool
+        self,
+        key: PhaseKey,
+        state: GlobalState,
+        names: Sequence[str],
+        local: Locals,
+        *,
+        as_words: bool,
+        answered: Answered = unwatched,
     ) -> list[Answer]:
         """One for each name, in the order of the names."""
         request = PhaseRequest.of(self._job, key, state, members=len(names))
-        return [self.answer(request, name, local.get(name, {}), as_words=as_words) for name in names]
+        answers = []
+        for name in names:
+            answers.append(self.answer(request, name, kept_of(local, name), as_words=as_words))
+            answered(len(answers), len(names))
+        return answers
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def answer(self, request: PhaseRequest, silo: str, kept: Arrays, *, as_words: bool) -> Answer:
         """One silo's, of those that the phase names. kept: its local state."""
@@ -68,7 +108,7 @@ class SilosHere:
                 request,
                 silo=silo,
                 policy=self._policy,
-                load_data=lambda: self._data[silo],
+                load_data=lambda: cut_holdout(self._data[silo], job=self._job, policy=self._policy),
                 objective=self._objective,
                 is_cancelled=lambda: False,
                 seed=training_seed(job_seed=self._job.spec.seed, silo=silo, round=request.key.round),
@@ -92,9 +132,9 @@ class OwnObjectives:
     They are loaded where they compute, so a worker process gets their names alone.
     """
 
-    def __init__(self, entry_points: Mapping[str, str], *, device: str) -> None:
+    def __init__(self, entry_points: Mapping[str, str], *, compute: Compute) -> None:
         self._entry_points = dict(entry_points)
-        self._device = device
+        self._compute = compute
         self._loaded: dict[str, Objective] = {}
 
     def compute(self, work: Work) -> Mapping[str, Array]:
@@ -111,15 +151,20 @@ class OwnObjectives:
 
     def _made(self, name: str) -> Objective:
         if not name:
-            return built_in(self._device)
+            return built_in(self._compute)
         return cast(Callable[[], Objective], load_entry_point(name, field="objective"))()
 
 
-def built_in(device: str) -> Objective:
-    """The agents' own training, in one thread. Raises ConfigError for a device that is not there."""
-    from silo_agent.training.torch_objective import TorchObjective  # torch
+def built_in(compute: Compute, *, place: int = 0) -> Objective:
+    """The agents' own training, in one thread. place: of this worker, which decides its GPU.
 
-    return TorchObjective(device=device)
+    Raises ConfigError for a device that is not there.
+    """
+    from silo_agent.training.models.forms import Forms  # torch
+    from silo_agent.training.torch_objective import TorchObjective
+
+    forms = Forms(precision=compute.precision, memory_format=compute.memory_format)
+    return TorchObjective(device=compute.device, gpu=place, forms=forms)
 
 
 def rounding_bytes(key: PhaseKey, silo: str) -> Callable[[int], bytes]:

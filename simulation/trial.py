@@ -66,7 +66,7 @@ class Trial:
             "spare_steps": None if spec.steps is None else 0,
             "keep": None,
             "stop": None,
-            "training": spec.training.model_copy(update={"local_epochs": 1}),
+            "training": spec.training.with_epochs(1),
         }
         self._job = unsigned_job(spec.model_copy(update=shorter), state)
         self._silo = silo

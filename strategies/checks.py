@@ -11,20 +11,27 @@ from strategies.recipe import Options, Recipe
 from strategies.tasks.base import DeclaredTask
 
 
-def check_recipe(recipe: Recipe, options: Options) -> None:
-    """Raises ConfigError for parts that make no sense together, or with these options, with the reason.
+def check_recipe(recipe: Recipe, options: Options, *, allow_unusual: bool = False) -> tuple[str, ...]:
+    """The rules that the recipe breaks and that `allow_unusual` passes over, each with its reason.
 
-    options: all of the method's, defaults included.
+    options: all of the method's, defaults included. Raises ConfigError for any other part that makes no sense
+    with the rest, or with these options.
     """
-    parts = recipe.parts
+    parts, passed_over = recipe.parts, list[str]()
     for part in parts.values():
         for need in part.needs:
-            if not need.holds(recipe):
-                got = ", ".join(f"{field} {named}" for field, named in parts.items())
-                raise ConfigError(f"strategy: {need.reason}; got {got}")
+            if need.holds(recipe):
+                continue
+            if allow_unusual and need.is_advice:
+                passed_over.append(need.reason)
+                continue
+            got = ", ".join(f"{field} {named}" for field, named in parts.items())
+            hint = "; allow_unusual: true passes over this rule" if need.is_advice else ""
+            raise ConfigError(f"strategy: {need.reason}; got {got}{hint}")
     for part in parts.values():
         if part.check_options is not None:
             part.check_options(recipe, options)
+    return tuple(dict.fromkeys(passed_over))
 
 
 def check_task(recipe: Recipe, options: Options, task: DeclaredTask) -> None:
@@ -59,6 +66,11 @@ def check_trains_head(recipe: Recipe, *, has_adapters: bool) -> None:
     if recipe.head.is_frozen or recipe.personalization.has_own_head:
         part = recipe.head if recipe.head.is_frozen else recipe.personalization
         raise ConfigError(f"trains: head is all that is trained, and {part} leaves it out of the sum")
+    if recipe.personalization.has_own_body:
+        raise ConfigError(
+            f"trains: head is all that is trained, and personalization {recipe.personalization} trains a "
+            "body of each silo's own"
+        )
     if has_adapters:
         raise ConfigError(
             "trains: adapters are trained beside the head: expected all with adapters, got head"
@@ -69,7 +81,7 @@ class StepTraining(Protocol):
     """What a job says of its steps (chorale/spec/strategy_spec.py, TrainingSpec)."""
 
     @property
-    def local_epochs(self) -> int: ...
+    def local_epochs(self) -> int | None: ...
 
     @property
     def optimizer(self) -> str: ...
@@ -84,9 +96,8 @@ class StepTraining(Protocol):
 def check_steps(recipe: Recipe, training: StepTraining, *, update_bits: int) -> None:
     """Raises ConfigError for what a job of steps, which the server takes, cannot have."""
     if training.local_epochs != 1:
-        raise ConfigError(
-            f"training.local_epochs: a step sums one gradient: expected 1, got {training.local_epochs}"
-        )
+        got = "local_steps" if training.local_epochs is None else training.local_epochs
+        raise ConfigError(f"training.local_epochs: a step sums one gradient: expected 1, got {got}")
     if not training.has_exact_rates:
         raise ConfigError(
             "training.schedule.kind: silos compute the server's step to the last bit, and machines differ in "

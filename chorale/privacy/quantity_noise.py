@@ -45,8 +45,8 @@ def privacy_of(spec: JobSpec) -> PrivacySpec:
 
 
 def dp_sgd_steps(spec: JobSpec) -> int:
-    """Steps of DP-SGD in one round, the same at every silo: local_epochs / sample_rate, rounded up; one where
-    silos share their noise.
+    """Steps of DP-SGD in one round, the same at every silo: local_steps, or local_epochs / sample_rate,
+    rounded up; one where silos share their noise.
 
     Each takes every record with the chance sample_rate and divides the noised sum of clipped gradients
     by training.batch_size, never by a number of records.
@@ -56,6 +56,9 @@ def dp_sgd_steps(spec: JobSpec) -> int:
         raise ConfigError(f"job {spec.name}: privacy.records: nothing is trained by DP-SGD")
     if records.noise == "sum":
         return 1
+    if spec.training.local_epochs is None:
+        assert spec.training.local_steps is not None
+        return spec.training.local_steps
     # 3 epochs at a rate of 0.1 are 30 steps, though 3 / 0.1 may be a little more than 30
     return math.ceil(spec.training.local_epochs / records.sample_rate - 1e-9)
 

@@ -94,6 +94,20 @@ def expanded(columns: Iterable[ColumnSpec]) -> Iterator[ColumnSpec]:
             yield column if name == column.name else column.model_copy(update={"name": name})
 
 
+def check_columns(
+    columns: Iterable[ColumnSpec], labels: Iterable[str], *, input_shape: tuple[int, ...]
+) -> None:
+    """Raises ValueError for a table whose columns make another input than the job's, or no label."""
+    inputs, columns_of_label = check_table(columns, labels)
+    if input_shape != (inputs,):
+        raise ValueError(
+            f"input_shape: expected [{inputs}], the number of inputs that the columns make, "
+            f"got {list(input_shape)}"
+        )
+    if not columns_of_label:
+        raise ValueError("label_column: expected the heading of the label with columns")
+
+
 def check_table(columns: Iterable[ColumnSpec], labels: Iterable[str]) -> tuple[int, int]:
     """How many inputs the columns make, and how many columns a label. Raises ValueError where a name
     repeats or they are too many."""

@@ -18,9 +18,12 @@ from pydantic import (
 )
 
 from chorale.spec.validation_errors import got
+from chorale.transport.wire import MAX_SILOS
+from crypto.errors import ConfigError
 from crypto.identity.certificates import NAME_PATTERN
 
 HIGHEST_PORT = 65_535
+MAX_SIMULATED_SILOS = 10_000  # of a job that is only simulated
 
 # what is allowed, in errors and on the pages of docs/reference
 ADDRESS_FORM = f"host:port with a port up to {HIGHEST_PORT}"
@@ -81,6 +84,15 @@ EntryPoint = Annotated[
     BeforeValidator(partial(checked, _ENTRY_POINT, ENTRY_POINT_FORM)),
     WithJsonSchema({"type": "string", "format": ENTRY_POINT_FORM}),
 ]
+
+
+def check_federation(job: str, silos: int) -> None:
+    """Raises ConfigError for a job of more silos than can be sent what they need of one another."""
+    if silos > MAX_SILOS:
+        raise ConfigError(
+            f"job {job}: silos: a federation's job has at most {MAX_SILOS}, got {silos}; `chorale simulate` "
+            f"takes up to {MAX_SIMULATED_SILOS:,}"
+        )
 
 
 class SpecPart(BaseModel):

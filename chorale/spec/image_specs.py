@@ -186,6 +186,24 @@ Transforms: TypeAlias = Annotated[
 ]
 
 
+def check_images(
+    normalize: NormalizeSpec | None,
+    augment: tuple[TransformSpec, ...] | None,
+    *,
+    input_type: str,
+    input_shape: tuple[int, ...],
+    target_shape: tuple[int, ...],
+) -> None:
+    """Raises ValueError for what a job does to images that its samples cannot be given."""
+    for field, given in (("normalize", normalize), ("augment", augment)):
+        if given is not None and input_type != "float32":
+            raise ValueError(f"{field}: it is of numbers, the job's input_type is {input_type}")
+    if normalize is not None and (why := normalize.refusal(input_shape)):
+        raise ValueError(f"normalize: {why}")
+    if augment is not None:
+        check_transforms(augment, input_shape=input_shape, target_shape=target_shape)
+
+
 def check_transforms(
     transforms: tuple[TransformSpec, ...], *, input_shape: tuple[int, ...], target_shape: tuple[int, ...]
 ) -> None:

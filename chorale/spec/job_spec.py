@@ -9,7 +9,6 @@ import hashlib
 import math
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
 from typing import Annotated, Literal
 
 import yaml
@@ -18,13 +17,21 @@ from pydantic import Field, field_validator, model_validator
 from chorale.spec.column_specs import (
     ColumnSpec,
     LabelColumns,
-    check_table,
+    check_columns,
     check_vocabulary,
     expanded,
     names_of,
 )
-from chorale.spec.fields import DataSetName, Moment, Name, Sha256, SpecPart
-from chorale.spec.image_specs import NormalizeSpec, Transforms, check_transforms
+from chorale.spec.fields import (
+    MAX_SIMULATED_SILOS,
+    DataSetName,
+    Moment,
+    Name,
+    Sha256,
+    SpecPart,
+    check_federation,
+)
+from chorale.spec.image_specs import NormalizeSpec, Transforms, check_images
 from chorale.spec.plug_in_specs import (
     CUSTOM,
     AdaptersSpec,
@@ -33,8 +40,9 @@ from chorale.spec.plug_in_specs import (
     ModelSpec,
     PlugInSpec,
     TaskSpec,
+    check_pinned,
 )
-from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
 from chorale.spec.selection import (
     MAX_ROUNDS,
     KeepSpec,
@@ -45,13 +53,13 @@ from chorale.spec.selection import (
     with_rounds_of_steps,
 )
 from chorale.spec.settings_file import check_values, parse_mapping
-from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
+from chorale.spec.strategy_spec import StrategySpec, TrainingSpec, composed_method, method_of
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from strategies.checks import check_private, check_steps, check_training, check_trains_head
-from strategies.methods import Strategy, strategy_of
+from strategies.methods import Strategy
 from strategies.tasks.base import TaskSizes
 
 MAX_INPUT_VALUES = 1 << 24  # of one sample
@@ -76,7 +84,9 @@ class JobSpec(SpecPart):
         description="name of the silos' data set that is trained on; null: the only one of each silo",
     )
     silos: tuple[Name, ...] = Field(
-        min_length=SMALLEST_FEDERATION, max_length=MAX_SILOS, description="names of all silos of the job"
+        min_length=SMALLEST_FEDERATION,
+        max_length=MAX_SIMULATED_SILOS,
+        description=f"names of all silos of the job; at most {MAX_SILOS}, but in a simulation",
     )
     rounds: int = Field(
         ge=0,
@@ -116,16 +126,21 @@ class JobSpec(SpecPart):
     threshold: int | None = Field(
         default=None,
         ge=SMALLEST_FEDERATION,
-        le=MAX_SILOS,
+        le=MAX_SIMULATED_SILOS,
         description="silos needed to unmask a sum; null: two thirds of the named ones and one, never fewer",
     )
     min_cohort: int | None = Field(
         default=None,
         ge=SMALLEST_FEDERATION,
-        le=MAX_SILOS,
+        le=MAX_SIMULATED_SILOS,
         description="fewest silos in a sum; null: a third of the named ones and two more, never fewer",
     )
     strategy: StrategySpec = Field(default=StrategySpec(), description="the training method")
+    allow_unusual: bool | None = Field(
+        default=None,
+        description="true: parts may go together that a rule calls of little use, for ablations; each rule "
+        "that is passed over is shown; null: such jobs are refused",
+    )
     model: ModelSpec = Field(description="the network")
     task: TaskSpec | None = Field(
         default=None, description="what the model is trained for; null: classification, by accuracy and loss"
@@ -257,25 +272,11 @@ class JobSpec(SpecPart):
             raise ConfigError(
                 f"job {self.name}: privacy.{self.privacy.unsolved[0]} is required in a signed job"
             )
-        self._check_code()
+        check_federation(self.name, len(self.silos))
+        parts = {"loss": self.strategy.loss, "regularizer": self.strategy.regularizer}
+        check_pinned(self.name, self.code, self.distributions, task=self.task, parts=parts)
         if self.not_after <= now:
             raise ConfigError(f"job {self.name}: not_after: {self.not_after.isoformat()} has passed")
-
-    def _check_code(self) -> None:
-        """Raises ConfigError where what `job submit` fills in of distributions is not there."""
-        unpinned = [each.distribution for each in self.code or () if each.sha256 is None]
-        if unpinned or (self.distributions and self.code is None):
-            missing = (*unpinned, *self.distributions)[0]
-            raise ConfigError(f"job {self.name}: code: the SHA-256 of {missing} is required in a signed job")
-        stated: dict[str, object] = {}
-        if self.task is not None and self.task.source is not None:
-            stated = {f"task.{name}": value for name, value in self.task.stated.items()}
-        for field, given in (("loss", self.strategy.loss), ("regularizer", self.strategy.regularizer)):
-            if given is not None:
-                stated[f"strategy.{field}.is_mean"] = given.is_mean
-        left_out = [name for name, value in stated.items() if value is None]
-        if left_out:
-            raise ConfigError(f"job {self.name}: {left_out[0]} is required in a signed job")
 
     @property
     def input_values(self) -> int | None:
@@ -339,7 +340,8 @@ class JobSpec(SpecPart):
     @property
     def method(self) -> Strategy:
         task = None if self.task is None else self.task.model_dump_json()
-        method = _composed(self.strategy.model_dump_json(), task, self.sizes)
+        strategy = self.strategy.model_dump_json()
+        method = composed_method(strategy, task, self.sizes, allow_unusual=bool(self.allow_unusual))
         if self.trains == "head":
             method = replace(method, trains_head_alone=True)
         if self.evaluate_all_every is not None:
@@ -417,18 +419,19 @@ class JobSpec(SpecPart):
         try:
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
-            method = _method_of(self.strategy, self.task, self.sizes)
+            method = method_of(self.strategy, self.task, self.sizes, allow_unusual=bool(self.allow_unusual))
             if self.adapters is not None and self.model.norm == "batch":
                 raise ConfigError(
                     "adapters: model.norm batch has running means, which belong to no adapter: expected "
                     "group or none"
                 )
             if self.task is None or self.task.source is None or self.task.target is not None:
-                self._check_images(method.task.target.shape)
-                self._check_label_columns(method.task.target.shape)
+                self._check_target(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             check_count(self)
-            check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
+            check_ends(self, method)
+            if self.evaluate_all_every is not None:
+                method = method.evaluated_between_rounds()
             if self.trains == "head":
                 check_trains_head(method.recipe, has_adapters=self.adapters is not None)
             if method.task.has_tokens and self.input_type != "int64":
@@ -436,6 +439,7 @@ class JobSpec(SpecPart):
                 raise ConfigError(f"input_type: {needs}, got {self.input_type}")
             is_private, has_tokens = self.privacy is not None, method.task.has_tokens
             check_vocabulary(self.vocabulary, self.input_type, has_tokens, is_private=is_private)
+            check_aggregate(self.strategy.aggregate, self.privacy)
             if self.privacy is None:
                 return self
             if self.model.norm == "batch":
@@ -457,16 +461,14 @@ class JobSpec(SpecPart):
             raise ValueError(str(error)) from None
         return self
 
-    def _check_images(self, target_shape: tuple[int, ...]) -> None:
-        for field, given in (("normalize", self.normalize), ("augment", self.augment)):
-            if given is not None and self.input_type != "float32":
-                raise ValueError(f"{field}: it is of numbers, the job's input_type is {self.input_type}")
-        if self.normalize is not None and (why := self.normalize.refusal(self.input_shape)):
-            raise ValueError(f"normalize: {why}")
-        if self.augment is not None:
-            check_transforms(self.augment, input_shape=self.input_shape, target_shape=target_shape)
-
-    def _check_label_columns(self, target_shape: tuple[int, ...]) -> None:
+    def _check_target(self, target_shape: tuple[int, ...]) -> None:
+        check_images(
+            self.normalize,
+            self.augment,
+            input_type=self.input_type,
+            input_shape=self.input_shape,
+            target_shape=target_shape,
+        )
         expected, found = math.prod(target_shape), len(self.label_columns)
         if self.columns is not None and found != expected:
             raise ConfigError(f"label_column: the task's labels are made of {expected} columns, got {found}")
@@ -474,26 +476,5 @@ class JobSpec(SpecPart):
     def _check_data(self) -> None:
         if math.prod(self.input_shape) > MAX_INPUT_VALUES:
             raise ValueError(f"input_shape: expected at most {MAX_INPUT_VALUES} values in a sample")
-        if self.columns is None:
-            return
-        inputs, labels = check_table(self.columns, self.label_column or ())
-        if self.input_shape != (inputs,):
-            raise ValueError(
-                f"input_shape: expected [{inputs}], the number of inputs that the columns make, "
-                f"got {list(self.input_shape)}"
-            )
-        if not labels:
-            raise ValueError("label_column: expected the heading of the label with columns")
-
-
-@lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase
-def _composed(strategy: str, task: str | None, sizes: TaskSizes) -> Strategy:
-    """From the JSON of a job's fields, put together once."""
-    spec = None if task is None else TaskSpec.model_validate_json(task)
-    return _method_of(StrategySpec.model_validate_json(strategy), spec, sizes)
-
-
-def _method_of(strategy: StrategySpec, task: TaskSpec | None, sizes: TaskSizes) -> Strategy:
-    """Raises ConfigError."""
-    declared = (task or TaskSpec()).declared(sizes)
-    return strategy_of(strategy.name, strategy.recipe, strategy.options, declared)
+        if self.columns is not None:
+            check_columns(self.columns, self.label_column or (), input_shape=self.input_shape)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.spec.fields import Number
+from crypto.errors import ConfigError
 
 MIN_DELTA, MAX_DELTA = 1e-12, 1e-2
 MIN_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
@@ -154,3 +155,16 @@ class PrivacySpec(_Part):
         if self.statistics_noise_multiplier is None:
             filled["statistics_noise_multiplier"] = statistics
         return self.model_copy(update=filled)
+
+
+def check_aggregate(aggregate: str | None, privacy: PrivacySpec | None) -> None:
+    """Raises ConfigError where a private job says how updates weigh: none weighs by a number of samples."""
+    if aggregate is None or privacy is None:
+        return
+    if privacy.has_shared_noise:
+        why = "with records.noise sum every record weighs the same"
+    elif aggregate == "weighted":
+        why = "in a private job every silo weighs the same (privacy.weight), which tells no number of samples"
+    else:
+        return
+    raise ConfigError(f"strategy.aggregate: {why}: expected none, got {aggregate}")

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from chorale.spec.fields import Finite, SpecPart
-from chorale.spec.plug_in_specs import GivenPartSpec
+from chorale.spec.plug_in_specs import GivenPartSpec, TaskSpec
 from crypto.errors import ConfigError
 from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.exact import whole_power
+from strategies.methods import Strategy, strategy_of
 from strategies.parts.losses import TASK_LOSS, given_loss
 from strategies.parts.regularizers import NO_REGULARIZER, given_regularizer
-from strategies.presets import recipe_of
+from strategies.published import PUBLISHED, published_recipe
 from strategies.recipe import Part, Recipe
 from strategies.server_optimizer import StepOptimizer
+from strategies.tasks.base import TaskSizes
 
 
 def _words(field: str) -> WithJsonSchema:
@@ -37,7 +39,8 @@ class PartsSpec(SpecPart):
         default="none", description="what is added to the loss"
     )
     mix: Annotated[str, _words("mix")] = Field(
-        default="additive", description="loss + mu R, or beta loss + (1 - beta) R"
+        default="additive",
+        description="loss + mu R, beta loss + (1 - beta) R, or loss at weights moved along R",
     )
     server_update: Annotated[str, _words("server_update")] = Field(
         default="weighted-mean", description="what the mean delta does to the model"
@@ -73,6 +76,16 @@ class StrategySpec(SpecPart):
         description="the method's name, such as fedavg; null with parts, else fedavg",
     )
     parts: PartsSpec | None = Field(default=None, description="the method by its parts, without a preset")
+    as_published: Literal["paper", "code"] | None = Field(
+        default=None,
+        description="a preset as its paper prints it or as its authors' code computes it, of "
+        f"{', '.join(sorted(PUBLISHED))}; null: Chorale's own reading",
+    )
+    aggregate: Literal["weighted", "uniform"] | None = Field(
+        default=None,
+        description="weighted: a silo's update weighs by its share of the samples; uniform: every silo's "
+        "weighs the same; null: weighted, in a private job by the declared weight",
+    )
     options: dict[str, bool | Finite | str] = Field(
         default_factory=dict, max_length=64, description="the method's own numbers; fedavg has none"
     )
@@ -94,7 +107,10 @@ class StrategySpec(SpecPart):
     def recipe(self) -> Recipe:
         """Raises ConfigError for an unknown preset, and for a part of a distribution where the method has its
         own."""
-        recipe = recipe_of(self.name) if self.parts is None else recipe_from(self.parts.model_dump())
+        if self.parts is None:
+            recipe = published_recipe(self.name, self.as_published)
+        else:
+            recipe = recipe_from(self.parts.model_dump())
         loss, regularizer = self.loss, self.regularizer
         if loss is not None:
             self._check_place("loss", loss, taken=recipe.loss, free=TASK_LOSS)
@@ -116,6 +132,8 @@ class StrategySpec(SpecPart):
     def _one_of_both(self) -> StrategySpec:
         if self.preset is not None and self.parts is not None:
             raise ValueError("parts: expected a preset or parts, not both")
+        if self.as_published is not None and self.parts is not None:
+            raise ValueError("as_published: parts were published by nobody: expected with a preset alone")
         return self
 
 
@@ -143,7 +161,16 @@ class ScheduleSpec(SpecPart):
 class TrainingSpec(SpecPart):
     """Local training at a silo, in one round."""
 
-    local_epochs: int = Field(default=1, ge=1, le=1_000, description="passes over the silo's data")
+    local_epochs: int | None = Field(
+        default=1, ge=1, le=1_000, description="passes over the silo's data; null with local_steps"
+    )
+    local_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="steps of one batch, the same number at every silo, in place of local_epochs: a silo "
+        "whose data end sooner shuffles them and goes on",
+    )
     batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
     optimizer: Literal["sgd", "adam"] = Field(
         default="sgd",
@@ -159,6 +186,32 @@ class TrainingSpec(SpecPart):
     )
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="L2 penalty")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="learning rate by round")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_in_place_of_epochs(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("local_steps") is not None:
+            return {"local_epochs": None, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _epochs_or_steps(self) -> TrainingSpec:
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("local_steps: expected local_epochs or local_steps, not both")
+        if self.local_epochs is None and self.local_steps is None:
+            raise ValueError("local_epochs: expected a number, or local_steps in its place")
+        return self
+
+    def with_epochs(self, epochs: int) -> TrainingSpec:
+        """The same training for so many passes over the silo's data."""
+        return self.model_copy(update={"local_epochs": epochs, "local_steps": None})
+
+    def passes_over(self, samples: int) -> float:
+        """How often a round goes over so many samples."""
+        if self.local_epochs is not None:
+            return self.local_epochs
+        assert self.local_steps is not None
+        return self.local_steps * min(self.batch_size, samples) / max(samples, 1)
 
     @property
     def has_exact_rates(self) -> bool:
@@ -188,3 +241,20 @@ class TrainingSpec(SpecPart):
         if schedule.kind == "cosine":
             return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / rounds))
         return self.learning_rate
+
+
+@lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase
+def composed_method(strategy: str, task: str | None, sizes: TaskSizes, *, allow_unusual: bool) -> Strategy:
+    """The method of a job, from the JSON of its fields, put together once. Raises ConfigError."""
+    spec = None if task is None else TaskSpec.model_validate_json(task)
+    return method_of(StrategySpec.model_validate_json(strategy), spec, sizes, allow_unusual=allow_unusual)
+
+
+def method_of(
+    strategy: StrategySpec, task: TaskSpec | None, sizes: TaskSizes, *, allow_unusual: bool
+) -> Strategy:
+    """Raises ConfigError."""
+    declared = (task or TaskSpec()).declared(sizes)
+    return strategy_of(
+        strategy.name, strategy.recipe, strategy.options, declared, allow_unusual=allow_unusual
+    )

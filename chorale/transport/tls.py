@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cryptography import x509
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.runtime.files import read_limited
@@ -119,7 +120,7 @@ def channel_credentials(identity: Identity, authority: Anchors) -> grpc.ChannelC
 
 
 def check_own_certificate(
-    identity: Identity,
+    certificate: x509.Certificate,
     *,
     authority: Anchors,
     role: Role,
@@ -131,7 +132,7 @@ def check_own_certificate(
 
     path: the certificate's file. Raises ConfigError in words that say what to do about it.
     """
-    certificate, own = identity.certificate, f"{path}: own certificate" if path else "own certificate"
+    own = f"{path}: own certificate" if path else "own certificate"
     if now > certificate.not_valid_after_utc:
         raise ConfigError(f"{own}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
     if now < certificate.not_valid_before_utc:

@@ -329,6 +329,8 @@ Global___PhaseOutcome: _TypeAlias = PhaseOutcome  # noqa: Y015
 
 @_typing.final
 class JobEnded(_message.Message):
+    """Also to a silo that connects, of its jobs that ended while it was away: without a reason."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_DIGEST_FIELD_NUMBER: _builtins.int

@@ -170,6 +170,7 @@ class PhaseRecord(_message.Message):
     VERIFIED_BY_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
+    APPROVAL_SECONDS_FIELD_NUMBER: _builtins.int
     job_digest: _builtins.bytes
     round: _builtins.int
     phase: _builtins.str
@@ -189,6 +190,8 @@ class PhaseRecord(_message.Message):
     """silos that checked the sum and computed this very state; 0 where none is tagged"""
     threshold: _builtins.int
     """how many of them it takes; 0 where none is tagged"""
+    approval_seconds: _builtins.float
+    """in which the phase waited for persons' approval; not part of wall_seconds"""
     @_builtins.property
     def cohort(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """U3 of the revealed sum"""
@@ -225,10 +228,11 @@ class PhaseRecord(_message.Message):
         verified_by: _builtins.int = ...,
         threshold: _builtins.int = ...,
         tables: _abc.Mapping[_builtins.str, Global___Table] | None = ...,
+        approval_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cohort", b"cohort", "data_share", b"data_share", "figures", b"figures", "job_digest", b"job_digest", "left_out", b"left_out", "phase", b"phase", "quantities", b"quantities", "reason", b"reason", "result", b"result", "round", b"round", "state_digest", b"state_digest", "tables", b"tables", "threshold", b"threshold", "upload_bytes", b"upload_bytes", "verified_by", b"verified_by", "wall_seconds", b"wall_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_seconds", b"approval_seconds", "attempts", b"attempts", "cohort", b"cohort", "data_share", b"data_share", "figures", b"figures", "job_digest", b"job_digest", "left_out", b"left_out", "phase", b"phase", "quantities", b"quantities", "reason", b"reason", "result", b"result", "round", b"round", "state_digest", b"state_digest", "tables", b"tables", "threshold", b"threshold", "upload_bytes", b"upload_bytes", "verified_by", b"verified_by", "wall_seconds", b"wall_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

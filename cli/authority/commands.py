@@ -320,12 +320,17 @@ def _publish(
     version: int | None = None,
 ) -> None:
     """Sign the next version, and say what it is."""
+    from silo_agent.policy.policy import Policy
+
     if not folder.history.is_kept and folder.history.next_version > 2:
         click.echo("an earlier release kept the newest roster alone: the history begins with it", err=True)
     signed = folder.publish(
         members, key=folder.key(), listed=listed, valid_days=valid_days, out=out, version=version
     )
+    silo_days = Policy.model_fields["max_roster_age_days"].default
     what = f"roster version {signed.version}, {len(signed.members)} members, valid for {valid_days} days"
+    if valid_days > silo_days:
+        what += f"; silos take it for {silo_days:g}, or what max_roster_age_days of their policy says"
     for path in dict.fromkeys([folder.directory / ROSTER, out or folder.directory / ROSTER]):
         click.echo(f"{path}: {what}")
     for line in expiring(folder, signed):

@@ -26,7 +26,7 @@ from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
 from silo_agent.settings import load_silo_settings
 
-OF_A_CONSOLE = "url"  # a field that its settings alone have; it runs as an operator, whose file is looked at
+OF_A_CONSOLE = "url"  # a field that its settings alone have
 
 
 @click.command()
@@ -49,7 +49,8 @@ def doctor(config: Path, job_file: Path | None, is_json: bool) -> None:
     Call it where the party runs, from the folder it is started in. It looks at clock, key, certificate,
     authority, disk, audit log, the way to the coordinator and the roster; at a silo also at torch, GPU,
     policy and data. Where no agent runs, it says hello to the coordinator as the agent would, and leaves.
-    It writes nothing. It ends with 0 where there is no problem, else with 1; warnings do not count.
+    What a problem keeps it from looking at, it names. It writes nothing. It ends with 0 where there is no
+    problem, else with 1; warnings do not count.
     """
     tls.restrict_to_tls13()
     shown = sys.stdout
@@ -71,7 +72,10 @@ def doctor(config: Path, job_file: Path | None, is_json: bool) -> None:
 def diagnose(config: Path, job_file: Path | None, machine: Machine, findings: Findings) -> str | None:
     """Look at the party whose settings these are; its role, None where no settings were recognized."""
     role: Role | None = None
-    unknown = "name the settings file of a silo, a coordinator or an operator; `chorale init` writes one"
+    unknown = (
+        "name the settings file of a silo, a coordinator or an operator; `chorale init` writes one. A "
+        "console says what is wrong when it starts: `chorale console --config FILE`"
+    )
     with findings.step("settings", fix=unknown):
         role = _role_of(config)
     if role is None:
@@ -121,7 +125,9 @@ def _role_of(config: Path) -> Role:
     fields = set(parse_mapping(read_limited(config, MAX_BYTES), source=str(config)))
     known = {role: set(model_of(role.value).model_fields) for role in Role if role.value in MODELS}
     best = max(known, key=lambda role: (len(fields & known[role]), -len(known[role])))
-    if OF_A_CONSOLE in fields or len(fields & known[best]) <= len(fields) // 2:
+    if OF_A_CONSOLE in fields:
+        raise ConfigError(f"{config}: these are the settings of a console, which the doctor does not look at")
+    if len(fields & known[best]) <= len(fields) // 2:
         raise ConfigError(f"{config}: these are no settings of a silo, a coordinator or an operator")
     return best
 

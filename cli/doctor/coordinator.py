@@ -34,11 +34,22 @@ def examine(settings: CoordinatorSettings, machine: Machine, findings: Findings)
         now=machine.now(),
         findings=findings,
     )
-    if own is not None:
+    if own.certificate is None:
+        findings.leave_out("roster", "whether it lists this coordinator: that needs the certificate")
+    if own.authority is None:
+        findings.leave_out("roster", "it needs the authority.crt")
+    else:
         with findings.step("roster", fix=f"put the authority's roster.json at {settings.roster}"):
             signed = roster_from_file_bytes(read_limited(settings.roster, MAX_FILE_BYTES))
             max_age = timedelta(days=Policy.model_fields["max_roster_age_days"].default)
-            roster = check_roster(signed, own, now=machine.now(), max_age=max_age, findings=findings)
+            roster = check_roster(
+                signed,
+                own.certificate,
+                own.authority,
+                now=machine.now(),
+                max_age=max_age,
+                findings=findings,
+            )
             if roster is not None and len(roster.silo_names) < SMALLEST_FEDERATION:
                 findings.warn(
                     "members",

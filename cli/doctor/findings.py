@@ -15,6 +15,7 @@ class State(StrEnum):
     OK = "ok"
     WARNING = "warning"  # it works, and will not for long, or not as well as it could
     PROBLEM = "problem"
+    LEFT_OUT = "left out"  # not looked at, because of a problem that was told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,9 @@ class Findings:
     def problem(self, check: str, told: str, *, fix: str) -> None:
         self._add(Finding(check=check, state=State.PROBLEM, told=told, fix=fix))
 
+    def leave_out(self, check: str, why: str) -> None:
+        self._add(Finding(check=check, state=State.LEFT_OUT, told=f"not looked at: {why}"))
+
     def count(self, state: State) -> int:
         return sum(each.state is state for each in self.found)
 
@@ -57,7 +61,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Step(AbstractContextManager[None]):
-    """One thing that is looked at, and what repairs it where that fails."""
+    """One thing that is looked at, and what repairs it where that fails, unless the error says it."""
 
     findings: Findings
     check: str
@@ -68,5 +72,6 @@ class Step(AbstractContextManager[None]):
     ) -> bool:
         if not isinstance(error, ChoraleError | OSError):
             return error is None
-        self.findings.problem(self.check, " ".join(str(error).split()), fix=self.fix)
+        told, _, own_fix = " ".join(str(error).split()).partition(": run ")
+        self.findings.problem(self.check, told, fix=own_fix or self.fix)
         return True

@@ -65,7 +65,8 @@ def reaches(settings: LineSettings, *, say: Callable[[str], None], findings: Fin
 
 def ask_as_silo(
     settings: SiloSettings,
-    own: tuple[Identity, Anchors],
+    identity: Identity,
+    authority: Anchors,
     *,
     now: datetime,
     max_age: timedelta,
@@ -74,7 +75,6 @@ def ask_as_silo(
     """Says hello as the agent would, and leaves: what the welcome says of clock, roster and software."""
     from silo_agent.connection.control_stream import MAX_SKEW_SECONDS, WARNED_SKEW_SECONDS
 
-    identity, authority = own
     try:
         welcome = asyncio.run(_welcome(settings, identity, authority))
     except ChoraleError as error:
@@ -92,7 +92,7 @@ def ask_as_silo(
     if abs(skew_seconds) > WARNED_SKEW_SECONDS:
         findings.warn("clock", told, fix=CLOCK)
     signed = signed_body_from_wire(welcome.roster, max_bytes=MAX_ROSTER_BYTES)
-    check_roster(signed, own, now=now, max_age=max_age, findings=findings)
+    check_roster(signed, identity.certificate, authority, now=now, max_age=max_age, findings=findings)
 
 
 async def _welcome(settings: SiloSettings, identity: Identity, authority: Anchors) -> pb.Welcome | str:

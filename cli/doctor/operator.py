@@ -28,5 +28,7 @@ def examine(
         now=machine.now(),
         findings=findings,
     )
-    if own is not None and reaches(settings, say=say, findings=findings):
+    if own.missing:
+        findings.leave_out("line", f"the way to the coordinator and its roster: {own.missing}")
+    elif reaches(settings, say=say, findings=findings):
         ask_as_operator(settings, findings)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from cryptography import x509
+
 from cli.doctor.credentials import CLOCK
 from cli.doctor.findings import Findings
 from crypto.errors import RemoteProtocolError
-from crypto.identity.certificates import CLOCK_SKEW, Anchors, Identity, SignedBody
+from crypto.identity.certificates import CLOCK_SKEW, Anchors, SignedBody, fingerprint, member_of
 from crypto.identity.roster import Roster, read_roster
 
 SOON = timedelta(days=2)  # before silos refuse it, as the alert ChoraleCoordinatorRosterTooOld
@@ -16,28 +18,32 @@ RENEW = "have the authority run `chorale authority renew`, and put the new roste
 
 def check_roster(
     signed: SignedBody,
-    own: tuple[Identity, Anchors],
+    certificate: x509.Certificate | None,
+    authority: Anchors,
     *,
     now: datetime,
     max_age: timedelta,
     findings: Findings,
 ) -> Roster | None:
-    """The roster, where its signature holds. max_age: beyond which silos refuse it."""
-    identity, authority = own
+    """The roster, where its signature holds. certificate: of this party, which it has to list; None: not
+    known. max_age: beyond which silos refuse it."""
     try:
-        roster = read_roster(signed, authority=authority, federation=identity.member.federation)
+        roster = read_roster(signed, authority=authority, federation=authority.federation)
     except RemoteProtocolError as error:
         findings.problem("roster", str(error), fix=RENEW)
         return None
-    age, member = now - roster.issued, identity.member
+    age = now - roster.issued
     told = f"version {roster.version}, signed on {roster.issued:%Y-%m-%d %H:%M} UTC"
-    if not roster.holds(member.role, member.name, identity.fingerprint):
-        findings.problem(
-            "roster",
-            f"{told}: it does not list this certificate of {member.role} {member.name}",
-            fix=f"have the authority list it: chorale authority roster {member.name}.crt",
-        )
-    elif age < -CLOCK_SKEW:
+    if certificate is not None:
+        member = member_of(certificate)
+        if not roster.holds(member.role, member.name, fingerprint(certificate)):
+            findings.problem(
+                "roster",
+                f"{told}: it does not list this certificate of {member.role} {member.name}",
+                fix=f"have the authority list it: chorale authority roster {member.name}.crt",
+            )
+            return roster
+    if age < -CLOCK_SKEW:
         findings.problem("clock", f"roster {told}: that is after {now:%Y-%m-%d %H:%M} UTC", fix=CLOCK)
     elif now > roster.expires:
         findings.problem("roster", f"{told}: it expired on {roster.expires:%Y-%m-%d %H:%M} UTC", fix=RENEW)

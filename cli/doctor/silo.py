@@ -84,11 +84,15 @@ def examine(
     policies = check.check_own_files(settings, checked)
     if job_file is not None:
         check.check_job(job_file, None, settings, policies, checked)
-    if own is None or not reaches(settings, say=say, findings=findings):
+    identity, runs = own.identity, is_in_use(settings.audit_path)
+    if own.missing:
+        findings.leave_out("line", f"the way to the coordinator and its roster: {own.missing}")
+    elif not reaches(settings, say=say, findings=findings):
         return
-    if is_in_use(settings.audit_path):
-        ask_agent(settings.directory, findings)
+    if runs:
+        return ask_agent(settings.directory, findings)
+    if identity is None or own.authority is None:
         return
     ages = [each.max_roster_age_days for each in policies.values()]
     max_age = timedelta(days=min(ages, default=Policy.model_fields["max_roster_age_days"].default))
-    ask_as_silo(settings, own, now=machine.now(), max_age=max_age, findings=findings)
+    ask_as_silo(settings, identity, own.authority, now=machine.now(), max_age=max_age, findings=findings)

@@ -46,6 +46,8 @@ def submit(
             write_atomic(save, signed.spec_bytes)
         job_id = digest.hex()[:12]
         click.echo(f"{job_id}  {spec.name}  submitted to {settings.coordinator}")
+        if save is not None:
+            click.echo(f"{save}: the job as it was signed", err=True)
         for line in submission.promised:
             click.echo(line)
         connected = {silo.name: silo.connected for silo in operations.silos().silos}

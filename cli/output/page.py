@@ -19,6 +19,7 @@ Document = dict[str, Any]
 EXACT, NOISED = "exact in fixed point", "after noise on all that depends on data"
 MOST_CLASSES = 40  # that a page lists; report.json has all
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 400, 200, 34, 10, 24  # of a curve, in its own units
+MOST_DOTS = 60  # of a curve; closer ones would be a thick line
 
 SEEN = (
     ("coordinator", "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase"),
@@ -69,6 +70,7 @@ def page(report: Document) -> str:
             f"<title>{title}</title><style>{STYLE}</style></head><body><main>",
             f"<h1>{title}</h1>",
             f"<p>{_headline(report)}</p>",
+            *(f"<p>Unusual: passes over a rule: {html.escape(rule)}.</p>" for rule in report["unusual"]),
             f"<h2>{html.escape(main.capitalize())}</h2>",
             *_curves(report, main),
             *_loss_section(report),
@@ -167,10 +169,12 @@ def _headline(report: Document) -> str:
     kept = (
         f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""
     )
+    approval_seconds = report["approval_seconds"]
+    waited = f", after {approval_seconds:.0f} s of waiting for approval" if approval_seconds >= 1 else ""
     return html.escape(
         f"{report['strategy']} over {report['silos']} silos: {report['status']}{why}, "
         f"{report['rounds_completed']} of {report['rounds']} rounds, {figure}, "
-        f"{report['wall_seconds']:.1f} s.{kept}"
+        f"{report['wall_seconds']:.1f} s{waited}.{kept}"
     )
 
 
@@ -334,7 +338,8 @@ def _curve(found: Sequence[float | None], *, figure: str) -> str:
         for level in (low + span * share for share in (0.0, 0.25, 0.5, 0.75, 1.0))
     )
     path = " ".join(f"{x:.1f},{height:.1f}" for x, height in points)
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{height:.1f}" r="2"/>' for x, height in points)
+    seen_apart = points if len(points) <= MOST_DOTS else []
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{height:.1f}" r="2"/>' for x, height in seen_apart)
     last = known[-1]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(figure)} of the model '

@@ -23,10 +23,10 @@ from client.history import (
     JobHistory,
     class_rows,
     kind_of,
+    left_out_told,
     personal_of,
     score_word,
     state_told,
-    why_told,
 )
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY, draws_r
         share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
         attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
-    missing = "; ".join(f"without {left.silo} ({left.stage}: {why_told(left)})" for left in record.left_out)
+    missing = "; ".join(f"without {printable(left.silo)} ({left_out_told(left)})" for left in record.left_out)
     measured = _measured(record, main, draws_rounds=draws_rounds)
-    return "  ".join(filter(None, [title, outcome, measured, _rows(record), missing]))
+    return "  ".join(filter(None, [title, outcome, _approved(record), measured, _rows(record), missing]))
 
 
 def _rows(record: PhaseRecord) -> str:
@@ -99,6 +99,12 @@ def doing(summary: JobSummary) -> str:
 
 def kept_line(summary: JobSummary) -> str:
     return f"kept: the model after round {summary.model_round}, {summary.kept}"
+
+
+def _approved(record: PhaseRecord) -> str:
+    """How long people took to approve the job, which is no time of the phase."""
+    seconds = record.approval_seconds
+    return f"after {seconds:.0f} s of waiting for approval" if seconds >= 1 else ""
 
 
 def _measured(record: PhaseRecord, main: str, *, draws_rounds: bool) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chorale.runtime.files import write_atomic
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping
 from chorale.v1.records_pb2 import PhaseRecord
 from cli.output.page import Document, page
@@ -31,6 +32,7 @@ from client.history import (
     why_told,
 )
 
+UNUSUAL = "allow_unusual"
 MAX_AXES = 4  # of a table; a task's own have three at most
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def document(
         "operator": summary.operator,
         "status": summary.status,
         "strategy": summary.strategy,
+        "unusual": _unusual(history),  # rules that its parts break, where the job says `allow_unusual`
         "silos": len(summary.silos),
         "silo_names": list(summary.silos),
         "rounds": summary.rounds,
@@ -99,6 +102,7 @@ def document(
         "dropped": dropped,
         "took_part": _took_part(history),
         "wall_seconds": round(sum(record.wall_seconds for record in history.records), 3),
+        "approval_seconds": round(sum(record.approval_seconds for record in history.records), 3),
         "upload_bytes_per_silo_round": round(sum(uploads) / len(uploads)) if uploads else 0,
         "upload_bytes_per_silo": sum(record.upload_bytes for record in history.records),
         "float32_bytes": summary.float32_bytes,
@@ -165,6 +169,12 @@ def _is_private(history: JobHistory, promise: Promise | None) -> bool:
     if promise is not None or history.signed is None:
         return promise is not None
     return parse_mapping(history.signed.spec_bytes, source="job").get("privacy") is not None
+
+
+def _unusual(history: JobHistory) -> list[str]:
+    if history.signed is None or not parse_mapping(history.signed.spec_bytes, source="job").get(UNUSUAL):
+        return []
+    return list(JobSpec.from_yaml(history.signed.spec_bytes, source="job").method.passed_over)
 
 
 def _verified(records: Iterable[PhaseRecord]) -> Document:

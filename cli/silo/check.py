@@ -340,7 +340,7 @@ def _run(trial: Trial, spec: JobSpec, samples: int, findings: Findings) -> None:
         if each.is_round:
             rounds.append(each)
     if rounds:
-        epochs = spec.training.local_epochs
+        epochs = spec.training.passes_over(samples)
         passes = sum(each.seconds * (epochs if each.phase == TRAIN else 1) for each in rounds)
         seconds = passes * samples / max(trial.batch, 1)
         rate = samples * epochs / max(seconds, 1e-9)

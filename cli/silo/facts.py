@@ -1,4 +1,4 @@
-"""What `silo ledger` and `silo policy` print, for programs."""
+"""What the commands of a silo print of its ledger and policy, for programs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,22 @@ from silo_agent.policy.policy import load_policy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.ledger.ledger import Ledger, LedgerJob
     from silo_agent.settings import SiloSettings
+
+
+def job_facts(job: LedgerJob) -> dict[str, Any]:
+    """A job that was offered here. is_over, stops_data: as LedgerJob has them."""
+    return {
+        "job": job.job_digest.hex(),
+        "name": job.name,
+        "operator": job.operator,
+        "rounds": job.rounds,
+        "decision": job.decision.value,
+        "is_over": job.is_over,
+        "stops_data": job.stops_data,
+        "offered": job.offered.isoformat(),
+    }
 
 
 def ledger_facts(ledger: Ledger, settings: SiloSettings) -> dict[str, Any]:
@@ -20,17 +34,7 @@ def ledger_facts(ledger: Ledger, settings: SiloSettings) -> dict[str, Any]:
     others = {each.id for each in accounts.all()} - {each.account for each in data_sets.values()}
     return {
         "roster_version": ledger.roster_version,
-        "jobs": [
-            {
-                "job": job.job_digest.hex(),
-                "name": job.name,
-                "operator": job.operator,
-                "rounds": job.rounds,
-                "decision": job.decision.value,
-                "offered": job.offered.isoformat(),
-            }
-            for job in ledger.jobs()
-        ],
+        "jobs": [job_facts(job) for job in ledger.jobs()],
         "data_sets": {
             name: {
                 **_account(ledger, charged.account, settings.policy_of(settings.data_set(name))),

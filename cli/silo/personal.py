@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from chorale.runtime.files import write_atomic
+from cli.output.facts import json_option, print_json
 from cli.silo.settings import CONFIG, opened_ledger
 from crypto.errors import ConfigError
 from silo_agent.policy.policy import load_policy
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 @click.command("personal")
 @CONFIG
 @click.argument("job", required=False)
+@json_option
 @click.option("--out", type=click.Path(path_type=Path), help="File for a copy of JOB's model, safetensors.")
-def show_personal(config: Path, job: str | None, out: Path | None) -> None:
+def show_personal(config: Path, job: str | None, is_json: bool, out: Path | None) -> None:
     """Show or copy the models that jobs fine-tuned on this silo's own data.
 
     Without JOB all of them. They are made without noise and belong to this institution: giving one away
@@ -43,13 +45,28 @@ def show_personal(config: Path, job: str | None, out: Path | None) -> None:
             ),
         )
         found = models.kept() if job is None else [models.find(job)]
-        for kept in found:
-            click.echo(_personal_line(kept, is_confirmed=models.is_confirmed(kept)))
-        if not found:
-            click.echo("no job has fine-tuned a model here")
-        if out is not None:
-            write_atomic(out, found[0].path.read_bytes())
-            click.echo(f"{out}: the personal model of job {found[0].id}")
+        is_confirmed = {kept.id: models.is_confirmed(kept) for kept in found}
+    if out is not None:
+        write_atomic(out, found[0].path.read_bytes())
+    if is_json:
+        return print_json({"models": [_model_facts(kept, is_confirmed[kept.id]) for kept in found]})
+    for kept in found:
+        click.echo(_personal_line(kept, is_confirmed=is_confirmed[kept.id]))
+    if not found:
+        click.echo("no job has fine-tuned a model here")
+    if out is not None:
+        click.echo(f"{out}: the personal model of job {found[0].id}")
+
+
+def _model_facts(kept: KeptModel, is_confirmed: bool) -> dict[str, Any]:
+    """facts: texts of the file, such as name, method, accuracy. is_confirmed: a sum with this silo shows that
+    its global model is the one that the others had."""
+    return {
+        "job": kept.key.job_digest.hex(),
+        "file": str(kept.path),
+        "is_confirmed": is_confirmed,
+        "facts": dict(kept.facts),
+    }
 
 
 def _personal_line(kept: KeptModel, *, is_confirmed: bool) -> str:

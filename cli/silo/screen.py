@@ -16,6 +16,7 @@ from silo_agent.approval.view import (
     FieldChange,
     JobView,
     Origin,
+    OwnCode,
     QuantityNoise,
     StartingWeights,
     SummedQuantity,
@@ -25,9 +26,10 @@ from silo_agent.ledger.reveals import Decision
 
 MAX_LINES, MAX_COLUMNS = 40, 100
 LABEL_COLUMNS = 12
-MOST_REFUSALS, MOST_CHANGES, MOST_CODE, MOST_SAID = 5, 5, 2, 2
+MOST_REFUSALS, MOST_CHANGES, MOST_SAID, MOST_UNUSUAL = 5, 5, 2, 3
+MOST_CODE = 4  # a job names no more distributions
 WIDEST = (22, 24, 13, 12, 11, 40)  # columns of the table of sums
-HEADINGS = ("sum", "when", "numbers", "per record", "noise", "it tells")
+HEADINGS = ("sum", "when", "numbers", "per record", "noise", "what the sum tells")
 
 
 def screen(view: JobView) -> list[str]:
@@ -39,8 +41,11 @@ def screen(view: JobView) -> list[str]:
         _clipped(f"job {view.id}  {view.name}: {_decision_told(view)}"),
         *_labelled("asked by", [f"{view.operator}, offered {offered}, may run until {until}"]),
         *_labelled(
-            "method", [f"{view.count}, {named} of the silos in each, task {view.task}: {view.method}"]
+            "method",
+            [f"{view.count}, {named} of the silos in each, task {view.task}: {view.method}"],
+            most=2,
         ),
+        *_labelled("unusual", [f"passes over a rule: {rule}" for rule in view.unusual], most=MOST_UNUSUAL),
         *_labelled("silos", [f"{len(view.silos)}: {', '.join(view.silos)}"]),
         *_labelled("model", [f"{view.model}{parameters}; {view.training}"], most=2),
         *_labelled("code", _code_lines(view), most=MOST_CODE),
@@ -80,9 +85,20 @@ def _plain(value: object) -> object:
     return value
 
 
+def taken_back_told(names: Sequence[str]) -> str:
+    """Of approvals that were given under another policy."""
+    return f"the approval of {', '.join(names)} is taken back: the policy file has changed since"
+
+
 def _decision_told(view: JobView) -> str:
+    stop = "; a data set takes no input until it is approved again" if view.stops_data else ""
+    if view.is_over:
+        here = (
+            f"{view.decision.value} here" if view.decision is not Decision.OFFERED else "nobody decided here"
+        )
+        return f"over (says the coordinator), {here}{stop}"
     if view.decision is Decision.APPROVED:
-        return "approved here"
+        return f"approved here{stop}"
     if view.decision is Decision.REJECTED:
         return "rejected here"
     what = (
@@ -96,13 +112,17 @@ def _decision_told(view: JobView) -> str:
 def _code_lines(view: JobView) -> list[str]:
     if not view.code:
         return ["Chorale's own alone"]
-    lines = []
+    used: dict[str, list[OwnCode]] = {}
     for each in view.code:
-        same = "this silo has the same" if not each.told else f"not as here: {each.told}"
-        options = f" {each.options}" if each.options else ""
+        used.setdefault(each.distribution, []).append(each)
+    lines = []
+    for distribution, parts in used.items():
+        first = parts[0]
+        same = "this silo has the same" if not first.told else f"not as here: {first.told}"
+        what = ", ".join(f"{each.field} {each.name}" for each in parts)
+        options = "".join(f"; {each.field} is given {each.options}" for each in parts if each.options)
         lines.append(
-            f"{each.field} {each.name} of {each.distribution} is not Chorale's, sha256:{each.sha256[:12]}, "
-            f"{same}{options}"
+            f"{distribution}, not Chorale's, sha256:{first.sha256[:12]}, makes {what}; {same}{options}"
         )
     return _cut(lines, MOST_CODE)
 
@@ -183,7 +203,10 @@ def _budget_lines(view: JobView) -> list[str]:
         return [f"{left}; this job plans {view.promise.epsilon:.4g}", *_unnoised(balance)]
     if view.is_private:
         return [left, *_unnoised(balance)]
-    return [f"{left}; this job spends without a bound", *_unnoised(balance)]
+    return [
+        f"{left}; this job uses none of it: nothing bounds what its sums tell",
+        *_unnoised(balance),
+    ]
 
 
 def _unnoised(balance: BudgetBalance) -> list[str]:
@@ -215,7 +238,7 @@ def _change_told(change: FieldChange) -> str:
 
 
 def _said_lines(view: JobView) -> list[str]:
-    lines = []
+    lines = [taken_back_told(view.taken_back)] if view.taken_back else []
     for each in reversed(view.decisions):
         why = f": {json.dumps(each.reason, ensure_ascii=False)}" if each.reason else ""
         lines.append(f"{each.by} {each.decision.value} it {each.when:%Y-%m-%d %H:%M} UTC{why}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -17,22 +18,26 @@ from chorale.privacy.plan import planned_epsilon_if_all_others_collude
 from chorale.privacy.promise import promise_of
 from chorale.results import RoundResult, finite
 from chorale.runtime.files import read_limited
+from chorale.spec.fields import MAX_SIMULATED_SILOS
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
 from chorale.spec.state import GlobalState, state_from_bytes
-from chorale.transport.wire import MAX_SILOS
 from cli.demo.plan import OPEN_POLICY
 from cli.given_data import DataOptions, data_options
+from cli.simulate.progress import ProgressLine
 from client.errors import require_extra
 from client.history import ROW_FIGURES, personal_of, score_word
 from client.submission import draw_notes, head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.settings import MemoryFormat, Precision
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
+from simulation.on_ray import Ray
 from simulation.results import PREFIX
-from simulation.silos import OwnObjectives
+from simulation.silos import Compute, OwnObjectives
+from simulation.stored import Scratch
 from strategies.phases.enrollment import CLASS_PRESENCE
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
@@ -47,13 +52,14 @@ FEW_ROWS = (
 ALL_ROWS = "class rows: all are sent, as by no federation's default policy (--all-class-rows)"
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
 MAX_WORKERS = 256
+PROCESSES, RAY = "processes", "ray"  # engines
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
 @click.option(
     "--silos",
-    type=click.IntRange(SMALLEST_FEDERATION, MAX_SILOS),
+    type=click.IntRange(SMALLEST_FEDERATION, MAX_SIMULATED_SILOS),
     help="Number of silos; default: the job's.",
 )
 @click.option("--secure", "is_secure", is_flag=True, help="Sum under real masks, by whole sessions.")
@@ -61,7 +67,21 @@ MAX_WORKERS = 256
     "--parallel",
     default=0,
     type=click.IntRange(0, MAX_WORKERS),
-    help="Processes that compute, one thread each.  [default: this one]",
+    help="Workers that compute, one thread each.  [default: this process; with ray as many as there is room "
+    "for]",
+)
+@click.option(
+    "--engine",
+    default=PROCESSES,
+    show_default=True,
+    type=click.Choice([PROCESSES, RAY]),
+    help="What workers are: processes of this machine, or actors of Ray, on many.",
+)
+@click.option("--address", help="ray: of a cluster that runs, HOST:PORT or auto.  [default: started here]")
+@click.option(
+    "--gpus",
+    type=click.FloatRange(0, 64),
+    help="ray: of each worker, such as 0.25 for four on one GPU.  [default: none]",
 )
 @data_options
 @click.option(
@@ -80,7 +100,21 @@ MAX_WORKERS = 256
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "cpu", "cuda"]),
-    help="Where silos train; auto: on a GPU if there is one.",
+    help="Where silos train; auto: on a GPU if there is one, the workers in turn on several.",
+)
+@click.option(
+    "--precision",
+    default=Precision.FLOAT32.value,
+    show_default=True,
+    type=click.Choice([Precision.FLOAT32.value, Precision.BFLOAT16.value]),
+    help="Number type of the model's layers.",
+)
+@click.option(
+    "--memory-format",
+    default=MemoryFormat.CONTIGUOUS.value,
+    show_default=True,
+    type=click.Choice([MemoryFormat.CONTIGUOUS.value, MemoryFormat.CHANNELS_LAST.value]),
+    help="Memory order of images.",
 )
 @click.option(
     "--all-class-rows",
@@ -105,32 +139,47 @@ def simulate(
     silos: int | None,
     is_secure: bool,
     parallel: int,
+    engine: str,
+    address: str | None,
+    gpus: float | None,
     policy: Path | None,
     init: Path | None,
     device: str,
+    precision: str,
+    memory_format: str,
     sends_all_rows: bool,
     has_test_set: bool,
     out: Path | None,
     data_options: DataOptions,
 ) -> None:
-    """Run the rounds of JOB.yaml in one process: the agents' own training, without network or ledger.
+    """Run the rounds of JOB.yaml on this machine or on Ray: the agents' own training, without network or
+    ledger.
 
     Prints one JSON line a round, or writes them to rounds.jsonl in the --out folder.
     """
     require_extra("silo", "torch", what="simulate, whose silos train in this process,")
     options = data_options
     options.check_used()
+    ray = _ray(engine, address=address, gpus=gpus, workers=parallel, device=device)
+    compute = Compute(
+        device=device, precision=Precision(precision), memory_format=MemoryFormat(memory_format)
+    )
     spec = _spec(file, options, silos)
-    for note in (*draw_notes(spec), *head_notes(spec, init)):
+    _check_compute(spec, compute)
+    unusual = [f"unusual: passes over a rule: {rule}" for rule in spec.method.passed_over]
+    for note in (*unusual, *draw_notes(spec), *head_notes(spec, init)):
         click.echo(note, err=True)
     rules = _policy(spec, policy, sends_all_rows=sends_all_rows)
     if any(kind == CLASS_PRESENCE for kind in spec.method.opening):
         click.echo(ALL_ROWS if sends_all_rows else FEW_ROWS, err=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
-    folder = None if out is None else _folder(out, spec, options, rules, init=init, is_secure=is_secure)
+    folder = None
+    if out is not None:
+        folder = _folder(out, spec, options, rules, init=init, is_secure=is_secure, compute=compute)
     held: AbstractContextManager[Progress | None] = nullcontext() if folder is None else folder.held()
     with held as progress:
-        objectives, data = options.objectives(), options.load(spec)
+        objectives = options.objectives()
+        data = options.load(spec, Scratch(None if folder is None else folder.scratch_path))
         drawn = initial_bytes(spec, init)
         state = state_from_bytes(drawn)
         if spec.privacy is not None and spec.privacy.unsolved:
@@ -140,27 +189,31 @@ def simulate(
             click.echo(line, err=True)
         if policy is not None:
             _check_noise(spec, state, rules)
+        shown = ProgressLine(sys.stderr if sys.stderr.isatty() else None, rounds=spec.rounds)
         simulation = Simulation(
             spec,
             data,
             state=state,
             policy=rules,
-            objective=OwnObjectives(objectives, device=device) if objectives else None,
-            device=device,
+            objective=OwnObjectives(objectives, compute=compute) if objectives else None,
+            compute=compute,
             is_secure=is_secure,
             workers=parallel,
+            ray=ray,
+            scratch=None if folder is None else folder.scratch_path,
+            answered=shown.answered,
             test_set=options.load_test_set(spec) if has_test_set else None,
         )
         if progress is not None:
             simulation.progress = progress
-        _run(simulation, folder)
+        _run(simulation, folder, shown)
         _conclude(simulation, folder)
 
 
-def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
+def _run(simulation: Simulation, folder: SimulationFolder | None, shown: ProgressLine) -> None:
     spec = simulation.job.spec
     drawn = f"{spec.named_per_round} of {len(spec.silos)} silos"
-    click.echo(f"{spec.strategy.name}, {spec.count} of {drawn}", err=True)
+    click.echo(f"{spec.strategy.name}, {spec.count} of {drawn}; {simulation.computed_by}", err=True)
     following = simulation.progress.following
     if following is not None and following[0] > 1:
         taken = steps_taken(simulation.state)
@@ -168,6 +221,8 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
         click.echo(f"continuing after {done}", err=True)
     told = set(simulation.progress.evaluations)
     for result in simulation.run():
+        shown.round_ended(result.round)
+        shown.clear()
         for round in simulation.progress.evaluations.keys() - told:
             told.add(round)
             click.echo(_evaluation_line(simulation, round), err=True)
@@ -180,6 +235,7 @@ def _run(simulation: Simulation, folder: SimulationFolder | None) -> None:
             taken = steps_taken(simulation.state)
             title = f"step {taken + bool(result.reason)} of {spec.steps}"
         click.echo(_line(result, title=title, spec=spec), err=True)
+    shown.clear()
 
 
 def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
@@ -208,6 +264,7 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
             for round, figures in sorted(simulation.progress.evaluations.items())
         ],
         "stopped": simulation.stopped,
+        "state_digest": simulation.state_digest,
     }
     if simulation.progress.tables:
         document["tables"] = simulation.progress.tables
@@ -239,6 +296,32 @@ def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
     return spec
 
 
+def _ray(engine: str, *, address: str | None, gpus: float | None, workers: int, device: str) -> Ray | None:
+    """Raises ConfigError for an option that has no effect beside the others."""
+    if engine == PROCESSES:
+        for option, value in (("--address", address), ("--gpus", gpus)):
+            if value is not None:
+                raise ConfigError(f"{option}: belongs to --engine {RAY}, got {PROCESSES}")
+        return None
+    require_extra("ray", "ray", what=f"simulate --engine {RAY}")
+    if gpus is not None and gpus > 1 and gpus % 1:
+        raise ConfigError(f"--gpus: expected a share of one GPU up to 1, or a whole number, got {gpus:g}")
+    if device == "cuda" and not gpus:
+        raise ConfigError(
+            f"--device cuda with --engine {RAY}: expected --gpus of each worker, such as 1 or 0.25"
+        )
+    return Ray(address=address, workers=workers, gpus=gpus or 0.0)
+
+
+def _check_compute(spec: JobSpec, compute: Compute) -> None:
+    """Raises ConfigError for what a private job does not take."""
+    if spec.privacy is not None and compute != Compute(device=compute.device):
+        raise ConfigError(
+            "--precision, --memory-format: a private job is computed in float32 and contiguous memory, which "
+            "its privacy is proved of"
+        )
+
+
 def _policy(spec: JobSpec, path: Path | None, *, sends_all_rows: bool) -> Policy:
     """Class rows are held back as by the default policy, unless all are sent. Raises PolicyRefusal where a
     given policy would refuse the job, ConfigError where it and --all-class-rows both decide."""
@@ -261,15 +344,25 @@ def _check_noise(spec: JobSpec, state: GlobalState, policy: Policy) -> None:
 
 
 def _folder(
-    out: Path, spec: JobSpec, options: DataOptions, policy: Policy, *, init: Path | None, is_secure: bool
+    out: Path,
+    spec: JobSpec,
+    options: DataOptions,
+    policy: Policy,
+    *,
+    init: Path | None,
+    is_secure: bool,
+    compute: Compute,
 ) -> SimulationFolder:
-    told = {
+    """How many workers there are, and which engine's, is no part of what it is: they change no number."""
+    told: dict[str, Any] = {
         "job": spec.to_yaml().decode(),
         "data": options.describe(),
         "policy": policy.model_dump(mode="json"),
         "init": None if init is None else hashlib.sha256(init.read_bytes()).hexdigest(),
         "secure": is_secure,
     }
+    if compute != Compute(device=compute.device):  # a folder of earlier releases says nothing of it
+        told["form"] = [compute.precision.value, compute.memory_format.value]
     identity = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
     return SimulationFolder(out, identity=identity)
 

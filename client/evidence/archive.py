@@ -53,7 +53,8 @@ def files_of(data: bytes) -> dict[str, bytes]:
         raise EvidenceMismatch(f"archive: expected a zip file: {error}") from None
     if archive_bytes(files) != data:
         raise EvidenceMismatch(
-            "archive: there are bytes beside its files, or in their headers, that Chorale does not write"
+            "archive: it is not the file that Chorale wrote: another program packed it again, or added bytes "
+            "to it; ask for the original"
         )
     return files
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from chorale import evidence
 from chorale.evidence import FORMAT, CoordinatorStatement, FileFacts, Manifest, Signed, SiloStatement
 from chorale.job import MAX_CERTIFICATE_BYTES, SignedJob
+from chorale.transport.tls import MAX_PEM_BYTES
+from chorale.transport.wire import MAX_SILOS
 from client.evidence.proofs import ProofDocument
 from crypto.errors import ChoraleError, EvidenceMismatch
-from crypto.identity.certificates import Anchors, SignedBody
+from crypto.identity.certificates import Anchors, SignedBody, fingerprint
 from crypto.identity.roster import roster_from_file_bytes, roster_to_file_bytes
 
 MANIFEST, JOB, SIGNATURE = "manifest.json", "job.yaml", "job-signature.json"
@@ -26,6 +28,8 @@ ROSTER = re.compile(r"rosters/([1-9][0-9]{0,18})\.json")
 PROOF = re.compile(r"proofs/[0-9]{6}-[A-Za-z0-9.-]{1,80}\.json")
 SILO = re.compile(r"silos/([a-z0-9-]{1,63})\.json")
 SBOM = re.compile(r"sbom/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_SIGNATURE_FILE_BYTES = 2 * (MAX_CERTIFICATE_BYTES + evidence.MAX_SIGNATURE_BYTES) + 256
+MAX_PROOF_BYTES = 4096 + MAX_SILOS * 768  # a silo's name twice, its certificate's digest, its signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +58,22 @@ def fits(what: str) -> Iterator[None]:
         raise EvidenceMismatch(f"{what}: {error}") from error
 
 
-def read_contents(files: Mapping[str, bytes]) -> Contents:
+def read_contents(files: Mapping[str, bytes], *, trusted: Anchors | None = None) -> Contents:
     """Raises EvidenceMismatch that names the first file that is missing, unknown or not of its form.
 
-    The manifest first: its signature holds, and it lists these very files.
+    The authority first, which is the reader's own where one is given, then the manifest: a member signed it,
+    and it lists these very files. Nothing else is parsed before. trusted: the reader's own authority.
     """
     for name in REQUIRED:
         if name not in files:
             raise EvidenceMismatch(f"{name}: it is missing from the archive")
-    with fits(MANIFEST):
-        manifest = evidence.open_statement(files[MANIFEST], Manifest)
-    _check_listed(manifest.statement, files)
     with fits(AUTHORITY):
-        authority = Anchors.load(files[AUTHORITY])
-        if authority.pem != files[AUTHORITY]:
-            raise EvidenceMismatch("there is more in it than certificates")
+        authority = _authority(files[AUTHORITY], trusted)
+    with fits(MANIFEST):
+        manifest = evidence.open_statement(files[MANIFEST], Manifest, authority=authority)
+    _check_listed(manifest.statement, files)
     with fits(COORDINATOR):
-        coordinator = evidence.open_statement(files[COORDINATOR], CoordinatorStatement)
+        coordinator = evidence.open_statement(files[COORDINATOR], CoordinatorStatement, authority=authority)
     with fits(SIGNATURE):
         job = _signed_job(files)
     with fits(CERTIFICATES):
@@ -81,7 +84,9 @@ def read_contents(files: Mapping[str, bytes]) -> Contents:
             if found := ROSTER.fullmatch(name):
                 rosters[int(found[1])] = _roster(data)
             elif PROOF.fullmatch(name):
-                proofs[name] = evidence.parsed(ProofDocument, evidence.read_document(data))
+                proofs[name] = evidence.parsed(
+                    ProofDocument, evidence.read_document(data, max_bytes=MAX_PROOF_BYTES)
+                )
             elif found := SILO.fullmatch(name):
                 silos[found[1]] = evidence.open_statement(data, SiloStatement)
             elif SBOM.fullmatch(name):
@@ -126,6 +131,19 @@ def certificates_file(ders: Mapping[str, bytes]) -> bytes:
     return evidence.document_bytes({name: base64.b64encode(der).decode() for name, der in ders.items()})
 
 
+def _authority(data: bytes, trusted: Anchors | None) -> Anchors:
+    if len(data) > MAX_PEM_BYTES:
+        raise EvidenceMismatch(f"expected at most {MAX_PEM_BYTES} bytes, got {len(data)}")
+    authority = Anchors.load(data)
+    if authority.pem != data:
+        raise EvidenceMismatch("there is more in it than certificates")
+    if trusted is not None and not set(authority.certificates) <= set(trusted.certificates):
+        found = ", ".join(fingerprint(each).hex()[:16] for each in authority.certificates)
+        expected = ", ".join(fingerprint(each).hex()[:16] for each in trusted.certificates)
+        raise EvidenceMismatch(f"it is not your authority's certificate: expected {expected}, got {found}")
+    return authority
+
+
 def _check_listed(manifest: Manifest, files: Mapping[str, bytes]) -> None:
     if manifest.format != FORMAT:
         raise EvidenceMismatch(
@@ -142,7 +160,7 @@ def _check_listed(manifest: Manifest, files: Mapping[str, bytes]) -> None:
 
 
 def _signed_job(files: Mapping[str, bytes]) -> SignedJob:
-    document = evidence.read_document(files[SIGNATURE])
+    document = evidence.read_document(files[SIGNATURE], max_bytes=MAX_SIGNATURE_FILE_BYTES)
     if document.keys() != {"operator_certificate", "signature"}:
         raise EvidenceMismatch("expected a signature and a certificate")
     wire = SignedJob(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from chorale.evidence import CoordinatorStatement
+from chorale.evidence import CoordinatorStatement, read_document
 from chorale.job import Job
 from chorale.privacy.plan import planned_phases
 from chorale.privacy.promise import promise_of
@@ -62,12 +62,9 @@ def check_facts(told: bytes, expected: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises EvidenceMismatch that names the first field that differs.
     """
-    try:
-        found = json.loads(told)
-    except (ValueError, RecursionError):
-        raise EvidenceMismatch("expected JSON") from None
+    found = read_document(told)
     _compare(found, json.loads(json.dumps(expected)), ())
-    return dict(found)
+    return found
 
 
 def _compare(found: Any, expected: Any, place: tuple[str, ...]) -> None:

@@ -113,7 +113,9 @@ def archive_of(
     does not fit.
     """
     with fits(names.COORDINATOR):
-        coordinator = evidence.open_statement(bytes(shown.statement), CoordinatorStatement)
+        coordinator = evidence.open_statement(
+            bytes(shown.statement), CoordinatorStatement, authority=authority
+        )
     statement = coordinator.statement
     with fits(names.JOB):
         spec = JobSpec.from_yaml(shown.job.spec_bytes, source="it")

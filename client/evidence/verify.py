@@ -3,10 +3,11 @@
 The steps, in this order; the first thing that does not fit ends it:
 
 1. The archive: the bytes are those that its files give, no more and no less.
-2. The manifest: signed, and it lists exactly these files with their SHA-256.
-3. The authority: its certificate is the reader's own, where one is given; rosters are signed with its key.
-4. The makers: the job, the manifest and the coordinator's statement are signed by members of those rosters,
-   the first two by one operator.
+2. The authority: its certificate is the reader's own, where one is given.
+3. The manifest: signed under a certificate of that authority, and it lists exactly these files with their
+   SHA-256. Before that no other document is parsed.
+4. The makers: rosters are signed with the authority's key; the job, the manifest and the coordinator's
+   statement are signed by members of those rosters, the first two by one operator.
 5. The phases: in order from the signed first state on, each state signed by t of the silos that are named.
 6. The model: its SHA-256 is that of such a state, and of the reader's own file, where one is given.
 7. The facts and pages: what this release computes from the job.
@@ -76,8 +77,7 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
     Raises EvidenceMismatch with the first thing that does not fit, and ConfigError where a package that the
     accounting needs is not installed.
     """
-    contents = read_contents(files_of(data))
-    _check_authority(contents, authority)
+    contents = read_contents(files_of(data), trusted=authority)
     rosters = _rosters(contents)
     newest = rosters[max(rosters)]
     job = _job(contents, newest)
@@ -144,15 +144,6 @@ def opened_job(contents: Contents) -> Job:
         if spec.initial_state is None:
             raise EvidenceMismatch("it names no first state, so it was never submitted")
         return Job(spec=spec, signed=contents.job, operator=contents.job.operator)
-
-
-def _check_authority(contents: Contents, authority: Anchors | None) -> None:
-    if authority is not None and not set(contents.authority.certificates) <= set(authority.certificates):
-        found = ", ".join(fingerprint(each).hex()[:16] for each in contents.authority.certificates)
-        expected = ", ".join(fingerprint(each).hex()[:16] for each in authority.certificates)
-        raise EvidenceMismatch(
-            f"{names.AUTHORITY}: it is not your authority's certificate: expected {expected}, got {found}"
-        )
 
 
 def _rosters(contents: Contents) -> dict[int, Roster]:

@@ -402,7 +402,7 @@ class AttemptRunner:
         for codes, ends_job in ((FATAL_TO_JOB, True), (FATAL_TO_PHASE, False)):
             refused = [silo for silo, out in self._out.items() if out.code in codes and silo in candidates]
             if len(candidates) - len(refused) < self._min_silos:
-                self._lose(set(candidates), PhaseState.WAITING)
+                self._lose(set(candidates) & self.session.awaited, PhaseState.WAITING)
                 would_do = [silo for silo in refused if self._out[silo].code == Refusal.BUDGET]
                 is_budget = len(candidates) - len(refused) + len(would_do) >= self._min_silos
                 reason = FailureReason.BUDGET if is_budget else FailureReason.REFUSED

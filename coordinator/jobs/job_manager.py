@@ -13,6 +13,7 @@ from chorale.runtime import disk
 from chorale.spec.settings_file import parse_mapping
 from chorale.spec.state import float32_bytes, state_from_file
 from chorale.transport.wire import PhaseKey
+from chorale.v1 import federation_pb2 as federation_pb
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.jobs.job_runner import JobRunner
@@ -25,6 +26,8 @@ from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal
 from crypto.session.cohort import SMALLEST_FEDERATION
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.training import TRAIN
+
+MAX_TOLD_ENDS = 32  # a silo reads of older ones in their not_after; far from MAX_QUEUED_MESSAGES
 
 log = get_logger("coordinator.jobs.job_manager")
 
@@ -83,6 +86,18 @@ class JobManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def tell_ended(self, silo: str) -> None:
+        """A silo that was away is told which jobs of its own have ended, the newest of them; not why, which a
+        person of another silo may have typed."""
+        for row in self._resources.store.last_ended(MAX_TOLD_ENDS):
+            try:
+                is_named = silo in self._stored_job(row).spec.silos
+            except LocalProtocolError:  # of an earlier release
+                continue
+            if is_named:
+                over = federation_pb.JobEnded(job_digest=row.digest, status=row.status.value)
+                self._resources.attendance.send(silo, federation_pb.CoordinatorMessage(job_ended=over))
 
     # submitting
 

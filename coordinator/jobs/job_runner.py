@@ -34,7 +34,7 @@ from coordinator.jobs.sequence import (
 )
 from coordinator.jobs.statements import KINDS as STATEMENTS
 from coordinator.jobs.statements import Statements
-from coordinator.reasons import AHEAD, FailureReason
+from coordinator.reasons import AHEAD, Absent, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.store import Absence, JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
@@ -42,6 +42,12 @@ from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 RESUME_SECONDS = 15.0  # after a fault of this machine, such as a full disk; doubled by each that follows
 ROOM_SECONDS = 1.0  # where the disk is full: how often it is looked whether it still is
 MAX_RESUME_SECONDS = 960.0  # an attempt that a fault breaks off is one of the phase's few
+
+# of silos whose answer was still open when others ended the job
+STILL_OPEN = {
+    (Refusal.JOB_NOT_APPROVED,): "no approval yet at",
+    (Absent.NO_ANSWER, Absent.DISCONNECTED): "no answer yet from",
+}
 
 log = get_logger("coordinator.jobs.job_runner")
 
@@ -305,14 +311,20 @@ class JobRunner:
         return row
 
     def _refused(self, record: records_pb2.PhaseRecord, absences: Sequence[Absence]) -> JobFailed:
-        """Names the silos that refused, with their codes: one that was only not heard is not to blame.
+        """Names the silos that refused, with their codes, and apart from them those that had only not said
+        yes yet: they are not to blame.
 
         absences: of the last session, which they refused.
         """
-        codes = {code.value for code in Refusal}
+        codes = {code.value for code in Refusal} - {Refusal.JOB_NOT_APPROVED.value}
         refused = [absence for absence in absences if absence.reason in codes]
+        others = "".join(
+            f"; {what}: {', '.join(silos)}"
+            for reasons, what in STILL_OPEN.items()
+            if (silos := [absence.silo for absence in absences if absence.reason in reasons])
+        )
         told, public = (
-            f"refused by silos: {', '.join(reasons) or 'too few take part'}"
+            f"refused by silos: {', '.join(reasons) or 'too few take part'}{others}"
             for reasons in (
                 [f"{each.silo} ({each.why.told})" for each in refused],
                 [f"{each.silo} ({each.why.public})" for each in refused],

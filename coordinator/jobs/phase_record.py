@@ -5,19 +5,35 @@ Source: docs/protocol.md 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chorale.observability.logs import get_logger
 from chorale.transport.wire import phase_kind
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.phase_machine import PhaseState
-from coordinator.reasons import Absent
+from coordinator.reasons import Absent, Awaited
 from coordinator.resources import Resources
 from coordinator.storage.store import Absence, PhaseRow
 from strategies.base import PhaseResult
 
 log = get_logger("coordinator.jobs.phase_record")
+
+
+class ApprovalWait:
+    """How long a phase waited for people to approve its job, in this process."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def note(self, awaited: Mapping[str, str], *, now: float) -> None:
+        """awaited: by silo, as told to operators. now: monotonic."""
+        self._seconds = self.seconds(now=now)
+        self._since = now if Awaited.APPROVAL in awaited.values() else None
+
+    def seconds(self, *, now: float) -> float:
+        return self._seconds + (0.0 if self._since is None else now - self._since)
 
 
 def phase_record(
@@ -32,8 +48,12 @@ def phase_record(
     upload_bytes: int,
     verified_by: int,
     threshold: int,
+    approval_seconds: float,
 ) -> records_pb2.PhaseRecord:
-    """left_out: silos that are not in the sum, each with where it was lost first; and proven liars."""
+    """left_out: silos that are not in the sum, each with where it was lost first; and proven liars.
+
+    approval_seconds: as ApprovalWait has them.
+    """
     cohort = row.cohort if attempts and row.cohort else []
     first: dict[str, Absence] = {}
     for absence in resources.store.absences(row.sequence):
@@ -60,7 +80,8 @@ def phase_record(
             for name, table in result.tables.items()
         },
         state_digest=state_digest,
-        wall_seconds=max(0.0, resources.clock.unix_seconds() - row.started_unix_seconds),
+        wall_seconds=max(0.0, resources.clock.unix_seconds() - row.started_unix_seconds - approval_seconds),
+        approval_seconds=approval_seconds,
         upload_bytes=upload_bytes,
         quantities=quantities,
         verified_by=verified_by,

@@ -25,7 +25,7 @@ from coordinator.jobs.aggregate import MaskedSum, RevealedFile, revealed_file, u
 from coordinator.jobs.agreement import Abandonment, Agreement, cohort_proof
 from coordinator.jobs.attempt_runner import REOFFER_SECONDS, AttemptFailed, AttemptRunner
 from coordinator.jobs.outcome import outcome_of
-from coordinator.jobs.phase_record import phase_record, publish
+from coordinator.jobs.phase_record import ApprovalWait, phase_record, publish
 from coordinator.jobs.statements import Statements
 from coordinator.metrics import AttemptResult
 from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
@@ -81,6 +81,7 @@ class PhaseRunner:
         self._on_progress = on_progress
         self._machine = PhaseMachine(state=row.state, attempt=max(row.attempt, 1))
         self._stage_began = resources.clock.monotonic()
+        self._approval_wait = ApprovalWait()
         self._upload_bytes = row.upload_bytes
         self._record: SessionRecord | None = None
         self._shown: RevealedFile | None = None
@@ -383,6 +384,7 @@ class PhaseRunner:
             upload_bytes=self._upload_bytes,
             verified_by=0 if proof is None else len(proof.signers),
             threshold=threshold,
+            approval_seconds=self._approval_wait.seconds(now=self._resources.clock.monotonic()),
         )
         self._resources.store.end_phase(
             self._row.sequence,
@@ -461,6 +463,7 @@ class PhaseRunner:
 
     def _tell_progress(self, detail: str, awaited: Mapping[str, str]) -> None:
         """One line for those who watch: attempt, stage, who is awaited; and what of each silo."""
+        self._approval_wait.note(awaited, now=self._resources.clock.monotonic())
         line = f"attempt {self._machine.attempt}: "
         self._on_progress(line + ", ".join(filter(None, [self._machine.state.value, detail])), awaited)
 

@@ -223,6 +223,7 @@ class FederationService:
     ) -> None:
         """Join, and pass the silo's messages on until it closes its side; every heartbeat is a check."""
         self._resources.attendance.join(connection)
+        self._job_manager.tell_ended(connection.silo)
         async for message in messages:
             if connection.ended.is_set():
                 return

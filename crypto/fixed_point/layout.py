@@ -35,13 +35,13 @@ class Disclosure(Enum):
     reads before a job is approved. Source: docs/privacy.md.
     """
 
-    CONSTANT = "the same whatever the data are"
-    UPDATE = "the trained update"
-    FROM_UPDATE = "follows from the update"  # or from the declared number of steps
-    STATISTIC = "of records, all classes together"
-    CLASS_STATISTIC = "of records, by class"  # and everything that is not classified
-    TRAINED_CLASS_STATISTIC = "answers of the model, by class"  # that was just trained
-    DIAGNOSTIC = "how well the encoding fits"  # no private job sums it
+    CONSTANT = "nothing of the data"
+    UPDATE = "what training changed"
+    FROM_UPDATE = "a number on that change"  # or from the declared number of steps
+    STATISTIC = "totals over records"
+    CLASS_STATISTIC = "totals by class"  # and everything that is not classified
+    TRAINED_CLASS_STATISTIC = "model's answers by class"  # that was just trained
+    DIAGNOSTIC = "how many were cut off"  # no private job sums it
 
     @property
     def is_by_class(self) -> bool:

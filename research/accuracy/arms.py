@@ -5,28 +5,58 @@ A control is a job like any other, of the product's own parts; nothing is implem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from chorale.spec.strategy_spec import StrategySpec
+from strategies.parts.heads import UNIT
+
 BASELINE = "fedavg"
-CSD_STRONG = {"mu": 0.1, "tau": 10.0, "alpha": 0.9}  # the strength at which FedCSD shows on the digits
-CSD_PAPER = {"mu": 0.001, "tau": 10.0, "alpha": 0.9}
 SPHEREFED_PARTS = {"head": "frozen-orthonormal", "features": "unit", "loss": "sphere-mse"}
+BETAS = (0.9, 0.99, 0.999)
+CSD_MUS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)  # the paper's own is the first
+DW_MUS = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A column of the comparison. strategy: as a job file says it."""
+    """A method or a control. strategy: as a job file says it, without the option that is its strength.
+
+    option: the name of its strength (beta, mu), empty where it has none. strengths: the grid.
+    published: the strength of its paper, which is its preset's default.
+    """
 
     name: str
     title: str
     strategy: Mapping[str, Any]
+    option: str = ""
+    strengths: tuple[float, ...] = ()
+    published: float | None = None
+
+    @property
+    def has_unit_features(self) -> bool:
+        """Whether features are scaled to length one before the head."""
+        return StrategySpec.model_validate(self.strategy).recipe.features is UNIT
+
+    @property
+    def grid(self) -> tuple[float | None, ...]:
+        """Its strengths, the published one first; None alone where it has none."""
+        others = tuple(one for one in self.strengths if one != self.published)
+        return (self.published, *others)
+
+    def at(self, strength: float | None) -> dict[str, Any]:
+        """Its `strategy` of a job, with that strength."""
+        if strength is None:
+            return dict(self.strategy)
+        options = {**self.strategy.get("options", {}), self.option: strength}
+        return {**self.strategy, "options": options}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
-    """What a method is compared with, and what that decides.
+class Contrast:
+    """A method beside its control, and what that decides.
 
     without: what the control leaves out, as a phrase. sums: what a silo sends for that part alone, or "".
     """
@@ -37,83 +67,78 @@ class Control:
     sums: str = ""
 
 
-ARMS = (
+_ARMS = (
     Arm(name="fedavg", title="FedAvg", strategy={"preset": "fedavg"}),
     Arm(name="fedprox", title="FedProx", strategy={"preset": "fedprox"}),
     Arm(name="fedbabu", title="FedBABU", strategy={"preset": "fedbabu"}),
     Arm(name="moon", title="MOON", strategy={"preset": "moon"}),
     Arm(name="spherefed", title="SphereFed", strategy={"preset": "spherefed"}),
     Arm(name="spherefed_no_ffc", title="SphereFed without FFC", strategy={"parts": SPHEREFED_PARTS}),
-    Arm(name="feddr_plus", title="FedDr+", strategy={"preset": "feddr_plus"}),
     Arm(
-        name="feddr_plus_beta_1",
-        title="FedDr+ with beta 1",
-        strategy={"preset": "feddr_plus", "options": {"beta": 1.0}},
+        name="feddr_plus",
+        title="FedDr+",
+        strategy={"preset": "feddr_plus"},
+        option="beta",
+        strengths=BETAS,
+        published=0.9,
     ),
-    Arm(name="feddr_plus_no_fd", title="FedDr+ without FD", strategy={"preset": "dot_regression"}),
-    Arm(name="fedcsd", title="FedCSD", strategy={"preset": "fedcsd"}),
+    Arm(name="feddr_plus_no_fd", title="FedDr+ without distillation", strategy={"preset": "dot_regression"}),
+    Arm(
+        name="fedcsd",
+        title="FedCSD",
+        strategy={"preset": "fedcsd"},
+        option="mu",
+        strengths=CSD_MUS,
+        published=0.001,
+    ),
     Arm(
         name="fedcsd_uniform",
         title="FedCSD with 1/C",
-        strategy={"parts": {"regularizer": "csd"}, "options": CSD_PAPER},
+        strategy={"parts": {"regularizer": "csd"}, "options": {"tau": 10.0, "alpha": 0.9}},
+        option="mu",
+        strengths=CSD_MUS,
+        published=0.001,
     ),
     Arm(
-        name="fedcsd_strong",
-        title="FedCSD, mu 0.1",
-        strategy={"preset": "fedcsd", "options": CSD_STRONG},
+        name="feddw",
+        title="FedDW",
+        strategy={"preset": "feddw"},
+        option="mu",
+        strengths=DW_MUS,
+        published=1.0,
     ),
-    Arm(
-        name="fedcsd_strong_uniform",
-        title="FedCSD, mu 0.1, with 1/C",
-        strategy={"parts": {"regularizer": "csd"}, "options": CSD_STRONG},
-    ),
-    Arm(name="feddw", title="FedDW", strategy={"preset": "feddw"}),
     Arm(
         name="feddw_identity",
-        title="FedDW towards the identity",
+        title="FedDW toward the identity",
         strategy={
             "parts": {"head": "trained-unbiased", "regularizer": "soft-labels"},
-            "options": {"init_slm": "identity", "mu": 1.0},
+            "options": {"init_slm": "identity"},
         },
+        option="mu",
+        strengths=DW_MUS,
+        published=1.0,
     ),
 )
+ARMS: Mapping[str, Arm] = MappingProxyType({one.name: one for one in _ARMS})
 
-PROTOTYPES = "`prototypes` (C x C) and `class_presence` (C)"
-CONTROLS = (
-    Control(
+CONTRASTS = (
+    Contrast(
         method="spherefed",
         control="spherefed_no_ffc",
         without="the closing calibration",
         sums="`gram` (D(D+1)/2) and `moment` (D x C)",
     ),
-    Control(method="feddr_plus", control="feddr_plus_beta_1", without="weight on the distillation"),
-    Control(method="feddr_plus", control="feddr_plus_no_fd", without="the distillation"),
-    Control(
+    Contrast(method="feddr_plus", control="feddr_plus_no_fd", without="the feature distillation"),
+    Contrast(
         method="fedcsd",
         control="fedcsd_uniform",
-        without="class similarities (1/C in their place)",
-        sums=PROTOTYPES,
+        without="class similarities (1/C, their mean, in their place)",
+        sums="`prototypes` (C x C) and `class_presence` (C)",
     ),
-    Control(
-        method="fedcsd_strong",
-        control="fedcsd_strong_uniform",
-        without="class similarities (1/C in their place)",
-        sums=PROTOTYPES,
-    ),
-    Control(
+    Contrast(
         method="feddw",
         control="feddw_identity",
         without="soft labels (the identity in their place)",
         sums="`soft_labels` (C x C), `class_counts` (C) and `class_presence` (C)",
     ),
 )
-
-
-def arm(name: str) -> Arm:
-    """The arm of that name."""
-    return next(one for one in ARMS if one.name == name)
-
-
-def arms_named(names: Sequence[str] | None) -> tuple[Arm, ...]:
-    """Those arms in the table's order; all for None."""
-    return tuple(one for one in ARMS if names is None or one.name in names)

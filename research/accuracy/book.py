@@ -44,9 +44,13 @@ class Book:
         """Raises KeyError for a run that is not finished."""
         return self._outcomes[trial.key]
 
+    def has(self, trial: Trial) -> bool:
+        """Whether it is finished."""
+        return trial.key in self._outcomes
+
     def missing(self, trials: Iterable[Trial]) -> list[Trial]:
         """Those without an outcome, in their order."""
-        return [trial for trial in trials if trial.key not in self._outcomes]
+        return [trial for trial in trials if not self.has(trial)]
 
     def write(self, trial: Trial, outcome: Outcome) -> None:
         """On the disk when it returns."""
@@ -59,4 +63,4 @@ class Book:
     def _add(self, line: bytes) -> None:
         fields = json.loads(line)
         key = json.dumps(fields.pop("trial"), sort_keys=True)
-        self._outcomes[key] = Outcome(**{**fields, "accuracy": tuple(fields["accuracy"])})
+        self._outcomes[key] = Outcome(**fields)

@@ -1,4 +1,4 @@
-"""The suites by name: one for every machine, one for hours, one for days on a GPU."""
+"""The suites by name."""
 
 from __future__ import annotations
 
@@ -6,28 +6,42 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from research.accuracy.arms import ARMS
 from research.accuracy.suites import Setting, Suite
 
 CUTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Dirichlet 0.1": {"kind": "dirichlet", "alpha": 0.1},
+        "Dirichlet 0.3": {"kind": "dirichlet", "alpha": 0.3},
         "Dirichlet 0.5": {"kind": "dirichlet", "alpha": 0.5},
+        "Dirichlet 1": {"kind": "dirichlet", "alpha": 1.0},
         "2 shards": {"kind": "shards", "shards_per_silo": 2},
     }
 )
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
 
-SMALL = Suite(
-    name="small",
-    about="scikit-learn's digits (1,797 scans of 8 x 8), an mlp of 64 hidden units, 15 rounds of 3 local "
-    "epochs in batches of 32",
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+DIGITS = Suite(
+    name="digits",
+    about="scikit-learn's digits (1,797 scans of 8 x 8), 10 silos, an mlp of 64 hidden units, 15 rounds of 3 "
+    "local epochs in batches of 32",
     needs_data=False,
+    arms=tuple(ARMS),
+    seeds=tuple(range(1, 21)),
+    tuning_seeds=(101, 102, 103),
+    common=(0.03, 0.1, 0.3, 1.0),
+    common_arms=tuple(name for name in ARMS if name not in ("fedprox", "fedbabu", "moon")),
+    tunes_strength=True,
     settings=tuple(
         Setting(
             name=name,
             silos=10,
             data={"format": "digits", "name": "digits"},
-            partition=cut,
+            partition=CUTS[name],
+            rates=RATES,
+            unit_rates=RATES,
+            tests=359,
             job={
                 "classes": 10,
                 "input_shape": [1, 8, 8],
@@ -36,27 +50,99 @@ SMALL = Suite(
                 "training": {**SGD, "local_epochs": 3, "batch_size": 32},
             },
         )
-        for name, cut in CUTS.items()
+        for name in ("Dirichlet 0.1", "Dirichlet 0.5", "2 shards")
+    ),
+)
+
+# FedDr+ (arXiv 2406.02355), table of tuned rates: 0.01 for features as they are, 0.35 and 0.55 for unit ones
+IMAGE_RATES, IMAGE_UNIT_RATES = (0.01, 0.03, 0.1), (0.1, 0.35, 1.0)
+IMAGE_ARMS = ("fedavg", "spherefed", "spherefed_no_ffc", "feddr_plus", "feddr_plus_no_fd", "fedcsd", "feddw")
+CIFAR = Suite(
+    name="cifar",
+    about="a subset of CIFAR-10 (20,000 training and 4,000 test images), 50 silos of which a round draws 10, "
+    "the network cnn, crops and flips, 60 rounds of 3 local epochs in batches of 50; 10 rounds in tuning",
+    arms=IMAGE_ARMS,
+    seeds=(1, 2, 3),
+    tuning_seeds=(101,),
+    tuning_rounds=10,
+    settings=tuple(
+        Setting(
+            name=name,
+            silos=50,
+            data={"format": "jpegs", "name": "cifar10"},
+            place="cifar10",
+            partition=CUTS[name],
+            rates=IMAGE_RATES,
+            unit_rates=IMAGE_UNIT_RATES,
+            tests=4_000,
+            job={
+                "classes": 10,
+                "input_shape": [3, 32, 32],
+                "rounds": 60,
+                "fraction": 0.2,
+                "model": {"name": "cnn"},
+                "normalize": {"mean": [0.4908, 0.4818, 0.4467], "std": [0.2455, 0.2430, 0.2606]},
+                "augment": [{"kind": "random-crop", "padding": 4}, {"kind": "horizontal-flip"}],
+                "training": {**SGD, "local_epochs": 3, "batch_size": 50},
+            },
+        )
+        for name in ("2 shards", "Dirichlet 0.1")
+    ),
+)
+CHEST = Suite(
+    name="chest",
+    about="PneumoniaMNIST with as many images of each class (2,428 for training, 468 for tests), 20 silos, "
+    "the network cnn, 20 rounds of 2 local epochs in batches of 32",
+    arms=IMAGE_ARMS,
+    seeds=(1, 2, 3, 4, 5),
+    tuning_seeds=(101, 102),
+    settings=tuple(
+        Setting(
+            name=name,
+            silos=20,
+            data={"format": "npz", "name": "pneumonia"},
+            place="pneumoniamnist_balanced/pneumoniamnist.npz",
+            partition=CUTS[name],
+            rates=IMAGE_RATES,
+            unit_rates=IMAGE_UNIT_RATES,
+            tests=468,
+            job={
+                "classes": 2,
+                "input_shape": [1, 28, 28],
+                "rounds": 20,
+                "model": {"name": "cnn"},
+                "training": {**SGD, "local_epochs": 2, "batch_size": 32},
+            },
+        )
+        for name in ("Dirichlet 0.3", "Dirichlet 1")
     ),
 )
 FASHION = Suite(
     name="fashion",
-    about="Fashion-MNIST, an mlp of two hidden layers of 128, 30 rounds of 2 local epochs in batches of 64",
+    about="Fashion-MNIST, 20 silos, an mlp of two hidden layers of 128, 15 rounds of 2 local epochs in "
+    "batches of 64",
+    arms=IMAGE_ARMS,
+    seeds=(1, 2, 3, 4, 5),
+    tuning_seeds=(101, 102),
     settings=tuple(
         Setting(
             name=name,
-            silos=10,
+            silos=20,
             data={"format": "mnist", "name": "fashion-mnist"},
-            partition=cut,
+            place="fashion_mnist",
+            partition=CUTS[name],
+            rates=IMAGE_RATES,
+            unit_rates=IMAGE_UNIT_RATES,
+            tests=10_000,
             job={
                 "classes": 10,
                 "input_shape": [1, 28, 28],
-                "rounds": 30,
+                "rounds": 15,
                 "model": {"name": "mlp", "hidden": [128, 128]},
                 "training": {**SGD, "local_epochs": 2, "batch_size": 64},
             },
         )
-        for name, cut in CUTS.items()
+        for name in ("2 shards", "Dirichlet 0.1")
     ),
 )
 
@@ -106,8 +192,7 @@ ADAM_RATES = (0.0003, 0.001, 0.003)
 PAPER = Suite(
     name="paper",
     about="the papers' own CIFAR settings, one tuning seed and three seeds",
-    workers=1,
-    device="auto",
+    arms=tuple(ARMS),
     seeds=(1, 2, 3),
     tuning_seeds=(101,),
     settings=(
@@ -115,56 +200,70 @@ PAPER = Suite(
             name="FedDr+, CIFAR-10, 2 shards",
             silos=100,
             data=CIFAR10,
-            folder="cifar10",
+            place="cifar10",
             partition={"kind": "shards", "shards_per_silo": 2},
             job=FEDDR_PLUS_JOB,
             rates=SGD_RATES,
+            unit_rates=SGD_RATES,
+            tests=10_000,
         ),
         Setting(
             name="FedDr+, CIFAR-10, Dirichlet 0.1",
             silos=100,
             data=CIFAR10,
-            folder="cifar10",
+            place="cifar10",
             partition={"kind": "dirichlet", "alpha": 0.1, "balance": True},
             job=FEDDR_PLUS_JOB,
             rates=SGD_RATES,
+            unit_rates=SGD_RATES,
+            tests=10_000,
         ),
         Setting(
             name="FedDW, CIFAR-10, Dirichlet 0.5",
             silos=10,
             data=CIFAR10,
-            folder="cifar10",
+            place="cifar10",
             partition={"kind": "dirichlet", "alpha": 0.5},
             job=FEDDW_JOB,
             rates=ADAM_RATES,
+            unit_rates=ADAM_RATES,
+            tests=10_000,
         ),
         Setting(
             name="FedDW, CIFAR-10, Dirichlet 0.1, half of the silos",
             silos=10,
             data=CIFAR10,
-            folder="cifar10",
+            place="cifar10",
             partition={"kind": "dirichlet", "alpha": 0.1},
             job={**FEDDW_JOB, "fraction": 0.5},
             rates=ADAM_RATES,
+            unit_rates=ADAM_RATES,
+            tests=10_000,
         ),
         Setting(
             name="SphereFed, CIFAR-100, Dirichlet 0.1",
             silos=10,
             data=CIFAR100,
-            folder="cifar100",
+            place="cifar100",
             partition={"kind": "dirichlet", "alpha": 0.1},
             job=SPHEREFED_JOB,
             rates=SGD_RATES,
+            unit_rates=SGD_RATES,
+            tests=10_000,
         ),
         Setting(
             name="FedCSD, CIFAR-100, Dirichlet 0.5",
             silos=10,
             data=CIFAR100,
-            folder="cifar100",
+            place="cifar100",
             partition={"kind": "dirichlet", "alpha": 0.5},
             job=FEDCSD_JOB,
             rates=SGD_RATES,
+            unit_rates=SGD_RATES,
+            tests=10_000,
         ),
     ),
 )
-SUITES: Mapping[str, Suite] = MappingProxyType({one.name: one for one in (SMALL, FASHION, PAPER)})
+SUITES: Mapping[str, Suite] = MappingProxyType(
+    {one.name: one for one in (DIGITS, CIFAR, CHEST, FASHION, PAPER)}
+)

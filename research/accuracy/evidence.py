@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bench.report import figures
-from bench.rows import Row
-from research.accuracy import words
+from research.accuracy import families, words
 from research.accuracy.catalog import SUITES
-from research.accuracy.plots import DIFFERENCES, ROUNDS, draw
+from research.accuracy.families import Family
+from research.accuracy.plots import draw
 from research.accuracy.report import Report
 
-FIGURES = Path("research") / "evidence.json"
+FIGURES = Path("research") / "evidence"
 PAGE = Path("docs") / "evidence.md"
-MAX_MINUTES = 30.0  # of the small suite over two processes
-
-
-def printed(report: Report) -> dict[str, Any]:
-    """What `--json` prints: the report, its sentences, its target."""
-    return {
-        **report.to_json(),
-        "verdicts": words.verdicts(report),
-        "against_fedavg": words.against_baseline(report),
-        "rows": [row.to_json() for row in rows(report)],
-    }
-
-
-def rows(report: Report) -> list[Row]:
-    """The small suite alone has a time to keep."""
-    if report.suite != "small":
-        return []
-    name = f"minutes of CPU for each of {report.workers} processes, {report.runs} runs"
-    return [Row(name=name, target=MAX_MINUTES, value=report.minutes, unit="minutes")]
+CHOOSING, FOR_CHOOSING = Path("docs") / "choosing-a-method.md", "digits"  # that page has one suite's tables
+LISTS = ("cells", "choices")
 
 
 def committed(report: Report, *, moment: datetime) -> dict[str, Any]:
@@ -49,18 +33,32 @@ def committed(report: Report, *, moment: datetime) -> dict[str, Any]:
     }
 
 
-def read(root: Path) -> dict[str, Any]:
-    """The committed figures by suite; none if there are none yet."""
-    return figures.read(root / FIGURES)
+def read(root: Path, suite: str) -> dict[str, Any] | None:
+    """The committed figures of a suite; None if there are none yet."""
+    path = root / FIGURES / f"{suite}.jsonl"
+    if not path.exists():
+        return None
+    entry, *others = (json.loads(line) for line in path.read_text().splitlines())
+    lists = {name: [line[name] for line in others if name in line] for name in LISTS}
+    return {**entry, "report": {**entry["report"], **lists}}
 
 
 def update(report: Report, *, root: Path, moment: datetime | None = None) -> None:
     """Commit to it: figures, plots and the suite's place on the page."""
     entry = committed(report, moment=moment or datetime.now(UTC))
-    figures.write(root / FIGURES, {**read(root), report.suite: entry})
-    draw(report, folder=root / PAGE.parent, prefix=_prefix(report.suite))
-    text, page = page_text(read(root)[report.suite]), (root / PAGE).read_text()
-    (root / PAGE).write_text(figures.replaced(page, place(report.suite), text, path=PAGE))
+    path = root / FIGURES / f"{report.suite}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(_lines(entry))
+    draw(report, folder=root / PAGE.parent)
+    _write(root, PAGE, place(report.suite), page_text(entry))
+    if report.suite == FOR_CHOOSING:
+        _write(root, CHOOSING, "choosing", choosing_text(entry))
+
+
+def _write(root: Path, page: Path, name: str, text: str) -> None:
+    """Between the two comments of that name."""
+    before = (root / page).read_text()
+    (root / page).write_text(figures.replaced(before, name, text, path=page))
 
 
 def place(suite: str) -> str:
@@ -72,57 +70,107 @@ def page_text(entry: Mapping[str, Any]) -> str:
     """A suite's part of the page, from what is committed."""
     report = Report.from_json(entry["report"])
     packages = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
-    stood = f"Measured on {entry['date']}: {entry['machine']}; {packages}. Command: `{entry['command']}`."
-    prefix = _prefix(report.suite)
-    pictures = (
-        f"![Accuracy by round, a panel for each cut]({prefix}-{ROUNDS}.svg)",
-        f"![Paired differences to FedAvg, standard errors, a dot for each seed]({prefix}-{DIFFERENCES}.svg)",
+    stood = (
+        f"Written on {entry['date']}: {entry['machine']}; {packages}. Commit and arithmetic of the runs: "
+        f"{', '.join(report.sources)}. Command: `{entry['command']}`."
     )
-    return "\n\n".join((section(report), *pictures, stood))
+    return "\n\n".join((*_sections(report), stood))
 
 
-def section(report: Report) -> str:
-    """Tables and sentences."""
-    parts = (
+def choosing_text(entry: Mapping[str, Any]) -> str:
+    """Accuracies, and what FedAvg's table says of each method, without the controls."""
+    report = Report.from_json(entry["report"])
+    return "\n\n".join((*_accuracies(report), _list(words.baseline_sentences(report))))
+
+
+def _accuracies(report: Report) -> list[str]:
+    """Tables of what has run."""
+    found = []
+    if report.common:
+        rates = " / ".join(f"{rate:g}" for rate in report.common)
+        found += [
+            f"Mean accuracy in percent, published strengths, learning rates {rates}:",
+            words.rate_table(report),
+        ]
+    if report.choices:
+        found += [
+            "Accuracy in percent at tuned rates and strengths, mean +- standard deviation over the seeds:",
+            words.accuracy_table(report),
+        ]
+    return found
+
+
+def _sections(report: Report) -> list[str]:
+    """Tables and sentences of what has run."""
+    found = [
         _setting(report),
-        "Accuracy on the hold-out in percent, mean +- standard deviation over the seeds; then the paired "
-        "difference to FedAvg in points +- its standard error, and the seeds won.",
-        words.accuracy_table(report),
-        "Each method against its controls: paired difference in points +- standard error, seeds won.",
-        words.control_table(report),
-        _list(words.verdicts(report)),
-        "Against FedAvg:",
-        _list(words.against_baseline(report)),
-        f"Learning rates, chosen by the final accuracy on validation samples (tuning seeds "
-        f"{_seeds(report.tuning_seeds)}); in brackets that accuracy, * marks an end of the grid.",
-        words.rate_table(report),
-    )
-    return "\n\n".join(parts)
+        "What follows from the tables below:",
+        _list([*words.contrast_sentences(report), *words.baseline_sentences(report)]),
+        *_accuracies(report),
+        *_family(
+            report,
+            families.controls_at_common_rates(report),
+            "Methods against their controls, both at the same learning rate, published strengths",
+        ),
+        *_family(
+            report,
+            families.baseline_at_common_rates(report),
+            "Methods against FedAvg, both at the same learning rate, published strengths",
+        ),
+        *_family(
+            report,
+            families.controls_at_other_strengths(report),
+            "Methods against their controls at the same rate and strength, the other strengths",
+            is_short=True,
+        ),
+        *_family(report, families.controls_tuned(report), "Methods against their controls, each side tuned"),
+        *_family(report, families.baseline_tuned(report), "Methods against FedAvg, each side tuned"),
+    ]
+    if report.choices:
+        seeds = ", ".join(map(str, report.tuning_seeds))
+        found += [
+            f"Rates and strengths as tuning chose them, on validation samples of the seeds {seeds}; in "
+            "brackets the accuracy on them, * marks an end of the rates.",
+            words.choice_table(report),
+        ]
+    if report.common:
+        found.append(f"![Accuracy by learning rate, a panel for each cut](evidence-{report.suite}.svg)")
+    return found
 
 
 def _setting(report: Report) -> str:
-    processes = "one process" if report.workers == 1 else f"each of {report.workers} processes"
-    sent = "; ".join(f"{name} {number:g} of {classes}" for name, number, classes in report.rows_by_default)
+    seeds = f"{len(report.seeds)} seeds ({report.seeds[0]} to {report.seeds[-1]})"
+    left = report.planned - report.runs
+    ended = "All have ended" if left <= 0 else f"{left} of them have not run yet, and are left out"
+    rows = "; ".join(
+        f"{name}: {held:g} of {report.classes[name]}" for name, held in report.rows_by_default.items()
+    )
     return (
-        f"{report.about[0].upper()}{report.about[1:]}. Seeds {_seeds(report.seeds)}; {report.runs} runs, "
-        f"{report.minutes:.0f} minutes of CPU in {processes}. Learning rates are out of "
-        f"{_grids(report)}. Classes whose rows a silo's default policy would send to FedDW and FedCSD, mean "
-        f"of the seeds: {sent}. Here all rows were sent."
+        f"{report.about[0].upper()}{report.about[1:]}. {seeds}, {report.planned} runs in all. {ended}; "
+        f"{report.seconds / 3600:.1f} hours of CPU so far. Classes whose rows a silo's default policy would "
+        f"send to FedDW and FedCSD, mean of the seeds: {rows}. Here all rows were sent."
     )
 
 
-def _grids(report: Report) -> str:
-    grids = dict.fromkeys(tuple(rate for rate, _ in cell.tuned) for cell in report.cells)
-    return " or ".join(", ".join(f"{rate:g}" for rate in grid) for grid in grids)
-
-
-def _prefix(suite: str) -> str:
-    return "evidence" if suite == "small" else f"evidence-{suite}"
-
-
-def _seeds(seeds: tuple[int, ...]) -> str:
-    return ", ".join(map(str, seeds))
+def _family(report: Report, family: Family, title: str, *, is_short: bool = False) -> list[str]:
+    """Its table with a line above; nothing of a family that has not run."""
+    if not family.differences:
+        return []
+    note = words.family_note(family)
+    if is_short:
+        told = "difference in points at each rate, and the first letter of its verdict"
+        return [f"{title}: {told}. {note}", words.strength_table(family, report.settings)]
+    told = "difference in points (interval), verdict"
+    return [f"{title}: {told}. {note}", words.difference_table(family, report.settings)]
 
 
 def _list(sentences: list[str]) -> str:
     return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _lines(entry: Mapping[str, Any]) -> str:
+    """A line of JSON for the rest, then one for each cell and choice: a change shows where it is."""
+    report = {name: value for name, value in entry["report"].items() if name not in LISTS}
+    lines = [{**entry, "report": report}]
+    lines += [{name: one} for name in LISTS for one in entry["report"][name]]
+    return "".join(f"{json.dumps(line)}\n" for line in lines)

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from crypto.errors import ChoraleError
+from research.accuracy.jpegs import decoded
 from research.accuracy.trials import Outcome, Split, Trial
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_partition
@@ -25,6 +27,7 @@ from silo_agent.policy.policy import Permission, Policy
 from silo_agent.seeding import derive_seed
 from simulation.engine import Simulation
 
+JPEGS = "jpegs"  # a format of these experiments alone
 VALIDATION_SHARE = 0.2
 OPEN_POLICY = Policy(
     federation="bench",
@@ -41,10 +44,11 @@ def run(trial: Trial, path: Path | None, *, device: str = "cpu") -> Outcome:
     Raises ConfigError for data that are not there or cannot be cut: another try may find them.
     """
     started, silos = time.process_time(), silos_of(trial, path)
+    accuracy: float | None
     try:
         accuracy, failed = _accuracy(trial, silos, device=device), ""
     except ChoraleError as error:
-        accuracy, failed = (), str(error)
+        accuracy, failed = None, str(error)
     return Outcome(accuracy=accuracy, failed=failed, seconds=round(time.process_time() - started, 3))
 
 
@@ -69,27 +73,34 @@ def classes_sent_by_default(trial: Trial, path: Path | None) -> int:
     return int(np.count_nonzero(np.sum(held_KC, axis=0) >= least))
 
 
-def _accuracy(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> tuple[float, ...]:
+def _accuracy(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> float:
+    """Of the closing evaluation, which asks every silo, also where rounds draw some of them."""
     simulation = Simulation(trial.spec(), silos, policy=OPEN_POLICY, device=device)
-    rounds = list(simulation.run())
-    used_up = [each for each in rounds if each.reason]
-    if used_up:
-        raise ChoraleError(f"round {used_up[0].round} was used up: {used_up[0].reason}")
-    # a round tests the model that it receives
-    return (*(each.accuracy or 0.0 for each in rounds[1:]), simulation.final_accuracy or 0.0)
+    for each in simulation.run():
+        if each.reason:
+            raise ChoraleError(f"round {each.round} was used up: {each.reason}")
+    if simulation.final_accuracy is None:
+        raise ChoraleError("the closing evaluation gave no accuracy")
+    return simulation.final_accuracy
 
 
 def _data_key(trial: Trial) -> str:
     """What a trial's data follow from: alike for all methods and rates."""
     plain = {"preset": "fedavg"}
-    return replace(trial, arm="", learning_rate=1.0, strategy=plain, tested=Split.TEST).key
+    job = {**trial.job, "rounds": 1}
+    return replace(
+        trial, arm="", learning_rate=1.0, strength=None, strategy=plain, job=job, tested=Split.TEST
+    ).key
 
 
 @lru_cache(maxsize=1)  # trials of one cut follow each other
 def _cut(key: str, path: Path | None) -> tuple[SiloData, ...]:
     trial = Trial(**json.loads(key))
-    settings = DataSettings.model_validate({**trial.data, "path": path, "partition": trial.cut})
-    return load_partition(settings, trial.spec())
+    with TemporaryDirectory() as folder:
+        data = {**trial.data, "path": path, "partition": trial.cut}
+        if data["format"] == JPEGS:
+            data |= {"format": "npz", "path": decoded(path or Path(), Path(folder))}
+        return load_partition(DataSettings.model_validate(data), trial.spec())
 
 
 def _without_holdout(whole: SiloData, seed: int, index: int) -> SiloData:

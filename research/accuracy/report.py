@@ -1,140 +1,184 @@
-"""What a suite found, as it is committed and drawn: numbers, from which every word of the page follows."""
+"""What a suite has found so far, as it is committed: numbers, from which every word of the page follows."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, Self
 
-from research.accuracy.arms import BASELINE, Arm
-from research.accuracy.arms import arm as arm_of
-from research.accuracy.paired import Paired, paired
-from research.accuracy.suites import Suite
-from research.accuracy.trials import Outcome, Trial
-from research.accuracy.tuning import Choice
+from research.accuracy.book import Book
+from research.accuracy.paired import Difference, paired
+from research.accuracy.suites import Point, Suite
+from research.accuracy.trials import Trial
+from research.accuracy.tuning import Choice, chosen
+
+MIN_SEEDS = 3
+Key = tuple[str, str, float, float | None]  # setting, arm, learning rate, strength
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One method on one cut. accuracy: of each seed at the end. by_round: mean over the seeds.
-
-    tuned: mean validation accuracy by rate. failed: seeds whose training did not end.
-    """
+    """One method at one point on one cut. accuracy: by seed; 0 where the training failed."""
 
     setting: str
     arm: str
     rate: float
-    tuned: tuple[tuple[float, float], ...]
-    accuracy: tuple[float, ...]
-    by_round: tuple[float, ...]
+    strength: float | None
+    accuracy: Mapping[int, float]
     failed: int = 0
 
     @property
     def mean(self) -> float:
-        return statistics.mean(self.accuracy)
+        return statistics.mean(self.accuracy.values())
 
     @property
     def deviation(self) -> float:
-        return statistics.stdev(self.accuracy)
+        return statistics.stdev(self.accuracy.values()) if len(self.accuracy) > 1 else 0.0
 
-    @property
-    def is_at_the_edge(self) -> bool:
-        """Whether the chosen rate is the grid's first or last."""
-        return self.rate in (self.tuned[0][0], self.tuned[-1][0])
+
+class Missing(StrEnum):
+    """Why there is no difference."""
+
+    NOT_RUN = "not measured yet"
+    NEITHER_LEARNS = "neither learns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """trained_seconds: of CPU, all runs together.
+    """runs: that have ended, of `planned`. seconds: of CPU, all runs together. classes, tests: by setting.
 
-    rows_by_default: by setting, how many classes' rows a silo's default policy would send, mean of the
-    seeds, and how many classes there are.
+    sources: of the runs, as `source.here` says them.
+    choices: of the settings and arms whose whole tuning has ended. rows_by_default: by setting, of how many
+    classes a silo's default policy would send the rows, mean of the seeds.
     """
 
     suite: str
     about: str
+    settings: tuple[str, ...]
+    classes: Mapping[str, int]
+    tests: Mapping[str, int]
+    arms: tuple[str, ...]
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
+    common: tuple[float, ...]
     runs: int
-    trained_seconds: float
-    workers: int
-    rows_by_default: tuple[tuple[str, float, int], ...]
-    cells: tuple[Cell, ...]
+    planned: int
+    seconds: float
+    sources: tuple[str, ...]
+    rows_by_default: Mapping[str, float]
+    cells: Mapping[Key, Cell]
+    choices: Mapping[tuple[str, str], Choice]
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(cell.setting for cell in self.cells))
+    def tuned(self, setting: str, arm: str) -> Cell | None:
+        """At the chosen point; None where it has not run."""
+        choice = self.choices.get((setting, arm))
+        return None if choice is None else self.cells.get((setting, arm, *choice.point))
 
-    @property
-    def arms(self) -> tuple[Arm, ...]:
-        return tuple(arm_of(name) for name in dict.fromkeys(cell.arm for cell in self.cells))
+    def learns(self, cell: Cell) -> bool:
+        """Whether its mean accuracy is ten points above chance."""
+        return cell.mean >= 1 / self.classes[cell.setting] + 0.1
 
-    @property
-    def minutes(self) -> float:
-        """Of CPU for each worker, had they shared the runs evenly: of wall time where they are alone."""
-        return self.trained_seconds / self.workers / 60.0
-
-    def cell(self, setting: str, arm: str) -> Cell:
-        return next(cell for cell in self.cells if (cell.setting, cell.arm) == (setting, arm))
-
-    def difference(self, setting: str, arm: str, reference: str = BASELINE) -> Paired:
-        """Of two methods on the seeds of one setting."""
-        return paired(self.cell(setting, arm).accuracy, self.cell(setting, reference).accuracy)
+    def difference(self, one: Cell | None, other: Cell | None) -> Difference | Missing:
+        """Over the seeds that both have. That two trainings failed alike says nothing of their methods."""
+        if one is None or other is None:
+            return Missing.NOT_RUN
+        seeds = sorted(one.accuracy.keys() & other.accuracy.keys())
+        if len(seeds) < MIN_SEEDS:
+            return Missing.NOT_RUN
+        if not self.learns(one) and not self.learns(other):
+            return Missing.NEITHER_LEARNS
+        mine, theirs = ([cell.accuracy[seed] for seed in seeds] for cell in (one, other))
+        return paired(mine, theirs, tests=self.tests[one.setting])
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without what the keys say twice."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("cells", "choices")}
+        cells = [
+            {**asdict(one), "accuracy": [[seed, value] for seed, value in one.accuracy.items()]}
+            for one in self.cells.values()
+        ]
+        choices = [
+            {**asdict(one), "validation": [[*point, value] for point, value in one.validation.items()]}
+            for one in self.choices.values()
+        ]
+        return {**fields, "cells": cells, "choices": choices}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        cells = tuple(
-            Cell(**{name: _tuples(value) for name, value in one.items()}) for one in fields["cells"]
-        )
-        return cls(**{**{name: _tuples(value) for name, value in fields.items()}, "cells": cells})
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        cells = [Cell(**{**one, "accuracy": dict(one["accuracy"])}) for one in fields["cells"]]
+        choices = [
+            Choice(
+                setting=one["setting"],
+                arm=one["arm"],
+                point=(one["point"][0], one["point"][1]),
+                validation={(rate, strength): value for rate, strength, value in one["validation"]},
+            )
+            for one in fields["choices"]
+        ]
+        found = {
+            "cells": {_key(one): one for one in cells},
+            "choices": {(one.setting, one.arm): one for one in choices},
+        }
+        return cls(**{**fields, **lists, **found})
 
 
-def report_of(
-    suite: Suite,
-    choices: Sequence[Choice],
-    tuning: Sequence[Trial],
-    comparison: Sequence[Trial],
-    outcome: Callable[[Trial], Outcome],
-    *,
-    workers: int,
-    rows_by_default: Mapping[str, float],
-) -> Report:
-    """From the outcomes of all of a suite's runs."""
-    by_cell: dict[tuple[str, str], list[Outcome]] = {}
-    for trial in comparison:
-        by_cell.setdefault((trial.setting, trial.arm), []).append(outcome(trial))
+def report_of(suite: Suite, book: Book, *, rows_by_default: Mapping[str, float]) -> Report:
+    """Of the runs that have ended; the others are left out."""
+    tuning = suite.tuning()
+    choices = {(one.setting, one.arm): one for one in _ended_choices(tuning, book)}
+    points: dict[tuple[str, str], Point] = {key: choice.point for key, choice in choices.items()}
+    common = [trial for flag in (True, False) for trial in suite.at_common_rates(is_published=flag)]
+    tested = {trial.key: trial for trial in (*suite.tuned(points), *common)}
+    ended = [trial for trial in (*tuning, *tested.values()) if book.has(trial)]
     return Report(
         suite=suite.name,
         about=suite.about,
+        settings=suite.names,
+        classes={one.name: int(one.job["classes"]) for one in suite.settings},
+        tests={one.name: one.tests for one in suite.settings},
+        arms=suite.arms,
         seeds=suite.seeds,
         tuning_seeds=suite.tuning_seeds,
-        runs=len(tuning) + len(comparison),
-        trained_seconds=round(sum(outcome(trial).seconds for trial in (*tuning, *comparison)), 1),
-        workers=workers,
-        rows_by_default=tuple(
-            (one.name, rows_by_default[one.name], int(one.job["classes"])) for one in suite.settings
-        ),
-        cells=tuple(_cell(choice, by_cell[choice.setting, choice.arm]) for choice in choices),
+        common=suite.common,
+        runs=len(ended),
+        planned=len(tuning) + len(common) + len(suite.settings) * len(suite.arms) * len(suite.seeds),
+        seconds=round(sum(book.outcome(trial).seconds for trial in ended), 1),
+        sources=tuple(sorted({book.outcome(trial).source or "unknown" for trial in ended})),
+        rows_by_default=rows_by_default,
+        cells=_cells(tested.values(), book),
+        choices=choices,
     )
 
 
-def _cell(choice: Choice, outcomes: Sequence[Outcome]) -> Cell:
-    ended = [outcome for outcome in outcomes if not outcome.failed]
-    means = [statistics.mean(values) for values in zip(*(each.accuracy for each in ended), strict=True)]
-    return Cell(
-        setting=choice.setting,
-        arm=choice.arm,
-        rate=choice.rate,
-        tuned=tuple((rate, round(value, 4)) for rate, value in choice.validation.items()),
-        accuracy=tuple(round(outcome.final, 6) for outcome in outcomes),
-        by_round=tuple(round(value, 4) for value in means),
-        failed=len(outcomes) - len(ended),
-    )
+def _ended_choices(tuning: Iterable[Trial], book: Book) -> list[Choice]:
+    """Of the settings and arms of which nothing is missing."""
+    trials = list(tuning)
+    missing = {(trial.setting, trial.arm) for trial in book.missing(trials)}
+    whole = [trial for trial in trials if (trial.setting, trial.arm) not in missing]
+    return chosen(whole, book.outcome)
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _cells(trials: Iterable[Trial], book: Book) -> dict[Key, Cell]:
+    by_cell: dict[Key, list[Trial]] = {}
+    for trial in trials:
+        if book.has(trial):
+            key = (trial.setting, trial.arm, trial.learning_rate, trial.strength)
+            by_cell.setdefault(key, []).append(trial)
+    return {
+        key: Cell(
+            setting=key[0],
+            arm=key[1],
+            rate=key[2],
+            strength=key[3],
+            accuracy={trial.seed: round(book.outcome(trial).final, 6) for trial in found},
+            failed=sum(bool(book.outcome(trial).failed) for trial in found),
+        )
+        for key, found in by_cell.items()
+    }
+
+
+def _key(cell: Cell) -> Key:
+    return cell.setting, cell.arm, cell.rate, cell.strength

@@ -26,6 +26,7 @@ class Split(StrEnum):
 class Trial:
     """Every setting of a run. job: fields of the job file. partition: of the cut, without silos and seed.
 
+    strength: of the arm's own option, which stands in strategy too; None where it has none.
     data: format and name of the data set; where it lies on this machine changes nothing.
     """
 
@@ -40,6 +41,7 @@ class Trial:
     job: Mapping[str, Any]
     partition: Mapping[str, Any]
     data: Mapping[str, str]
+    strength: float | None = None
 
     @property
     def key(self) -> str:
@@ -75,14 +77,17 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """accuracy: of the global model after each round, the closing phases counting to the last; empty where
-    the run failed. failed: why. seconds: of CPU."""
+    """accuracy: of the final model, closing phases included; None where the run failed. failed: why.
 
-    accuracy: tuple[float, ...]
+    seconds: of CPU. source: as `source.here` says it, empty for what was measured without it.
+    """
+
+    accuracy: float | None
     seconds: float
     failed: str = ""
+    source: str = ""
 
     @property
     def final(self) -> float:
         """0 for a run that failed: a diverged method classifies nothing."""
-        return self.accuracy[-1] if self.accuracy else 0.0
+        return self.accuracy or 0.0

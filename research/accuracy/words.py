@@ -1,112 +1,187 @@
-"""Tables and sentences of a report. Nothing is said of a method that does not follow from its figures."""
+"""Tables and sentences of a report. Nothing is said of a method that does not follow from its intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from research.accuracy.arms import BASELINE, CONTROLS, Control, arm
-from research.accuracy.paired import Paired, Verdict
-from research.accuracy.report import Cell, Report
+from research.accuracy import families
+from research.accuracy.arms import ARMS, BASELINE, Contrast
+from research.accuracy.families import Family, Row
+from research.accuracy.paired import ALPHA, MARGIN, Difference, Interval, Verdict
+from research.accuracy.report import Cell, Missing, Report
+
+NOT_YET = "-"
 
 
 def accuracy_table(report: Report) -> str:
-    """Methods by settings: mean accuracy +- deviation, paired difference +- standard error, seeds won."""
-    head = ["method", *report.settings]
+    """Mean accuracy +- deviation over the seeds, at the tuned point."""
     lines = [
-        [one.title, *(_result(report, name, one.name) for name in report.settings)] for one in report.arms
-    ]
-    return _table(head, lines)
-
-
-def control_table(report: Report) -> str:
-    """Every method against its controls."""
-    head = ["method", "control", *report.settings]
-    lines = [
-        [
-            arm(one.method).title,
-            arm(one.control).title,
-            *(_difference(report.difference(name, one.method, one.control)) for name in report.settings),
-        ]
-        for one in controls_in(report)
-    ]
-    return _table(head, lines)
-
-
-def rate_table(report: Report) -> str:
-    """Chosen learning rates; in brackets the mean validation accuracy, * at the grid's edge."""
-    lines = [
-        [one.title, *(_rate(report.cell(name, one.name)) for name in report.settings)] for one in report.arms
+        [ARMS[name].title, *(_accuracy(report.tuned(setting, name)) for setting in report.settings)]
+        for name in report.arms
     ]
     return _table(["method", *report.settings], lines)
 
 
-def verdicts(report: Report) -> list[str]:
-    """A sentence for every control."""
-    return [verdict(report, one) for one in controls_in(report)]
+def choice_table(report: Report) -> str:
+    """Chosen rates and strengths; in brackets the mean validation accuracy, * at an end of the rates."""
+    lines = [
+        [ARMS[name].title, *(_choice(report, setting, name) for setting in report.settings)]
+        for name in report.arms
+    ]
+    return _table(["method", *report.settings], lines)
 
 
-def verdict(report: Report, control: Control) -> str:
-    """Whether the part that the control leaves out shows in the accuracy, and what is summed for it alone.
+def rate_table(report: Report) -> str:
+    """Mean accuracy at each common rate, with the published strength."""
+    names = [name for name in report.arms if _has_common(report, name)]
+    lines = [
+        [ARMS[name].title, *(_at_rates(report, setting, name) for setting in report.settings)]
+        for name in names
+    ]
+    return _table(["method", *report.settings], lines)
 
-    No test here shows that two methods are equal: a difference that is not significant is undecided.
-    """
-    found = {name: report.difference(name, control.method, control.control) for name in report.settings}
-    pair = f"**{arm(control.method).title} against {arm(control.control).title}**"
-    sums = f" For that part alone silos sum {control.sums}." if control.sums else ""
-    return f"{pair}, which leaves out {control.without}: {_sides(found)}.{sums}"
+
+def difference_table(family: Family, settings: Sequence[str]) -> str:
+    """A row for each comparison: mean difference, its interval, the verdict."""
+    has_rates = any(row.rate is not None for row in family.rows)
+    lines = [
+        [
+            _pair(row),
+            *([f"{row.rate:g}"] if row.rate is not None else []),
+            *(_result(family, row, name) for name in settings),
+        ]
+        for row in family.rows
+    ]
+    return _table(["comparison", *["rate"] * has_rates, *settings], lines)
 
 
-def against_baseline(report: Report) -> list[str]:
-    """A sentence for every method that is no control."""
-    held = {one.control for one in CONTROLS}
+def strength_table(family: Family, settings: Sequence[str]) -> str:
+    """A row for each comparison and strength: mean differences by rate, each with its verdict's letter."""
+    rows: dict[str, list[Row]] = {}
+    for row in family.rows:
+        rows.setdefault(f"{_pair(row)}, {ARMS[row.method].option} {row.strength:g}", []).append(row)
+    lines = [
+        [name, *(" / ".join(_short(family, row, setting) for row in at_rates) for setting in settings)]
+        for name, at_rates in rows.items()
+    ]
+    return _table(["comparison", *settings], lines)
+
+
+def family_note(family: Family) -> str:
+    """How many comparisons are decided together, at which level, and what they could have found."""
+    count, share = len(family.differences), 100 * (1 - family.level)
+    return (
+        f"{count} comparisons, {2 * count} tests (is it zero, is it within {MARGIN:g} points), decided "
+        f"together by Holm's procedure at {100 * ALPHA:g} %: intervals are of {share:.2f} %. Half of the "
+        f"comparisons would find a true difference of {family.detectable:.1f} points with 80 % power."
+    )
+
+
+def contrast_sentences(report: Report) -> list[str]:
+    """A sentence for every control: what its method's part brings, at tuned and at common rates."""
+    tuned, common = families.controls_tuned(report), families.controls_at_common_rates(report)
+    return [_contrast(report, one, tuned, common) for one in families.contrasts_in(report)]
+
+
+def baseline_sentences(report: Report) -> list[str]:
+    """A sentence for every method that is no control, against FedAvg."""
+    tuned, common = families.baseline_tuned(report), families.baseline_at_common_rates(report)
     return [
-        _against(report, one.name) for one in report.arms if one.name != BASELINE and one.name not in held
+        f"**{ARMS[name].title} against FedAvg**: {_sides(report, name, BASELINE, tuned, common)}"
+        for name in families.methods_in(report)
+        if _is_measured(_rows(tuned, name, BASELINE)) or _is_measured(_rows(common, name, BASELINE))
     ]
 
 
-def controls_in(report: Report) -> list[Control]:
-    """Those of which the report has both sides."""
-    names = {one.name for one in report.arms}
-    return [one for one in CONTROLS if {one.method, one.control} <= names]
+def _contrast(report: Report, contrast: Contrast, tuned: Family, common: Family) -> str:
+    pair = f"**{ARMS[contrast.method].title} against {ARMS[contrast.control].title}**"
+    sums = f" For that part alone silos sum {contrast.sums}." if contrast.sums else ""
+    sides = _sides(report, contrast.method, contrast.control, tuned, common)
+    return f"{pair}, which leaves out {contrast.without}: {sides}{sums}"
 
 
-def _against(report: Report, name: str) -> str:
-    found = {setting: report.difference(setting, name) for setting in report.settings}
-    return f"{arm(name).title} against FedAvg: {_sides(found)}."
+def _sides(report: Report, method: str, reference: str, tuned: Family, common: Family) -> str:
+    said = (_on_cut(name, method, reference, tuned, common) for name in report.settings)
+    return "; ".join(said) + "."
 
 
-def _sides(found: Mapping[str, Paired]) -> str:
-    """On which cuts a method is ahead, on which behind, and which these seeds leave undecided."""
-    words = {Verdict.BETTER: "better", Verdict.WORSE: "worse", Verdict.UNDECIDED: "undecided"}
-    sides = {
-        word: [name for name, one in found.items() if one.verdict is verdict]
-        for verdict, word in words.items()
-    }
-    if len(sides["undecided"]) == len(found):
-        return f"undecided on every cut ({_all(found)})"
-    said = ", ".join(f"{word} on {_listed(names)}" for word, names in sides.items() if names)
-    return f"{said} ({_all(found)})"
+def _on_cut(setting: str, method: str, reference: str, tuned: Family, common: Family) -> str:
+    """What one cut shows: in one phrase where tuned and common rates agree, else each by itself."""
+    at_tuned = tuned.interval(_rows(tuned, method, reference)[0], setting)
+    by_word: dict[str, list[str]] = {}
+    for row in _rows(common, method, reference):
+        by_word.setdefault(_word(common.interval(row, setting)), []).append(f"{row.rate:g}")
+    first = f"{_word(at_tuned)} at tuned rates{_shown(at_tuned)}"
+    if set(by_word) == {_word(at_tuned)}:
+        return f"on {setting} {first} and at every common rate"
+    others = [f"{word} at {_listed(rates)}" for word, rates in by_word.items()]
+    return f"on {setting} {', '.join([first, *others])}"
 
 
-def _all(found: Mapping[str, Paired]) -> str:
-    return "; ".join(f"{name}: {_difference(one)}" for name, one in found.items())
+def _rows(family: Family, method: str, reference: str) -> list[Row]:
+    return [row for row in family.rows if (row.method, row.reference) == (method, reference)]
 
 
-def _result(report: Report, setting: str, name: str) -> str:
-    cell = report.cell(setting, name)
-    said = f"{100 * cell.mean:.1f} +- {100 * cell.deviation:.1f}"
-    if cell.failed:
-        said += f" ({cell.failed} failed)"
-    return said if name == BASELINE else f"{said}; {_difference(report.difference(setting, name))}"
+def _is_measured(rows: Iterable[Row]) -> bool:
+    return any(isinstance(one, Difference) for row in rows for one in row.found.values())
 
 
-def _difference(one: Paired) -> str:
-    return f"{one.mean:+.1f} +- {one.error:.1f}, {one.won}/{one.seeds}"
+def _pair(row: Row) -> str:
+    return f"{ARMS[row.method].title} against {ARMS[row.reference].title}"
 
 
-def _rate(cell: Cell) -> str:
-    best = dict(cell.tuned)[cell.rate]
-    return f"{cell.rate:g}{'*' if cell.is_at_the_edge else ''} ({100 * best:.1f})"
+def _word(interval: Interval | Missing) -> str:
+    """As sentences say it."""
+    if isinstance(interval, Missing):
+        return str(interval)
+    if interval.verdict is Verdict.EQUIVALENT:
+        return f"equivalent within {MARGIN:g} points"
+    return str(interval.verdict)
+
+
+def _shown(interval: Interval | Missing) -> str:
+    return "" if isinstance(interval, Missing) else f" ({interval.low:+.1f} to {interval.high:+.1f})"
+
+
+def _result(family: Family, row: Row, setting: str) -> str:
+    found, interval = row.found[setting], family.interval(row, setting)
+    if isinstance(found, Missing) or isinstance(interval, Missing):
+        return str(found)
+    return f"{found.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f}), {interval.verdict}"
+
+
+def _short(family: Family, row: Row, setting: str) -> str:
+    found, interval = row.found[setting], family.interval(row, setting)
+    if isinstance(found, Missing) or isinstance(interval, Missing):
+        return NOT_YET
+    return f"{found.mean:+.1f} {interval.verdict[0]}"
+
+
+def _accuracy(cell: Cell | None) -> str:
+    if cell is None:
+        return NOT_YET
+    failed = f" ({cell.failed} failed)" if cell.failed else ""
+    return f"{100 * cell.mean:.1f} +- {100 * cell.deviation:.1f}{failed}"
+
+
+def _at_rates(report: Report, setting: str, name: str) -> str:
+    strength = ARMS[name].published
+    cells = [report.cells.get((setting, name, rate, strength)) for rate in report.common]
+    return " / ".join(NOT_YET if cell is None else f"{100 * cell.mean:.1f}" for cell in cells)
+
+
+def _has_common(report: Report, name: str) -> bool:
+    return any(key[1] == name and key[2] in report.common for key in report.cells)
+
+
+def _choice(report: Report, setting: str, name: str) -> str:
+    choice = report.choices.get((setting, name))
+    if choice is None:
+        return NOT_YET
+    rate, strength = choice.point
+    edge = "*" if choice.is_at_the_edge else ""
+    option = "" if strength is None else f", {ARMS[name].option} {strength:g}"
+    return f"{rate:g}{edge}{option} ({100 * choice.validation[choice.point]:.1f})"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from research.accuracy.book import Book
 from research.accuracy.federated import run
+from research.accuracy.source import here
 from research.accuracy.trials import Outcome, Trial
 
 Says = Callable[[str], None]
@@ -46,12 +48,14 @@ class Workers:
         missing = self._book.missing(trials)
         chosen = missing if self._left is None else missing[: self._left]
         done = len(trials) - len(missing)
+        measured_by = here()
         for trial, outcome in self._outcomes(chosen):
-            self._book.write(trial, outcome)
+            self._book.write(trial, replace(outcome, source=measured_by))
             done += 1
             result = outcome.failed or f"{outcome.final:.4f}"
+            arm = trial.arm if trial.strength is None else f"{trial.arm} {trial.strength:g}"
             self._say(
-                f"{done}/{len(trials)} {trial.tested} {trial.setting} seed {trial.seed} {trial.arm} "
+                f"{done}/{len(trials)} {trial.tested} {trial.setting} seed {trial.seed} {arm} "
                 f"rate {trial.learning_rate:g}: {result} in {outcome.seconds:.1f} s"
             )
         if self._left is not None:

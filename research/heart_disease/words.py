@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from research.accuracy.paired import Paired, Verdict, paired
+from research.accuracy.paired import ALPHA, Difference, Verdict, paired
 from research.heart_disease.arms import ALONE, ARMS, POOLED
 from research.heart_disease.runs import RATES, Outcome
 
@@ -82,7 +82,7 @@ def rate_table(found: Outcomes) -> str:
     return _table(head, lines)
 
 
-def differences(method: Sequence[Outcome], reference: Sequence[Outcome]) -> list[Paired]:
+def differences(method: Sequence[Outcome], reference: Sequence[Outcome]) -> list[Difference]:
     """One for each figure of COMPARED, with the error that overlapping splits call for."""
     widened = math.sqrt(1.0 + len(method) * TESTED / TRAINED)
     plain = [
@@ -99,8 +99,8 @@ def sentences(found: Outcomes, reference: str) -> list[str]:
     said = []
     for place, figure in enumerate(COMPARED):
         groups = {
-            verdict: [title(name) for name in names if by_method[name][place].verdict is verdict]
-            for verdict in Verdict
+            verdict: [title(name) for name in names if _verdict(by_method[name][place]) is verdict]
+            for verdict in (Verdict.BETTER, Verdict.WORSE, Verdict.UNDECIDED)
         }
         parts = [f"{verdict}: {', '.join(group)}" for verdict, group in groups.items() if group]
         said.append(f"- **{figure}**, against {title(reference)}: {'; '.join(parts)}.")
@@ -128,8 +128,16 @@ def _spread(values: Sequence[float]) -> str:
     return f"{100 * statistics.mean(values):.1f} +- {100 * statistics.stdev(values):.1f}"
 
 
-def _difference(one: Paired) -> str:
-    return f"{one.mean:+.1f} +- {one.error:.1f}, {one.won}/{one.seeds}, {one.verdict}"
+def _difference(one: Difference) -> str:
+    return f"{one.mean:+.1f} +- {one.error:.1f}, {one.won}/{one.seeds}, {_verdict(one)}"
+
+
+def _verdict(one: Difference) -> Verdict:
+    """Of each comparison by itself, at 5 %; that two methods are equal is shown nowhere."""
+    interval = one.interval(ALPHA)
+    if interval.low > 0.0:
+        return Verdict.BETTER
+    return Verdict.WORSE if interval.high < 0.0 else Verdict.UNDECIDED
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -43,11 +43,11 @@ def run(trial: Trial, folder: Path | None) -> Outcome:
     started, found = time.process_time(), images(folder / trial.data["name"])
     silos = found.silos(trial.silos, records=trial.partition["records"], seed=trial.seed)
     tested = found.test if trial.tested is Split.TEST else found.validation
-    accuracy: tuple[float, ...] = ()
+    accuracy: float | None = None
     failed = ""
     try:
         model = _curated(trial, silos) if trial.arm == CENTRAL else _federated(trial, silos)
-        accuracy = (_right(model, tested),)
+        accuracy = _right(model, tested)
     except ChoraleError as error:
         failed = str(error)
     return Outcome(accuracy=accuracy, failed=failed, seconds=round(time.process_time() - started, 3))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.rows import Row
-from research.accuracy.paired import Paired, paired
+from research.accuracy.paired import Difference, paired
 from research.accuracy.tuning import Choice
 from research.private_sum.arms import ARMS, CENTRAL, NONE, SILO, SUM, TITLES, Setting
 
@@ -29,7 +29,7 @@ class Line:
         """In percent."""
         return 100.0 * statistics.mean(self.accuracy[arm])
 
-    def against(self, arm: str) -> Paired | None:
+    def against(self, arm: str) -> Difference | None:
         """Noise in the sum against another arm, by seed; None where either was not measured."""
         if not {SUM, arm} <= self.accuracy.keys():
             return None
@@ -102,5 +102,5 @@ def _cell(accuracy: Sequence[float] | None) -> str:
     return f"{100 * statistics.mean(accuracy):.1f} +- {100 * statistics.stdev(accuracy):.1f}"
 
 
-def _gain(found: Paired | None) -> str:
+def _gain(found: Difference | None) -> str:
     return "" if found is None else f"{found.mean:+.1f}, {found.won} of {found.seeds} seeds"

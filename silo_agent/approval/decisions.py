@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-from crypto.errors import PolicyRefusal, Rule
+from crypto.errors import ConfigError, PolicyRefusal, Rule
 from silo_agent.approval.view import JobView
 from silo_agent.ledger.decisions import NO_GRANTS, Grants, checked_name, checked_reason
 from silo_agent.ledger.ledger import Ledger
 
 
-def check_would_run(view: JobView, grants: Grants = NO_GRANTS) -> None:
-    """Raises PolicyRefusal that names every rule by which the job would be refused although it is approved.
+def check_would_run(ledger: Ledger, view: JobView, grants: Grants = NO_GRANTS) -> None:
+    """Raises ConfigError for a job that is over, and PolicyRefusal that names every rule by which the job
+    would be refused although it is approved: then approvals that wait for another person's are taken back.
 
     grants: those that end what they are for.
     """
+    if view.is_over and not view.stops_data:
+        raise ConfigError(
+            f"job {view.id}: it is over, says the coordinator, so there is nothing to approve; if the "
+            "coordinator offers it again, it waits for approval again"
+        )
     standing = [
         each for each in view.refusals if not (grants.data_refusals and each.field == Rule.MAX_DATA_REFUSALS)
     ]
     if standing:
         told = "; ".join(f"{each.told} [{each.field}]" for each in standing)
+        names = ledger.decisions().take_back(view.job_digest)
+        taken_back = f"; the approval of {', '.join(names)} is taken back" if names else ""
         raise PolicyRefusal(
             f"job {view.id}: this silo would refuse it although it is approved: {told}; change the policy "
-            "and restart the agent, or reject the job"
+            f"and restart the agent, or reject the job{taken_back}"
         )
 
 
 def approve(ledger: Ledger, view: JobView, *, by: str, grants: Grants = NO_GRANTS) -> int:
     """One person's approval of a job as it was shown; how many more people it takes.
 
-    Raises PolicyRefusal as `check_would_run`, ConfigError for a name that cannot be kept or that approved it
-    already.
+    Raises as `check_would_run`, and ConfigError for a name that cannot be kept or that approved it already.
     """
-    check_would_run(view, grants)
+    check_would_run(ledger, view, grants)
     account = None if view.data_set is None else ledger.accounts().charged(view.data_set).account
     return ledger.decisions().approve(
         view.job_digest,
         by=checked_name(by),
         required=view.required_approvals,
+        policy=view.policy,
         grants=grants,
         account=account,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from chorale.job import Job, SignedJob
-from chorale.pinned_code import check_code
+from chorale.pinned_code import code_faults
 from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
@@ -31,7 +31,7 @@ from silo_agent.data.settings import DataSettings, check_unit, unit_told
 from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.policy.policy import Policy, load_policy, policy_digest
 from silo_agent.policy.privacy_policy import raised
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
@@ -71,7 +71,9 @@ def read_view(
         check_unit(data_set.unit, spec)
     except (PolicyRefusal, ConfigError) as error:
         refusals.append(PolicyRefusal(str(error)))
-    policy = load_policy(settings.policy if data_set is None else settings.policy_of(data_set))
+    policy_file = settings.policy if data_set is None else settings.policy_of(data_set)
+    digest = policy_digest(policy_file)  # before it is read: a change in between shows at the next approval
+    policy = load_policy(policy_file)
     if spec.not_after <= clock():
         late = f"job {job.id}: not_after: {spec.not_after.isoformat()} has passed"
         refusals.append(PolicyRefusal(late, code=Refusal.JOB_INVALID))
@@ -106,8 +108,14 @@ def read_view(
         previous=None if previous is None else (previous.id, _spec_of(previous)),
         decisions=decisions.of(job.job_digest),
         required_approvals=policy.required_approvals,
-        approved_by=decisions.given(job.job_digest),
+        policy=digest,
+        given=decisions.given(job.job_digest, policies=[digest]),
     )
+
+
+def policy_digests(settings: SiloSettings) -> frozenset[bytes]:
+    """Of the policies that hold now, for all data sets. Raises ConfigError."""
+    return frozenset(policy_digest(settings.policy_of(each)) for each in settings.data_sets)
 
 
 def _spec_of(job: LedgerJob) -> JobSpec:
@@ -127,13 +135,8 @@ def _unsigned(job: LedgerJob) -> SignedJob:
 
 def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]:
     """Code that is not Chorale's, and how this silo's copy compares, by its files alone."""
-    told = ""
-    if spec.distributions:
-        try:
-            check_code(spec)
-        except ConfigError as error:
-            told = str(error)
-            refusals.append(PolicyRefusal(told, code=Refusal.CODE))
+    faults = code_faults(spec)
+    refusals += [PolicyRefusal(told, code=Refusal.CODE) for told in faults.values()]
     digests = {each.distribution: each.sha256 or "" for each in spec.code or ()}
     return [
         OwnCode(
@@ -142,7 +145,7 @@ def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]
             distribution=str(each.source),
             sha256=digests.get(str(each.source), ""),
             options=options_told(each.options),
-            told=told,
+            told=faults.get(str(each.source), ""),
         )
         for field, each in spec.plug_ins.items()
     ]

@@ -22,10 +22,11 @@ from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.state import GlobalState, trained_names
+from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.ledger.budget import BudgetBalance
-from silo_agent.ledger.decisions import PersonsDecision
+from silo_agent.ledger.decisions import Given, PersonsDecision
 from silo_agent.ledger.ledger import LedgerJob
 from silo_agent.ledger.reveals import Decision
 from strategies.base import MODEL, TOTAL
@@ -33,6 +34,7 @@ from strategies.parts.heads import HEAD
 
 UNCOMPARED = ("nonce", "initial_state")  # of every job its own; the starting weights are told by themselves
 BUDGET_FIELD = "privacy.epsilon"
+AS_PUBLISHED = {"paper": "paper", "code": "authors' code"}
 
 
 class Origin(StrEnum):
@@ -130,11 +132,13 @@ class OwnCode:
 class JobView:
     """A job as it is put before a person.
 
-    parameters: of the model; None where only the job's own code knows. promise: what a private job's plan
+    parameters: of the model; None where only the job's own code knows. unusual: rules that the job's parts
+    break and that it passes over. promise: what a private job's plan
     costs; None without noise, or where it is not known, and `no_promise` says why. balance: of the data set;
     None where this silo has none for the job. refusals: what the policy refuses, so that an approval changes
     nothing. previous: id of the last approved job of this operator. decisions: by people, oldest first.
-    missing_approvals: how many more people have to approve before the job runs here.
+    is_over, stops_data: as LedgerJob has them. approved_by: people whose approval waits for another person's.
+    taken_back: those whose approval was under another policy. policy: digest of its file.
     """
 
     id: str
@@ -144,9 +148,13 @@ class JobView:
     offered: datetime
     not_after: datetime
     decision: Decision
+    is_over: bool
+    stops_data: bool
     decisions: tuple[PersonsDecision, ...]
     required_approvals: int
     approved_by: tuple[str, ...]
+    taken_back: tuple[str, ...]
+    policy: bytes
     data_set: str | None
     record: str
     silos: tuple[str, ...]
@@ -158,6 +166,7 @@ class JobView:
     rounds: int
     count: str
     training: str
+    unusual: tuple[str, ...]
     phases: tuple[SummedPhase, ...]
     is_private: bool
     promise: Promise | None
@@ -197,7 +206,8 @@ def job_view(
     previous: tuple[str, JobSpec] | None,
     decisions: Sequence[PersonsDecision],
     required_approvals: int,
-    approved_by: Sequence[str],
+    policy: bytes,
+    given: Given,
 ) -> JobView:
     """The view of a job that was offered here.
 
@@ -205,8 +215,6 @@ def job_view(
     operator.
     """
     id_before, changes = (None, ()) if previous is None else (previous[0], changed_fields(previous[1], spec))
-    training = spec.training
-    epochs = "epoch" if training.local_epochs == 1 else "epochs"
     return JobView(
         id=job.id,
         job_digest=job.job_digest,
@@ -215,9 +223,13 @@ def job_view(
         offered=job.offered,
         not_after=spec.not_after,
         decision=job.decision,
+        is_over=job.is_over,
+        stops_data=job.stops_data,
         decisions=tuple(decisions),
         required_approvals=required_approvals,
-        approved_by=tuple(approved_by),
+        approved_by=given.counted,
+        taken_back=given.taken_back,
+        policy=policy,
         data_set=data_set,
         record=record,
         silos=spec.silos,
@@ -228,8 +240,8 @@ def job_view(
         task=spec.method.task.word,
         rounds=spec.rounds,
         count=spec.count,
-        training=f"{training.local_epochs:g} {epochs} a round, batches of {training.batch_size}, "
-        f"learning rate {training.learning_rate:g}",
+        training=_training_told(spec.training),
+        unusual=spec.method.passed_over,
         phases=tuple(phases),
         is_private=spec.privacy is not None,
         promise=promise,
@@ -335,8 +347,28 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
 
 
 def _method_told(spec: JobSpec) -> str:
-    options = ", ".join(f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items())
-    return f"{spec.strategy.name} ({options})" if options else spec.strategy.name
+    """What is short and decides much stands first: a long line is cut at its end."""
+    strategy, told = spec.strategy, list[str]()
+    if strategy.as_published is not None:
+        told.append(f"as its {AS_PUBLISHED[strategy.as_published]} has it")
+    if strategy.aggregate == "uniform":
+        told.append("every silo weighs the same")
+    if strategy.parts is not None:
+        parts = strategy.parts.model_dump()
+        told += [f"{field} {word}" for field, word in parts.items() if word not in (None, "none")]
+    told += [f"{name} {json.dumps(value)}" for name, value in strategy.options.items()]
+    return f"{spec.strategy.name} ({', '.join(told)})" if told else spec.strategy.name
+
+
+def _training_told(training: TrainingSpec) -> str:
+    if training.local_epochs is None:
+        count, unit = training.local_steps, "step"
+    else:
+        count, unit = training.local_epochs, "epoch"
+    return (
+        f"{count} {unit if count == 1 else f'{unit}s'} a round, batches of {training.batch_size}, "
+        f"learning rate {training.learning_rate:g}"
+    )
 
 
 def _model_told(spec: JobSpec) -> str:

@@ -1,7 +1,8 @@
 """What people at this institution said to jobs, by name and time, and what they granted.
 
 The names are typed by whoever may run commands on the silo's machine; nothing proves them. A policy that asks
-for two people counts names: an approval waits, open, until another name approves too.
+for two people counts names: an approval waits, open, until another name approves too. It holds under the
+policy that its person saw: where that has changed since, or refuses the job, it is taken back.
 Source: docs/operations.md, "Approve a job".
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -19,7 +20,7 @@ from chorale.transport.wire import MAX_REJECTION_CHARACTERS
 from crypto.errors import ConfigError
 from silo_agent.ledger.reveals import Decision
 
-APPROVED_EVENT = "job_approved"  # audit entry: who, when, and how many approvals the policy asked for
+APPROVED_EVENT = "job_approved"  # audit entry: who, when, the policy and how many approvals it asked for
 REJECTED_EVENT = "job_rejected"  # audit entry: who, when, and what the operator is told
 GRANTED_EVENT = "cohort changes granted"  # audit entry: the institution allowed a job more of them
 REFUSALS_GRANTED_EVENT = "data refusals granted"  # audit entry: the same of refusals for its data
@@ -36,6 +37,14 @@ class PersonsDecision:
     reason: str
     required: int
     when: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Who approved a job that waits for another person's approval. taken_back: under another policy."""
+
+    counted: tuple[str, ...] = ()
+    taken_back: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +71,36 @@ class Decisions:
         *,
         by: str,
         required: int = 1,
+        policy: bytes | None = None,
         grants: Grants = NO_GRANTS,
         account: str | None = None,
     ) -> int:
         """One person's approval, whatever was decided before; how many more it takes.
 
-        With the last of them the job runs, and what all of them granted is granted. account: of the data set
-        that grants are for. Raises ConfigError for a name that approved it already.
+        With the last of them the job runs, and what all of them granted is granted. policy: digest of the one
+        that this person saw; approvals under another are taken back. account: of the data set that grants are
+        for. Raises ConfigError for a name that approved it already.
         """
         with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE persons_decisions SET is_open = 0 WHERE job_digest = ? AND policy != ?",
+                (job_digest, policy),
+            )
             names = [row["person"] for row in _open(connection, job_digest)]
             if required > 1 and _key(by) in [_key(name) for name in names]:
                 raise ConfigError(
                     f"--by: {by} approved this job already; the policy asks for {required} different people "
                     "(required_approvals)"
                 )
-            self._write(connection, job_digest, Decision.APPROVED, by, required=required, grants=grants)
+            self._write(
+                connection,
+                job_digest,
+                Decision.APPROVED,
+                by,
+                required=required,
+                policy=policy,
+                grants=grants,
+            )
             given = _open(connection, job_digest)
             if len(given) < required:
                 return required - len(given)
@@ -127,10 +150,23 @@ class Decisions:
             for row in rows
         )
 
-    def given(self, job_digest: bytes) -> tuple[str, ...]:
-        """Who approved a job that waits for another person."""
+    def given(self, job_digest: bytes, *, policies: Collection[bytes]) -> Given:
+        """Who approved a job that waits for another person. policies: digests of those that hold now; an
+        approval of an earlier version names none, and counts."""
         with self._database.reading() as connection:
-            return tuple(row["person"] for row in _open(connection, job_digest))
+            rows = _open(connection, job_digest)
+        counted = [row["policy"] is None or row["policy"] in policies for row in rows]
+        return Given(
+            counted=tuple(row["person"] for row, counts in zip(rows, counted, strict=True) if counts),
+            taken_back=tuple(row["person"] for row, counts in zip(rows, counted, strict=True) if not counts),
+        )
+
+    def take_back(self, job_digest: bytes) -> tuple[str, ...]:
+        """Approvals that wait for another person's count no more; whose they were."""
+        with self._database.transaction() as connection:
+            names = tuple(row["person"] for row in _open(connection, job_digest))
+            _close(connection, job_digest)
+        return names
 
     def tell(self, log: audit.AuditLog) -> None:
         """Enter what was decided and granted into the audit log, which the agent alone writes; a crash
@@ -162,17 +198,19 @@ class Decisions:
         *,
         reason: str = "",
         required: int = 1,
+        policy: bytes | None = None,
         grants: Grants = NO_GRANTS,
     ) -> None:
         connection.execute(
-            "INSERT INTO persons_decisions (job_digest, decision, person, reason, required, changes,"
-            " refusals, is_open, is_told, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+            "INSERT INTO persons_decisions (job_digest, decision, person, reason, required, policy, changes,"
+            " refusals, is_open, is_told, written_unix_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
             (
                 job_digest,
                 decision,
                 by,
                 reason,
                 required,
+                policy,
                 grants.cohort_changes,
                 grants.data_refusals,
                 decision is Decision.APPROVED,
@@ -212,7 +250,10 @@ def checked_reason(reason: str) -> str:
 def _tell_decision(log: audit.AuditLog, job: str, row: sqlite3.Row) -> None:
     decided = datetime.fromtimestamp(row["written_unix_seconds"], UTC).isoformat()
     if row["decision"] == Decision.APPROVED:
-        log.append(APPROVED_EVENT, job=job, by=row["person"], decided=decided, required=row["required"])
+        policy = {} if row["policy"] is None else {"policy": row["policy"].hex()}
+        log.append(
+            APPROVED_EVENT, job=job, by=row["person"], decided=decided, required=row["required"], **policy
+        )
     else:
         log.append(REJECTED_EVENT, job=job, by=row["person"], decided=decided, reason=row["reason"])
 

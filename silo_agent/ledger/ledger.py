@@ -17,9 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from chorale.job import Job
 from chorale.runtime import audit
 from chorale.runtime.database import Database
+from chorale.spec.fields import Moment
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
@@ -48,7 +51,11 @@ SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerJob:
-    """A job that was offered to this silo. spec_bytes: as signed; None if an older version recorded it."""
+    """A job that was offered to this silo. spec_bytes: as signed; None if an older version recorded it.
+
+    is_over: the coordinator said so, which may be a lie, and has not offered it again since. stops_data: a
+    data set takes no input before the job is approved again (docs/protocol.md 6.11), also if it is over.
+    """
 
     job_digest: bytes
     name: str
@@ -56,6 +63,8 @@ class LedgerJob:
     rounds: int
     decision: Decision
     offered: datetime
+    is_over: bool
+    stops_data: bool
     spec_bytes: bytes | None = field(repr=False)
 
     @property
@@ -65,9 +74,21 @@ class LedgerJob:
     @property
     def count(self) -> str:
         """How much training it asks for, as JobSpec.count; with steps the ledger counts spare ones, too."""
-        fields = {} if self.spec_bytes is None else parse_mapping(self.spec_bytes, source=f"job {self.id}")
-        steps = fields.get("steps")
+        steps = self._fields.get("steps")
         return f"{self.rounds} rounds" if steps is None else f"{steps} steps"
+
+    def waits(self, now: datetime) -> bool:
+        """Whether it needs a person's approval: one that is over or too late needs none."""
+        if self.stops_data:
+            return True
+        if self.is_over or self.decision not in (Decision.OFFERED, Decision.SUSPENDED):
+            return False
+        until = self._fields.get("not_after")
+        return until is None or now < TypeAdapter(Moment).validate_python(until)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return {} if self.spec_bytes is None else parse_mapping(self.spec_bytes, source=f"job {self.id}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +177,8 @@ class Ledger:
         decision = Decision.APPROVED if is_approved else Decision.OFFERED
         with self._database.reading() as connection:
             known = connection.execute(
-                "SELECT operator, decision, draws_rounds, spec IS NOT NULL AND operator != '' AS is_told"
-                " FROM jobs WHERE job_digest = ?",
+                "SELECT operator, decision, draws_rounds, is_over,"
+                " spec IS NOT NULL AND operator != '' AS is_told FROM jobs WHERE job_digest = ?",
                 (job.digest,),
             ).fetchone()
         if known is not None and known["operator"] not in (job.operator, ""):
@@ -167,7 +188,8 @@ class Ledger:
                 code=Refusal.JOB_INVALID,
             )
         is_whole = known is not None and known["is_told"] and known["draws_rounds"] == job.spec.draws_rounds
-        if is_whole and not (is_approved and known["decision"] == Decision.OFFERED):
+        is_open = is_approved and known is not None and known["decision"] == Decision.OFFERED
+        if is_whole and not is_open and not known["is_over"]:
             return Decision(known["decision"]), False
         with self._database.transaction() as connection:
             added = connection.execute(
@@ -186,7 +208,8 @@ class Ledger:
                 ),
             )
             connection.execute(  # of a job that an earlier version recorded, too
-                "UPDATE jobs SET draws_rounds = ? WHERE job_digest = ?", (job.spec.draws_rounds, job.digest)
+                "UPDATE jobs SET draws_rounds = ?, is_over = 0 WHERE job_digest = ?",
+                (job.spec.draws_rounds, job.digest),
             )
             connection.execute(
                 "UPDATE jobs SET spec = ? WHERE job_digest = ? AND spec IS NULL",
@@ -209,7 +232,10 @@ class Ledger:
     def jobs(self) -> list[LedgerJob]:
         """Every job ever offered, newest first."""
         with self._database.reading() as connection:
-            rows = connection.execute("SELECT * FROM jobs ORDER BY offered_unix_seconds DESC").fetchall()
+            rows = connection.execute(
+                "SELECT *, job_digest IN (SELECT job_digest FROM stopped_data_sets) AS stops_data FROM jobs"
+                " ORDER BY offered_unix_seconds DESC"
+            ).fetchall()
         return [
             LedgerJob(
                 job_digest=row["job_digest"],
@@ -218,6 +244,8 @@ class Ledger:
                 rounds=row["rounds"],
                 decision=Decision(row["decision"]),
                 offered=datetime.fromtimestamp(row["offered_unix_seconds"], UTC),
+                is_over=bool(row["is_over"]),
+                stops_data=bool(row["stops_data"]),
                 spec_bytes=row["spec"],
             )
             for row in rows
@@ -253,6 +281,17 @@ class Ledger:
         """Stop serving an approved job until it is approved again; durable on return."""
         with self._database.transaction() as connection:
             suspend(connection, job_digest)
+
+    def note_over(self, job_digest: bytes) -> bool:
+        """The coordinator says that the job has ended: it is shown as over until it is offered again.
+
+        Whether that is news of a job that was offered here.
+        """
+        with self._database.transaction() as connection:
+            changed = connection.execute(
+                "UPDATE jobs SET is_over = 1 WHERE job_digest = ? AND NOT is_over", (job_digest,)
+            )
+        return changed.rowcount == 1
 
     def check_not_put_back(self) -> None:
         """Raises PolicyRefusal(code=LEDGER) for a ledger that forgot what this silo said of it."""

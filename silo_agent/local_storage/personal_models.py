@@ -31,12 +31,12 @@ ANY_ATTEMPT = 1  # all attempts at a phase send the same input
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonalModel:
     """What a silo fine-tuned. score and score_before: how good this model and the global one that it came
-    from are on the hold-out, from 0 to 1 (`DeclaredTask.score`). learning_rate: 0 where nothing was trained
-    by steps."""
+    from are on the hold-out, from 0 to 1 (`DeclaredTask.score`). epochs: passes over the data. learning_rate:
+    0 where nothing was trained by steps."""
 
     arrays: Arrays = field(repr=False)
     tuned: str
-    epochs: int
+    epochs: float
     learning_rate: float
     tested: int
     score_before: float
@@ -81,7 +81,7 @@ class PersonalModels:
             "phase": key.phase,
             "global_model": global_model.hex(),
             "tuned": model.tuned,
-            "epochs": str(model.epochs),
+            "epochs": f"{model.epochs:g}",
             "learning_rate": f"{model.learning_rate:g}",
             "tested": str(model.tested),
         }

@@ -7,6 +7,7 @@ Source: docs/protocol.md 6, 9 (guarantee G3).
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sized
@@ -18,8 +19,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from chorale.job import JobSpec
+from chorale.runtime.files import read_limited
 from chorale.spec.fields import Name, Sha256
-from chorale.spec.settings_file import load_settings
+from chorale.spec.settings_file import MAX_BYTES, load_settings
 from chorale.spec.validation_errors import got
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Quantity
@@ -479,6 +481,11 @@ class Policy(BaseModel):
 def load_policy(path: Path) -> Policy:
     """Raises ConfigError that names file, field and what is allowed."""
     return load_settings(Policy, path, ENV_PREFIX)
+
+
+def policy_digest(path: Path) -> bytes:
+    """SHA-256 of the policy file's bytes, by which statements and approvals name it. Raises ConfigError."""
+    return hashlib.sha256(read_limited(path, MAX_BYTES)).digest()
 
 
 def _refusal(got: str, expected: str, rule: Rule) -> PolicyRefusal:

@@ -298,7 +298,8 @@ class _MeasuredObjective:
         values = objective.compute(work)
         # Security: in a private job the number of records is what noise hides
         if work.phase_kind == "train" and work.spec.privacy is None:
-            seen = len(work.data.train) * work.spec.training.local_epochs
+            samples = len(work.data.train)
+            seen = samples * work.spec.training.passes_over(samples)
             self.metrics.samples_rate.set(seen / max(time.monotonic() - started, 1e-9))
         return values
 

@@ -212,13 +212,14 @@ class MessageHandler:
             self._summing.pop(key).cancel()
         self._inputs.drop_job(digest)
         self._checks.forget(digest)
-        self._jobs.forget(digest)
+        is_news = self._jobs.end(digest)
         self._unapproved.pop(digest, None)
         self._last_outcome.pop(digest, None)
         self._forget_states()
         self._data_sets.any_reveals.blank_old_shares()
         ended = message.job_ended
-        log.info("job ended", job=digest.hex()[:12], status=ended.status[:64], reason=ended.reason[:200])
+        if is_news:
+            log.info("job ended", job=digest.hex()[:12], status=ended.status[:64], reason=ended.reason[:200])
         self._local.end(digest)
 
     # phases

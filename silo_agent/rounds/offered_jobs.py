@@ -91,6 +91,13 @@ class OfferedJobs:
         job_id = job_digest.hex()[:12]
         log.warning("job suspended", job=job_id, resume=f"chorale silo approve --config FILE {job_id}")
 
+    def end(self, job_digest: bytes) -> bool:
+        """The coordinator says that the job is over: people read so until it is offered again. Whether that
+        is news: a silo that connects hears it of every job that ended lately."""
+        was_open = self.has(job_digest)
+        self.forget(job_digest)
+        return self._ledger.note_over(job_digest) or was_open
+
     def is_decided_since(self, job_digest: bytes) -> bool:
         """Whether a phase that was refused for want of an approval would be answered otherwise now."""
         decision = self._ledger.decision(job_digest)

@@ -173,13 +173,15 @@ def _summed(job: Job, policy: Policy, samples: int) -> int:
 def _weight(request: PhaseRequest, samples: int) -> float:
     """p = n / total, with the total that enrollment left in the global state; 0 where none is sent.
 
-    In a private job it is the declared one, which tells no count.
+    In a private job it is the declared one, and where silos weigh the same 1 / R: neither tells a count.
     """
     if all(quantity.name != WEIGHT for quantity in request.layout.quantities):
         return 0.0
-    privacy = request.job.spec.privacy
-    if privacy is not None:
-        return privacy.declared_weight(request.rule.members)
+    spec = request.job.spec
+    if spec.privacy is not None:
+        return spec.privacy.declared_weight(request.rule.members)
+    if spec.strategy.aggregate == "uniform":
+        return 1.0 / len(spec.silos)
     state = request.context.state
     try:
         total = total_of(state) if TOTAL in state else 0

@@ -54,8 +54,9 @@ log = get_logger("silo_agent.training.torch_objective")
 class TorchObjective:
     """Trains, tests and computes statistics in this process, on the GPU where there is one.
 
-    device: auto, cpu or cuda. threads: of one training; more than one per silo on a shared
-    machine is slower, not faster. base_models: the silo's folder of weights that adapters are put beside.
+    device: auto, cpu or cuda. gpu: which one, counted around those that there are. threads: of one
+    training; more than one per silo on a shared machine is slower, not faster. base_models: the silo's
+    folder of weights that adapters are put beside.
     forms: in which number type and memory order models are computed. shares: how batches are cut. A private
     job takes neither: it runs in float32, in one process.
     """
@@ -64,6 +65,7 @@ class TorchObjective:
         self,
         *,
         device: str = "auto",
+        gpu: int = 0,
         threads: int = 1,
         base_models: Path | None = None,
         forms: Forms | None = None,
@@ -72,7 +74,10 @@ class TorchObjective:
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:
             raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
-        self._device = torch.device("cuda" if has_gpu and device != "cpu" else "cpu")
+        on_gpu = has_gpu and device != "cpu"
+        self._device = (
+            torch.device("cuda", gpu % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        )
         self._threads, self._forms, self._shares = threads, forms or Forms(), shares
         self._cache = TeacherCache()
         self._told: JobSpec | None = None
@@ -165,7 +170,8 @@ class TorchObjective:
                 f"global state: trained parameter {unknown[0]} is not in the job's model", code=Refusal.STATE
             )
         for name, parameter in parameters.items():
-            parameter.requires_grad_(name in trained)
+            is_own = work.spec.method.owns(name) and model.shares(name)
+            parameter.requires_grad_(name in trained or is_own)
         return model.to(self._device)
 
     def _built_model(self, spec: JobSpec) -> FederatedModel:
@@ -211,23 +217,37 @@ class TorchObjective:
 
 
 def presence(setting: Setting) -> Mapping[str, Array]:
-    """A 1 for every class that this silo trains on. Shapes: (C,) int64."""
+    """A 1 for every class that this silo trains on, with as many samples as the closing asks for.
+
+    Shapes: (C,) int64.
+    """
+    least = max(1, setting.work.spec.method.recipe.closing.least_class_samples)
     counts_C = np.bincount(setting.work.data.train.labels, minlength=setting.work.spec.classes)
-    return {"class_presence": (counts_C > 0).astype(np.int64)}
+    return {"class_presence": (counts_C >= least).astype(np.int64)}
 
 
 def evaluated(setting: Setting) -> Mapping[str, Array]:
     """The received model's figures on the hold-out and, where a part of it is the silo's own, how good the
-    silo's own model is. At the end that model stays with the institution."""
+    silo's own model is. At the end that model stays with the institution.
+
+    In rounds in which the whole model is the silo's own, those of its own model alone, and none where a round
+    sums nothing of the data.
+    """
     work, method = setting.work, setting.work.spec.method
+    is_alone = method.recipe.personalization.shares_nothing and work.phase_kind != EVALUATE
+    if is_alone and method.recipe.statistic is None:
+        return {}
     tested = _test_of(setting)
+    find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
+    if is_alone and find_own is not None:
+        own = tested(find_own(setting, setting.train, loss_for(setting)))
+        return own.personal_quantities(method.task.score)
     figures = tested(
         setting.received,
         metrics=method.task.asked if work.phase_kind == EVALUATE else NO_METRICS,
         loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
         weight_steps=setting.weight_steps,
     )
-    find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
     if find_own is None:
         return figures.sums
     model = find_own(setting, setting.train, loss_for(setting))
@@ -237,7 +257,7 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
             PersonalModel(
                 arrays=model_arrays(model),
                 tuned=method.recipe.personalization.word,
-                epochs=work.spec.training.local_epochs,
+                epochs=work.spec.training.passes_over(len(work.data.train)),
                 learning_rate=work.spec.learning_rate_at(work.spec.rounds),
                 tested=own.tested,
                 score_before=score(figures.sums),
@@ -260,12 +280,15 @@ def _test_of(setting: Setting) -> Callable[..., Figures]:
 
 
 def contribution(model: FederatedModel, work: Work, *, steps: int) -> Mapping[str, Array]:
-    """What a trained model adds to the sum: p * delta, p, the buffers, and what the server update needs.
+    """What a trained model adds to the sum: p * delta, p, the buffers, and what the server update needs; p
+    alone where the whole model is the silo's own.
 
     Shapes: delta (P,) float32, weight () float64, and buffers (B,) float32 if the model has any. P = trained
     parameters, B = values of the float buffers.
     """
     context, weight = work.context, np.float32(work.weight)
+    if not context.trained:
+        return {"weight": np.asarray(work.weight, dtype=np.float64)}
     before_P = flat_arrays([work.state[MODEL + name] for name in context.trained])
     delta_P = flat_values(model, context.trained) - before_P
     privacy = work.spec.privacy

@@ -22,10 +22,38 @@ NO_COSINES = Need(
     holds=lambda recipe: not (recipe.features is UNIT and recipe.head.has_unit_rows),
     reason="a softmax of cosines stays nearly even, because nothing here can lengthen features or head: "
     "it needs features raw or projected-unit, or a head of another kind",
+    is_advice=True,
 )
 
 # of the job's task: cross-entropy where that is classification
 TASK_LOSS = Loss(word="task", needs=(NO_COSINES,), standing=PER_SAMPLE)
+
+
+class ScaledSoftmaxOptions(PartOptions):
+    """SphereFed's cross-entropy on cosines."""
+
+    score_scale: float = Field(
+        default=16.0,
+        gt=0,
+        le=1e4,
+        description="tau of SphereFed's cross-entropy ablation, a factor on the scores; no value is given",
+    )
+
+
+SCALED_SOFTMAX = Loss(
+    word="scaled-softmax",
+    options=ScaledSoftmaxOptions,
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.features is UNIT,
+            reason="scaled-softmax multiplies cosines, which nothing else lengthens: it needs features unit",
+            is_advice=True,
+        ),
+    ),
+    standing=PER_SAMPLE,
+    needs_classes=True,
+    needs_cut=always,
+)
 
 SPHERE_MSE = Loss(
     word="sphere-mse",
@@ -34,11 +62,13 @@ SPHERE_MSE = Loss(
             holds=lambda recipe: recipe.features is UNIT,
             reason="sphere-mse takes scores for cosines, and only before features unit are they: longer "
             "features or a learned scale would be trained to no end",
+            is_advice=True,
         ),
         Need(
             holds=lambda recipe: not recipe.head.has_bias,
             reason="sphere-mse takes scores for cosines, which have no bias: it needs head trained-unbiased "
             "or a frozen one",
+            is_advice=True,
         ),
     ),
     standing=PER_SAMPLE,
@@ -50,9 +80,13 @@ DOT_REGRESSION = Loss(
     word="dot-regression",
     needs=(
         Need(
-            holds=lambda recipe: recipe.features is UNIT and recipe.head.has_unit_rows,
-            reason="dot-regression is of cosines: it needs features unit and head frozen-etf or "
-            "frozen-orthonormal",
+            holds=lambda recipe: recipe.head.has_unit_rows,
+            reason="dot-regression is of cosines: it needs head frozen-etf or frozen-orthonormal",
+        ),
+        Need(
+            holds=lambda recipe: recipe.features is UNIT,
+            reason="dot-regression is of cosines: it needs features unit",
+            is_advice=True,
         ),
     ),
     standing=PER_SAMPLE,
@@ -84,6 +118,7 @@ CLIENT_ADAPTED = Loss(
             holds=lambda recipe: recipe.head.is_frozen,
             reason="client-adapted scales a frozen head by the silo's class counts: a trained head would "
             "learn the scale away",
+            is_advice=True,
         ),
     ),
     standing=BY_CLASS_COUNTS,
@@ -96,4 +131,4 @@ def given_loss(word: str, *, is_mean: bool) -> Loss:
     return Loss(word=word, standing=PER_SAMPLE if is_mean else OF_A_BATCH)
 
 
-LOSSES = (TASK_LOSS, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)
+LOSSES = (TASK_LOSS, SCALED_SOFTMAX, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)

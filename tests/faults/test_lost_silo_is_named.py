@@ -44,7 +44,7 @@ def test_lost_silo_is_named_in_record_metrics_report_and_logs(make_federation: M
     watched = federation.cli("job", "watch", job_id)
     assert watched.returncode == 0
     (line,) = [line for line in watched.stderr.splitlines() if line.startswith("round 1/1")]
-    assert f"without {VICTIM} (masked: disconnected)" in line
+    assert f"without {VICTIM} (connection lost during its upload)" in line
     assert "75% of the data" in line
     for name in set(federation.names) - {VICTIM}:
         told = federation.services[name].wait_for(

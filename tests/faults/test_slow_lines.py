@@ -89,10 +89,11 @@ TRANSFERS = {
     "vector": ({}, {"stage_deadline_seconds": CAP_SECONDS, "stage_hard_cap_seconds": CAP_SECONDS}),
     "sum": ({}, {"unmask_hard_cap_seconds": CAP_SECONDS}),
 }
+ONE_IN_CI = ["sum", *(pytest.param(each, marks=pytest.mark.soak) for each in ("state", "vector"))]
 ENDS_AS = {"state": "train-hard-cap", "vector": "too-few-silos", "sum": "too-few-statements"}
 
 
-@pytest.mark.parametrize("transfer", TRANSFERS)
+@pytest.mark.parametrize("transfer", ONE_IN_CI)
 def test_transfer_longer_than_the_hard_cap_ends_where_the_line_keeps_the_minimum_rate(
     make_federation: MakeFederation, slow_line: ThrottlingProxy, transfer: str
 ) -> None:
@@ -110,7 +111,7 @@ def test_transfer_longer_than_the_hard_cap_ends_where_the_line_keeps_the_minimum
     assert not [line for line in federation.hub.records() if line["event"] == "attempt failed"]
 
 
-@pytest.mark.parametrize("transfer", TRANSFERS)
+@pytest.mark.parametrize("transfer", ONE_IN_CI)
 def test_control_transfer_longer_than_a_fixed_hard_cap_does_not_end(
     make_federation: MakeFederation, slow_line: ThrottlingProxy, transfer: str
 ) -> None:

@@ -32,7 +32,8 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
         assert watched.returncode == 3, watched.stderr
         last = watched.stderr.splitlines()[-1]
         ended = re.search(
-            r"stopped: budget: refused by silos: .*?([a-z0-9-]+) \(budget\); the model after 2 of 10 rounds",
+            r"stopped: budget: refused by silos: .*?([a-z0-9-]+) \(budget\)[^()]*; "
+            r"the model after 2 of 10 rounds",
             last,
         )
         assert ended is not None, last

@@ -135,7 +135,8 @@ def found(config: Path, machine: Machine = HEALTHY, job: Path | None = None) -> 
 
 
 def ails(config: Path, machine: Machine = HEALTHY, job: Path | None = None) -> list[Finding]:
-    return [each for each in found(config, machine, job) if each.state is not State.OK]
+    findings = found(config, machine, job)
+    return [each for each in findings if each.state not in (State.OK, State.LEFT_OUT)]
 
 
 @pytest.mark.parametrize("party", ["silo", "coordinator", "operator"])
@@ -285,6 +286,40 @@ def test_planted_fault_is_found_with_its_fix(ward: Ward, fault: Fault) -> None:
     assert fix in finding.fix
 
 
+def test_one_bad_file_hides_no_fault_of_another_and_what_is_left_out_is_named(ward: Ward) -> None:
+    """A bad key ended the look at certificate, authority and line, and no line said so; a missing
+    authority.crt that at the certificate. The key's fix stood there twice."""
+    line = "line: not looked at: the way to the coordinator and its roster: that needs the "
+    own_key = "certificate: not looked at: whether the key belongs to it: that needs the key"
+    signer = "certificate: not looked at: who signed it: that needs the authority.crt"
+    listed = "roster: not looked at: whether it lists this coordinator: that needs the certificate"
+    none = ward.folder / "none"
+    unreadable = ward.identity(Role.OPERATOR, OPERATOR, key=none)
+    unsigned = ward.identity(Role.COORDINATOR, COORDINATOR, certificate=none)
+    for plant, problems, fine, left_out in (
+        (
+            lambda: _open_key(ward),
+            ["key"], {"certificate", "authority", "directory", "torch"}, [own_key, f"{line}key"],
+        ),
+        (
+            lambda: ward.silo(authority=str(none)),
+            ["authority"], {"certificate"}, [signer, f"{line}authority.crt"],
+        ),
+        (
+            lambda: ward.silo(EXPIRED, authority=str(none)),
+            ["authority", "certificate"], set(), [f"{line}authority.crt and the certificate"],
+        ),
+        (lambda: ward.operator(identity=unreadable), ["key"], {"certificate"}, [own_key, f"{line}key"]),
+        (lambda: ward.coordinator(identity=unsigned), ["certificate"], {"roster", "listen"}, [listed]),
+    ):  # fmt: skip
+        findings = found(plant())
+        told = {state: [each for each in findings if each.state is state] for state in State}
+        assert [each.check for each in told[State.PROBLEM]] == problems
+        assert fine <= {each.check for each in told[State.OK]}
+        assert [f"{each.check}: {each.told}" for each in told[State.LEFT_OUT]] == left_out
+        assert not [each for each in told[State.PROBLEM] if "chmod" in each.told]  # the fix says it
+
+
 def _cannot_load() -> TorchBuild:
     raise ConfigError("torch and torchvision cannot be loaded: undefined symbol")
 
@@ -425,17 +460,22 @@ def test_command_ends_with_one_and_tells_json(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "told"),
     [
-        {"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2},
-        {"federation": "test", "coordinator": "hub:7443", "authority": "a.crt", "url": "https://hub"},
-        {},
+        ({"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2}, "no settings of a silo"),
+        (
+            {"federation": "test", "coordinator": "hub:7443", "authority": "a.crt", "url": "https://hub"},
+            "the settings of a console, which the doctor does not look at",
+        ),
+        ({}, "no settings of a silo"),
     ],
     ids=["job", "console", "empty"],
 )
-def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values) -> None:
+def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values, told: str) -> None:
     (finding,) = ails(ward.write("other.yaml", values))
-    assert (finding.check, "chorale init" in finding.fix) == ("settings", True)
+    assert (finding.check, told in finding.told) == ("settings", True)
+    assert "chorale init" in finding.fix
+    assert "chorale console --config" in finding.fix
 
 
 @pytest.mark.parametrize("missing", ["policy", "data", "name", "directory"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from contextlib import closing
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from chorale.job import Job, JobSpec, SignedJob
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.runtime.software import own_software
 from crypto.identity.certificates import Role, fingerprint
@@ -65,7 +67,8 @@ def test_silos_of_the_roster_are_listed_with_certificate_and_connection(tmp_path
         federation.start_coordinator()
         federation.start_silo("silo-1")
         federation.hub.wait_for(lambda line: line["event"] == "silo connected")
-        listed = _lines(federation.cli("job", "silos"))
+        silos = federation.cli("job", "silos")
+        listed = _lines(silos)
         told = json.loads(federation.cli("job", "silos", "--json").stdout)
     certificates = [federation.ceremony.members[Role.SILO, name] for name in federation.names]
     until = f"{certificates[1].not_valid_after_utc:%Y-%m-%d}"
@@ -77,6 +80,8 @@ def test_silos_of_the_roster_are_listed_with_certificate_and_connection(tmp_path
         f"roster version 1, the coordinator runs {runs}",
         *(f"silo-{place}  {sha256[place][:16]}  {states[place]}" for place in range(3)),
     ]
+    assert "the digits after a name begin its certificate's SHA-256" in silos.stderr
+    assert ("sha256:none: that program runs from a folder" in silos.stderr) == (not software.sha256)
     assert told == {
         "roster_version": 1,
         "software": runs,
@@ -110,14 +115,15 @@ def test_submit_with_watch_stays_until_the_job_is_done(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3) as federation:
         federation.start()
         first = federation.submit(rounds=1)
-        state, job = tmp_path / "initial.safetensors", tmp_path / "job.yaml"
-        done = federation.cli("job", "submit", job, "--init", state, "--watch")
+        state, job, saved = (tmp_path / name for name in ("initial.safetensors", "job.yaml", "signed.yaml"))
+        done = federation.cli("job", "submit", job, "--init", state, "--save", saved, "--watch")
     submitted, ended = _lines(done)
     assert submitted.split()[0] != first  # a fresh nonce keeps two equal jobs apart
     assert ended.startswith(f"{submitted.split()[0]}  done  1 rounds")
     words = [line.split()[0] for line in done.stderr.splitlines()]
-    warned, *told = [word for word in words if word != "now:"]
-    assert warned == "--init:"
+    warned, saved_at, *told = [word for word in words if word != "now:"]
+    assert (warned, saved_at) == ("--init:", f"{saved}:")
+    assert hashlib.sha256(saved.read_bytes()).hexdigest().startswith(submitted.split()[0])
     assert told == ["enrollment", "round", "evaluate"]
 
 
@@ -159,6 +165,12 @@ def test_institution_grants_a_job_more_cohort_changes(finished: LocalFederation,
     shutil.copytree(finished.folder / "silo-0", state)
     config, override = finished.folder / "silo-0.yaml", {"CHORALE_SILO_DIRECTORY": str(state)}
     job = _lines(run_cli("silo", "ledger", "--config", config, extra_env=override))[1].split()[0]
+    with closing(Ledger(state / "ledger.sqlite")) as ledger:
+        (over,) = ledger.jobs()
+        assert (over.is_over, over.spec_bytes is not None) == (True, True)
+        spec = JobSpec.from_yaml(over.spec_bytes, source="job")
+        signed = SignedJob(spec_bytes=over.spec_bytes, signature=b"", operator_certificate=b"")
+        ledger.record_job(Job(spec=spec, signed=signed, operator="ops"), is_approved=False)  # offered again
     option = ("--more-cohort-changes", "3")
     approve = ("silo", "approve", "--config", config)
     *shown, approved, granted = _lines(run_cli(*approve, job, *option, "--yes", extra_env=override))

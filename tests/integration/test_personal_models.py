@@ -5,6 +5,7 @@ The federation is of processes; the commands that read what it left run in this 
 
 from __future__ import annotations
 
+import json
 import math
 import stat
 from collections.abc import Mapping
@@ -115,6 +116,9 @@ def test_each_silo_finds_its_own_model_and_the_coordinator_none(
         np.testing.assert_array_equal(kept, np.array([place, SECRET], np.float32))
         assert stat.S_IMODE(out.stat().st_mode) == 0o600
         assert personal(federation.folder, silo)[1] == told[:3]  # all jobs: the only one
+        (model,) = json.loads("\n".join(personal(federation.folder, silo, "--json")[1]))["models"]
+        assert (model["job"][:12], model["file"], model["is_confirmed"]) == (job_id, told[2].strip(), True)
+        assert model["facts"]["accuracy"] == f"{(10 + place) / 20:.6f}"
     secret = np.float32(SECRET).tobytes()
     files = [path for path in (federation.folder / COORDINATOR).rglob("*") if path.is_file()]
     assert files

@@ -4,6 +4,7 @@ simulation give."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -17,7 +18,8 @@ import yaml
 from chorale import AsyncFederation, Federation
 from chorale.spec.state import state_to_bytes
 from chorale.v1.operations_pb2 import JobEvent
-from client.federation import WATCHING
+from cli.job.commands import job as job_commands
+from client.federation import WATCHING, SubmittedJob
 from client.operations import Operations
 from crypto.errors import ConfigError, PolicyRefusal, RemoteProtocolError
 from silo_agent.policy.policy import Policy
@@ -118,9 +120,31 @@ def test_results_of_a_job_that_still_runs_are_those_so_far(waiting: LocalFederat
     assert federation.results(job).empty
     with pytest.raises(ConfigError, match="figure accuracy: expected one of none yet"):
         federation.plot(job)
+    federation.pause(job)
+    assert _status(federation, job) == "paused"
+    federation.resume(job)
+    assert _status(federation, job) == "running"
+    assert [(silo["name"], silo["connected"]) for silo in federation.silos()] == [
+        (name, False) for name in waiting.names
+    ]
     federation.cancel(job)
+    assert _status(federation, job) == "cancelled"
     with pytest.raises(RemoteProtocolError, match="^coordinator refused: "):
         federation.cancel(job)
+
+
+def _status(federation: Federation, job: SubmittedJob) -> str:
+    (found,) = [each["status"] for each in federation.jobs() if each["job"] == job.id]
+    return str(found)
+
+
+def test_every_command_on_jobs_has_its_method_and_its_async_twin() -> None:
+    """But `report`, which writes pages."""
+    named = {"list": "jobs", "export": "to_mlflow"}
+    for command in set(job_commands.commands) - {"report"}:
+        method = named.get(command, command)
+        given = [inspect.signature(getattr(each, method)) for each in (Federation, AsyncFederation)]
+        assert given[0].parameters == given[1].parameters, command
 
 
 async def test_the_async_twin_gives_the_same(running: LocalFederation, init: Path) -> None:

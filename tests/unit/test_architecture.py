@@ -81,11 +81,12 @@ ROOMS = {
     "< processes < objective_of_settings",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
-    "simulation": "silos < members < results < local_session < pool < sums < engine < folder < trial",
+    "simulation": "stored < silos < members < results < local_session < pool < processes < on_ray "
+    "< sums < engine < folder < trial",
     "client": "errors < settings < history < operations < submission < planning < evidence < results "
     "< mlflow_export < federation",
     "web": "shared < console < silo_page",
-    "web.console": "settings < rounds < logins < oidc < coordinator < app < server",
+    "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
     "web.shared": "serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
@@ -119,8 +120,11 @@ TORCH_PLACES = (
     "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
+    "bench/peers/simulation_side.py",
     "bench/training.py",
     "chorale_models/",
+    "research/accuracy/probes.py",
+    "research/accuracy/source.py",
     "research/heart_disease/",
     "research/private_sum/",
 )

@@ -1,39 +1,41 @@
-"""research/accuracy: its plan, its tuning, its arithmetic, its words, and what it does when it is killed."""
+"""research/accuracy: its plan, its tuning, its runs, and what it does when it is killed."""
 
 from __future__ import annotations
 
-import json
+import io
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, QuantizationError
 from research.accuracy import __main__ as command
-from research.accuracy import evidence, words
-from research.accuracy.arms import ARMS, BASELINE, CONTROLS, Control, arm
+from research.accuracy import source
+from research.accuracy.arms import ARMS, CONTRASTS, Arm, Contrast
 from research.accuracy.book import Book
-from research.accuracy.catalog import SMALL, SUITES
+from research.accuracy.catalog import SUITES
 from research.accuracy.federated import run, silos_of
-from research.accuracy.paired import Verdict, paired
-from research.accuracy.plots import draw
-from research.accuracy.report import Cell, Report, report_of
+from research.accuracy.jpegs import decoded
 from research.accuracy.suites import Setting, Suite
 from research.accuracy.trials import Outcome, Split, Trial
 from research.accuracy.tuning import chosen
 from research.accuracy.work import OutOfRuns, Workers
 from silo_agent.data.base import Samples
 from simulation.engine import Simulation
+from tests.support.shared_data import shared_folder
 
 TINY = Suite(
     name="tiny",
     about="numbers",
+    arms=("fedavg", "fedprox"),
     seeds=(1, 2),
     tuning_seeds=(101,),
     settings=(
@@ -43,6 +45,8 @@ TINY = Suite(
             data={"format": "npz", "name": "numbers"},
             partition={"kind": "iid"},
             rates=(0.1, 1.0),
+            unit_rates=(0.1, 1.0),
+            tests=30,
             job={
                 "classes": 3,
                 "input_shape": [2],
@@ -53,7 +57,6 @@ TINY = Suite(
         ),
     ),
 )
-PAIR = (arm("fedavg"), arm("fedprox"))
 
 
 def numbers(path: Path, *, test_shift: int = 0) -> Path:
@@ -70,73 +73,85 @@ def numbers_in(parts: Iterable[Samples]) -> list[int]:
     return sorted(round(1000 * value) for part in parts for value in part.features[:, 1])
 
 
-def tuning_trial(suite: Suite = TINY) -> Trial:
-    return suite.tuning(PAIR)[0]
+def tuning_trial() -> Trial:
+    return TINY.tuning()[0]
 
 
 def final_trial() -> Trial:
-    return TINY.comparison(PAIR, {("even", one.name): 0.1 for one in PAIR})[0]
-
-
-# differences
-
-
-def test_paired_differences_are_those_of_a_calculation_by_hand() -> None:
-    """10, 0 and -20 points: mean -10/3, standard deviation sqrt((40/3)^2 + (10/3)^2 + (50/3)^2)/sqrt(2)."""
-    found = paired([0.9, 0.8, 0.7], [0.8, 0.8, 0.9])
-    assert found.mean == pytest.approx(-10 / 3)
-    assert found.error == pytest.approx(np.sqrt((1600 + 100 + 2500) / 9 / 2) / np.sqrt(3))
-    assert (found.won, found.lost, found.seeds) == (1, 1, 3)
-    assert found.verdict is Verdict.UNDECIDED
-
-
-@pytest.mark.parametrize(
-    ("points", "verdict"),
-    [
-        ((1.0, 2.0, 1.0, 2.0, 1.5), Verdict.BETTER),
-        ((-1.0, -2.0, -1.0, -2.0, -1.5), Verdict.WORSE),
-        ((1.0, 4.0, -1.0, 2.0, 1.5), Verdict.UNDECIDED),  # t = 1.83, below 2.776
-        ((0.0, 0.0, 0.0, 0.0, 0.0), Verdict.UNDECIDED),
-    ],
-)
-def test_verdict_follows_a_paired_t_test(points: Sequence[float], verdict: Verdict) -> None:
-    assert paired([0.5 + each / 100 for each in points], [0.5] * 5).verdict is verdict
+    return TINY.tuned({("even", "fedavg"): (0.1, None)})[0]
 
 
 # the plan
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=lambda suite: suite.name)
-def test_every_method_has_the_same_budget_for_its_rate(suite: Suite) -> None:
-    """Grid, number of trials and seeds, controls included; and no seed of the comparison is among them."""
+def test_every_method_has_the_budget_of_its_control(suite: Suite) -> None:
+    """Rates, strengths and seeds of tuning and of common rates; no seed of the comparison tunes."""
     by_arm: dict[str, list[Any]] = {}
-    for trial in suite.tuning(ARMS):
-        by_arm.setdefault(trial.arm, []).append((trial.setting, trial.seed, trial.learning_rate, trial.job))
-        assert trial.tested is Split.VALIDATION
-    assert set(by_arm) == {one.name for one in ARMS}
-    assert all(trials == by_arm[BASELINE] for trials in by_arm.values())
+    common = [trial for flag in (True, False) for trial in suite.at_common_rates(is_published=flag)]
+    for trial in (*suite.tuning(), *common):
+        point = (trial.setting, trial.tested, trial.seed, trial.learning_rate, trial.strength, trial.job)
+        by_arm.setdefault(trial.arm, []).append(point)
+    assert set(by_arm) == set(suite.arms)
+    for one in CONTRASTS:
+        if not {one.method, one.control} <= set(suite.arms):
+            continue
+        if ARMS[one.control].option:
+            assert by_arm[one.method] == by_arm[one.control]
+        else:
+            assert [each[3] for each in by_arm[one.control]] == [
+                each[3] for each in by_arm[one.method] if each[4] == ARMS[one.method].published
+            ]
     assert not set(suite.tuning_seeds) & set(suite.seeds)
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=lambda suite: suite.name)
 def test_every_arm_is_a_job_of_the_product(suite: Suite) -> None:
-    firsts = {trial.setting + trial.arm: trial for trial in suite.tuning(ARMS)}
+    firsts = {(trial.setting, trial.arm, trial.strength): trial for trial in suite.tuning()}
     assert all(trial.spec().learning_rate_at(1) == trial.learning_rate for trial in firsts.values())
 
 
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.control)
-def test_sums_named_for_a_control_are_those_that_it_does_not_make(control: Control) -> None:
+@pytest.mark.parametrize("arm", [one for one in ARMS.values() if one.option], ids=lambda arm: arm.name)
+def test_a_strength_is_in_the_job_and_the_published_one_is_the_presets_own(arm: Arm) -> None:
+    for strength in arm.grid:
+        assert strength is not None
+        assert job_of(arm, strength).strategy.options[arm.option] == strength
+    if "preset" in arm.strategy:
+        own = JobSpec.model_validate({**job_of(arm, arm.published).model_dump(), "strategy": arm.strategy})
+        assert weights_of(own) == weights_of(job_of(arm, arm.published))
+
+
+def weights_of(job: JobSpec) -> tuple[float, float]:
+    """Of loss and regularizer."""
+    return job.method.recipe.mix.weights(job.method.options)
+
+
+@pytest.mark.parametrize("contrast", CONTRASTS, ids=lambda contrast: contrast.control)
+def test_sums_named_for_a_control_are_those_that_it_does_not_make(contrast: Contrast) -> None:
     """The page says which statistics are summed for one part alone, so the code has to do the same."""
-    method, without = (quantities(name) for name in (control.method, control.control))
-    assert set(re.findall(r"`(\w+)`", control.sums)) == method - without
+    method, without = (
+        set(job_of(ARMS[name], ARMS[name].published).quantity_names)
+        for name in (contrast.method, contrast.control)
+    )
+    assert set(re.findall(r"`(\w+)`", contrast.sums)) == method - without
     assert without <= method
 
 
-def quantities(name: str) -> set[str]:
-    setting = SMALL.settings[0]
-    trial = SMALL.comparison((arm(name),), {(each.name, name): 0.1 for each in SMALL.settings})[0]
-    assert trial.setting == setting.name
-    return set(trial.spec().quantity_names)
+def job_of(arm: Arm, strength: float | None) -> JobSpec:
+    trial = next(each for each in SUITES["digits"].tuning() if each.arm == arm.name)
+    return replace(trial, strategy=arm.at(strength)).spec()
+
+
+def test_every_seed_of_the_chest_suite_can_be_cut() -> None:
+    """With two classes a small alpha leaves some of 20 silos without samples, whatever is drawn."""
+    folder, suite = shared_folder("pneumoniamnist_balanced").parent, SUITES["chest"]
+    cuts = {(trial.setting, trial.seed): trial for trial in suite.tuning()}
+    cuts |= {
+        (trial.setting, seed): replace(trial, seed=seed) for trial in cuts.values() for seed in suite.seeds
+    }
+    for trial in cuts.values():
+        silos = silos_of(replace(trial, tested=Split.TEST), suite.path(trial, folder)).values()
+        assert sum(len(silo.holdout) for silo in silos) == suite.setting(trial.setting).tests
 
 
 # tuning and the test samples
@@ -163,35 +178,72 @@ def test_other_test_samples_tune_alike_and_test_otherwise(tmp_path: Path) -> Non
 
 def test_a_rate_is_never_chosen_by_test_samples() -> None:
     with pytest.raises(ValueError, match="fedavg: a rate is chosen on validation samples"):
-        chosen([final_trial()], lambda trial: Outcome(accuracy=(0.5,), seconds=0.0))
+        chosen([final_trial()], lambda trial: Outcome(accuracy=0.5, seconds=0.0))
 
 
 def test_the_best_mean_is_chosen_and_a_tie_goes_to_the_smaller_rate() -> None:
-    trials = TINY.tuning(PAIR)
+    trials = TINY.tuning()
     scores = {("fedavg", 0.1): 0.7, ("fedavg", 1.0): 0.7, ("fedprox", 0.1): 0.6, ("fedprox", 1.0): 0.8}
     found = chosen(trials, lambda trial: ended(scores[trial.arm, trial.learning_rate]))
-    assert [(choice.arm, choice.rate, choice.is_at_the_edge) for choice in found] == [
-        ("fedavg", 0.1, True),
-        ("fedprox", 1.0, True),
+    assert [(choice.arm, choice.point, choice.is_at_the_edge) for choice in found] == [
+        ("fedavg", (0.1, None), True),
+        ("fedprox", (1.0, None), True),
     ]
-    assert found[1].validation == {0.1: 0.6, 1.0: 0.8}
+    assert found[1].validation == {(0.1, None): 0.6, (1.0, None): 0.8}
+
+
+def test_strength_and_rate_are_chosen_together_and_common_rates_try_each_strength() -> None:
+    suite = replace(TINY, arms=("feddr_plus", "feddr_plus_no_fd"), common=(0.3,), tunes_strength=True)
+    (choice, control) = chosen(
+        suite.tuning(),
+        lambda trial: ended(0.6 if (trial.strength, trial.learning_rate) == (0.99, 0.1) else 0.5),
+    )
+    assert (choice.point, control.point) == ((0.99, 0.1)[::-1], (0.1, None))
+    others = [(trial.arm, trial.strength) for trial in suite.at_common_rates(is_published=False)]
+    assert others == [("feddr_plus", 0.99), ("feddr_plus", 0.999)] * 2
+    published = [(trial.arm, trial.strength) for trial in suite.at_common_rates(is_published=True)]
+    assert published == [("feddr_plus", 0.9), ("feddr_plus_no_fd", None)] * 2
 
 
 def ended(accuracy: float) -> Outcome:
-    return Outcome(accuracy=(accuracy,), seconds=1.0)
+    return Outcome(accuracy=accuracy, seconds=1.0)
 
 
 # runs
 
 
-def test_both_ways_of_leaving_out_the_distillation_agree_to_the_last_bit(tmp_path: Path) -> None:
+def test_a_control_is_its_method_with_the_part_switched_off(tmp_path: Path) -> None:
+    """With no weight on the distillation FedDr+ is its control to the last bit, and with some it is not."""
     data = numbers(tmp_path / "numbers.npz")
     found = [
-        run(replace(final_trial(), strategy=arm(name).strategy), data).accuracy
-        for name in ("feddr_plus_beta_1", "feddr_plus_no_fd", "feddr_plus")
+        run(replace(final_trial(), strategy=strategy), data).accuracy
+        for strategy in (
+            ARMS["feddr_plus_no_fd"].at(None),
+            ARMS["feddr_plus"].at(1.0),
+            ARMS["feddr_plus"].at(0.05),
+        )
     ]
-    assert found[0] == found[1]
-    assert len(found[0]) == 2
+    assert found[0] == found[1] != found[2]
+
+
+def test_jpegs_become_the_arrays_that_they_hold(tmp_path: Path) -> None:
+    images = np.full((3, 8, 8, 3), 1, np.uint8) * np.array([0, 120, 240], np.uint8)[:, None, None, None]
+    for split in ("train", "test"):
+        files = [io.BytesIO() for _ in images]
+        for file, image in zip(files, images, strict=True):
+            Image.fromarray(image).save(file, "JPEG")
+        raw = [file.getvalue() for file in files]
+        np.savez(
+            tmp_path / f"{split}.npz",
+            jpeg=np.frombuffer(b"".join(raw), np.uint8),
+            offsets=np.cumsum([0, *map(len, raw)]),
+            labels=np.arange(3),
+        )
+    with np.load(decoded(tmp_path, tmp_path)) as found:
+        assert np.abs(found["x_test"].astype(int) - images).max() <= 2
+        assert found["y_train"].tolist() == [0, 1, 2]
+    with pytest.raises(ConfigError, match="expected arrays jpeg, offsets and labels"):
+        decoded(tmp_path / "nowhere", tmp_path)
 
 
 def test_training_that_fails_is_an_outcome_and_counts_as_nothing_right(
@@ -202,7 +254,7 @@ def test_training_that_fails_is_an_outcome_and_counts_as_nothing_right(
 
     monkeypatch.setattr(Simulation, "run", fails)
     outcome = run(final_trial(), numbers(tmp_path / "numbers.npz"))
-    assert (outcome.failed, outcome.accuracy, outcome.final) == ("silo-1: delta is not finite", (), 0.0)
+    assert (outcome.failed, outcome.accuracy, outcome.final) == ("silo-1: delta is not finite", None, 0.0)
 
 
 def test_data_that_are_not_there_are_no_outcome(tmp_path: Path) -> None:
@@ -214,7 +266,7 @@ def test_data_that_are_not_there_are_no_outcome(tmp_path: Path) -> None:
 def test_settings_without_data_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     paper = SUITES["paper"].with_data_in(tmp_path)
-    assert {setting.folder for setting in paper.settings} == {"cifar10"}
+    assert {setting.place for setting in paper.settings} == {"cifar10"}
     assert set(paper.names) < set(SUITES["paper"].names)
 
 
@@ -230,7 +282,7 @@ def workers(book: Book, runs: Callable[[Trial, Path | None], Outcome], most: int
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.unit.test_bench_accuracy import PAIR, TINY, ended, workers
+from tests.unit.test_bench_accuracy import TINY, ended, workers
 from research.accuracy.book import Book
 
 def runs(trial, path):
@@ -238,12 +290,12 @@ def runs(trial, path):
         os.kill(os.getpid(), signal.SIGKILL)
     return ended(trial.learning_rate)
 
-workers(Book(Path(sys.argv[1])), runs).finish(TINY.tuning(PAIR))
+workers(Book(Path(sys.argv[1])), runs).finish(TINY.tuning())
 """
 
 
 def test_killed_suite_goes_on_with_what_is_missing(tmp_path: Path) -> None:
-    path, trials, trained = tmp_path / "tiny.jsonl", TINY.tuning(PAIR), []
+    path, trials, trained = tmp_path / "tiny.jsonl", TINY.tuning(), []
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert done.returncode == -9
     with path.open("ab") as file:
@@ -282,7 +334,7 @@ def test_a_run_with_one_other_setting_is_another_run(tmp_path: Path) -> None:
 def test_no_more_runs_than_asked_for(tmp_path: Path) -> None:
     with Book(tmp_path / "book.jsonl") as book:
         with pytest.raises(OutOfRuns, match="1 runs are left"):
-            workers(book, lambda trial, _: ended(0.5), most=3).finish(TINY.tuning(PAIR))
+            workers(book, lambda trial, _: ended(0.5), most=3).finish(TINY.tuning())
         assert len(book) == 3
 
 
@@ -296,6 +348,7 @@ def test_suite_that_needs_data_says_so(capsys: pytest.CaptureFixture[str]) -> No
 def test_folder_without_the_suites_data_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "fashion_mnist").mkdir()
     assert command.main(["--suite", "fashion", "--data", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "accuracy: error: " in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -303,140 +356,11 @@ def test_folder_without_the_suites_data_is_refused(
     assert "holds no data of the suite paper" in capsys.readouterr().err
 
 
-# words and pictures
-
-
-def cell(name: str, accuracy: Sequence[float], *, setting: str = "even", rate: float = 0.1) -> Cell:
-    tuned = ((0.03, 0.5), (0.1, 0.6), (0.3, 0.5))
-    by_round = tuple(round(share * accuracy[0], 4) for share in (0.5, 1.0))
-    return Cell(
-        setting=setting, arm=name, rate=rate, tuned=tuned, accuracy=tuple(accuracy), by_round=by_round
-    )
-
-
-def report(*cells: Cell) -> Report:
-    return Report(
-        suite="small",
-        about="numbers",
-        seeds=(1, 2, 3, 4, 5),
-        tuning_seeds=(101,),
-        runs=len(cells),
-        trained_seconds=600.0,
-        workers=2,
-        rows_by_default=(("even", 2.0, 3),),
-        cells=cells,
-    )
-
-
-BASE = (0.80, 0.82, 0.84, 0.86, 0.88)
-HIGHER = tuple(value + gain for value, gain in zip(BASE, (0.02, 0.03, 0.02, 0.03, 0.025), strict=True))
-
-
-UNPROVED = ("does not beat", "costs nothing", "need not leave", "pays")  # no test here shows equality
-
-
-def test_sentence_calls_a_difference_that_is_not_significant_undecided() -> None:
-    (said,) = words.verdicts(report(cell(BASELINE, BASE), cell("feddw", BASE), cell("feddw_identity", BASE)))
-    assert said == (
-        "**FedDW against FedDW towards the identity**, which leaves out soft labels (the identity in their "
-        "place): undecided on every cut (even: +0.0 +- 0.0, 0/5). For that part alone silos sum "
-        "`soft_labels` (C x C), `class_counts` (C) and `class_presence` (C)."
-    )
-
-
-def test_sentence_says_where_a_method_is_behind_its_control() -> None:
-    (said,) = words.verdicts(
-        report(cell(BASELINE, BASE), cell("feddw", BASE), cell("feddw_identity", HIGHER))
-    )
-    assert "worse on even (even: -2.5 +- 0.2, 0/5). For that part" in said
-
-
-def test_sentence_says_where_a_method_is_ahead_of_its_control() -> None:
-    both = [cell("feddw", HIGHER), cell("feddw_identity", BASE)]
-    (said,) = words.verdicts(report(cell(BASELINE, BASE), *both))
-    assert "place): better on even (even: +2.5 +- 0.2, 5/5). For that part" in said
-    odd = [
-        replace(one, setting="odd")
-        for one in (cell(BASELINE, BASE), cell("feddw", BASE), cell("feddw_identity", BASE))
-    ]
-    (said,) = words.verdicts(report(cell(BASELINE, BASE), *both, *odd))
-    assert "place): better on even, undecided on odd (even: +2.5" in said
-
-
-@pytest.mark.parametrize("accuracy", [BASE, HIGHER], ids=["equal", "ahead"])
-def test_sentences_claim_nothing_that_the_seeds_do_not_show(accuracy: Sequence[float]) -> None:
-    found = report(cell(BASELINE, BASE), cell("feddw", accuracy), cell("feddw_identity", BASE))
-    said = " ".join([*words.verdicts(found), *words.against_baseline(found)])
-    assert [claim for claim in UNPROVED if claim in said] == []
-
-
-def test_sentence_says_where_a_method_stands_against_fedavg() -> None:
-    found = report(cell(BASELINE, BASE), cell("fedprox", HIGHER), cell("moon", BASE))
-    assert words.against_baseline(found) == [
-        "FedProx against FedAvg: better on even (even: +2.5 +- 0.2, 5/5).",
-        "MOON against FedAvg: undecided on every cut (even: +0.0 +- 0.0, 0/5).",
-    ]
-
-
-def test_table_shows_mean_deviation_difference_and_seeds_won() -> None:
-    table = words.accuracy_table(report(cell(BASELINE, BASE), cell("fedprox", HIGHER)))
-    assert "| FedAvg | 84.0 +- 3.2 |" in table
-    assert "| FedProx | 86.5 +- 3.4; +2.5 +- 0.2, 5/5 |" in table
-
-
-def test_chosen_rate_at_an_end_of_the_grid_is_marked() -> None:
-    edge = Cell(
-        setting="even",
-        arm=BASELINE,
-        rate=0.03,
-        tuned=((0.03, 0.7), (0.1, 0.6)),
-        accuracy=BASE,
-        by_round=(0.5,),
-    )
-    assert "| FedAvg | 0.03* (70.0) |" in words.rate_table(report(edge))
-    assert "| FedAvg | 0.1 (60.0) |" in words.rate_table(report(cell(BASELINE, BASE)))
-
-
-def test_report_comes_back_from_json_as_it_was() -> None:
-    before = report(cell(BASELINE, BASE), cell("fedprox", HIGHER))
-    assert Report.from_json(json.loads(json.dumps(before.to_json()))) == before
-
-
-def test_report_has_a_cell_for_every_method_and_counts_failures() -> None:
-    tuning = TINY.tuning(PAIR)
-    choices = chosen(tuning, lambda trial: ended(trial.learning_rate / 2))
-    comparison = TINY.comparison(PAIR, {(one.setting, one.arm): one.rate for one in choices})
-    failing = comparison[0]
-    found = report_of(
-        TINY,
-        choices,
-        tuning,
-        comparison,
-        lambda trial: (
-            Outcome(accuracy=(), seconds=1.0, failed="diverged") if trial == failing else ended(0.5)
-        ),
-        workers=1,
-        rows_by_default={"even": 3.0},
-    )
-    assert [(one.arm, one.rate, one.accuracy, one.failed) for one in found.cells] == [
-        ("fedavg", 1.0, (0.0, 0.5), 1),
-        ("fedprox", 1.0, (0.5, 0.5), 0),
-    ]
-    assert (found.runs, found.trained_seconds) == (8, 8.0)
-
-
-def test_update_writes_figures_page_and_pictures_that_belong_together(tmp_path: Path) -> None:
-    for folder in ("docs", "research"):
-        (tmp_path / folder).mkdir()
-    page = tmp_path / evidence.PAGE
-    page.write_text("before\n<!-- bench:accuracy-small -->\n<!-- /bench:accuracy-small -->\nafter\n")
-    found = report(cell(BASELINE, BASE), cell("feddw", BASE), cell("feddw_identity", HIGHER))
-    evidence.update(found, root=tmp_path)
-    entry = evidence.read(tmp_path)["small"]
-    assert evidence.page_text(entry) in page.read_text()
-    assert page.read_text().startswith("before\n")
-    assert page.read_text().endswith("\nafter\n")
-    pictures = {path.name: path.read_bytes() for path in (tmp_path / "docs").glob("*.svg")}
-    assert set(pictures) == {"evidence-rounds.svg", "evidence-differences.svg"}
-    draw(found, folder=tmp_path, prefix="evidence")
-    assert {name: (tmp_path / name).read_bytes() for name in pictures} == pictures
+def test_a_line_names_commit_and_arithmetic(tmp_path: Path) -> None:
+    """Figures of a commit with other first weights once stood on the page as if they could be repeated."""
+    with Book(tmp_path / "book.jsonl") as book:
+        workers(book, lambda trial, _: ended(0.5)).finish(TINY.tuning()[:1])
+    with Book(tmp_path / "book.jsonl") as book:
+        found = book.outcome(TINY.tuning()[0]).source
+    assert found == f"{source.commit()} / {source.arithmetic()}"
+    assert re.fullmatch(r"[0-9a-f]{8,} / [0-9a-f]{8}|unknown / [0-9a-f]{8}", found)

@@ -24,11 +24,12 @@ from starlette.types import ASGIApp
 
 from chorale.observability.logs import get_logger
 from crypto.errors import ChoraleError
-from web.console import rounds
+from web.console import proofs, rounds
 from web.console.coordinator import GOING_ON, Coordinator, Overview, Unavailable, Watched
 from web.console.logins import CertificateLogins, Login
 from web.console.oidc import CALLBACK, Provider
 from web.console.settings import ConsoleSettings
+from web.console.under_way import LoginsUnderWay
 from web.shared.pages import Guard, environment, form_of, page
 from web.shared.serving import CERTIFICATE, MAX_BODY_BYTES, static_folder
 from web.shared.sessions import Session, Sessions, comes_from, is_own_form
@@ -36,8 +37,10 @@ from web.shared.streams import Streams
 
 NEWS_SECONDS = 2.0  # between two looks at the overview
 MIN_GAP_SECONDS = 0.5  # between two fragments of a job
-OIDC_SECONDS = 600.0  # for the way to the provider and back
 DAY_SECONDS = 86_400.0
+MAX_PATH = 200  # characters; a longer one would not fit into a cookie
+
+HEADINGS = {404: "Not found", 500: "An error of the console", 503: "No answer"}
 
 _PATH = re.compile(r"/([A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*)?")
 _JOB_ID = re.compile(r"[0-9a-f]{64}")
@@ -54,7 +57,7 @@ class Console:
     certificates: CertificateLogins | None
     provider: Provider | None
     sessions: Sessions[Login]
-    under_way: Sessions[dict[str, Any]]  # logins that are at the provider
+    under_way: LoginsUnderWay
     stopping: asyncio.Event
     streams: Streams = field(init=False)
     templates: Environment = field(init=False)
@@ -92,7 +95,8 @@ class Console:
         )
 
     def refuse(self, request: Request, session: Session[Login] | None, status: int, told: str) -> Response:
-        return self.render(request, "error.html", session, status=status, told=told)
+        heading = HEADINGS.get(status, "Not done")
+        return self.render(request, "error.html", session, status=status, told=told, heading=heading)
 
 
 Page = Callable[[Console, Request, Session[Login]], Any]
@@ -169,7 +173,7 @@ async def login_by_certificate(request: Request) -> Response:
 
 
 async def login_by_provider(request: Request) -> Response:
-    """The way to the provider. Its cookie is lax: browsers send no strict one on the way back."""
+    """The way to the provider."""
     console: Console = request.app.state.console
     if console.provider is None:
         return console.refuse(request, None, 404, "No login by a provider is set up here.")
@@ -179,7 +183,7 @@ async def login_by_provider(request: Request) -> Response:
         response = await console.provider.begin(request)
     except ChoraleError as error:
         return _refused_login(console, request, error)
-    console.under_way.begin(kept, request, response)
+    console.under_way.keep(kept, response)
     return response
 
 
@@ -191,16 +195,16 @@ async def back_from_provider(request: Request) -> Response:
         return console.refuse(
             request, None, 403, "No login was begun here, or it took too long: log in again."
         )
-    request.scope["session"] = begun.who
+    request.scope["session"] = begun
     try:
         login = await console.provider.end(request)
     except ChoraleError as error:
         response = _refused_login(console, request, error)
-        console.under_way.end(request, response)
+        console.under_way.forget(response)
         return response
     # a page and no redirect: browsers send the strict cookie only where this site leads on itself
-    response = console.render(request, "welcome.html", None, next=_own_path(begun.who["next"]))
-    console.under_way.end(request, response)
+    response = console.render(request, "welcome.html", None, next=_own_path(begun["next"]))
+    console.under_way.forget(response)
     return _logged_in(console, request, response, login)
 
 
@@ -224,7 +228,7 @@ def _refused_login(console: Console, request: Request, error: ChoraleError) -> R
 
 def _own_path(text: str) -> str:
     """A path of this console; the first page for anything else (open redirect)."""
-    return text if _PATH.fullmatch(text) else "/"
+    return text if len(text) <= MAX_PATH and _PATH.fullmatch(text) else "/"
 
 
 # pages
@@ -290,10 +294,13 @@ async def job_stream(console: Console, request: Request, session: Session[Login]
 
     async def fragments() -> AsyncGenerator[str, None]:
         async with console.coordinator.watched(digest) as job:
-            last = ""
+            last, state = "", None
             while True:
                 changed = job.changed
                 values = _job_values(console, job, session)
+                told = (values["job"].status, values["job"].state, values["job"].reason)
+                # a live region is spoken when it is written, changed or not
+                values["has_news"], state = told != state, told
                 html = console.templates.get_template("_job.html").render(session=session, **values)
                 if html != last:
                     yield html
@@ -306,7 +313,10 @@ async def job_stream(console: Console, request: Request, session: Session[Login]
 
 async def all_rounds(console: Console, request: Request, session: Session[Login]) -> Response:
     async with console.coordinator.watched(_digest(request)) as job:
-        values = {**_job_values(console, job, session), "rows": rounds.rows(job.history)}
+        values = {
+            **_job_values(console, job, session),
+            "rows": rounds.rows(job.history, newest=rounds.MOST_ROWS),
+        }
         return console.render(request, "rounds.html", session, **values)
 
 
@@ -384,6 +394,24 @@ async def evidence(console: Console, request: Request, session: Session[Login]) 
     return _file(data, "application/zip", name=f"evidence-{digest.hex()[:12]}.zip")
 
 
+async def proof(console: Console, request: Request, session: Session[Login]) -> Response:
+    """What the job's evidence proves, checked now: for whom may have the evidence."""
+    digest = _digest(request)
+    job = await console.coordinator.job(digest.hex())
+    if job is None or not _has_model(console, session, job.operator):
+        return console.refuse(request, session, 403, "Only the operator of a job may check its evidence.")
+    held = await console.coordinator.proof(digest)
+    return console.render(
+        request,
+        "proof.html",
+        session,
+        id=digest.hex(),
+        job=job,
+        terms=proofs.terms(held),
+        notes=held.notes,
+    )
+
+
 def _has_model(console: Console, session: Session[Login], operator: str) -> bool:
     return session.who.may_fetch(operator) and console.coordinator.own_name == operator
 
@@ -401,7 +429,9 @@ def _job_values(console: Console, job: Watched, session: Session[Login]) -> dict
         "facts": rounds.facts(job.history),
         "trouble": job.trouble,
         "has_ended": has_ended,
+        "has_news": False,
         "terms": rounds.terms(job.spec_bytes, job.history),
+        "is_private": rounds.is_private(job.spec_bytes),
         "may_cancel": not has_ended and session.who.may_steer(summary.operator),
         "has_model": _has_model(console, session, summary.operator),
         "is_others": session.who.operator != summary.operator,
@@ -445,6 +475,7 @@ def application(console: Console) -> ASGIApp:
         Route(f"{job}/job.yaml", private(signed_job), methods=["GET"]),
         Route(f"{job}/model", private(model), methods=["GET"]),
         Route(f"{job}/evidence", private(evidence), methods=["GET"]),
+        Route(f"{job}/proof", private(proof), methods=["GET"]),
         Route(f"{job}/cancel", private(cancel, is_post=True), methods=["POST"]),
         Mount("/static", StaticFiles(directory=static_folder())),
     ]

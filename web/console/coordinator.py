@@ -23,6 +23,7 @@ from chorale.v1 import operations_pb2 as pb
 from chorale.v1.operations_pb2_grpc import OperationsStub
 from chorale.v1.records_pb2 import JobSummary
 from client.evidence.pack import collect
+from client.evidence.verify import Verified, verify_archive
 from client.history import TRAIN, JobHistory
 from client.operations import connect, of_job
 from crypto.errors import ChoraleError, RemoteProtocolError
@@ -129,6 +130,17 @@ class Coordinator:
                 self._asked = self._clock()
             return self._overview
 
+    async def try_once(self) -> None:
+        """Say in the log what pages would say. No error: both may be repaired while the console runs."""
+        try:
+            await self.overview()
+        except Unavailable as error:
+            log.warning(
+                "coordinator refuses this console" if error.is_refusal else "coordinator does not answer",
+                operator=self.own_name,
+                reason=str(error),
+            )
+
     async def job(self, job_id: str) -> JobSummary | None:
         """The one job whose digest is this, in hexadecimal. Raises Unavailable."""
         jobs = (await self.overview()).jobs
@@ -188,6 +200,12 @@ class Coordinator:
                 return collect(operations, digest, identity=identity, authority=authority)
 
         return await asyncio.to_thread(collected)
+
+    async def proof(self, digest: bytes) -> Verified:
+        """What that evidence proves, under this console's own authority. Raises ChoraleError."""
+        data = await self.evidence(digest)
+        authority = tls.load_authority(self._settings.authority)
+        return await asyncio.to_thread(verify_archive, data, authority=authority)
 
     async def close(self) -> None:
         tasks = [job.task for job in self._watched.values() if job.task is not None]

@@ -12,8 +12,6 @@ from chorale.observability.logs import get_logger
 from chorale.transport import tls
 from web.console.settings import ConsoleSettings
 
-PROVIDER_SECONDS = 600.0  # for the way to the provider and back
-
 log = get_logger("web.console.server")
 
 
@@ -30,6 +28,7 @@ async def serve(settings: ConsoleSettings) -> None:
     from web.console.coordinator import connected
     from web.console.logins import CertificateLogins
     from web.console.oidc import Provider
+    from web.console.under_way import LoginsUnderWay
     from web.shared.serving import bound_socket, serve_app, tls_context
     from web.shared.sessions import Sessions
 
@@ -50,15 +49,14 @@ async def serve(settings: ConsoleSettings) -> None:
             certificates=certificates,
             provider=None if settings.oidc is None else Provider(settings.oidc, url=settings.url),
             sessions=Sessions(
-                clock=time.monotonic, idle_seconds=60.0 * settings.idle_minutes, cookie="__Host-chorale"
-            ),
-            under_way=Sessions(
                 clock=time.monotonic,
-                idle_seconds=PROVIDER_SECONDS,
-                cookie="__Host-chorale-login",
-                same_site="lax",
+                idle_seconds=60.0 * settings.idle_minutes,
+                longest_seconds=60.0 * settings.session_minutes,
+                cookie="__Host-chorale",
             ),
+            under_way=LoginsUnderWay(clock=time.monotonic),
             stopping=asyncio.Event(),
         )
+        await coordinator.try_once()
         log.info("console serves", url=settings.url, listen=settings.listen, operator=coordinator.own_name)
         await serve_app(application(console), listening, tls=context, stopping=console.stopping)

@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-LONGEST_SECONDS = 8 * 3600.0  # after which a person logs in again, busy or not
 MOST = 1000  # sessions at once; the oldest goes
 MOST_OF_ONE = 20  # of one login; its oldest goes
 
@@ -30,23 +29,24 @@ class Session(Generic[Who]):
 
 
 class Sessions(Generic[Who]):
-    """clock: monotonic seconds. cookie: its name; with the prefix __Host- browsers take it from this host
-    over TLS alone. same_site: strict, or lax for what must survive the way back from a login elsewhere."""
+    """clock: monotonic seconds. idle_seconds: a session that is not used so long ends. longest_seconds: after
+    which a person logs in again, busy or not. cookie: its name; with the prefix __Host- browsers take it from
+    this host over TLS alone."""
 
     def __init__(
         self,
         *,
         clock: Callable[[], float],
         idle_seconds: float,
+        longest_seconds: float,
         cookie: str,
         is_secure: bool = True,
-        same_site: str = "strict",
     ) -> None:
         self._clock = clock
         self._idle_seconds = idle_seconds
+        self._longest_seconds = longest_seconds
         self._cookie = cookie
         self._is_secure = is_secure
-        self._same_site = same_site
         self._sessions: dict[str, Session[Who]] = {}
 
     def begin(self, who: Who, request: Request, response: Response) -> Session[Who]:
@@ -66,7 +66,7 @@ class Sessions(Generic[Who]):
             path="/",
             secure=self._is_secure,
             httponly=True,
-            samesite=self._same_site,  # type: ignore[arg-type]
+            samesite="strict",
         )
         return made
 
@@ -76,7 +76,7 @@ class Sessions(Generic[Who]):
         found, now = self._sessions.get(key), self._clock()
         if found is None:
             return None
-        if now - found.used > self._idle_seconds or now - found.begun > LONGEST_SECONDS:
+        if now - found.used > self._idle_seconds or now - found.begun > self._longest_seconds:
             del self._sessions[key]
             return None
         if is_use:
@@ -90,7 +90,7 @@ class Sessions(Generic[Who]):
             path="/",
             secure=self._is_secure,
             httponly=True,
-            samesite=self._same_site,  # type: ignore[arg-type]
+            samesite="strict",
         )
 
     def _forget(self, request: Request) -> None:

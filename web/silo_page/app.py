@@ -39,10 +39,11 @@ from silo_agent.settings import SiloSettings
 from web.shared.pages import Guard, environment, form_of, page
 from web.shared.serving import MAX_BODY_BYTES, bound_socket, serve_app, static_folder
 from web.shared.sessions import Session, Sessions, is_own_form
-from web.silo_page.facts import WAITING, read_facts
+from web.silo_page.facts import read_facts
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 IDLE_SECONDS = 30 * 60.0
+LONGEST_SECONDS = 8 * 3600.0  # of one login; the page is started again for the next
 
 log = get_logger("web.silo_page")
 
@@ -131,7 +132,7 @@ async def login(request: Request) -> Response:
 
 async def overview(silo: SiloPage, request: Request, session: Session[str]) -> Response:
     facts = await asyncio.to_thread(read_facts, silo.open_ledger, silo.settings)
-    return silo.render("jobs.html", session, facts=facts, waiting=WAITING)
+    return silo.render("jobs.html", session, facts=facts)
 
 
 async def job_page(silo: SiloPage, request: Request, session: Session[str]) -> Response:
@@ -240,7 +241,11 @@ def run(
         host=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         # cookies do not tell ports apart: pages of two silos on one machine have two names
         sessions=Sessions(
-            clock=time.monotonic, idle_seconds=IDLE_SECONDS, cookie=f"chorale-silo-{port}", is_secure=False
+            clock=time.monotonic,
+            idle_seconds=IDLE_SECONDS,
+            longest_seconds=LONGEST_SECONDS,
+            cookie=f"chorale-silo-{port}",
+            is_secure=False,
         ),
     )
     say(silo.address)

@@ -6,27 +6,30 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from chorale.runtime.audit import read_entries
 from crypto.errors import ConfigError, Refusal
+from silo_agent.approval.reading import policy_digests
 from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.decisions import Given
 from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger, LedgerJob
-from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
 
 REFUSED_EVENT = "refused"
 NEWEST = 100  # entries of each kind on a page
-WAITING = (Decision.OFFERED, Decision.SUSPENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Of all jobs. sent and refused: entries of the audit log, the newest first. budgets: by data set."""
+    """Of all jobs. waiting: those that wait for approval. given: approvals that wait for another person's.
+    sent and refused: entries of the audit log, the newest first. budgets: by data set."""
 
     jobs: tuple[LedgerJob, ...]
-    approved_by: Mapping[bytes, tuple[str, ...]]
+    waiting: frozenset[bytes]
+    given: Mapping[bytes, Given]
     sent: tuple[dict[str, Any], ...]
     sent_by_job: Mapping[str, int]
     refused: tuple[dict[str, Any], ...]
@@ -49,7 +52,9 @@ def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Fac
         raise ConfigError(f"the audit log {settings.audit_path} does not hold: {error}") from None
     with closing(open_ledger()) as ledger:
         decisions, accounts = ledger.decisions(), ledger.accounts()
+        policies, now = policy_digests(settings), datetime.now(UTC)
         jobs = sorted(ledger.jobs(), key=lambda job: job.offered, reverse=True)
+        waiting = frozenset(job.job_digest for job in jobs if job.waits(now))
         budgets = tuple(
             (
                 each.name,
@@ -60,8 +65,9 @@ def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Fac
             for each in settings.data_sets
         )
         return Facts(
-            jobs=tuple(sorted(jobs, key=lambda job: job.decision not in WAITING)),
-            approved_by={job.job_digest: decisions.given(job.job_digest) for job in jobs},
+            jobs=tuple(sorted(jobs, key=lambda job: job.job_digest not in waiting)),
+            waiting=waiting,
+            given={job.job_digest: decisions.given(job.job_digest, policies=policies) for job in jobs},
             sent=tuple(sent),
             sent_by_job=sent_by_job,
             refused=tuple(refused),

@@ -26,7 +26,7 @@ from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.training.models.state import initial_state
 from simulation.engine import NO_NONCE, unsigned_job
-from simulation.silos import SilosHere, built_in
+from simulation.silos import Compute, SilosHere, built_in
 from simulation.sums import word_sums
 from strategies.base import TOTAL, Array, Arrays
 
@@ -98,7 +98,7 @@ class DigitSilos:
         """x(u) of every silo in a round of training: what it would mask."""
         made = self._job(state)
         key = PhaseKey(job_digest=made.digest, round=round, phase="train", attempt=1)
-        here = SilosHere(made, self.data, policy=self.policy, objective=built_in("cpu"))
+        here = SilosHere(made, self.data, policy=self.policy, objective=built_in(Compute(device="cpu")))
         request = PhaseRequest.of(made, key, state, members=len(self.data))
         found = {}
         for answer in here.answers(key, state, self.spec.silos, {}, as_words=True):

@@ -6,22 +6,24 @@ Source: FedAvg, McMahan et al. 2017 (arXiv 1602.05629), algorithm 1, ClientUpdat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import ConfigError, QuantizationError
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Batches
+from silo_agent.training.base.batches import Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
-from silo_agent.training.base.passes import run_model
+from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.dp_sgd.checks import (
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 
 
 def train_received(setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss) -> int:
-    """The job's epochs on the received model, in place; how many steps. Raises ConfigError, Cancelled."""
+    """The job's epochs or steps on the received model, in place; how many steps. Raises ConfigError,
+    Cancelled."""
     work = setting.work
     return train_locally(
         setting.received,
@@ -104,7 +107,7 @@ def train_locally(
     is_summed: bool = False,
     constant_work: int | None = None,
 ) -> int:
-    """The job's local epochs, in place; how many steps were taken. Raises ConfigError, Cancelled.
+    """The job's local epochs or steps, in place; how many steps were taken. Raises ConfigError, Cancelled.
 
     generator: of the shuffles. shares: of the batches, but for DP-SGD's. random: of DP-SGD, which takes
     nothing from the job. constant_work: for how many records DP-SGD computes. is_summed: what comes of it
@@ -128,19 +131,21 @@ def train_locally(
     least = min_batch(model, len(samples))
     model.train()
     steps, loss_N = 0, torch.zeros(0)
-    for epoch in range(plan.local_epochs):
-        for drawn in samples.at(samples.shuffled(plan.batch_size, generator=generator, least=least)):
+    for epoch in epochs_of(plan):
+        before = steps
+        places = samples.shuffled(plan.batch_size, generator=generator, least=least)
+        for drawn in samples.at(islice(places, steps_left(plan, taken=steps))):
             if is_cancelled():
                 raise Cancelled("training: no longer wanted")
             batch = loss.augmented(drawn, step=epoch)
             optimizer.zero_grad()
-            for part in shares.parts(batch, least=least):
-                outputs = run_model(model, part.inputs)
-                loss_N = loss.per_sample(outputs, part.inputs, part.labels_N, part.places_N)
-                # the gradient of the batch's mean, without the mean
-                torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / batch.count))
-            if shares.is_shared(batch, least=least):
-                shares.add_up(model.parameters())
+            if loss.perturbation is None:
+                loss_N = _add_gradient(model, batch, loss.per_sample, shares=shares, least=least)
+            else:
+                _add_gradient(model, batch, loss.regularized_per_sample, shares=shares, least=least)
+                with loss.perturbation.moved(model):
+                    optimizer.zero_grad()
+                    loss_N = _add_gradient(model, batch, loss.per_sample, shares=shares, least=least)
             loss.add_penalty_gradient(model)
             optimizer.step()
             steps += 1
@@ -148,8 +153,30 @@ def train_locally(
         if is_summed and spec.privacy is None and not bool(loss_N.isfinite().all()):
             why = "look at the task's loss and the data, or lower training.learning_rate"
             raise QuantizationError(f"training: the loss is not finite after {steps} steps; {why}")
+        if steps_left(plan, taken=steps) == 0 or steps == before:
+            break
     shares.average(model.buffers())
     return steps
+
+
+def _add_gradient(
+    model: FederatedModel,
+    batch: Batch,
+    per_sample: Callable[[Outputs, Tensor, Tensor, Tensor], Tensor | None],
+    *,
+    shares: Shares,
+    least: int,
+) -> Tensor:
+    """The gradient of the batch's mean, without the mean; returns the last part's losses. Shapes: -> (N,)."""
+    loss_N = torch.zeros(0)
+    for part in shares.parts(batch, least=least):
+        given_N = per_sample(run_model(model, part.inputs), part.inputs, part.labels_N, part.places_N)
+        assert given_N is not None  # the mix needs a regularizer of samples
+        loss_N = given_N
+        torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / batch.count))
+    if shares.is_shared(batch, least=least):
+        shares.add_up(model.parameters())
+    return loss_N
 
 
 def _train_on_records(
@@ -227,6 +254,16 @@ def _micro_batches(
             steps=steps,
             constant_work=constant_work,
         )
+
+
+def epochs_of(plan: TrainingSpec) -> Iterable[int]:
+    """Passes over the data, counted from 0: the job's, or as many as its steps take."""
+    return count() if plan.local_epochs is None else range(plan.local_epochs)
+
+
+def steps_left(plan: TrainingSpec, *, taken: int) -> int | None:
+    """None where epochs are counted."""
+    return None if plan.local_steps is None else plan.local_steps - taken
 
 
 def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from chorale.spec import job_spec
 from chorale.spec.job_spec import JobSpec
+from client.submission import prepared
 from crypto.errors import ConfigError
 from tests.unit.chorale.conftest import NOW, SILOS, job_fields
 
@@ -37,6 +38,20 @@ def test_a_job_survives_its_file(make_spec: MakeSpec) -> None:
     assert JobSpec.from_yaml(data, source="job.yaml").to_yaml() == data
 
 
+def test_a_job_without_the_words_of_later_releases_keeps_its_bytes(make_spec: MakeSpec) -> None:
+    """Its digest is what silos approved."""
+    told = make_spec(strategy={"preset": "feddw"}).to_yaml().decode()
+    assert not [word for word in ("aggregate", "local_steps", "unusual", "published") if word in told]
+    assert "local_epochs: 1\n" in told
+
+
+def test_steps_stand_in_the_place_of_epochs_in_a_jobs_file(make_spec: MakeSpec) -> None:
+    spec = make_spec(training={"learning_rate": 1, "local_steps": 30})
+    assert (spec.training.local_epochs, spec.training.local_steps) == (None, 30)
+    assert "local_epochs" not in spec.to_yaml().decode()
+    assert JobSpec.from_yaml(spec.to_yaml(), source="job.yaml") == spec
+
+
 def test_a_job_that_a_person_wrote_gets_its_defaults() -> None:
     text = yaml.safe_dump({**job_fields(), "silos": list(SILOS), "input_shape": [1, 8, 8]})
     spec = JobSpec.from_yaml(text.encode(), source="job.yaml")
@@ -60,6 +75,15 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
             {"training": {"learning_rate": 1, "epochs": 3}},
             r"training.epochs: unknown field \(did you mean local_epochs\?\), expected",
         ),
+        (
+            {"training": {"learning_rate": 1, "local_epochs": 3, "local_steps": 30}},
+            "training: local_steps: expected local_epochs or local_steps, not both",
+        ),
+        (
+            {"training": {"learning_rate": 1, "local_epochs": None}},
+            "training: local_epochs: expected a number, or local_steps in its place",
+        ),
+        ({"strategy": {"aggregate": "median"}}, "strategy.aggregate: expected .*weighted.*uniform"),
         ({"strategy": {"preset": "fedbest"}}, "strategy.preset: expected one of .*fedavg.*, got fedbest"),
         ({"strategy": {"options": {"mu": 1}}}, "strategy.options.mu: unknown option, fedavg has none"),
         (
@@ -76,7 +100,7 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
             "not_after: expected a time of the years 1 to 9999",
         ),
         ({"silos": ["a", "b"]}, "silos: .*at least 3"),
-        ({"silos": [f"a{i}" for i in range(201)]}, "silos: .*at most 200"),
+        ({"silos": [f"a{i}" for i in range(10_001)]}, "silos: .*at most 10000"),
         ({"silos": ["a", "b", "c", "a"]}, "silos: a is named twice"),
         ({"silos": ["a", "b", "C"]}, "silos.2: expected 1 to 63 lower-case letters"),
         ({"rounds": -1}, "rounds: .*at least 0, got -1"),
@@ -214,6 +238,16 @@ def test_a_job_is_submittable_when_filled_and_not_past(make_spec: MakeSpec) -> N
     assert filled.initial_state == "01" * 32
     with pytest.raises(ConfigError, match=r"job digits: not_after: 2026-11-22T12:00:00\+00:00 has passed"):
         filled.check_submittable(now=NOW + timedelta(days=1))
+
+
+def test_a_job_of_more_silos_than_a_federation_has_room_for_is_simulated_alone(make_spec: MakeSpec) -> None:
+    spec = make_spec(silos=[f"a{place}" for place in range(201)])
+    filled = spec.filled(nonce="ab" * 16, initial_state=b"\x01" * 32)
+    told = "silos: a federation's job has at most 200, got 201; `chorale simulate` takes up to 10,000"
+    with pytest.raises(ConfigError, match=told):
+        filled.check_submittable(now=NOW)
+    with pytest.raises(ConfigError, match=told):
+        prepared(spec, now=NOW)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_plan_costs_what_losses_by_fft_say_of_its_dearer_side() -> None:
     assert together > 1.02 * found
 
 
-@pytest.mark.parametrize("silos", [5, 10, 20])
+@pytest.mark.parametrize("silos", [5, 10, pytest.param(20, marks=pytest.mark.soak)])
 def test_if_all_others_collude_a_silos_own_noise_is_all_there_is(silos: int) -> None:
     spec = shared(silos, enrollment_every=1_000)
     honest = spec.rule(silos).min_honest
@@ -101,7 +101,7 @@ def test_a_draw_that_names_too_many_colluders_is_paid_for_in_every_step() -> Non
     assert epsilon(planned_releases(spec, STATE, colluders=48), 1e-5) == math.inf
 
 
-@pytest.mark.parametrize("target", [1.0, 4.0])
+@pytest.mark.parametrize("target", [1.0, pytest.param(4.0, marks=pytest.mark.soak)])
 def test_a_job_of_50_steps_is_solved_in_few_trials(target: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes up to a second of a CPU; halving took 20 and more."""
     tried: list[float] = []

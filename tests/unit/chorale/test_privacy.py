@@ -405,7 +405,7 @@ class TestCost:
         [
             {"epsilon": 8.0, "records": RECORDS | {"noise_multiplier": None}},
             {"epsilon": 4.0, "sums": {"clip_norm": 0.5}},
-            {"epsilon": 0.5, "sums": {"clip_norm": 0.5}, "delta": 1e-7},
+            pytest.param({"epsilon": 0.5, "sums": {"clip_norm": 0.5}, "delta": 1e-7}, marks=pytest.mark.soak),
             {"epsilon": 9.0, "sums": {"clip_norm": 0.5}, "statistics_noise_multiplier": 20.0},
             {"epsilon": 8.0, "records": RECORDS, "statistics_noise_multiplier": None},
             {"epsilon": 8.0, "records": RECORDS | {"noise_multiplier": None}, "sums": {"clip_norm": 0.5}},

@@ -137,6 +137,17 @@ def test_a_method_that_needs_local_steps_is_refused_and_noise_of_each_silo_stays
         make(strategy=strategy, privacy=own, steps=None, rounds=3)
 
 
+def test_private_job_says_no_weights_by_samples() -> None:
+    own = {"steps": None, "rounds": 3, "privacy": {**SHARED, "records": {**RECORDS, "noise": "silo"}}}
+    with pytest.raises(ConfigError, match="strategy.aggregate: in a private job every silo weighs the same"):
+        make(**own, strategy={"aggregate": "weighted"})
+    assert make(**own, strategy={"aggregate": "uniform"}).strategy.aggregate == "uniform"
+    with pytest.raises(
+        ConfigError, match="strategy.aggregate: .*every record weighs the same: expected none"
+    ):
+        make(strategy={"aggregate": "uniform"})
+
+
 @pytest.mark.parametrize("preset", ["fedavg", "fedopt", "fedbabu", "spherefed", "dot_regression"])
 def test_every_mean_of_losses_of_single_records_may_share_its_noise(preset: str) -> None:
     spec = make(strategy={"preset": preset})
@@ -148,6 +159,8 @@ def test_a_round_is_one_step_of_dp_sgd_where_noise_of_each_silo_takes_an_epoch()
     """A policy that counted an epoch a round refused jobs of steps for five times their cost."""
     own = {**SHARED, "records": {**RECORDS, "noise": "silo"}}
     assert dp_sgd_steps(make(privacy=own, steps=None, rounds=3)) == 5
+    by_steps = {"learning_rate": 0.1, "local_steps": 7}
+    assert dp_sgd_steps(make(privacy=own, steps=None, rounds=3, training=by_steps)) == 7
     assert dp_sgd_steps(make()) == 1
 
 

@@ -208,7 +208,9 @@ def test_authority_errors_name_the_file(files: dict[Role, Files], party: Party) 
 
 
 def check(member: Identity, party: Party, *, role: Role = Role.SILO, now: datetime = NOW) -> None:
-    check_own_certificate(member, authority=party.authority, role=role, federation="test", now=now)
+    check_own_certificate(
+        member.certificate, authority=party.authority, role=role, federation="test", now=now
+    )
 
 
 class TestOwnCertificate:
@@ -243,7 +245,7 @@ class TestOwnCertificate:
     def test_one_of_another_federation_is_named(self, party: Party) -> None:
         with pytest.raises(ConfigError, match="own certificate: expected federation other, got test"):
             check_own_certificate(
-                party.silos["clinic-a"],
+                party.silos["clinic-a"].certificate,
                 authority=party.authority,
                 role=Role.SILO,
                 federation="other",

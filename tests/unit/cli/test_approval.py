@@ -94,7 +94,8 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
         assert ended.code == 0, ended.err
         assert lines_of(ended, "noise").startswith(WARNING) == is_warned
         assert ("records in one silo: epsilon" in lines_of(ended, "noise")) != is_warned
-        assert ("this job spends without a bound" in lines_of(ended, "budget")) == is_warned
+        plain = "this job uses none of it: nothing bounds what its sums tell"
+        assert (plain in lines_of(ended, "budget")) == is_warned
         assert "data set data: a record is one row; where one person has several" in lines_of(ended, "data")
         assert lines_of(ended, "weights") == "computed from the job, the same as this silo draws"
 
@@ -156,6 +157,83 @@ def test_job_whose_time_is_over_is_not_approved(desk: Desk, chorale: Callable[..
     ended = chorale("silo", "approve", "--config", config, job.id, "--yes")
     assert ended.code == 3
     assert "not_after: 2026-01-01T00:00:00+00:00 has passed [job-invalid]" in ended.err
+
+
+def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """`approve` listed jobs that had ended long ago, and said `is approved` of one."""
+    desk.write("policy.yaml", GIVEN)
+    open_job, over = offered(desk), offered(desk, name="over")
+    late = offered(desk, name="late", not_after="2026-01-01T00:00:00Z")
+    config = desk.silo()
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        ledger.note_over(over.digest)
+
+    def waiting(command: str) -> list[str]:
+        return [line.split()[0] for line in chorale("silo", command, "--config", config).out.splitlines()]
+
+    assert waiting("approve") == waiting("show") == [open_job.id]
+    listed = json.loads(chorale("silo", "approve", "--config", config, "--json").out)["jobs"]
+    assert [each["job"] for each in listed] == [open_job.digest.hex()]
+    approved = chorale("silo", "approve", "--config", config, over.id, "--yes")
+    assert (approved.code, decision_of(desk, over)) == (2, Decision.OFFERED)
+    assert f"job {over.id}: it is over, says the coordinator" in approved.err
+    assert "over: over (says the coordinator), nobody decided here" in approved.out
+    rejected = chorale("silo", "reject", "--config", config, over.id, "--reason", "no")
+    assert "is rejected; it is over already, says the coordinator" in rejected.out
+    assert late.id not in waiting("show")
+
+
+def test_approval_that_waits_holds_under_the_policy_that_was_seen(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    """The first of two people approved under a policy that no longer held when the second one did."""
+    job, config = offered(desk), desk.silo()
+    two = {**GIVEN, "required_approvals": 2}
+
+    def approve(name: str) -> Ended:
+        return chorale("silo", "approve", "--config", config, job.id, "--yes", "--by", name)
+
+    desk.write("policy.yaml", two)
+    assert approve("Ann").code == 0
+    desk.write("policy.yaml", {**two, "max_cohort_changes": 3})
+    second = approve("Bo")
+    taken_back = "the approval of Ann is taken back: the policy file has changed since"
+    assert taken_back in lines_of(second, "said")
+    assert f"{job.id}: {taken_back}" in second.out
+    assert f"{job.id}: digits by olga has the approval of Bo and waits for another person's" in second.out
+    assert decision_of(desk, job) is Decision.OFFERED
+
+    desk.write("policy.yaml", {**two, "operators": ["otto"]})
+    refused = approve("Cy")
+    assert refused.code == 3
+    assert "or reject the job; the approval of Bo is taken back" in refused.err
+    desk.write("policy.yaml", {**two, "max_cohort_changes": 3})  # as Bo saw it
+    for name, decision in (("Cy", Decision.OFFERED), ("Di", Decision.APPROVED)):
+        assert approve(name).code == 0
+        assert decision_of(desk, job) is decision
+
+
+def test_decisions_are_told_to_programs(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """A script read `is approved` out of a sentence."""
+    job, config = offered(desk), desk.silo()
+    desk.write("policy.yaml", {**GIVEN, "required_approvals": 2})
+
+    def told(command: str, *more: str) -> dict[str, Any]:
+        ended = chorale("silo", command, "--config", config, job.id, "--json", *more)
+        assert ended.code == 0, ended.err
+        facts: dict[str, Any] = json.loads(ended.out)
+        return facts
+
+    first = told("approve", "--yes", "--by", "Ann")
+    assert (first["job"], first["decision"], first["by"]) == (job.digest.hex(), "offered", "Ann")
+    assert first["missing_approvals"] == 1
+    listed = json.loads(chorale("silo", "show", "--config", config, "--json").out)["jobs"]
+    assert [each["approved_by"] for each in listed] == [["Ann"]]
+    second = told("approve", "--yes", "--by", "Bo", "--more-cohort-changes", "2")
+    assert (second["decision"], second["missing_approvals"]) == ("approved", 0)
+    assert (second["more_cohort_changes"], second["more_data_refusals"]) == (2, 0)
+    no = told("reject", "--by", "Cy", "--reason", "not before May")
+    assert (no["decision"], no["by"], no["reason"]) == ("rejected", "Cy", "not before May")
 
 
 def test_approve_asks_at_a_terminal_and_needs_yes_without_one(
@@ -320,6 +398,42 @@ def test_no_option_pushes_rounds_off_the_screen(desk: Desk, chorale: Callable[..
         assert preset in told
 
 
+def test_every_distribution_and_every_part_is_named(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """One of several distributions was shown, and a custom method was `custom`."""
+    config = desk.silo()
+    desk.write("policy.yaml", GIVEN)
+    names = ["a-models", "b-tasks", "c-losses", "d-penalties"]
+    parts = {"features": "unit", "server_update": "fedexp", "statistic": None}
+    task = {"sums": [], "ratios": {}, "is_mean": True}
+    target = {"shape": [], "is_whole": True, "low": 0, "high": 9}
+    job = offered(
+        desk,
+        strategy={
+            "parts": parts,
+            "loss": {"name": "hinge", "from": "c-losses==3.0", "is_mean": True},
+            "regularizer": {"name": "ridge", "from": "d-penalties==4.0", "is_mean": True},
+        },
+        model={"name": "unet", "from": "a-models==1.0", "options": {"wide": "w" * 500}},
+        task={"name": "dice", "from": "b-tasks==2.0", "target": target, **task},
+        code=[
+            {"distribution": f"{name}=={place}.0", "sha256": f"{place}" * 64}
+            for place, name in enumerate(names, start=1)
+        ],
+    )
+    shown = chorale("silo", "show", "--config", config, job.id)
+    assert shown.code == 0, shown.err
+    lines = [line[12:] for line in shown.out.splitlines()]
+    for place, name in enumerate(names, start=1):
+        (line,) = [line for line in lines if line.startswith(f"{name}=={place}.0, not Chorale's")]
+        assert f"sha256:{str(place) * 12}, makes " in line
+    told = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["code"]
+    assert [each["told"].partition(":")[0] for each in told] == [
+        f"{name}=={place}.0" for place, name in enumerate(names, start=1)
+    ]
+    method = lines_of(shown, "method")
+    assert "custom (head trained, features unit, loss task, mix additive, server_update fedexp)" in method
+
+
 def test_json_holds_no_number_that_is_none(desk: Desk, chorale: Callable[..., Ended]) -> None:
     """Infinity is no JSON."""
     pytest.importorskip("torch", reason="a silo draws the weights")
@@ -340,7 +454,7 @@ def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., E
     pinned = [{"distribution": "hospital-models==1.2.0", "sha256": "ab" * 32}]
     job, config = offered(desk, model=own, code=pinned), desk.silo()
     shown = chorale("silo", "show", "--config", config, job.id)
-    told = "model net of hospital-models==1.2.0 is not Chorale's, sha256:abababababab, not as here: "
+    told = "hospital-models==1.2.0, not Chorale's, sha256:abababababab, makes model net; not as here: "
     assert lines_of(shown, "code").startswith(told)
     assert json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["code"][0][
         "options"

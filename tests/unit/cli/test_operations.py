@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +23,7 @@ from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.output.progress import table
 from client.history import JobHistory
-from client.operations import Operations, read_aside
+from client.operations import MAX_WAITING, Operations, read_aside
 
 
 def test_items_come_in_order_and_end() -> None:
@@ -39,6 +39,30 @@ def test_what_the_stream_raises_is_raised_after_its_items() -> None:
     assert next(items) == 1
     with pytest.raises(ConnectionError, match="cut"):
         next(items)
+
+
+def test_peer_that_sends_without_end_waits_for_its_reader() -> None:
+    """All that came was kept until it was taken: a coordinator could fill the memory of who watches."""
+    is_sent, is_closed = threading.Event(), threading.Event()
+
+    def endless() -> Iterator[int]:
+        try:
+            yield from range(10 * MAX_WAITING)
+            is_sent.set()
+        finally:
+            is_closed.set()
+
+    items = read_aside(endless())
+    assert next(items) == 0
+    assert not is_sent.wait(0.2)
+    assert list(items) == list(range(1, 10 * MAX_WAITING))  # the control: nothing is lost
+    assert is_sent.is_set()
+    is_sent.clear(), is_closed.clear()
+    left = cast(Generator[int, None, None], read_aside(endless()))
+    assert next(left) == 0
+    left.close()  # the thread ends, too
+    assert is_closed.wait(20)
+    assert not is_sent.is_set()
 
 
 def test_interrupt_ends_the_wait_for_a_silent_stream() -> None:
@@ -91,7 +115,7 @@ def test_silos_that_report_other_software_than_the_coordinator_stand_out(
     monkeypatch.setattr(cli.job.listing, "connect", connect)
     monkeypatch.setattr(cli.job.options, "operator_settings", lambda *_, **__: None)
     done = CliRunner().invoke(cli.job.commands.job, ["silos"], catch_exceptions=False)
-    head, a, b, c = done.output.splitlines()
+    head, a, b, c = done.stdout.splitlines()
     assert head == f"roster version 4, the coordinator runs 0.1.0, sha256:{'aa' * 32}"
     assert a.endswith(f"runs 0.1.0, sha256:{'aa' * 32}")
     assert b.endswith(f"runs 0.1.0, sha256:{'bb' * 32}, not the coordinator's")

@@ -21,8 +21,18 @@ from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.output import progress, report
 from cli.output.page import page
 from client.errors import JobNotDone
-from client.history import JobHistory, check_done, counted, figure_by_round
-from crypto.errors import BudgetExhausted, PolicyRefusal
+from client.history import (
+    REASON_WORDS,
+    STAGE_WORDS,
+    JobHistory,
+    check_done,
+    counted,
+    figure_by_round,
+    left_out_told,
+)
+from coordinator.phase_machine import PhaseState
+from coordinator.reasons import Absent
+from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
 
 # DESIGN's contract with other programs
 REPORT_KEYS = {
@@ -85,7 +95,7 @@ def test_record_that_is_told_twice_counts_once(history: JobHistory) -> None:
     [
         (0, "enrollment  4 silos, 0.5 s"),
         (1, "round 1/3  4 silos, 100% of the data, 0.5 s  model after round 0: accuracy 0.100"),
-        (2, "round 2/3  used up (too-few-silos)  without d (masked: disconnected)"),
+        (2, "round 2/3  used up (too-few-silos)  without d (connection lost during its upload)"),
         (4, "evaluate  3 silos, 0.5 s  final model: accuracy 0.800, loss 0.300"),
     ],
 )
@@ -192,6 +202,30 @@ def test_a_method_without_class_statistics_has_no_share_of_rows(history: JobHist
     told = report.document(history)
     assert told["class_rows"] is None
     assert "rows of" not in page(told)
+
+
+def test_every_reason_and_stage_has_words() -> None:
+    """`waiting: job-not-approved` stood on the line that an operator reads."""
+    reasons = {each.value for each in (*Absent, *Refusal)}
+    stages = {each.value for each in (*PhaseState,)} - {"revealed", "applied", "used-up"}
+    assert set(REASON_WORDS) == reasons
+    assert set(STAGE_WORDS) == stages
+    for left, told in (
+        (LeftOut(silo="d", stage="waiting", reason="job-not-approved"), "no approval yet"),
+        (LeftOut(silo="d", stage="unmask", reason="no-answer"), "no answer in time as masks were taken off"),
+        (LeftOut(silo="d", stage="\x1b[2J", reason="\x1b]0;"), "?]0; ?[2J"),
+    ):
+        assert left_out_told(left) == told
+
+
+def test_time_that_people_took_to_approve_is_told_by_itself(history: JobHistory) -> None:
+    """Ten minutes until somebody approved were `enrollment  3 silos, 611.6 s`."""
+    history.records[0].approval_seconds = 610.4
+    line = progress.plain_line(history.records[0], title="enrollment")
+    assert line == "enrollment  4 silos, 0.5 s  after 610 s of waiting for approval"
+    told = report.document(history)
+    assert (told["wall_seconds"], told["approval_seconds"]) == (2.5, 610.4)
+    assert "2.5 s, after 610 s of waiting for approval." in page(told)
 
 
 def test_a_job_of_steps_is_told_by_its_steps(history: JobHistory) -> None:

@@ -114,8 +114,8 @@ def test_lines_name_the_rule_and_nothing_in_them_moves_a_cursor() -> None:
     assert doing(told.summary) == "waiting for approval at ?[2Jsouth"
     record = told.records[1]
     line = plain_line(record, title="round 1/2")
-    assert "without south (waiting: policy: max_rounds)" in line
-    assert 'without east (waiting: rejected: "not before May")' in line
+    assert "without south (refused by its policy: max_rounds)" in line
+    assert 'without east (rejected: "not before May")' in line
     record.left_out[1].text = "\x1b]0;owned\x07"
     assert "\x1b" not in plain_line(record, title="round 1/2")
 

@@ -37,7 +37,7 @@ from client.evidence.verify import verify_archive
 from crypto.errors import EvidenceMismatch, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
 from crypto.identity.roster import roster_to_file_bytes
-from tests.support.ceremony import stranger
+from tests.support.ceremony import issue, stranger
 from tests.support.evidence import AWAY, HUB, OPERATOR, OTHER, SILOS, Files, Lab, chained, spec
 
 COORDINATOR, SILO = names.COORDINATOR, f"silos/{SILOS[0]}.json"
@@ -308,6 +308,10 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
     ),
     "a stranger's manifest under the operator's name": (
         lambda lab, _: lab.sealed(lab.files, signer=_stranger(OPERATOR)),
+        r"manifest.json: certificate: it was not issued by this federation's authority",
+    ),
+    "a manifest under a certificate of the operator's that no roster lists": (
+        lambda lab, _: lab.sealed(lab.files, signer=_unlisted(lab)),
         r"manifest.json: it is not signed by operator olga: no roster lists that certificate",
     ),
     "the coordinator's statement signed by the operator": (
@@ -525,6 +529,18 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         lambda lab, _: lab.sealed(_text(lab, SECOND, b'{\n "attempt"', b'{\n "attempt": 9,\n "attempt"')),
         r"proofs/000002-2-train.json: expected a document as Chorale writes it",
     ),
+    "an authority of a thousand certificates": (
+        lambda lab, _: lab.sealed(_with(lab, names.AUTHORITY, lab.files[names.AUTHORITY] * 200)),
+        r"authority.crt: expected at most 65536 bytes",
+    ),
+    "a proof that is longer than any": (
+        lambda lab, _: lab.sealed(_with(lab, SECOND, lab.files[SECOND] + b" " * names.MAX_PROOF_BYTES)),
+        r"proofs/000002-2-train.json: expected at most \d+ bytes",
+    ),
+    "lists in lists": (
+        lambda lab, _: lab.sealed(_with(lab, names.FACTS, b'{"a": ' + b"[" * 20 + b"]" * 20 + b"}\n")),
+        r"facts.json: expected at most \d+ values in lists of at most 16 levels",
+    ),
     "a file of another kind": (
         lambda lab, _: lab.sealed(_with(lab, "note.txt", b"all was well\n")),
         r"note.txt: no archive of evidence has such a file",
@@ -594,6 +610,44 @@ def test_a_coordinator_that_shows_without_end_is_left(lab: Lab, monkeypatch: pyt
         read(10)
 
 
+@pytest.mark.parametrize("is_strangers", [False, True])
+def test_nothing_is_parsed_before_its_signature_held(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, is_strangers: bool
+) -> None:
+    """64 MiB of JSON took 2 GB before anybody asked who had signed it."""
+    parsed: list[int] = []
+    loads = json.loads
+
+    def heard(data: bytes, **options: Any) -> Any:
+        parsed.append(len(data))
+        return loads(data, **options)
+
+    archive = lab.sealed(lab.files, signer=_stranger(OPERATOR))
+    if not is_strangers:
+        manifest = files_of(lab.archive)[names.MANIFEST].replace(b'"olga"', b'"ogla"')
+        archive = archive_bytes({**lab.files, names.MANIFEST: manifest})
+    monkeypatch.setattr(evidence.json, "loads", heard)
+    with pytest.raises(EvidenceMismatch, match=r"manifest.json: .*(not issued by|signature does not hold)"):
+        verify_archive(archive, authority=lab.ceremony.anchors)
+    assert parsed == []
+    verify_archive(lab.archive, authority=lab.ceremony.anchors)  # the control
+    assert parsed
+
+
+def test_a_document_of_too_many_values_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Commas and brackets in a text are no values."""
+    monkeypatch.setattr(evidence, "MAX_VALUES", 100)
+    text = {"text": '[[{,"' * 1000 + "\\", "values": [[]] * 49}
+    assert evidence.read_document(evidence.document_bytes(text)) == text  # the control
+    for data in (b'{"values": [' + b"[]," * 60 + b"[]]}\n", b'{"\\', b"[" * 200):
+        with pytest.raises(RemoteProtocolError, match=r"expected (at most 100 values|a document as)"):
+            evidence.read_document(data)
+    with pytest.raises(RemoteProtocolError, match=r"expected at most 100 values in lists of at most"):
+        evidence.read_document(evidence.document_bytes({"values": [1] * 101}))
+
+
 def _last_phase(values: Values) -> None:
     lines = values["audit"]["lines"]
     entry = json.loads(lines[1])
@@ -602,6 +656,11 @@ def _last_phase(values: Values) -> None:
 
 def _stranger(name: str) -> Identity:
     return stranger(Role.OPERATOR, name, now=datetime.now(UTC))
+
+
+def _unlisted(lab: Lab) -> Identity:
+    member = lab.identities[OPERATOR].member
+    return issue(lab.ceremony.key, lab.ceremony.certificate, member, now=datetime.now(UTC), days=5)
 
 
 def _statement_by(lab: Lab, file: str, kind: type[Any], signer: str) -> bytes:
@@ -743,10 +802,16 @@ def _claiming(lab: Lab) -> bytes:
 ZIPS: dict[str, tuple[Callable[[Lab], bytes], str]] = {
     "no zip": (lambda lab: b"evidence", "expected a zip file"),
     "cut": (lambda lab: lab.archive[:-40], "expected a zip file"),
-    "bytes before": (lambda lab: b"#!/bin/sh\n" + lab.archive, "bytes beside its files"),
-    "bytes behind": (lambda lab: lab.archive + b"more", "expected a zip file|bytes beside its files"),
-    "a comment": (_commented, "bytes beside its files"),
-    "other headers": (lambda lab: _zip(lab.files), "bytes beside its files"),
+    "bytes before": (
+        lambda lab: b"#!/bin/sh\n" + lab.archive,
+        "another program packed it again, or added bytes",
+    ),
+    "bytes behind": (
+        lambda lab: lab.archive + b"more",
+        "expected a zip file|another program packed it again, or added bytes",
+    ),
+    "a comment": (_commented, "another program packed it again, or added bytes"),
+    "other headers": (lambda lab: _zip(lab.files), "another program packed it again, or added bytes"),
     "a name twice": (_twice, "job.yaml is there twice"),
     "compressed files": (_compressed, "is compressed, expected it as it is"),
     "a way out": (lambda lab: archive_bytes({**lab.files, "../job.yaml": b""}), "is no name of a file"),

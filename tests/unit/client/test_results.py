@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import client.history
 from chorale.job import SignedJob
 from chorale.results import JobResults, RoundResult
 from chorale.spec.selection import MAX_ROUNDS
@@ -116,6 +117,34 @@ def test_a_record_of_a_round_that_no_job_has_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="coordinator: round 100001: a job has at most 100000"):
         history.add(_record(MAX_ROUNDS + 1, "train", accuracy=0.5))
     assert len(history.records) == 1
+
+
+def test_more_phases_than_the_signed_job_can_have_are_refused() -> None:
+    """Small records without end filled the memory of all who watch, the console included."""
+    history = JobHistory()
+    history.add(_job(max_attempts=2))
+    most = 3 * 2 * (3 + 1)  # enrollment, training and evaluation, tried twice, in rounds 0 to 3
+    for number in range(most):
+        history.add(_record(number % 4, f"evaluate.{number // 4}"))  # the control
+    history.add(_record(0, "evaluate.0"))  # what was told before counts once
+    with pytest.raises(RemoteProtocolError, match="coordinator: it tells of more than the 24 phases"):
+        history.add(_record(0, "evaluate.6"))
+    assert len(history.records) == most
+
+
+@pytest.mark.parametrize("job", [None, {"unknown_field": 1}])
+def test_records_of_a_job_that_is_not_read_end_too(
+    monkeypatch: pytest.MonkeyPatch, job: dict[str, object] | None
+) -> None:
+    """A coordinator that tells no job, or one of another release."""
+    monkeypatch.setattr(client.history, "MAX_RECORDS_BYTES", 2 * _record(1, "train").record.ByteSize())
+    history = JobHistory()
+    if job is not None:
+        history.add(_job(**job))
+    for round in (1, 2):
+        history.add(_record(round, "train"))  # the control
+    with pytest.raises(RemoteProtocolError, match="or of more than [0-9]+ bytes"):
+        history.add(_record(3, "train"))
 
 
 def test_a_job_of_another_release_is_read_as_a_plain_one() -> None:

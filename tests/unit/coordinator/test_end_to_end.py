@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import re
 from contextlib import closing, suppress
 from typing import Any
 
@@ -177,9 +178,9 @@ async def test_job_whose_silos_may_spend_no_more_stops_with_the_model_so_far(mak
     summary, records = await hub.finish(digest)
 
     assert (summary.status, summary.rounds_completed) == ("stopped", 1)
-    assert summary.reason == (
-        "budget: refused by silos: silo-0 (budget); the model after 1 of 3 rounds stays"
-    )
+    others = r"(; no answer yet from: silo-[12](, silo-2)?)?"  # as far as each has come
+    stays = "the model after 1 of 3 rounds stays"
+    assert re.fullmatch(rf"budget: refused by silos: silo-0 \(budget\){others}; {stays}", summary.reason)
     assert [(record.round, record.result, record.reason) for record in records] == [
         (0, "applied", ""), (1, "applied", ""), (2, "used-up", "budget"),
     ]  # fmt: skip
@@ -192,7 +193,8 @@ async def test_job_that_the_budget_refuses_before_its_first_round_has_failed(mak
     await hub.start()
     hub.start_silos(silo_0={"refuse_with": wire.Refused(code=Refusal.BUDGET)})
     summary, records = await hub.finish(await hub.submit(rounds=1))
-    assert (summary.status, summary.reason) == ("failed", "budget: refused by silos: silo-0 (budget)")
+    assert summary.status == "failed"
+    assert summary.reason.startswith("budget: refused by silos: silo-0 (budget)")
     assert records[0].reason == "budget"
 
 

@@ -167,6 +167,20 @@ async def test_cancelled_job_ends_and_its_silos_are_told(make_hub):
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
+async def test_a_silo_that_was_away_is_told_which_of_its_jobs_have_ended(make_hub):
+    # it asked its people for the approval of a job that was over
+    hub = make_hub()
+    await hub.start()
+    ended = await hub.submit()
+    await hub.operations().ControlJob(pb.ControlRequest(job_digest=ended, action=ACTIONS["cancel"]))
+    running, silo = await hub.submit(), hub.silo("silo-0")
+    for kind in ("job_ended", "task"):
+        await silo.wait_for(kind)
+    told = [(each.job_digest, each.status, each.reason) for each in silo.told["job_ended"]]
+    assert told == [(ended, "cancelled", "")]
+    assert running != ended
+
+
 ACTIONS = {
     "pause": pb.ControlRequest.ACTION_PAUSE,
     "resume": pb.ControlRequest.ACTION_RESUME,

@@ -9,6 +9,7 @@ import pytest
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as fpb
 from chorale.v1 import operations_pb2 as pb
+from coordinator.jobs.phase_record import ApprovalWait
 from coordinator.reasons import Reason, told_state
 from crypto.errors import Refusal, Rule
 from tests.unit.coordinator.fake_silo import FakeSilo
@@ -104,13 +105,46 @@ async def test_refusal_names_the_rule_to_the_operator_and_to_no_other_silo(make_
 
     summary, records = await hub.finish(await hub.submit(rounds=1))
 
-    assert summary.reason == "refused by silos: silo-0 (policy: max_rounds)"
+    open_ones = "; no answer yet from: silo-1, silo-2"
+    assert summary.reason == f"refused by silos: silo-0 (policy: max_rounds){open_ones}"
     left = {each.silo: (each.reason, each.rule, each.text) for each in records[0].left_out}
     assert left["silo-0"] == ("policy", "max_rounds", "")
     outcome = await other.wait_for("outcome")
     assert {each.silo: (each.reason, each.rule) for each in outcome.record.left_out}["silo-0"] == (
         "policy", "",
     )  # fmt: skip
+
+
+def test_time_until_people_approve_is_that_of_no_phase():
+    # ten minutes until somebody approved were told as seconds of the enrollment
+    wait = ApprovalWait()
+    assert wait.seconds(now=5.0) == 0.0
+    for now, awaited in ((10.0, {"a": "approval", "b": "input"}), (14.0, {"a": "approval"}), (17.0, {})):
+        wait.note(awaited, now=now)
+    wait.note({"a": "connection"}, now=20.0)
+    assert wait.seconds(now=30.0) == 7.0
+    wait.note({"a": "approval"}, now=30.0)
+    assert wait.seconds(now=31.0) == 8.0
+
+
+async def test_silo_that_has_not_approved_yet_is_not_among_those_that_refused(make_hub):
+    # one silo's rejection blamed others, whose people nobody had asked yet
+    hub = make_hub(silos=3)
+    await hub.start()
+    for name in hub.names[:2]:
+        hub.silo(name, refuse_with=WAITING)
+    for fake in hub.fakes.values():
+        await fake.wait_for("welcome")
+    digest = await hub.submit(rounds=1)
+    await summary_with(hub, digest, "waiting for approval at silo-0, silo-1; for silos: 2 of 3 connected")
+    hub.silo("silo-2", refuse_with=wire.Refused(code=Refusal.REJECTED, text=TEXT))
+
+    summary, records = await hub.finish(digest)
+
+    assert summary.reason == (
+        f'refused by silos: silo-2 (rejected: "{TEXT}"); no approval yet at: silo-0, silo-1'
+    )
+    assert records[0].approval_seconds > 0
 
 
 async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_hub):
@@ -124,10 +158,11 @@ async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_
 
     summary, records = await hub.finish(await hub.submit(rounds=1))
 
-    assert summary.reason == f'refused by silos: silo-0 (rejected: "{TEXT}")'
+    open_ones = "; no answer yet from: silo-1, silo-2"
+    assert summary.reason == f'refused by silos: silo-0 (rejected: "{TEXT}"){open_ones}'
     assert [left.text for left in records[0].left_out if left.silo == "silo-0"] == [TEXT]
     ended = await other.wait_for("job_ended")
-    assert ended.reason == "refused by silos: silo-0 (rejected)"
+    assert ended.reason == f"refused by silos: silo-0 (rejected){open_ones}"
     told_to_silos = b"".join(
         body.SerializeToString()
         for fake in hub.fakes.values()

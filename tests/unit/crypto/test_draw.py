@@ -66,6 +66,7 @@ def test_no_silo_is_drawn_more_often_than_another() -> None:
     assert all(abs(count - 1000) < 6 * math.sqrt(500) for count in counts)
 
 
+@pytest.mark.soak
 def test_a_million_ground_nonces_do_no_better_than_one() -> None:
     """The operator knows every b but that of one honest silo, for which it has a guess, and tries nonces. It
     keeps those whose draw names both colluders, which is one too many, by its guess: of the true draws of

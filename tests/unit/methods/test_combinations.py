@@ -37,9 +37,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mix": "convex"}, "a convex mix shares weight .* there is no regularizer"),
     ({"statistic": "soft-labels"}, "the statistic soft-labels .* needs that regularizer"),
     (
-        {"regularizer": "soft-labels", "statistic": "soft-labels"},
-        "needs head trained-unbiased",
+        {"regularizer": "soft-labels", "statistic": "soft-labels", "head": "frozen-random"},
+        "the regularizer soft-labels moves the head's rows: it needs head trained-unbiased",
     ),
+    ({"loss": "scaled-softmax", "head": "frozen-orthonormal"}, "scaled-softmax multiplies cosines"),
     (
         {"statistic": "logit-prototypes"},
         "the statistic logit-prototypes .* needs that regularizer",
@@ -50,6 +51,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"personalization": "model", "regularizer": "prox"}, "personalization trains in its own way"),
     ({"personalization": "head", "server_update": "scaffold"}, "personalization trains in its own way"),
+    ({"personalization": "body", "head": "frozen-etf"}, "a body of the silo's own leaves the head alone"),
+    ({"personalization": "alone", "closing": "fine-tuning"}, "personalization alone sums nothing"),
+    ({"personalization": "alone", "server_update": "fedopt"}, "personalization alone sums nothing"),
+    ({"personalization": "alone", "regularizer": "kd"}, "personalization alone sums nothing"),
+    ({"statistic": "feature-prototypes"}, "the statistic feature-prototypes .* needs that regularizer"),
+    ({"regularizer": "feature-prototypes"}, "the regularizer feature-prototypes .* needs that statistic"),
+    ({"mix": "perturbed"}, "a perturbed mix moves the weights .* needs regularizer kd"),
+    ({"mix": "perturbed", "regularizer": "prox"}, "a perturbed mix moves the weights"),
+    ({"closing": "ccvr", "loss": "dot-regression", **ETF}, "ccvr trains the last linear layer alone"),
     ({"personalization": "adapted", "closing": "fine-tuning"}, "personalization trains in its own way"),
 ]
 
@@ -111,3 +121,54 @@ def test_job_is_refused_at_submission_with_the_reason() -> None:
 def test_option_is_refused_by_name(preset: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         strategy_for(preset, options)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"loss": "sphere-mse"}, "sphere-mse takes scores for cosines, and only before"),
+        (
+            {"loss": "sphere-mse", "head": "frozen-orthonormal"},
+            "sphere-mse takes scores for cosines, and only",
+        ),
+        (
+            {"loss": "sphere-mse", "features": "unit"},
+            "sphere-mse takes scores for cosines, which have no bias",
+        ),
+        ({**ETF}, "a softmax of cosines stays nearly even"),
+        ({**ETF, "features": "raw", "loss": "dot-regression"}, "dot-regression is of cosines"),
+        ({"loss": "client-adapted"}, "client-adapted scales a frozen head"),
+        ({"closing": "ffc", "head": "frozen-random"}, "ffc sums products of features at unit length"),
+        ({"loss": "scaled-softmax", "head": "frozen-orthonormal"}, "scaled-softmax multiplies cosines"),
+    ],
+)
+def test_unusual_job_passes_over_a_rule_and_says_which(parts: dict[str, Any], reason: str) -> None:
+    job = make_job({"parts": parts}, allow_unusual=True)
+    assert any(rule.startswith(reason) for rule in job.method.passed_over)
+    with pytest.raises(ValueError, match=f"{reason}.*allow_unusual: true passes over this rule"):
+        make_job({"parts": parts})
+
+
+HARD = [
+    (parts, reason)
+    for parts, reason in REFUSED
+    if not any(
+        need.is_advice
+        for part in recipe_of(parts).parts.values()
+        for need in part.needs
+        if not need.holds(recipe_of(parts))
+    )
+]
+
+
+@pytest.mark.parametrize(("parts", "reason"), HARD)
+def test_rule_that_keeps_a_bound_or_a_promise_is_never_passed_over(
+    parts: dict[str, Any], reason: str
+) -> None:
+    """Sums that nothing uses, and products of features without a bound, stay refused."""
+    with pytest.raises(ConfigError, match=reason):
+        check_recipe(recipe_of(parts), {}, allow_unusual=True)
+
+
+def test_usual_job_passes_over_nothing() -> None:
+    assert make_job({"preset": "spherefed"}, allow_unusual=True).method.passed_over == ()

@@ -129,6 +129,7 @@ def fixed_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_ffc, "encoded", encoded_alike)
 
 
+@pytest.mark.soak
 def test_ridge_keeps_what_calibration_without_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed_noise(monkeypatch)
     figure = private_ffc.measure(TRAINED, seeds=(1, 2), epsilons=(0.5, 1.0, 8.0), rounds=4)

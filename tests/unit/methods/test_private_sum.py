@@ -23,7 +23,10 @@ def _line(setting: Setting, **accuracy: float) -> Line:
     return Line(
         setting=setting,
         accuracy={arm: (mean - 0.01, mean + 0.01) for arm, mean in accuracy.items()},
-        choices={arm: Choice(setting="", arm=arm, rate=1.0, validation={1.0: 0.5}) for arm in accuracy},
+        choices={
+            arm: Choice(setting="", arm=arm, point=(1.0, None), validation={(1.0, None): 0.5})
+            for arm in accuracy
+        },
     )
 
 

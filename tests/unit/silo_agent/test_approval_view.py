@@ -18,7 +18,7 @@ from chorale.runtime.audit import AuditLog, read_entries
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Rule
 from silo_agent.approval.view import QuantityNoise, changed_fields, summed_phases
-from silo_agent.ledger.decisions import Grants
+from silo_agent.ledger.decisions import Given, Grants
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy
 from simulation.engine import unsigned_job
@@ -138,7 +138,7 @@ def test_an_approval_of_before_a_suspension_or_a_rejection_does_not_count_after_
     ):
         assert decisions.approve(job, by="Ann", required=2) == 1
         stop()
-        assert decisions.given(job) == ()
+        assert decisions.given(job, policies=()) == Given()
         assert decisions.approve(job, by="Bo", required=2) == 1
         assert book.ledger.decision(job) is not Decision.APPROVED
         assert decisions.approve(job, by="Ann", required=2) == 0
@@ -149,8 +149,11 @@ def test_two_people_resume_a_stopped_data_set_and_grant_what_both_named(book: Bo
     """Else one of them could grant a job what the policy keeps for two."""
     decisions, job = book.ledger.decisions(), book.job.digest
     steps = book.ledger.steps(policy=book.policy, data_set="data")
+    assert not book.ledger.jobs()[0].waits(book.now)
     with book.ledger._database.transaction() as connection:
         connection.execute("INSERT INTO stopped_data_sets (data_set, job_digest) VALUES ('data', ?)", (job,))
+    book.ledger.note_over(job)  # what it stopped is stopped all the same
+    assert book.ledger.jobs()[0].waits(book.now)
     first = Grants(cohort_changes=5, data_refusals=2)
     assert decisions.approve(job, by="Ann", required=2, grants=first, account="data") == 1
     with pytest.raises(PolicyRefusal, match="moved too far"):

@@ -77,7 +77,7 @@ def test_a_file_of_before_gets_the_schema_of_a_new_one(book: OldBook, tmp_path: 
     tables |= {"own_accounts", "unit_marks", "unit_keys", "also_charged", "plans", "delta_changes"}
     tables |= {"own_heads", "ledger_key", "peer_statements", "persons_decisions"}
     assert set(schema(book.path)) == {"version"} | tables
-    assert schema(book.path)["version"] == (20,)
+    assert schema(book.path)["version"] == (21,)
 
 
 def test_jobs_rosters_and_spend_are_as_they_were(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import ConfigError, SiloStage
 from silo_agent.data.base import SiloData
+from silo_agent.ledger.reveals import Decision
 from silo_agent.seeding import training_seed
 from tests.support.agents import Agent, OneHot, changed
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
@@ -386,6 +387,22 @@ async def test_an_ended_job_stops_its_training(make_hub: MakeHub) -> None:
     assert await asyncio.to_thread(stopped.wait, 10)
     agent.tell(task=hub.begin(1, "train").task)
     assert await agent.refusal() == "job-invalid"
+
+
+async def test_an_ended_job_is_over_until_it_is_offered_again(make_hub: MakeHub) -> None:
+    """It stood among those that wait for approval for good. The coordinator's word decides nothing: a job
+    that it offers again is served as before."""
+    hub = make_hub()
+    agent = hub.add("silo-0")
+    agent.tell(job=pb.JobOffer(job=hub.job.signed.to_wire()))
+    for status in ("done", "done", "\x1b[2J"):  # the coordinator says it again when this silo connects
+        agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest, status=status))
+        agent.tell(job_ended=pb.JobEnded(job_digest=bytes(32), status=status))
+    (job,) = agent.ledger.jobs()
+    assert (job.is_over, job.decision, job.waits(hub.now)) == (True, Decision.APPROVED, False)
+    agent.tell(job=pb.JobOffer(job=hub.job.signed.to_wire()))
+    (job,) = agent.ledger.jobs()
+    assert (job.is_over, job.decision) == (False, Decision.APPROVED)
 
 
 async def test_an_ended_session_answers_nothing_more(make_hub: MakeHub) -> None:

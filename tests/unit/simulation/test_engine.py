@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from crypto.errors import ConfigError
 from crypto.session.cohort import draw_seed
 from silo_agent.objective import Work
 from simulation.engine import Simulation, unsigned_job
-from simulation.pool import dealt
 from simulation.results import SimulationFailed
 from strategies.base import DRAW_SEED, Array
 from strategies.phases.enrollment import draw_seed_in
@@ -151,7 +149,7 @@ class Keeping(one_hot.OneHot):
 def test_what_a_silo_keeps_moves_with_applied_rounds_that_it_was_in(make: Makes) -> None:
     simulation = make(fraction=0.5, rounds=5, simulation={"objective": Keeping()})
     were_in = [name for result in simulation.run() for name in result.silos]
-    kept = {name: int(arrays["method/rounds"][0]) for name, arrays in simulation.progress.local.items()}
+    kept = {name: int(file.arrays()["method/rounds"][0]) for name, file in simulation.progress.local.items()}
     assert kept == {name: were_in.count(name) for name in set(were_in)}
 
 
@@ -179,7 +177,8 @@ def test_progress_of_before_leads_to_the_same_end(make: Makes) -> None:
     again.progress = stopped.progress
     assert seen + [each.silos for each in again.run()] == expected
     assert model(again).tobytes() == model(whole).tobytes()
-    assert again.progress.local == whole.progress.local
+    kept = [{name: file.arrays() for name, file in each.progress.local.items()} for each in (again, whole)]
+    assert kept[0] == kept[1]
     assert again.closing == whole.closing
 
 
@@ -202,15 +201,17 @@ def test_a_worker_that_dies_is_told_in_a_sentence(make: Makes) -> None:
     simulation = make(simulation={"workers": 2})
     rounds = simulation.run()
     next(rounds)
-    simulation._silos._workers[0]._process.kill()  # type: ignore[attr-defined]
+    simulation._silos._workers[0]._process.kill()  # type: ignore[union-attr]
     with pytest.raises(SimulationFailed, match="a worker process ended with code -9"):
         next(rounds)
 
 
-def test_workers_get_about_as_many_samples_each() -> None:
-    def data(samples: int) -> Any:
-        whole = one_hot.silo_data("x")
-        return replace(whole, train=whole.train.first(samples))
-
-    shares = dealt({"a": data(90), "b": data(10), "c": data(50), "d": data(40)}, 2)
-    assert shares == [["a", "b"], ["c", "d"]]
+def test_simulation_has_more_silos_than_a_federation(make: Makes) -> None:
+    """A wire's limit of 200 kept jobs of a thousand silos, a tenth drawn, from being simulated at all."""
+    simulation = make(silos=1_000, rounds=1, fraction=0.1)
+    (result,) = simulation.run()
+    drawn = [int(name.removeprefix("silo-")) for name in result.silos]
+    votes_P = np.zeros(1_000)
+    votes_P[drawn] = 1 / 100
+    assert len(drawn) == 100
+    assert simulation.state["model/votes"] == pytest.approx(votes_P, abs=1e-7)

@@ -176,5 +176,12 @@ def test_a_job_that_ends_before_its_first_evaluation_is_refused() -> None:
         spec_of(rounds=3, evaluate_all_every=3)
 
 
+def test_a_job_whose_silos_share_no_model_has_none_to_test() -> None:
+    strategy = {"preset": "local_only"}
+    with pytest.raises(ConfigError, match="evaluate_all_every: with personalization .* each silo's own"):
+        spec_of(10, **{**DIGITS, "strategy": strategy}, evaluate_all_every=1)
+    spec_of(10, **{**DIGITS, "strategy": strategy})
+
+
 def test_a_job_without_the_word_is_the_file_that_it_was() -> None:
     assert b"evaluate_all_every" not in spec_of().to_yaml()

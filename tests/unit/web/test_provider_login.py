@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from base64 import urlsafe_b64encode
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,11 +14,16 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey
 from starlette.requests import Request
+from starlette.testclient import TestClient
 
 from chorale.spec.settings_file import check_values
 from crypto.errors import ChoraleError, ConfigError
-from web.console.oidc import Provider, login_of
+from tests.support import pages
+from tests.support.pages import JOB, Pages
+from web.console.oidc import CALLBACK, Provider, login_of
 from web.console.settings import ConsoleSettings, OidcSettings, Right
+from web.console.under_way import COOKIE, MOST_SECONDS
+from web.shared import sessions
 
 ISSUER, CLIENT, URL = "https://login.example", "console", "https://console.example"
 SETTINGS = OidcSettings(
@@ -142,6 +148,59 @@ async def test_answer_to_another_login_lets_nobody_in() -> None:
     provider = Provider(SETTINGS, url=URL, transport=httpx2.MockTransport(ToldProvider()))
     with pytest.raises(ChoraleError, match="mismatching_state"):
         await provider.end(_request("code=c&state=of-another", {}))
+
+
+class ProviderPages(Pages):
+    """A console where people log in by what `told` says."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.told = ToldProvider()
+        transport = httpx2.MockTransport(self.told)
+        self.console.provider = Provider(SETTINGS, url=pages.URL, transport=transport)
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> ProviderPages:
+    return ProviderPages(folder=tmp_path)
+
+
+def _begin(console: ProviderPages) -> tuple[TestClient, str]:
+    """A browser at the provider, and the path that leads it back."""
+    browser = console.browser()
+    answer = browser.get("/login/oidc", params={"next": JOB})
+    asked = parse_qs(urlsplit(answer.headers["location"]).query)
+    console.told.nonce = asked["nonce"][0]
+    return browser, f"{CALLBACK}?code=c&state={asked['state'][0]}"
+
+
+def test_no_stranger_ends_a_login_that_is_under_way(
+    console: ProviderPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logins under way were a table of 1,000, whose oldest went: anybody could fill it."""
+    monkeypatch.setattr(sessions, "MOST", 3)
+    olga, back = _begin(console)
+    nonce = console.told.nonce
+    for _ in range(4):
+        _begin(console)
+    console.told.nonce = nonce
+    answer = olga.get(back)
+    assert (answer.status_code, f'href="{JOB}"' in answer.text) == (200, True)
+    assert olga.get(JOB).status_code == 200
+    assert COOKIE not in olga.cookies
+    assert olga.get(back).status_code == 403
+
+
+def test_a_login_ends_in_its_own_browser_and_in_time(console: ProviderPages) -> None:
+    olga, back = _begin(console)
+    thief = console.browser()
+    assert "No login was begun here" in thief.get(back).text
+    thief.cookies.set(COOKIE, olga.cookies[COOKIE][:-4] + "AAA=", domain="console.example")
+    assert "No login was begun here" in thief.get(back).text
+    console.seconds += MOST_SECONDS + 1
+    assert "it took too long" in olga.get(back).text
+    console.seconds -= 1
+    assert olga.get(back).status_code == 200  # the control
 
 
 def test_strongest_role_counts_and_names_come_from_settings_alone() -> None:

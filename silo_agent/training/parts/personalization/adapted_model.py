@@ -12,6 +12,7 @@ what leaves.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import torch
 from torch.nn import Parameter
@@ -21,7 +22,7 @@ from silo_agent.training.base.batches import Batch, Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.loop.local_training import min_batch, optimizer_of
+from silo_agent.training.loop.local_training import epochs_of, min_batch, optimizer_of, steps_left
 from silo_agent.training.models.base import FederatedModel
 from strategies.parts.personalization import AdaptedOptions
 
@@ -43,18 +44,22 @@ def adapted_model(setting: Setting, samples: Batches, loss: SampleLoss) -> Feder
 def train_for_adaptation(
     setting: Setting, samples: Batches, generator: torch.Generator, loss: LocalLoss
 ) -> int:
-    """The job's local epochs; a step takes one batch of each of two shuffles.
+    """The job's local epochs or steps; a step takes one batch of each of two shuffles.
 
     Raises ConfigError, Cancelled.
     """
     model, spec = setting.received, setting.work.spec
     optimizer = optimizer_of(model, spec, setting.work.round)
     rate, least = setting.options(AdaptedOptions).inner_rate, min_batch(model, len(samples))
-    size = spec.training.batch_size
+    plan = spec.training
     model.train()
     steps = 0
-    for epoch in range(spec.training.local_epochs):
-        inner, outer = (samples.shuffled(size, generator=generator, least=least) for _ in range(2))
+    for epoch in epochs_of(plan):
+        before, left = steps, steps_left(plan, taken=steps)
+        inner, outer = (
+            islice(samples.shuffled(plan.batch_size, generator=generator, least=least), left)
+            for _ in range(2)
+        )
         batches = samples.at(
             places_N for pair in zip(list(inner), list(outer), strict=True) for places_N in pair
         )
@@ -66,6 +71,8 @@ def train_for_adaptation(
             write_gradient(model, loss.loss, first, second, rate=rate)
             optimizer.step()
             steps += 1
+        if steps_left(plan, taken=steps) == 0 or steps == before:
+            break
     return steps
 
 
