@@ -37,9 +37,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mix": "convex"}, "a convex mix shares weight .* there is no regularizer"),
     ({"statistic": "soft-labels"}, "the statistic soft-labels .* needs that regularizer"),
     (
-        {"regularizer": "soft-labels", "statistic": "soft-labels"},
-        "needs head trained-unbiased",
+        {"regularizer": "soft-labels", "statistic": "soft-labels", "head": "frozen-random"},
+        "the regularizer soft-labels moves the head's rows: it needs head trained-unbiased",
     ),
+    ({"loss": "scaled-softmax", "head": "frozen-orthonormal"}, "scaled-softmax multiplies cosines"),
     (
         {"statistic": "logit-prototypes"},
         "the statistic logit-prototypes .* needs that regularizer",
@@ -50,6 +51,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"personalization": "model", "regularizer": "prox"}, "personalization trains in its own way"),
     ({"personalization": "head", "server_update": "scaffold"}, "personalization trains in its own way"),
+    ({"personalization": "body", "head": "frozen-etf"}, "a body of the silo's own leaves the head alone"),
+    ({"personalization": "alone", "closing": "fine-tuning"}, "personalization alone sums nothing"),
+    ({"personalization": "alone", "server_update": "fedopt"}, "personalization alone sums nothing"),
+    ({"personalization": "alone", "regularizer": "kd"}, "personalization alone sums nothing"),
+    ({"statistic": "feature-prototypes"}, "the statistic feature-prototypes .* needs that regularizer"),
+    ({"regularizer": "feature-prototypes"}, "the regularizer feature-prototypes .* needs that statistic"),
+    ({"mix": "perturbed"}, "a perturbed mix moves the weights .* needs regularizer kd"),
+    ({"mix": "perturbed", "regularizer": "prox"}, "a perturbed mix moves the weights"),
+    ({"closing": "ccvr", "loss": "dot-regression", **ETF}, "ccvr trains the last linear layer alone"),
     ({"personalization": "adapted", "closing": "fine-tuning"}, "personalization trains in its own way"),
 ]
 
@@ -128,6 +138,8 @@ def test_option_is_refused_by_name(preset: str, options: dict[str, float], messa
         ({**ETF}, "a softmax of cosines stays nearly even"),
         ({**ETF, "features": "raw", "loss": "dot-regression"}, "dot-regression is of cosines"),
         ({"loss": "client-adapted"}, "client-adapted scales a frozen head"),
+        ({"closing": "ffc", "head": "frozen-random"}, "ffc sums products of features at unit length"),
+        ({"loss": "scaled-softmax", "head": "frozen-orthonormal"}, "scaled-softmax multiplies cosines"),
     ],
 )
 def test_unusual_job_passes_over_a_rule_and_says_which(parts: dict[str, Any], reason: str) -> None:

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from crypto import encoding
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Work
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 from strategies.presets import PRESETS
+from strategies.published import PUBLISHED
 from tests.support.agents import Hub, OneHot
 from tests.support.objectives import make_data
 from tests.support.simulation import phases, seeded_work, simulate
@@ -33,6 +35,10 @@ JOB: dict[str, Any] = {
     "training": {"learning_rate": 0.1, "batch_size": 20},
 }
 
+STRATEGIES = {
+    **{name: {"preset": name} for name in PRESETS},
+    **{f"{name}-code": {"preset": name, "as_published": "code"} for name in PUBLISHED},
+}
 OPEN: dict[str, Any] = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
 
 
@@ -57,9 +63,9 @@ class Trained(OneHot):
 
 
 @pytest_asyncio.fixture
-async def hub(tmp_path: Path, preset: str) -> AsyncIterator[Hub]:
+async def hub(tmp_path: Path, strategy: dict[str, str]) -> AsyncIterator[Hub]:
     hub = Hub(tmp_path, silos=SILOS)
-    fields = {**JOB, "strategy": {"preset": preset}}
+    fields = {**JOB, "strategy": strategy}
     hub.state = initial_state(hub.sign(**fields).spec)
     hub.job = hub.sign(**fields)
     for place, name in enumerate(hub.names):
@@ -68,15 +74,26 @@ async def hub(tmp_path: Path, preset: str) -> AsyncIterator[Hub]:
     await hub.close()
 
 
-@pytest.mark.parametrize("preset", cases({name: name for name in PRESETS}, always=one_for_each_sum()))
-async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, preset: str) -> None:
+@pytest.mark.parametrize("strategy", cases(STRATEGIES, always=[*one_for_each_sum(), "feddw-code"]))
+async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, strategy: dict[str, str]) -> None:
     spec, start = hub.job.spec, hub.state
-    steps = simulate(spec, [data_of(place) for place in range(SILOS)], min_class_holders=2, state=start)
+
+    def phase_of(kind: str) -> str:
+        return kind if kind in spec.method.round_phases else f"{kind}.0"
+
+    steps = simulate(
+        spec,
+        [data_of(place) for place in range(SILOS)],
+        min_class_holders=2,
+        state=start,
+        public_seed=lambda round, kind: encoding.digest("projection", hub.job.digest, round, phase_of(kind)),
+    )
     for (round, kind), plain in zip(phases(spec), steps, strict=True):
-        await hub.run(round, kind if kind in spec.method.round_phases else f"{kind}.0")
+        await hub.run(round, phase_of(kind))
         assert sorted(hub.state) == sorted(plain.state)
         for name, array in plain.state.items():
             np.testing.assert_allclose(hub.state[name], array, rtol=0, atol=1e-4, err_msg=f"{kind}: {name}")
     assert spec.method.recipe.keeps_local_state == any(plain.local)  # what a policy is asked about
     moved = [name for name, array in start.items() if not np.array_equal(array, hub.state[name])]
-    assert {name.split(".")[0] for name in moved} >= {"model/body"}
+    own = spec.method.recipe.personalization
+    assert ("model/body" in {name.split(".")[0] for name in moved}) != own.has_own_body

@@ -197,6 +197,7 @@ ALLOWED: list[dict[str, Any]] = [
     {"server_update": "fedexp"},
     {"server_update": "fednova"},
     {"head": "frozen-orthonormal", "features": "unit", "loss": "sphere-mse"},
+    {"head": "frozen-orthonormal", "features": "unit", "loss": "scaled-softmax"},
     {"head": "frozen-etf", "features": "projected-unit"},
     UNIT,
     {"regularizer": "prox"},
@@ -217,6 +218,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"head": "frozen-etf", "loss": "client-adapted"},
         "strategy.loss: client-adapted weighs every sample by the silo's class counts",
+    ),
+    (
+        {
+            "regularizer": "feature-prototypes",
+            "statistic": "feature-prototypes",
+            "personalization": "alone",
+        },
+        "strategy.regularizer: feature-prototypes sums features, which have no bound of their own",
     ),
     (
         {"server_update": "scaffold"},
