@@ -113,11 +113,15 @@ def open_files() -> int:
 
 
 def test_a_kept_file_lasts_as_long_as_somebody_has_it(tmp_path: Path) -> None:
-    kept = KeptFile.write({"method/x": np.arange(3)}, Scratch(tmp_path))
-    np.testing.assert_array_equal(kept.arrays()["method/x"], [0, 1, 2])
+    scratch = Scratch(tmp_path)
+    first, second = (KeptFile.write({"method/x": np.arange(size)}, scratch) for size in (2, 3))
     with pytest.raises(ConfigError, match="local state: method/x: expected one of F32"):
-        KeptFile.write({"method/x": np.zeros(2, np.complex64)}, Scratch(tmp_path))
-    del kept
+        KeptFile.write({"method/x": np.zeros(2, np.complex64)}, scratch)
+    del first
+    assert list(scratch.path.iterdir()) == [second.path]
+    del scratch
+    np.testing.assert_array_equal(second.arrays()["method/x"], [0, 1, 2])
+    del second
     assert list(tmp_path.iterdir()) == []
 
 
