@@ -104,7 +104,7 @@ def test_a_data_file_says_what_is_cut(desk: Desk, chorale: Calls) -> None:
     twice = chorale("simulate", desk.job(), "--data", data, "--partition", "iid")
     assert twice.code == 2
     assert "--partition: " in twice.err
-    assert "data.yaml says it" in twice.err
+    assert "data.yaml, which holds it" in twice.err
 
 
 def test_the_silos_own_models_are_told_with_the_global_one(desk: Desk, chorale: Calls) -> None:
@@ -210,18 +210,18 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
     ("options", "said"),
     [
         (["--silos", "2"], "2 is not in the range 3<=x<=10000"),
-        (["--data", "numbers"], "--data: format: expected one of digits, mnist"),
-        (["--data", "npz"], "--data: path: format npz needs one"),
+        (["--data", "numbers"], "error: --data: expected one of digits, mnist"),
+        (["--data", "npz"], "error: --path: a value is required with format npz"),
         (["--data", "npz", "--path", "/nowhere"], "data.path: no such file or folder: /nowhere"),
         (["--partition", "shards", "--silos", "7"], "7 silos x 2 shards cannot be shared evenly"),
-        (["--alpha", "-1"], "partition.alpha: "),
+        (["--alpha", "-1"], "error: --alpha: expected more than 0, got -1"),
         # these trained on another cut than was asked for, without a word
         (
             ["--partition", "shards", "--alpha", "0.1"],
-            "--alpha: belongs to --partition dirichlet, got shards",
+            "--alpha: expected none with --partition shards, only with dirichlet",
         ),
-        (["--shards-per-silo", "3"], "--shards-per-silo: belongs to --partition shards, got dirichlet"),
-        (["--silo", "a.yaml", "--partition", "iid"], "--partition: the files of --silo say which data"),
+        (["--shards-per-silo", "3"], "--shards-per-silo: expected none with --partition dirichlet"),
+        (["--silo", "a.yaml", "--partition", "iid"], "--partition: expected none with --silo, whose files"),
         (["--silos", "20", "--min-samples", "500"], "no cut in 1000 draws gives each of 20 silos 500"),
         (["--policy", "/nowhere.yaml"], "/nowhere.yaml: no such file or directory"),
         (["--init", "/nowhere.safetensors"], "/nowhere.safetensors: no such file or directory"),
