@@ -284,17 +284,17 @@ def test_number_type_and_memory_order_are_part_of_what_a_folder_holds(
 
 def test_a_terminal_sees_how_many_silos_have_answered_and_how_long_it_takes() -> None:
     now, seen = 0.0, io.StringIO()
-    line = ProgressLine(seen, rounds=20, clock=lambda: now)
+    line = ProgressLine(seen, rounds=6, clock=lambda: now)
     for round in (1, 2, 3):
         for done in (1, 2, 3):
             now += 4.0
             line.answered((round, "train"), done, 3)
         line.round_ended(round)
     shown = seen.getvalue().split("\r\x1b[K")
-    assert shown[1] == "round 1/20: train, 1 of 3 silos"
-    # 12 s a round, 18 rounds after the second, of which 4 s are over
-    assert shown[7] == "round 3/20: train, 1 of 3 silos, about 4 min left"
-    silent = ProgressLine(None, rounds=20)
+    assert shown[1] == "round 1/6: train, 1 of 3 silos"
+    # 12 s a round, four rounds after the second, of which 4 s are over
+    assert shown[7] == "round 3/6: train, 1 of 3 silos, about 44 s left"
+    silent = ProgressLine(None, rounds=6)
     silent.answered((1, "train"), 1, 3)
     silent.clear()
 
