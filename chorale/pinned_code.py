@@ -5,6 +5,7 @@ from __future__ import annotations
 from chorale.runtime.distributions import installed
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import CodeSpec
+from crypto.errors import ConfigError
 
 
 def pinned(spec: JobSpec) -> JobSpec:
@@ -26,6 +27,17 @@ def pinned(spec: JobSpec) -> JobSpec:
 
 def check_code(spec: JobSpec) -> None:
     """Raises ConfigError where what is installed here is not what the job pins."""
+    for told in code_faults(spec).values():
+        raise ConfigError(told)
+
+
+def code_faults(spec: JobSpec) -> dict[str, str]:
+    """By distribution that is not here as the job pins it: what is wrong with it."""
+    found = {}
     for each in spec.code or ():
-        if each.sha256 is not None:
-            installed(each.distribution).check_digest(each.sha256)
+        try:
+            if each.sha256 is not None:
+                installed(each.distribution).check_digest(each.sha256)
+        except ConfigError as error:
+            found[each.distribution] = str(error)
+    return found

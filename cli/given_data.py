@@ -3,7 +3,7 @@ settings files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -20,10 +20,12 @@ from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.rounds.data_sets import name_for
+from simulation.stored import StoredSilos
 
 if TYPE_CHECKING:
     from chorale.spec.job_spec import JobSpec
     from silo_agent.data.base import SiloData
+    from simulation.stored import Scratch
 
 YAML = (".yaml", ".yml")
 CUT = ("partition", "alpha", "shards_per_silo", "min_samples", "split_seed")
@@ -177,23 +179,27 @@ class DataOptions:
         values = [_values_of(path) for path in self.silo_files]
         return {each["name"]: str(each["objective"]) for each in values if each.get("objective") is not None}
 
-    def load(self, spec: JobSpec) -> dict[str, SiloData]:
-        """Every silo's samples, as its agent would load them. Raises ConfigError."""
-        from silo_agent.data.loading import load_data, load_partition
+    def load(self, spec: JobSpec, scratch: Scratch) -> StoredSilos:
+        """Every silo's samples, as its agent would load them, in files there. Raises ConfigError."""
+        return StoredSilos(scratch, zip(spec.silos, self._loaded(spec), strict=True))
 
-        if self.silo_files:
-            settings = [_data_set(_values_of(path), spec, source=path) for path in self.silo_files]
-            loaded = {}
-            for name, each in zip(spec.silos, settings, strict=True):
-                data = loaded[name] = load_data(each, spec)
-                if data.rows_beyond:
-                    click.echo(f"{name}: {rows_beyond_told(each, data.rows_beyond)}", err=True)
-            return loaded
-        try:
-            parts = load_partition(self._settings(len(spec.silos)), spec)
-        except ConfigError as error:
-            raise with_hint(error, "--data, --partition and --silos say what is cut, and how") from None
-        return dict(zip(spec.silos, parts, strict=True))
+    def _loaded(self, spec: JobSpec) -> Iterator[SiloData]:
+        """One by one, in the order of the job's silos."""
+        from silo_agent.data.loading import load_data, parts_of
+
+        if not self.silo_files:
+            try:
+                yield from parts_of(self._settings(len(spec.silos)), spec)
+            except ConfigError as error:
+                hint = "--data, --partition and --silos say what is cut, and how"
+                raise with_hint(error, hint) from None
+            return
+        settings = [_data_set(_values_of(path), spec, source=path) for path in self.silo_files]
+        for name, each in zip(spec.silos, settings, strict=True):
+            data = load_data(each, spec)
+            if data.rows_beyond:
+                click.echo(f"{name}: {rows_beyond_told(each, data.rows_beyond)}", err=True)
+            yield data
 
     def describe(self) -> dict[str, Any]:
         """What the data are, for the folder: one that was made from other data is refused."""

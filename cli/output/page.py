@@ -19,6 +19,7 @@ Document = dict[str, Any]
 EXACT, NOISED = "exact in fixed point", "after noise on all that depends on data"
 MOST_CLASSES = 40  # that a page lists; report.json has all
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 400, 200, 34, 10, 24  # of a curve, in its own units
+MOST_DOTS = 60  # of a curve; closer ones would be a thick line
 
 SEEN = (
     ("coordinator", "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase"),
@@ -325,7 +326,8 @@ def _curve(found: Sequence[float | None], *, figure: str) -> str:
         for level in (low + span * share for share in (0.0, 0.25, 0.5, 0.75, 1.0))
     )
     path = " ".join(f"{x:.1f},{height:.1f}" for x, height in points)
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{height:.1f}" r="2"/>' for x, height in points)
+    seen_apart = points if len(points) <= MOST_DOTS else []
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{height:.1f}" r="2"/>' for x, height in seen_apart)
     last = known[-1]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(figure)} of the model '

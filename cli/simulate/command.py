@@ -35,6 +35,7 @@ from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
 from simulation.on_ray import Ray
 from simulation.silos import Compute, OwnObjectives
+from simulation.stored import Scratch
 from strategies.phases.evaluation import EVALUATE
 from strategies.server_optimizer import steps_taken
 
@@ -152,7 +153,7 @@ def simulate(
     held: AbstractContextManager[Progress | None] = nullcontext() if folder is None else folder.held()
     with held as progress:
         objectives = options.objectives()
-        data = options.load(spec)
+        data = options.load(spec, Scratch(None if folder is None else folder.scratch_path))
         drawn = initial_bytes(spec, init)
         state = state_from_bytes(drawn)
         if spec.privacy is not None and spec.privacy.unsolved:
@@ -176,7 +177,6 @@ def simulate(
             scratch=None if folder is None else folder.scratch_path,
             answered=shown.answered,
         )
-        del data  # workers have it from here on
         if progress is not None:
             simulation.progress = progress
         _run(simulation, folder, shown)
@@ -269,6 +269,8 @@ def _ray(engine: str, *, address: str | None, gpus: float | None, workers: int, 
                 raise ConfigError(f"{option}: belongs to --engine {RAY}, got {PROCESSES}")
         return None
     require_extra("ray", "ray", what=f"simulate --engine {RAY}")
+    if gpus is not None and gpus > 1 and gpus % 1:
+        raise ConfigError(f"--gpus: expected a share of one GPU up to 1, or a whole number, got {gpus:g}")
     if device == "cuda" and not gpus:
         raise ConfigError(
             f"--device cuda with --engine {RAY}: expected --gpus of each worker, such as 1 or 0.25"

@@ -90,8 +90,7 @@ class JobManager:
     def tell_ended(self, silo: str) -> None:
         """A silo that was away is told which jobs of its own have ended, the newest of them; not why, which a
         person of another silo may have typed."""
-        ended = [row for row in self._resources.store.jobs() if row.status.is_ended][-MAX_TOLD_ENDS:]
-        for row in ended:
+        for row in self._resources.store.last_ended(MAX_TOLD_ENDS):
             try:
                 is_named = silo in self._stored_job(row).spec.silos
             except LocalProtocolError:  # of an earlier release

@@ -169,6 +169,16 @@ class Store:
         with self._database.reading() as connection:
             return [_job_row(row) for row in connection.execute("SELECT * FROM jobs ORDER BY sequence")]
 
+    def last_ended(self, most: int) -> list[JobRow]:
+        """So many jobs that have ended, those that were submitted last."""
+        ended = [status for status in JobStatus if status.is_ended]
+        marks = ", ".join("?" * len(ended))
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                f"SELECT * FROM jobs WHERE status IN ({marks}) ORDER BY sequence DESC LIMIT ?", (*ended, most)
+            ).fetchall()
+        return [_job_row(row) for row in rows]
+
     def count_jobs(self) -> dict[JobStatus, int]:
         """How many jobs have each status; one that none has is not there."""
         with self._database.reading() as connection:

@@ -35,13 +35,13 @@ class Disclosure(Enum):
     reads before a job is approved. Source: docs/privacy.md.
     """
 
-    CONSTANT = "nothing: the same for any data"
-    UPDATE = "how training changed the model"
-    FROM_UPDATE = "a number that follows from that change"  # or from the declared number of steps
-    STATISTIC = "totals over the records"
-    CLASS_STATISTIC = "totals over the records of each class"  # and everything that is not classified
-    TRAINED_CLASS_STATISTIC = "the model's answers for each class"  # that was just trained
-    DIAGNOSTIC = "whether numbers were cut off in sending"  # no private job sums it
+    CONSTANT = "nothing of the data"
+    UPDATE = "what training changed"
+    FROM_UPDATE = "a number on that change"  # or from the declared number of steps
+    STATISTIC = "totals over records"
+    CLASS_STATISTIC = "totals by class"  # and everything that is not classified
+    TRAINED_CLASS_STATISTIC = "model's answers by class"  # that was just trained
+    DIAGNOSTIC = "how many were cut off"  # no private job sums it
 
     @property
     def is_by_class(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from chorale.job import Job, SignedJob
-from chorale.pinned_code import check_code
+from chorale.pinned_code import code_faults
 from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
@@ -135,13 +135,8 @@ def _unsigned(job: LedgerJob) -> SignedJob:
 
 def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]:
     """Code that is not Chorale's, and how this silo's copy compares, by its files alone."""
-    told = ""
-    if spec.distributions:
-        try:
-            check_code(spec)
-        except ConfigError as error:
-            told = str(error)
-            refusals.append(PolicyRefusal(told, code=Refusal.CODE))
+    faults = code_faults(spec)
+    refusals += [PolicyRefusal(told, code=Refusal.CODE) for told in faults.values()]
     digests = {each.distribution: each.sha256 or "" for each in spec.code or ()}
     return [
         OwnCode(
@@ -150,7 +145,7 @@ def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]
             distribution=str(each.source),
             sha256=digests.get(str(each.source), ""),
             options=options_told(each.options),
-            told=told,
+            told=faults.get(str(each.source), ""),
         )
         for field, each in spec.plug_ins.items()
     ]

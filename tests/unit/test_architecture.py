@@ -86,7 +86,7 @@ ROOMS = {
     "client": "errors < settings < history < operations < submission < planning < evidence < results "
     "< mlflow_export < federation",
     "web": "shared < console < silo_page",
-    "web.console": "settings < rounds < logins < oidc < under_way < coordinator < app < server",
+    "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
     "web.shared": "serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
@@ -120,8 +120,11 @@ TORCH_PLACES = (
     "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
+    "bench/peers/simulation_side.py",
     "bench/training.py",
     "chorale_models/",
+    "research/accuracy/probes.py",
+    "research/accuracy/source.py",
     "research/heart_disease/",
     "research/private_sum/",
 )

@@ -425,7 +425,11 @@ def test_every_distribution_and_every_part_is_named(desk: Desk, chorale: Callabl
     lines = [line[12:] for line in shown.out.splitlines()]
     for place, name in enumerate(names, start=1):
         (line,) = [line for line in lines if line.startswith(f"{name}=={place}.0, not Chorale's")]
-        assert f"sha256:{str(place) * 12}, " in line
+        assert f"sha256:{str(place) * 12}, makes " in line
+    told = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["code"]
+    assert [each["told"].partition(":")[0] for each in told] == [
+        f"{name}=={place}.0" for place, name in enumerate(names, start=1)
+    ]
     method = lines_of(shown, "method")
     assert "custom (head trained, features unit, loss task, mix additive, server_update fedexp)" in method
 

@@ -115,7 +115,7 @@ def test_silos_that_report_other_software_than_the_coordinator_stand_out(
     monkeypatch.setattr(cli.job.listing, "connect", connect)
     monkeypatch.setattr(cli.job.options, "operator_settings", lambda *_, **__: None)
     done = CliRunner().invoke(cli.job.commands.job, ["silos"], catch_exceptions=False)
-    head, a, b, c = done.output.splitlines()
+    head, a, b, c = done.stdout.splitlines()
     assert head == f"roster version 4, the coordinator runs 0.1.0, sha256:{'aa' * 32}"
     assert a.endswith(f"runs 0.1.0, sha256:{'aa' * 32}")
     assert b.endswith(f"runs 0.1.0, sha256:{'bb' * 32}, not the coordinator's")

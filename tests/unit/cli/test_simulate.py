@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.simulate.progress import ProgressLine
 from tests.unit.cli.conftest import Desk, Ended
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
@@ -205,7 +209,7 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--silos", "2"], "2 is not in the range 3<=x<=200"),
+        (["--silos", "2"], "2 is not in the range 3<=x<=10000"),
         (["--data", "numbers"], "--data: format: expected one of digits, mnist"),
         (["--data", "npz"], "--data: path: format npz needs one"),
         (["--data", "npz", "--path", "/nowhere"], "data.path: no such file or folder: /nowhere"),
@@ -222,6 +226,8 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
         (["--policy", "/nowhere.yaml"], "/nowhere.yaml: no such file or directory"),
         (["--init", "/nowhere.safetensors"], "/nowhere.safetensors: no such file or directory"),
         (["--out", "/dev/null"], "--out: /dev/null is a file, expected a folder"),
+        (["--address", "10.0.0.1:6379"], "--address: belongs to --engine ray, got processes"),
+        (["--gpus", "0.5"], "--gpus: belongs to --engine ray, got processes"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
@@ -232,6 +238,65 @@ def test_validation_error_is_one_sentence_and_code_2(
     assert (refused.code, refused.out) == (2, "")
     (line,) = [line for line in refused.err.splitlines() if line.startswith("chorale: error: ")]
     assert said in line
+
+
+def test_ray_that_is_not_installed_or_cannot_be_used_is_told_first(
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*options: str) -> str:
+        ended = chorale("simulate", desk.job(), "--engine", "ray", *options)
+        assert (ended.code, ended.out) == (2, "")
+        return ended.err
+
+    found = importlib.util.find_spec
+    with monkeypatch.context() as hidden:
+        hidden.setattr("client.errors.find_spec", lambda name: None if name == "ray" else found(name))
+        assert "simulate --engine ray needs the extra 'ray' (no ray here)" in refused()
+        hidden.setattr("client.errors.find_spec", lambda name: True)
+        assert "--device cuda with --engine ray: expected --gpus of each worker" in refused(
+            "--device", "cuda"
+        )
+        assert "--gpus: expected a share of one GPU up to 1, or a whole number, got 1.5" in refused(
+            "--gpus", "1.5"
+        )
+
+
+def test_a_private_job_is_computed_in_float32(desk: Desk, chorale: Calls) -> None:
+    for option, value in (("--precision", "bfloat16"), ("--memory-format", "channels_last")):
+        ended = chorale("simulate", steps_job(desk), option, value)
+        assert ended.code == 2
+        assert "a private job is computed in float32 and contiguous memory" in ended.err
+
+
+def test_number_type_and_memory_order_are_part_of_what_a_folder_holds(
+    desk: Desk, chorale: Calls, tmp_path: Path
+) -> None:
+    job, out = desk.job(), tmp_path / "out"
+    plain = chorale("simulate", job, "--out", out, "--device", "cpu")
+    assert plain.code == 0, plain.err
+    refused = chorale("simulate", job, "--out", out, "--device", "cpu", "--precision", "bfloat16")
+    assert "holds a simulation of another job, data or options" in refused.err
+    half = chorale("simulate", job, "--device", "cpu", "--precision", "bfloat16")
+    digests = [json.loads(each.out.splitlines()[-1])["state_digest"] for each in (plain, half)]
+    assert digests[0] != digests[1]
+    assert re.fullmatch("[0-9a-f]{64}", digests[0])
+
+
+def test_a_terminal_sees_how_many_silos_have_answered_and_how_long_it_takes() -> None:
+    now, seen = 0.0, io.StringIO()
+    line = ProgressLine(seen, rounds=20, clock=lambda: now)
+    for round in (1, 2, 3):
+        for done in (1, 2, 3):
+            now += 4.0
+            line.answered((round, "train"), done, 3)
+        line.round_ended(round)
+    shown = seen.getvalue().split("\r\x1b[K")
+    assert shown[1] == "round 1/20: train, 1 of 3 silos"
+    # 12 s a round, 18 rounds after the second, of which 4 s are over
+    assert shown[7] == "round 3/20: train, 1 of 3 silos, about 4 min left"
+    silent = ProgressLine(None, rounds=20)
+    silent.answered((1, "train"), 1, 3)
+    silent.clear()
 
 
 def test_jobs_that_no_simulation_can_run_say_so(desk: Desk, chorale: Calls) -> None:

@@ -37,9 +37,10 @@ def end_of(made: Simulation) -> tuple[bytes, list[float | None]]:
     return state_to_bytes(made.state), [*accuracies, made.final_accuracy]
 
 
-def test_workers_change_no_bit() -> None:
-    """Two phases a round, and what one of them leaves for the other at a silo."""
-    spec = digits(strategy={"preset": "fedcsd"}, fraction=0.8)
+@pytest.mark.parametrize("preset", ["fedcsd", "scaffold"])
+def test_workers_change_no_bit(preset: str) -> None:
+    """Two phases a round, and what one of them leaves for the other at a silo; what a silo keeps."""
+    spec = digits(strategy={"preset": preset}, fraction=0.8)
     assert end_of(simulation(spec, workers=2)) == end_of(simulation(spec))
 
 
