@@ -141,6 +141,10 @@ def check_ends(keep: KeepSpec | None, stop: StopSpec | None, *, rounds: int, met
     for name, rule in (("keep", keep), ("stop", stop)):
         if rule is not None and rule.metric not in known:
             raise ConfigError(f"{name}.metric: expected one of {', '.join(known)}, got {rule.metric}")
+        if rule is not None and method.recipe.personalization.shares_nothing:
+            raise ConfigError(
+                f"{name}: where the whole model is each silo's own no round measures {rule.metric}"
+            )
         if rule is not None and rounds == 0:
             raise ConfigError(f"{name}: a job of 0 rounds has one model, which is given")
     close, own = method.recipe.closing, method.recipe.personalization
