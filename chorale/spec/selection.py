@@ -150,6 +150,10 @@ def check_ends(spec: _HasEnds, method: Strategy) -> None:
     for name, rule in (("keep", keep), ("stop", stop)):
         if rule is not None and rule.metric not in known:
             raise ConfigError(f"{name}.metric: expected one of {', '.join(known)}, got {rule.metric}")
+        if rule is not None and method.recipe.personalization.shares_nothing:
+            raise ConfigError(
+                f"{name}: where the whole model is each silo's own no round measures {rule.metric}"
+            )
         if rule is not None and rounds == 0:
             raise ConfigError(f"{name}: expected none with rounds: 0, where there is one model")
     close, own = method.recipe.closing, method.recipe.personalization
