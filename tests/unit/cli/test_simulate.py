@@ -104,7 +104,7 @@ def test_a_data_file_says_what_is_cut(desk: Desk, chorale: Calls) -> None:
     twice = chorale("simulate", desk.job(), "--data", data, "--partition", "iid")
     assert twice.code == 2
     assert "--partition: " in twice.err
-    assert "data.yaml says it" in twice.err
+    assert "data.yaml, which holds it" in twice.err
 
 
 def test_the_silos_own_models_are_told_with_the_global_one(desk: Desk, chorale: Calls) -> None:
@@ -210,18 +210,18 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
     ("options", "said"),
     [
         (["--silos", "2"], "2 is not in the range 3<=x<=10000"),
-        (["--data", "numbers"], "--data: format: expected one of digits, mnist"),
-        (["--data", "npz"], "--data: path: format npz needs one"),
+        (["--data", "numbers"], "error: --data: expected one of digits, mnist"),
+        (["--data", "npz"], "error: --path: a value is required with format npz"),
         (["--data", "npz", "--path", "/nowhere"], "data.path: no such file or folder: /nowhere"),
         (["--partition", "shards", "--silos", "7"], "7 silos x 2 shards cannot be shared evenly"),
-        (["--alpha", "-1"], "partition.alpha: "),
+        (["--alpha", "-1"], "error: --alpha: expected more than 0, got -1"),
         # these trained on another cut than was asked for, without a word
         (
             ["--partition", "shards", "--alpha", "0.1"],
-            "--alpha: belongs to --partition dirichlet, got shards",
+            "--alpha: expected none with --partition shards, only with dirichlet",
         ),
-        (["--shards-per-silo", "3"], "--shards-per-silo: belongs to --partition shards, got dirichlet"),
-        (["--silo", "a.yaml", "--partition", "iid"], "--partition: the files of --silo say which data"),
+        (["--shards-per-silo", "3"], "--shards-per-silo: expected none with --partition dirichlet"),
+        (["--silo", "a.yaml", "--partition", "iid"], "--partition: expected none with --silo, whose files"),
         (["--silos", "20", "--min-samples", "500"], "no cut in 1000 draws gives each of 20 silos 500"),
         (["--policy", "/nowhere.yaml"], "/nowhere.yaml: no such file or directory"),
         (["--init", "/nowhere.safetensors"], "/nowhere.safetensors: no such file or directory"),
@@ -284,17 +284,17 @@ def test_number_type_and_memory_order_are_part_of_what_a_folder_holds(
 
 def test_a_terminal_sees_how_many_silos_have_answered_and_how_long_it_takes() -> None:
     now, seen = 0.0, io.StringIO()
-    line = ProgressLine(seen, rounds=20, clock=lambda: now)
+    line = ProgressLine(seen, rounds=6, clock=lambda: now)
     for round in (1, 2, 3):
         for done in (1, 2, 3):
             now += 4.0
             line.answered((round, "train"), done, 3)
         line.round_ended(round)
     shown = seen.getvalue().split("\r\x1b[K")
-    assert shown[1] == "round 1/20: train, 1 of 3 silos"
-    # 12 s a round, 18 rounds after the second, of which 4 s are over
-    assert shown[7] == "round 3/20: train, 1 of 3 silos, about 4 min left"
-    silent = ProgressLine(None, rounds=20)
+    assert shown[1] == "round 1/6: train, 1 of 3 silos"
+    # 12 s a round, four rounds after the second, of which 4 s are over
+    assert shown[7] == "round 3/6: train, 1 of 3 silos, about 44 s left"
+    silent = ProgressLine(None, rounds=6)
     silent.answered((1, "train"), 1, 3)
     silent.clear()
 
