@@ -234,7 +234,7 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
     sums nothing of the data.
     """
     work, method = setting.work, setting.work.spec.method
-    is_alone = method.recipe.personalization.shares_nothing and work.phase_kind != EVALUATE
+    is_alone = method.recipe.personalization.shares_nothing and work.phase_kind == TRAIN
     if is_alone and method.recipe.statistic is None:
         return {}
     tested = _test_of(setting)
