@@ -81,8 +81,8 @@ ROOMS = {
     "< processes < objective_of_settings",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
-    "simulation": "stored < silos < members < results < local_session < pool < processes < on_ray "
-    "< sums < engine < folder < trial",
+    "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
+    "< on_ray < sums < engine < folder < trial",
     "client": "errors < settings < history < operations < submission < planning < evidence < results "
     "< mlflow_export < federation",
     "web": "shared < console < silo_page",
