@@ -24,12 +24,19 @@ from simulation.stored import StoredSilos
 
 if TYPE_CHECKING:
     from chorale.spec.job_spec import JobSpec
-    from silo_agent.data.base import SiloData
+    from silo_agent.data.base import SampleSet, SiloData
     from simulation.stored import Scratch
 
 YAML = (".yaml", ".yml")
 CUT = ("partition", "alpha", "shards_per_silo", "min_samples", "split_seed")
 GIVEN = ("data", "path", *CUT, "silo_files")
+OPTIONS = {  # what errors call the fields of data settings that they become
+    "format": "--data",
+    "path": "--path",
+    "partition__alpha": "--alpha",
+    "partition__shards_per_silo": "--shards-per-silo",
+    "partition__min_samples": "--min-samples",
+}
 ONLY_BY = {"alpha": "dirichlet", "min_samples": "dirichlet", "shards_per_silo": "shards"}
 # of a silo's settings file, what says where and who it is: none of it is taken
 OF_ITS_OWN = frozenset(
@@ -121,11 +128,11 @@ class DataOptions:
         for option in self.named:
             kind, reason = ONLY_BY.get(option, self.partition), ""
             if self.silo_files and option in ("data", "path", *CUT):
-                reason = "the files of --silo say which data, and nothing is cut"
+                reason = "expected none with --silo, whose files name the data"
             elif (option == "path" and is_file) or (option in CUT and is_cut_by_file):
-                reason = f"{self.data} says it"
+                reason = f"expected none with --data {self.data}, which holds it"
             elif kind != self.partition:
-                reason = f"belongs to --partition {kind}, got {self.partition}"
+                reason = f"expected none with --partition {self.partition}, only with {kind}"
             if reason:
                 raise ConfigError(f"--{option.replace('_', '-')}: {reason}")
 
@@ -201,6 +208,18 @@ class DataOptions:
                 click.echo(f"{name}: {rows_beyond_told(each, data.rows_beyond)}", err=True)
             yield data
 
+    def load_test_set(self, spec: JobSpec) -> SampleSet:
+        """What of the data no silo trains on, before it is cut: its own test split, or the share held out.
+
+        Raises ConfigError where nothing is cut: then each silo has its own hold-out.
+        """
+        from silo_agent.data.loading import load_data
+
+        if self.silo_files:
+            raise ConfigError("--test: expected one data set that is cut into silos (--data), not --silo")
+        whole = self._settings(len(spec.silos), name=spec.data)
+        return load_data(whole.model_copy(update={"partition": None}), spec).holdout
+
     def describe(self) -> dict[str, Any]:
         """What the data are, for the folder: one that was made from other data is refused."""
         if self.silo_files:
@@ -220,16 +239,17 @@ class DataOptions:
             "seed": self.split_seed,
         }
         if Path(self.data).suffix in YAML:
-            source, values = self.data, _data_in(Path(self.data))
+            source, values, options = self.data, _data_in(Path(self.data)), {}
             cut = values.get("partition") or cut
         else:
-            source, values = "--data", {"format": self.data, "name": self.data}
+            source, values, options = "--data", {"format": self.data, "name": self.data}, OPTIONS
             if self.path is not None:
                 values["path"] = self.path
         if isinstance(cut, Mapping):
             cut = {**cut, "silos": silos, "index": 0}
         named = {} if name is None else {"name": name}
-        return check_values(DataSettings, {**values, **named, "partition": cut}, source=source)
+        whole = {**values, **named, "partition": cut}
+        return check_values(DataSettings, whole, source=source, options=options)
 
 
 def _data_in(path: Path) -> dict[str, Any]:

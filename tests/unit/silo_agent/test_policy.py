@@ -267,7 +267,7 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
         ),
         ("initial_state: [ab]", "initial_state: expected computed, given or a list of SHA-256 digests"),
         ("initial_state: []", "initial_state: expected computed, given or a list of SHA-256 digests"),
-        ("strategies: [fedavg, fedagv]", "no preset is called fedagv; known are ditto, .*fedavg,"),
+        ("strategies: [fedavg, fedagv]", "strategies: expected presets of ditto, .*fedavg,.*, got fedagv"),
     ],
 )
 def test_a_policy_file_out_of_range_names_file_and_field(tmp_path: Path, line: str, words: str) -> None:
