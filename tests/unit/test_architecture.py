@@ -123,7 +123,7 @@ TORCH_PLACES = (
     "bench/peers/simulation_side.py",
     "bench/training.py",
     "chorale_models/",
-    "research/accuracy/probes.py",
+    "research/accuracy/mechanism/probes.py",
     "research/accuracy/source.py",
     "research/heart_disease/",
     "research/private_sum/",
