@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
 
-OptionValue: TypeAlias = bool | float | str
+OptionValue: TypeAlias = bool | float | str | None
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 FloatArray = NDArray[np.float64]

@@ -32,8 +32,21 @@ Distribution = Annotated[
 OptionValue = bool | int | Finite | Annotated[str, Field(max_length=1_000)]
 OptionValues = OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length=1_000)] | None
 
-OWN_MODELS = ("mlp", "cnn", "resnet18", "vgg11", "mobilenet_v2")
-DEEP_MODELS = ("resnet18", "vgg11", "mobilenet_v2")  # hard to train without normalization
+SHALLOW_MODELS = ("mlp", "cnn", "lenet", "lenet_linear", "alexnet")
+DEEP_MODELS = (  # hard to train without normalization
+    "vgg11",
+    "vgg13",
+    "convnet7",
+    "resnet18",
+    "resnet18_imagenet",
+    "resnet50",
+    "resnet50_imagenet",
+    "senet18",
+    "mobilenet",
+    "mobilenet_v2",
+    "mobilenet_v2_relu",
+)
+OWN_MODELS = (*SHALLOW_MODELS, *DEEP_MODELS)
 CUSTOM = "custom"
 MAX_PER_RECORD = 1e15  # beyond it no scale leaves room in 64 bits for noise, and its square is no number
 LORA_B = ".lora_B."  # in the names of arrays that start at zero
@@ -208,13 +221,14 @@ class ModelSpec(PlugInSpec):
     """Which network is trained; its weights come with the initial state."""
 
     name: PlugInName = Field(
-        description="a network of Chorale's: mlp, cnn, resnet18, vgg11, mobilenet_v2; or one of the "
-        "distribution in `from`; or custom: one of the silos' own objective"
+        description=f"a network of Chorale's: {', '.join(OWN_MODELS)}; or one of the distribution in `from`; "
+        "or custom: one of the silos' own objective"
     )
     norm: Literal["batch", "group", "none"] = Field(
         default="none",
         description="normalization layers: batch sends running means as a quantity of their own, group has "
-        "none to send; left out, it is none for mlp, cnn and custom and batch for the deeper backbones",
+        "none to send; left out, it is none for "
+        f"{', '.join(SHALLOW_MODELS)} and custom and batch for the deeper backbones",
     )
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
         default=(64,), max_length=16, description="widths of an mlp's hidden layers"

@@ -18,7 +18,7 @@ from strategies.exact import whole_power
 from strategies.methods import Strategy, strategy_of
 from strategies.parts.losses import TASK_LOSS, given_loss
 from strategies.parts.regularizers import NO_REGULARIZER, given_regularizer
-from strategies.presets import recipe_of
+from strategies.published import PUBLISHED, published_recipe
 from strategies.recipe import Part, Recipe
 from strategies.server_optimizer import StepOptimizer
 from strategies.tasks.base import TaskSizes
@@ -75,6 +75,11 @@ class StrategySpec(SpecPart):
         description="the method's name, such as fedavg; null with parts, else fedavg",
     )
     parts: PartsSpec | None = Field(default=None, description="the method by its parts, without a preset")
+    as_published: Literal["paper", "code"] | None = Field(
+        default=None,
+        description="a preset as its paper prints it or as its authors' code computes it, of "
+        f"{', '.join(sorted(PUBLISHED))}; null: Chorale's own reading",
+    )
     aggregate: Literal["weighted", "uniform"] | None = Field(
         default=None,
         description="weighted: a silo's update weighs by its share of the samples; uniform: every silo's "
@@ -101,7 +106,10 @@ class StrategySpec(SpecPart):
     def recipe(self) -> Recipe:
         """Raises ConfigError for an unknown preset, and for a part of a distribution where the method has its
         own."""
-        recipe = recipe_of(self.name) if self.parts is None else recipe_from(self.parts.model_dump())
+        if self.parts is None:
+            recipe = published_recipe(self.name, self.as_published)
+        else:
+            recipe = recipe_from(self.parts.model_dump())
         loss, regularizer = self.loss, self.regularizer
         if loss is not None:
             self._check_place("loss", loss, taken=recipe.loss, free=TASK_LOSS)
@@ -123,6 +131,8 @@ class StrategySpec(SpecPart):
     def _one_of_both(self) -> StrategySpec:
         if self.preset is not None and self.parts is not None:
             raise ValueError("parts: expected a preset or parts, not both")
+        if self.as_published is not None and self.parts is not None:
+            raise ValueError("as_published: parts were published by nobody: expected with a preset alone")
         return self
 
 

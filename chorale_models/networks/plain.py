@@ -1,9 +1,17 @@
-"""Networks without shortcuts: mlp, cnn and vgg11.
+"""Networks without shortcuts: mlp, cnn, vgg11, vgg13, convnet7, lenet, lenet_linear and alexnet.
 
 vgg11, for 32x32 inputs, is as the papers on federated CIFAR use it. Eight 3x3 convolutions with bias, two
 fully connected layers of 512, feature width 512, features not negative. Plain unless the job asks for a norm.
 Source: Simonyan and Zisserman (arXiv 1409.1556), configuration A; FedDr+ (arXiv 2406.02355) for the narrow
 fully connected part.
+vgg13, for 32x32 inputs: configuration B's ten convolutions and no fully connected layer but the head, as
+SphereFed (Dong et al. 2022) has it. As printed there a pooling is missing: five end at the printed width 512.
+convnet7: SphereFed's seven convolutions. Their padding is not printed; 1 ends at the printed width 1024.
+lenet: LeCun et al. 1998, figure 2, as MOON (arXiv 2103.16257) and FedCSD (arXiv 2308.10162) run it: two 5x5
+convolutions of 6 and 16 channels, layers of 120 and 84, ReLU and max-pooling.
+lenet_linear: as FedDW's authors run it on CIFAR-10 (their models.py, CNN_cifar10): layers of 256 and 128, and
+no ReLU between the last one and the head, so features have both signs.
+alexnet: Krizhevsky 2014 (arXiv 1404.5997), the variant of one column that torchvision has, with its dropout.
 """
 
 from __future__ import annotations
@@ -14,12 +22,27 @@ from torch import nn
 
 from chorale_models.model import Sizes, model
 from chorale_models.networks.layers import image_channels, norm1d, norm2d, with_head
+from crypto.errors import ConfigError
 
 CNN_CHANNELS = (32, 64)
 CNN_GRID = 4  # the maps are pooled to 4x4, so any image size fits
 CNN_WIDTH = 128
 VGG_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pool ends each stage
 VGG_WIDTH = 512
+VGG13_STAGES = ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512))
+CONVNET7 = ((32, 1), (64, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2))  # channels and stride
+CONVNET7_GRID = 2  # 32x32 ends so
+LENET_CHANNELS = (6, 16)
+LENET_SMALLEST = 16  # height or width: below it nothing is left of the maps
+# channels, size, stride, padding, and whether a pooling follows
+ALEXNET = (
+    (64, 11, 4, 2, True),
+    (192, 5, 1, 2, True),
+    (384, 3, 1, 1, False),
+    (256, 3, 1, 1, False),
+    (256, 3, 1, 1, True),
+)
+ALEXNET_GRID, ALEXNET_WIDTH, ALEXNET_SMALLEST = 6, 4096, 63
 
 
 @model(head="head")
@@ -53,13 +76,98 @@ def cnn(sizes: Sizes, *, norm: str = "none") -> nn.Module:
 @model(head="head")
 def vgg11(sizes: Sizes, *, norm: str = "none") -> nn.Module:
     """For images of any size; 9,745,792 parameters in the body at three channels and no norm."""
+    layers, before = _vgg(sizes, VGG_STAGES, norm=norm)
+    layers += [nn.Linear(before, VGG_WIDTH), nn.ReLU(), nn.Linear(VGG_WIDTH, VGG_WIDTH), nn.ReLU()]
+    return with_head(layers, VGG_WIDTH, sizes.outputs)
+
+
+@model(head="head")
+def vgg13(sizes: Sizes, *, norm: str = "batch") -> nn.Module:
+    """For images of any size; feature width 512."""
+    layers, before = _vgg(sizes, VGG13_STAGES, norm=norm)
+    return with_head(layers, before, sizes.outputs)
+
+
+@model(head="head")
+def convnet7(sizes: Sizes, *, norm: str = "batch") -> nn.Module:
+    """For images of any size; feature width 1024."""
     layers: list[nn.Module] = []
     before = image_channels(sizes)
-    for stage in VGG_STAGES:
+    for channels, stride in CONVNET7:
+        layers += [
+            nn.Conv2d(before, channels, 3, stride=stride, padding=1),
+            norm2d(norm, channels),
+            nn.ReLU(),
+        ]
+        before = channels
+    layers += [nn.AdaptiveAvgPool2d(CONVNET7_GRID), nn.Flatten()]
+    return with_head(layers, before * CONVNET7_GRID * CONVNET7_GRID, sizes.outputs)
+
+
+@model(head="head")
+def lenet(sizes: Sizes, *, norm: str = "none") -> nn.Module:
+    """For images of 16x16 and more; feature width 84."""
+    layers, width = _lenet(sizes, norm=norm)
+    layers += [nn.Linear(width, 120), norm1d(norm, 120), nn.ReLU()]
+    layers += [nn.Linear(120, 84), norm1d(norm, 84), nn.ReLU()]
+    return with_head(layers, 84, sizes.outputs)
+
+
+@model(head="head")
+def lenet_linear(sizes: Sizes, *, norm: str = "none") -> nn.Module:
+    """For images of 16x16 and more; feature width 128, of both signs."""
+    layers, width = _lenet(sizes, norm=norm)
+    layers += [nn.Linear(width, 256), norm1d(norm, 256), nn.ReLU(), nn.Linear(256, 128)]
+    return with_head(layers, 128, sizes.outputs)
+
+
+@model(head="head")
+def alexnet(sizes: Sizes, *, norm: str = "none") -> nn.Module:
+    """For images of 63x63 and more; feature width 4096."""
+    _check_size(sizes, "alexnet", smallest=ALEXNET_SMALLEST)
+    layers: list[nn.Module] = []
+    before = image_channels(sizes)
+    for channels, size, stride, padding, is_pooled in ALEXNET:
+        layers += [nn.Conv2d(before, channels, size, stride=stride, padding=padding)]
+        layers += [norm2d(norm, channels), nn.ReLU()]
+        layers += [nn.MaxPool2d(3, stride=2)] if is_pooled else []
+        before = channels
+    layers += [nn.AdaptiveAvgPool2d(ALEXNET_GRID), nn.Flatten()]
+    width = before * ALEXNET_GRID * ALEXNET_GRID
+    for next_width in (ALEXNET_WIDTH, ALEXNET_WIDTH):
+        layers += [nn.Dropout(), nn.Linear(width, next_width), nn.ReLU()]
+        width = next_width
+    return with_head(layers, width, sizes.outputs)
+
+
+def _vgg(sizes: Sizes, stages: tuple[tuple[int, ...], ...], *, norm: str) -> tuple[list[nn.Module], int]:
+    """The convolutions, down to one number a channel, and how many channels there are."""
+    layers: list[nn.Module] = []
+    before = image_channels(sizes)
+    for stage in stages:
         for channels in stage:
             layers += [nn.Conv2d(before, channels, 3, padding=1), norm2d(norm, channels), nn.ReLU()]
             before = channels
         layers.append(nn.MaxPool2d(2, ceil_mode=True))  # 28x28 ends at 1x1 too
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    layers += [nn.Linear(before, VGG_WIDTH), nn.ReLU(), nn.Linear(VGG_WIDTH, VGG_WIDTH), nn.ReLU()]
-    return with_head(layers, VGG_WIDTH, sizes.outputs)
+    return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()], before
+
+
+def _lenet(sizes: Sizes, *, norm: str) -> tuple[list[nn.Module], int]:
+    """The convolutions without padding, and how many numbers they end in."""
+    _check_size(sizes, "lenet", smallest=LENET_SMALLEST)
+    layers: list[nn.Module] = []
+    before, (height, width) = image_channels(sizes), sizes.input_shape[1:]
+    for channels in LENET_CHANNELS:
+        layers += [nn.Conv2d(before, channels, 5), norm2d(norm, channels), nn.ReLU(), nn.MaxPool2d(2)]
+        before, height, width = channels, (height - 4) // 2, (width - 4) // 2
+    return [*layers, nn.Flatten()], before * height * width
+
+
+def _check_size(sizes: Sizes, network: str, *, smallest: int) -> None:
+    """Raises ConfigError for samples that are no images, or too small ones."""
+    image_channels(sizes)
+    if min(sizes.input_shape[1:]) < smallest:
+        raise ConfigError(
+            f"model.name: {network} takes images of {smallest}x{smallest} and more, the job's input_shape is "
+            f"{list(sizes.input_shape)}"
+        )

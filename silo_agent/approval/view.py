@@ -34,6 +34,7 @@ from strategies.parts.heads import HEAD
 
 UNCOMPARED = ("nonce", "initial_state")  # of every job its own; the starting weights are told by themselves
 BUDGET_FIELD = "privacy.epsilon"
+AS_PUBLISHED = {"paper": "paper", "code": "authors' code"}
 
 
 class Origin(StrEnum):
@@ -346,12 +347,16 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
 
 
 def _method_told(spec: JobSpec) -> str:
-    told = [f"{name} {json.dumps(value)}" for name, value in spec.strategy.options.items()]
-    if spec.strategy.parts is not None:
-        parts = spec.strategy.parts.model_dump()
-        told = [f"{field} {word}" for field, word in parts.items() if word not in (None, "none")] + told
-    if spec.strategy.aggregate == "uniform":
+    """What is short and decides much stands first: a long line is cut at its end."""
+    strategy, told = spec.strategy, list[str]()
+    if strategy.as_published is not None:
+        told.append(f"as its {AS_PUBLISHED[strategy.as_published]} has it")
+    if strategy.aggregate == "uniform":
         told.append("every silo weighs the same")
+    if strategy.parts is not None:
+        parts = strategy.parts.model_dump()
+        told += [f"{field} {word}" for field, word in parts.items() if word not in (None, "none")]
+    told += [f"{name} {json.dumps(value)}" for name, value in strategy.options.items()]
     return f"{spec.strategy.name} ({', '.join(told)})" if told else spec.strategy.name
 
 

@@ -14,9 +14,10 @@ from enum import StrEnum
 import numpy as np
 from pydantic import Field
 
+from crypto.errors import ConfigError
 from strategies.base import METHOD, MODEL, Array, Arrays, PartOptions, PhaseContext, blocks, options_of
 from strategies.parts.regularizers import TemperatureOptions
-from strategies.recipe import Regularizer, Standing
+from strategies.recipe import Options, Recipe, Regularizer, Standing
 
 TEACHER = METHOD + "teacher/"  # prefix of the teacher's trained parameters and float buffers
 
@@ -58,10 +59,11 @@ def teacher_state(state: Arrays) -> dict[str, Array]:
 
 
 class Mask(StrEnum):
-    """Which samples the teacher teaches: where it gives the true class more than chance, where it is right,
-    or all."""
+    """Which samples the teacher teaches: where it gives the true class more than chance, where it does so
+    after delta-hat refined its logits, where it is right, or all."""
 
     ADAPTIVE = "adaptive"
+    REFINED = "refined"
     FORCIBLE = "forcible"
     NONE = "none"
 
@@ -85,6 +87,26 @@ class CsdOptions(TemperatureOptions, TeacherOptions):
     grad_through_delta: bool = Field(
         default=False, description="whether the student's gradient also flows through delta-hat"
     )
+    own_prototypes: bool = Field(
+        default=False,
+        description="each silo compares with its own prototypes, without the statistic logit-prototypes",
+    )
+
+
+def _check_prototypes(recipe: Recipe, options: Options) -> None:
+    if options_of(CsdOptions, options).own_prototypes and recipe.statistic is not None:
+        raise ConfigError(
+            "strategy.options.own_prototypes: each silo compares with its own, and the statistic "
+            f"{recipe.statistic} sums those of all: expected false, or no statistic"
+        )
+
+
+def _check_private(options: Options) -> None:
+    if options_of(CsdOptions, options).own_prototypes:
+        raise ConfigError(
+            "strategy.options.own_prototypes: a silo's own prototypes are means of all its records, so one "
+            "of them changes the gradients of all the others and no clip bounds it: a private job needs false"
+        )
 
 
 CSD = Regularizer(
@@ -93,6 +115,8 @@ CSD = Regularizer(
     options=CsdOptions,
     keeper=EmaTeacher(),
     reads=(TEACHER,),
+    check_options=_check_prototypes,
+    check_private=_check_private,
     standing=Standing(
         why="compares each sample with a mean of global models and with noised prototypes, both "
         "post-processing of sums paid for before"

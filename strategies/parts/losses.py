@@ -28,6 +28,33 @@ NO_COSINES = Need(
 # of the job's task: cross-entropy where that is classification
 TASK_LOSS = Loss(word="task", needs=(NO_COSINES,), standing=PER_SAMPLE)
 
+
+class ScaledSoftmaxOptions(PartOptions):
+    """SphereFed's cross-entropy on cosines."""
+
+    score_scale: float = Field(
+        default=16.0,
+        gt=0,
+        le=1e4,
+        description="tau of SphereFed's cross-entropy ablation, a factor on the scores; no value is given",
+    )
+
+
+SCALED_SOFTMAX = Loss(
+    word="scaled-softmax",
+    options=ScaledSoftmaxOptions,
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.features is UNIT,
+            reason="scaled-softmax multiplies cosines, which nothing else lengthens: it needs features unit",
+            is_advice=True,
+        ),
+    ),
+    standing=PER_SAMPLE,
+    needs_classes=True,
+    needs_cut=always,
+)
+
 SPHERE_MSE = Loss(
     word="sphere-mse",
     needs=(
@@ -49,12 +76,18 @@ SPHERE_MSE = Loss(
     needs_cut=always,
 )
 
-OF_COSINES = "dot-regression is of cosines: it needs features unit and head frozen-etf or frozen-orthonormal"
 DOT_REGRESSION = Loss(
     word="dot-regression",
     needs=(
-        Need(holds=lambda recipe: recipe.head.has_unit_rows, reason=OF_COSINES),
-        Need(holds=lambda recipe: recipe.features is UNIT, reason=OF_COSINES, is_advice=True),
+        Need(
+            holds=lambda recipe: recipe.head.has_unit_rows,
+            reason="dot-regression is of cosines: it needs head frozen-etf or frozen-orthonormal",
+        ),
+        Need(
+            holds=lambda recipe: recipe.features is UNIT,
+            reason="dot-regression is of cosines: it needs features unit",
+            is_advice=True,
+        ),
     ),
     standing=PER_SAMPLE,
     needs_classes=True,
@@ -98,4 +131,4 @@ def given_loss(word: str, *, is_mean: bool) -> Loss:
     return Loss(word=word, standing=PER_SAMPLE if is_mean else OF_A_BATCH)
 
 
-LOSSES = (TASK_LOSS, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)
+LOSSES = (TASK_LOSS, SCALED_SOFTMAX, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)

@@ -42,6 +42,15 @@ class TemperatureOptions(PartOptions):
     tau: float = Field(default=3.0, gt=0, le=1e3, description="tau: temperature of both softmaxes")
 
 
+class NotTrueOptions(TemperatureOptions):
+    """FedNTD's distillation."""
+
+    tau_squared: bool = Field(
+        default=False,
+        description="whether the divergence is multiplied by tau squared, as FedNTD's code does",
+    )
+
+
 class MoonOptions(PartOptions):
     """How sharply MOON separates its two models."""
 
@@ -65,7 +74,7 @@ MOON = Regularizer(
 RECEIVED_TEACHER = replace(GLOBAL_TEACHER, shared=FROM_THE_RECEIVED)
 KD = Regularizer(word="kd", options=TemperatureOptions, standing=RECEIVED_TEACHER, needs_classes=True)
 NTD = Regularizer(
-    word="ntd", options=TemperatureOptions, standing=RECEIVED_TEACHER, min_classes=3, needs_classes=True
+    word="ntd", options=NotTrueOptions, standing=RECEIVED_TEACHER, min_classes=3, needs_classes=True
 )
 LD = Regularizer(word="ld", standing=RECEIVED_TEACHER, needs_classes=True)
 FD = Regularizer(word="fd", standing=RECEIVED_TEACHER, needs_cut=always)

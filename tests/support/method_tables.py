@@ -17,6 +17,7 @@ from strategies.declared_parts import PARTS
 from strategies.methods import Strategy, parts_with_options, strategy_for
 from strategies.parts.heads import HEAD
 from strategies.presets import FEDAVG, PRESETS
+from strategies.published import PUBLISHED
 from strategies.recipe import Recipe
 from strategies.tasks.base import LOSS_SUM, TESTED, Sum, TaskSizes
 from strategies.tasks.declared_tasks import TASKS, task_of
@@ -70,6 +71,12 @@ def option_rows() -> Iterator[Row]:
         yield f"`{name}`", meanings[name], ", ".join(presets[name])
 
 
+def published_rows() -> Iterator[Row]:
+    """Preset, where its paper says it, what its authors' code does, where, and what of it no job can say."""
+    for name, both in sorted(PUBLISHED.items()):
+        yield f"`{name}`", both.of_paper, both.differs, both.of_code, both.left_out or "-"
+
+
 def task_rows() -> Iterator[Row]:
     """Task, main figure, round sums and the closing ones of each metric, with what one record moves."""
     range_of_targets = {"regression": {"low": 0.0, "high": 1.0}}
@@ -93,8 +100,9 @@ def _sum(each: Sum) -> str:
 
 def rules() -> Iterator[str]:
     """Why a job with some combination of parts is refused."""
-    needs = (need.reason for parts in PARTS.values() for part in parts for need in part.needs)
-    return iter(dict.fromkeys(needs))
+    needs = (need for parts in PARTS.values() for part in parts for need in part.needs)
+    told = {need.reason: " (`allow_unusual` passes over it)" if need.is_advice else "" for need in needs}
+    return (reason + unusual for reason, unusual in told.items())
 
 
 def _parts(recipe: Recipe) -> Iterator[str]:

@@ -56,6 +56,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "fedopt_yogi": ("fedopt", {"server_optimizer": "yogi"}, {}),
     "fedcsd_counts": ("fedcsd", {"count_weighted": True}, {}),
     "feddw_identity": ("feddw", {"init_slm": "identity"}, {}),
+    "feddw_code": ("feddw", {"init_slm": "identity", "slm_share": 0.5, "slm_sums": "all"}, {}),
     "spherefed_no_ridge": ("spherefed", {"ridge": 0.0}, {}),
     "fedavg_16_bits": ("fedavg", {}, {"update_bits": 16}),
     "fedavg_64_bits": ("fedavg", {}, {"update_bits": 64}),

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from chorale.spec.plug_in_specs import OWN_MODELS
 from cli.demo.plan import RATE, RATES
-from tests.support.method_tables import Row, method_rows, option_rows, part_rows, rules, task_rows
+from tests.support.method_tables import (
+    Row,
+    method_rows,
+    option_rows,
+    part_rows,
+    published_rows,
+    rules,
+    task_rows,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 
@@ -33,6 +42,14 @@ def test_every_preset_has_its_row_and_names_its_paper() -> None:
 @pytest.mark.parametrize(("title", "rows"), [("Parts", part_rows()), ("Options", option_rows())])
 def test_every_part_and_option_has_its_row(title: str, rows: Iterable[Row]) -> None:
     assert table(title) == list(rows)
+
+
+def test_every_preset_that_its_authors_compute_otherwise_has_its_row() -> None:
+    assert table("As published") == list(published_rows())
+
+
+def test_every_network_has_its_row() -> None:
+    assert [row[0].strip("`") for row in table("Networks")] == list(OWN_MODELS)
 
 
 def test_every_task_has_its_row() -> None:

@@ -18,8 +18,7 @@ from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
 from chorale_models.model import Model, Normal, Sizes, Start
-from chorale_models.networks.plain import cnn, mlp, vgg11
-from chorale_models.networks.residual import mobilenet_v2, resnet18
+from chorale_models.networks import plain, residual, separable
 from chorale_models.parts import Loss, Regularizer
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
@@ -34,7 +33,24 @@ from silo_agent.training.models.base import FederatedModel, by_channel
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
 
-OWN = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18, "vgg11": vgg11, "mobilenet_v2": mobilenet_v2}
+OWN = {
+    "mlp": plain.mlp,
+    "cnn": plain.cnn,
+    "lenet": plain.lenet,
+    "lenet_linear": plain.lenet_linear,
+    "alexnet": plain.alexnet,
+    "vgg11": plain.vgg11,
+    "vgg13": plain.vgg13,
+    "convnet7": plain.convnet7,
+    "resnet18": residual.resnet18,
+    "resnet18_imagenet": residual.resnet18_imagenet,
+    "resnet50": residual.resnet50,
+    "resnet50_imagenet": residual.resnet50_imagenet,
+    "senet18": residual.senet18,
+    "mobilenet": separable.mobilenet,
+    "mobilenet_v2": separable.mobilenet_v2,
+    "mobilenet_v2_relu": separable.mobilenet_v2_relu,
+}
 
 OWN_TASKS: dict[str, Callable[..., Task]] = {
     "classification": Classification,

@@ -23,7 +23,7 @@ from silo_agent.training.models.state import FloatArray
 from silo_agent.training.parts.closing.ffc import calibrate
 from silo_agent.training.parts.given import GivenLoss, GivenRegularizer
 from silo_agent.training.parts.losses.cosine import SphereMse, dot_regression
-from silo_agent.training.parts.losses.softmax import ClientAdapted, balanced_softmax
+from silo_agent.training.parts.losses.softmax import ClientAdapted, balanced_softmax, scaled_softmax
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, train_for_adaptation
 from silo_agent.training.parts.personalization.own_head import (
     model_with_own_head,
@@ -40,7 +40,7 @@ from silo_agent.training.parts.regularizers.distillation import (
     FeatureDistillation,
     KnowledgeDistillation,
     LogitDistillation,
-    NotTrueDistillation,
+    not_true_distillation,
 )
 from silo_agent.training.parts.regularizers.moon import ModelContrast, both_models, keep_trained
 from silo_agent.training.parts.regularizers.prox import prox
@@ -114,6 +114,7 @@ def plain(setting: Setting) -> TaskLoss:
 LOSSES: Mapping[Loss, ComputedLoss] = MappingProxyType(
     {
         losses.TASK_LOSS: ComputedLoss(train=plain),
+        losses.SCALED_SOFTMAX: ComputedLoss(train=scaled_softmax),
         losses.SPHERE_MSE: ComputedLoss(train=lambda _: SphereMse()),
         losses.DOT_REGRESSION: ComputedLoss(train=dot_regression),
         losses.BALANCED_SOFTMAX: ComputedLoss(train=balanced_softmax, test=plain),
@@ -134,9 +135,7 @@ REGULARIZERS: Mapping[Regularizer, ComputedRegularizer | None] = MappingProxyTyp
         regularizers.KD: ComputedRegularizer(
             make=lambda setting: KnowledgeDistillation(tau=setting.options(TemperatureOptions).tau)
         ),
-        regularizers.NTD: ComputedRegularizer(
-            make=lambda setting: NotTrueDistillation(tau=setting.options(TemperatureOptions).tau)
-        ),
+        regularizers.NTD: ComputedRegularizer(make=not_true_distillation),
         regularizers.LD: ComputedRegularizer(make=lambda _: LogitDistillation()),
         regularizers.FD: ComputedRegularizer(make=lambda _: FeatureDistillation()),
         CSD: ComputedRegularizer(

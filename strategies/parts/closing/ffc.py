@@ -208,8 +208,9 @@ def calibration(options: Options) -> tuple[CalibratePhase]:
 FFC_NEEDS = (
     Need(
         holds=lambda recipe: recipe.features is UNIT,
-        reason="ffc sums products of features, which have a bound only at unit length and fit a head that "
-        "nothing scales: it needs features unit",
+        reason="ffc sums products of features at unit length, because others have no bound, and fits the "
+        "head to these: it needs features unit",
+        is_advice=True,
     ),
     Need(
         holds=lambda recipe: not recipe.head.has_bias,

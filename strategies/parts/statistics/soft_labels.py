@@ -6,6 +6,9 @@ Federated Learning", Eqs. 4 to 7. Silo k sends A_k[i, :], the sum of its trained
 over its samples of class i, and their number c_k[i]; Omega[i, :] = sum_k A_k[i, :] / sum_k c_k[i]. The
 sums run over the revealed cohort. A class of which no silo sent a sample keeps the row of the round
 before; where there never was one it is not known and drops out of the loss.
+The authors' code (liuvvvvv1/FedDW at 4e69f24, main.py, lines 465 to 529) starts from the identity, keeps half
+of the old Omega, sums over all rounds so far, because its lists are never emptied, and divides mu by ten in
+rounds 9, 18 and so on: `init_slm: identity`, `slm_share: 0.5`, `slm_sums: all`, `mu_decay_rounds: 9`.
 
 Leaks by class how many samples took part and what the models of the round answer to them on average.
 Of a class that one silo holds it would be that silo's answers and count: rows below min_class_holders
@@ -28,12 +31,13 @@ from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, Arrays, FloatArray, PartOptions, PhaseContext, options_of
 from strategies.exact import total
-from strategies.parts.heads import TRAINED_UNBIASED
 from strategies.parts.regularizers import WEIGHTS_ALONE
-from strategies.recipe import Need, Options, Recipe, Regularizer, Standing, Statistic
+from strategies.recipe import Need, Options, Recipe, Regularizer, Standing, Statistic, always
 
 SOFT_LABELS = METHOD + "soft_labels"  # (C, C) float64: row = true class, column = predicted class
 KNOWN_ROWS = METHOD + "soft_labels_valid"  # (C,) uint8: 1 where the row is known
+# (C, C) and (C,) float64: A and c of all rounds so far, where the job asks for those
+ALL_SUMS, ALL_COUNTS = METHOD + "soft_label_sums", METHOD + "soft_label_counts"
 MAX_CLASS_SAMPLES = float(1 << 28)  # of one class at one silo; leaves 16 fractional bits to 4 silos
 
 
@@ -45,12 +49,35 @@ class InitialSoftLabels(StrEnum):
     UNIFORM = "uniform"
 
 
+class SoftLabelRounds(StrEnum):
+    """Whose sums Omega is made of."""
+
+    LAST = "last"
+    ALL = "all"
+
+
 class SoftLabelOptions(PartOptions):
-    """Soft labels before the first sum."""
+    """How Omega follows from the sums, and how much it pulls."""
 
     init_slm: InitialSoftLabels = Field(
         default=InitialSoftLabels.SKIP,
         description="Omega of round 1: skip (a class is left out until its first sum), identity or uniform",
+    )
+    slm_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of the newly summed soft labels in the next Omega; the rest is the old Omega's",
+    )
+    slm_sums: SoftLabelRounds = Field(
+        default=SoftLabelRounds.LAST,
+        description="which rounds' sums make the new soft labels: last, or all so far",
+    )
+    mu_decay_rounds: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="mu is a tenth after each so many rounds, counted from round 1; null: it stays",
     )
 
 
@@ -118,16 +145,30 @@ class SoftLabels:
         """Omega = A / c where there is a count, else the row as it was."""
         options = options_of(SoftLabelOptions, context.options)
         before = soft_labels_in(context.state, classes=context.classes, options=options)
-        counts_C = sums["class_counts"]
+        is_noised = sums["class_counts"].dtype.kind == "f"  # a noised count is no whole number
+        sums_CC, counts_C, kept = _summed(context, sums, options.slm_sums)
         has_samples_C = counts_C > 0
-        if counts_C.dtype.kind == "f":  # a noised count is no whole number
-            means_CC = _distributions(sums["soft_labels"])
-        else:
-            means_CC = sums["soft_labels"] / np.maximum(counts_C, 1)[:, None]
+        means_CC = _distributions(sums_CC) if is_noised else sums_CC / np.maximum(counts_C, 1)[:, None]
+        share_C1 = np.where(before.is_known_C, options.slm_share, 1.0)[:, None]
+        mixed_CC = share_C1 * means_CC + (1.0 - share_C1) * before.rows_CC
         return {
-            SOFT_LABELS: np.where(has_samples_C[:, None], means_CC, before.rows_CC),
+            SOFT_LABELS: np.where(has_samples_C[:, None], mixed_CC, before.rows_CC),
             KNOWN_ROWS: (has_samples_C | before.is_known_C).astype(np.uint8),
+            **kept,
         }
+
+
+def _summed(
+    context: PhaseContext, sums: Mapping[str, Array], rounds: SoftLabelRounds
+) -> tuple[FloatArray, Array, dict[str, Array]]:
+    """A and c, and the arrays that keep them where those of all rounds are asked for."""
+    sums_CC, counts_C = np.asarray(sums["soft_labels"], dtype=np.float64), sums["class_counts"]
+    if rounds is SoftLabelRounds.LAST:
+        return sums_CC, counts_C, {}
+    state, zeros_CC = context.state, np.zeros((context.classes, context.classes))
+    sums_CC = state.get(ALL_SUMS, zeros_CC) + sums_CC
+    counts_C = state.get(ALL_COUNTS, zeros_CC[0]) + counts_C
+    return sums_CC, counts_C, {ALL_SUMS: sums_CC, ALL_COUNTS: counts_C}
 
 
 def _distributions(noised_CC: FloatArray) -> FloatArray:
@@ -160,11 +201,13 @@ def _check_first_matrix(recipe: Recipe, options: Options) -> None:
 CLASS_RELATIONS = Regularizer(
     word="soft-labels",
     needs_classes=True,
+    needs_cut=always,
     options=SoftLabelOptions,
     needs=(
         Need(
-            holds=lambda recipe: recipe.head is TRAINED_UNBIASED,
-            reason="the regularizer soft-labels moves the head's rows alone: it needs head trained-unbiased",
+            holds=lambda recipe: not recipe.head.is_frozen,
+            reason="the regularizer soft-labels moves the head's rows: it needs head trained-unbiased, or "
+            "trained as FedDW's code has it",
         ),
     ),
     standing=replace(

@@ -24,7 +24,7 @@ from silo_agent.training.parts.statistics.soft_labels import (
 )
 from strategies.base import Array
 from strategies.methods import strategy_for, strategy_of
-from strategies.parts.heads import TRAINED_UNBIASED
+from strategies.parts.heads import FROZEN_RANDOM, TRAINED_UNBIASED
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, KNOWN_ROWS, SOFT_LABEL_SUMS, SOFT_LABELS
 from strategies.presets import FEDAVG
 from strategies.recipe import Recipe
@@ -277,7 +277,7 @@ def test_feddw_finds_its_regularizer_by_name() -> None:
         ),
         (replace(FEDAVG, statistic=SOFT_LABEL_SUMS), "needs that regularizer"),
         (
-            replace(FEDAVG, regularizer=CLASS_RELATIONS, statistic=SOFT_LABEL_SUMS),
+            replace(FEDAVG, head=FROZEN_RANDOM, regularizer=CLASS_RELATIONS, statistic=SOFT_LABEL_SUMS),
             "needs head trained-unbiased",
         ),
     ],

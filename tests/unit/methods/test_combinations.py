@@ -37,9 +37,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mix": "convex"}, "a convex mix shares weight .* there is no regularizer"),
     ({"statistic": "soft-labels"}, "the statistic soft-labels .* needs that regularizer"),
     (
-        {"regularizer": "soft-labels", "statistic": "soft-labels"},
-        "needs head trained-unbiased",
+        {"regularizer": "soft-labels", "statistic": "soft-labels", "head": "frozen-random"},
+        "the regularizer soft-labels moves the head's rows: it needs head trained-unbiased",
     ),
+    ({"loss": "scaled-softmax", "head": "frozen-orthonormal"}, "scaled-softmax multiplies cosines"),
     (
         {"statistic": "logit-prototypes"},
         "the statistic logit-prototypes .* needs that regularizer",
@@ -128,6 +129,8 @@ def test_option_is_refused_by_name(preset: str, options: dict[str, float], messa
         ({**ETF}, "a softmax of cosines stays nearly even"),
         ({**ETF, "features": "raw", "loss": "dot-regression"}, "dot-regression is of cosines"),
         ({"loss": "client-adapted"}, "client-adapted scales a frozen head"),
+        ({"closing": "ffc", "head": "frozen-random"}, "ffc sums products of features at unit length"),
+        ({"loss": "scaled-softmax", "head": "frozen-orthonormal"}, "scaled-softmax multiplies cosines"),
     ],
 )
 def test_unusual_job_passes_over_a_rule_and_says_which(parts: dict[str, Any], reason: str) -> None:

@@ -19,8 +19,8 @@ from crypto.fixed_point.layout import CLIPPED, Layout
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs, outputs_of
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.parts.regularizers.csd import teacher_answers, teacher_logits
-from silo_agent.training.parts.statistics.logit_prototypes import logit_prototypes, logit_sums
+from silo_agent.training.parts.regularizers.csd import logit_sums, teacher_answers, teacher_logits
+from silo_agent.training.parts.statistics.logit_prototypes import logit_prototypes
 from silo_agent.training.torch_objective import presence
 from strategies.base import Array, PhaseContext
 from strategies.parts.statistics.logit_prototypes import PROTOTYPES, PrototypesPhase

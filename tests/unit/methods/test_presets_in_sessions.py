@@ -17,6 +17,7 @@ from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 from strategies.presets import PRESETS
+from strategies.published import PUBLISHED
 from tests.support.agents import Hub, OneHot
 from tests.support.objectives import make_data
 from tests.support.simulation import phases, seeded_work, simulate
@@ -33,6 +34,10 @@ JOB: dict[str, Any] = {
     "training": {"learning_rate": 0.1, "batch_size": 20},
 }
 
+STRATEGIES = {
+    **{name: {"preset": name} for name in PRESETS},
+    **{f"{name}-code": {"preset": name, "as_published": "code"} for name in PUBLISHED},
+}
 OPEN: dict[str, Any] = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
 
 
@@ -57,9 +62,9 @@ class Trained(OneHot):
 
 
 @pytest_asyncio.fixture
-async def hub(tmp_path: Path, preset: str) -> AsyncIterator[Hub]:
+async def hub(tmp_path: Path, strategy: dict[str, str]) -> AsyncIterator[Hub]:
     hub = Hub(tmp_path, silos=SILOS)
-    fields = {**JOB, "strategy": {"preset": preset}}
+    fields = {**JOB, "strategy": strategy}
     hub.state = initial_state(hub.sign(**fields).spec)
     hub.job = hub.sign(**fields)
     for place, name in enumerate(hub.names):
@@ -68,8 +73,8 @@ async def hub(tmp_path: Path, preset: str) -> AsyncIterator[Hub]:
     await hub.close()
 
 
-@pytest.mark.parametrize("preset", cases({name: name for name in PRESETS}, always=one_for_each_sum()))
-async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, preset: str) -> None:
+@pytest.mark.parametrize("strategy", cases(STRATEGIES, always=[*one_for_each_sum(), "feddw-code"]))
+async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, strategy: dict[str, str]) -> None:
     spec, start = hub.job.spec, hub.state
     steps = simulate(spec, [data_of(place) for place in range(SILOS)], min_class_holders=2, state=start)
     for (round, kind), plain in zip(phases(spec), steps, strict=True):

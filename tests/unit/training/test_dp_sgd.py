@@ -197,6 +197,7 @@ ALLOWED: list[dict[str, Any]] = [
     {"server_update": "fedexp"},
     {"server_update": "fednova"},
     {"head": "frozen-orthonormal", "features": "unit", "loss": "sphere-mse"},
+    {"head": "frozen-orthonormal", "features": "unit", "loss": "scaled-softmax"},
     {"head": "frozen-etf", "features": "projected-unit"},
     UNIT,
     {"regularizer": "prox"},

@@ -15,7 +15,8 @@ from torch import Tensor, nn  # noqa: E402
 from silo_agent.data.base import Samples  # noqa: E402
 from silo_agent.training.base.batches import Tensors  # noqa: E402
 from silo_agent.training.base.passes import Outputs  # noqa: E402
-from silo_agent.training.parts.statistics.logit_prototypes import clipped_rows, logit_sums  # noqa: E402
+from silo_agent.training.parts.regularizers.csd import logit_sums  # noqa: E402
+from silo_agent.training.parts.statistics.logit_prototypes import clipped_rows  # noqa: E402
 from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
 from strategies.tasks.base import LOSS_CLIP  # noqa: E402
 from tests.support.objectives import figures_of, make_data, make_job, make_work  # noqa: E402

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import normalize, one_hot
 
 from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import padded
 from silo_agent.training.base.passes import finite_rows
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.models.base import SMALLEST_NORM
 from strategies.base import Array, FloatArray
 from strategies.parts.closing.ffc import packed
 
@@ -44,7 +45,10 @@ def feature_sums(setting: Setting) -> tuple[FloatArray, FloatArray]:
     for batch in setting.train.passes(is_private=setting.is_private):
         if setting.work.is_cancelled():
             raise Cancelled("calibrate: no longer wanted")
-        unit_ND = model.embed(model.features(batch.inputs)).double()
+        unit_ND = model.embed(model.features(batch.inputs))
+        if not model.is_unit:  # the class that a head without bias answers is the same at any length
+            unit_ND = normalize(unit_ND, dim=1, eps=SMALLEST_NORM)
+        unit_ND = unit_ND.double()
         if setting.is_private:
             # at a length of at most 1, in float64: float32 may leave a wide vector longer by UNIT_ROUNDING
             lengths_N1: Tensor = torch.linalg.vector_norm(unit_ND, dim=1, keepdim=True)

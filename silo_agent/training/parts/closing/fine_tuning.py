@@ -57,12 +57,13 @@ def fine_tune(setting: Setting, make_loss: MakesLoss, *, tested_by: SampleLoss) 
         log.warning("personal model is not finite", round=setting.work.round, lower="fine_tune_learning_rate")
     after = _tested(setting, tested_by)
     options, score = setting.options(FineTuningOptions), setting.work.spec.method.task.score
+    tuned = tuning_spec(setting.work.spec).training
     setting.work.keep_personal(
         PersonalModel(
             arrays=model_arrays(setting.received),
             tuned=options.fine_tune_scope.value,
-            epochs=options.fine_tune_epochs,
-            learning_rate=tuning_spec(setting.work.spec).training.learning_rate,
+            epochs=tuned.passes_over(len(setting.work.data.train)),
+            learning_rate=tuned.learning_rate,
             tested=after.tested,
             score_before=score(before.sums),
             score=score(after.sums),
@@ -109,7 +110,8 @@ def tune(setting: Setting, make_loss: MakesLoss) -> None:
 def tuning_spec(spec: JobSpec) -> JobSpec:
     """The job with the fine-tuning's epochs and rate in the place of a round's."""
     options = spec.method.options_of(FineTuningOptions)
-    training = spec.training.with_epochs(options.fine_tune_epochs).model_copy(
+    epochs = options.fine_tune_epochs
+    training = (spec.training if epochs is None else spec.training.with_epochs(epochs)).model_copy(
         update={
             "learning_rate": options.fine_tune_learning_rate or spec.learning_rate_at(spec.rounds),
             "schedule": ScheduleSpec(),

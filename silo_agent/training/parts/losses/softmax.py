@@ -1,4 +1,7 @@
-"""Softmax losses that know how many samples of each class the silo has.
+"""Softmax losses with weights: by how many samples of each class the silo has, or one for all scores.
+
+Scaled softmax: cross-entropy of tau z on scores that are cosines. SphereFed (Dong, Zhang, Li, Kung 2022),
+its ablation of the loss: without tau a softmax of cosines stays nearly even.
 
 Balanced softmax: cross-entropy under the silo's own share of each class. FedETF, Li et al. 2023 (arXiv
 2303.10058): -log( n_y^b exp(z_y) / sum_c n_c^b exp(z_c) ), where n_c counts the silo's training samples of
@@ -16,12 +19,24 @@ C = classes, N = samples.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
-from strategies.parts.losses import BalancedSoftmaxOptions
+from strategies.parts.losses import BalancedSoftmaxOptions, ScaledSoftmaxOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledSoftmax:
+    """Cross-entropy of tau z. scale: tau."""
+
+    scale: float
+
+    def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
+        return cross_entropy(self.scale * outputs.logits_NC, labels_N, reduction="none")
 
 
 class BalancedSoftmax:
@@ -43,6 +58,10 @@ class ClientAdapted:
 
     def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
         return cross_entropy(outputs.logits_NC * self._scales_C, labels_N, reduction="none")
+
+
+def scaled_softmax(setting: Setting) -> ScaledSoftmax:
+    return ScaledSoftmax(scale=setting.options(ScaledSoftmaxOptions).score_scale)
 
 
 def balanced_softmax(setting: Setting) -> BalancedSoftmax:

@@ -10,8 +10,12 @@ prototypes of the round:
 
 The mean, which training takes, runs over all samples, those with M = 0 included. The paper does not say
 whether the gradient also flows through delta-hat; it is stopped there unless `grad_through_delta`.
-A method without the statistic logit-prototypes takes 1/C for every delta-hat, which is their mean.
-Adds nothing to what leaves the silo.
+A method without the statistic logit-prototypes takes 1/C for every delta-hat, which is their mean, or with
+`own_prototypes` the silo's own prototypes (Eq. 6). Adds nothing to what leaves the silo.
+
+The authors' code (IAMJackYan/FedCSD at 4b8baaf, train_ours.py, lines 125 to 163) has a silo's own prototypes,
+M by softmax(delta-hat * z_xi)[y] (`mask: refined`), KL with the gradient through delta-hat, and the sum
+(1 - mu) CE + mu R.
 
 The teacher is the moving mean of the global models (Eq. 12), which strategies/parts/csd.py makes. It is run
 once a round over the samples, in eval mode, takes no gradient, and draws no random number that training would
@@ -49,12 +53,14 @@ class ClassSimilarityDistillation:
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
         tau, z_NC = self._options.tau, student.logits_NC
-        log_target_NC = log_softmax(self._weights(z_NC) * teacher.logits_NC / tau, dim=1)
+        refined_NC = self._weights(z_NC) * teacher.logits_NC
+        log_target_NC = log_softmax(refined_NC / tau, dim=1)
         log_student_NC = log_softmax(z_NC / tau, dim=1)
         is_kl = self._options.form is Distance.KL
         gap_NC = log_target_NC - log_student_NC if is_kl else -log_student_NC
         distance_N = (log_target_NC.exp() * gap_NC).sum(dim=1)
-        return mask_of(self._options.mask, teacher.logits_NC, labels_N) * tau**2 * distance_N
+        judged_NC = refined_NC.detach() if self._options.mask is Mask.REFINED else teacher.logits_NC
+        return mask_of(self._options.mask, judged_NC, labels_N) * tau**2 * distance_N
 
     def _weights(self, z_NC: Tensor) -> Tensor:
         if not self._options.similarity:
@@ -68,7 +74,10 @@ class ClassSimilarityDistillation:
 def class_similarity_distillation(setting: Setting) -> ClassSimilarityDistillation:
     """The regularizer of this round. Raises RemoteProtocolError for a state without its prototypes."""
     if setting.work.spec.method.recipe.statistic is None:
-        return ClassSimilarityDistillation(None, setting.options(CsdOptions))
+        options = setting.options(CsdOptions)
+        return ClassSimilarityDistillation(
+            own_prototypes(setting) if options.own_prototypes else None, options
+        )
     prototypes_CC, classes = setting.tensor(PROTOTYPES), setting.work.spec.classes
     if prototypes_CC is None or prototypes_CC.shape != (classes, classes):
         got = "none" if prototypes_CC is None else tuple(prototypes_CC.shape)
@@ -76,6 +85,21 @@ def class_similarity_distillation(setting: Setting) -> ClassSimilarityDistillati
             f"global state: {PROTOTYPES} is {got}, expected {(classes, classes)}", code=Refusal.STATE
         )
     return ClassSimilarityDistillation(prototypes_CC, setting.options(CsdOptions))
+
+
+def own_prototypes(setting: Setting) -> Tensor:
+    """P_k, which stays at this silo; a class that it lacks has a zero row. Shapes: -> (C, C)."""
+    samples, classes = setting.train, setting.work.spec.classes
+    logits_NC = teacher_logits(setting, samples)
+    counts_C = torch.bincount(samples.labels, minlength=classes).clamp(min=1)
+    sums_CC = logit_sums(logits_NC, samples.labels, classes=classes)
+    return (sums_CC / counts_C[:, None]).to(logits_NC.dtype)
+
+
+def logit_sums(logits_NC: Tensor, labels_N: Tensor, *, classes: int) -> Tensor:
+    """Row c sums the logits of the samples of class c. Shapes: -> (C, C) float64."""
+    sums_CC = torch.zeros((classes, classes), dtype=torch.float64, device=logits_NC.device)
+    return sums_CC.index_add_(0, labels_N, logits_NC.double())
 
 
 def ema_teacher(setting: Setting) -> Run:
@@ -117,7 +141,7 @@ def similarities(z_NC: Tensor, prototypes_CC: Tensor) -> Tensor:
 def mask_of(mask: Mask, teacher_NC: Tensor, labels_N: Tensor) -> Tensor:
     """M, a 1 for every sample that the teacher teaches. Shapes: -> (N,)."""
     match mask:
-        case Mask.ADAPTIVE:
+        case Mask.ADAPTIVE | Mask.REFINED:
             # softmax(z_xi)[y] > 1/C, as C exp(z[y]) > sum exp(z): exactly equal, so false, where all z are
             shares_NC = (teacher_NC - teacher_NC.amax(dim=1, keepdim=True)).exp()
             own_N = shares_NC.gather(1, labels_N[:, None]).squeeze(1)

@@ -8,7 +8,8 @@ tau^2 KL( softmax(z_g/tau) || softmax(z/tau) ); tau^2 keeps the gradient's size 
 
 Not-true distillation: FedNTD, Lee et al. 2022 (arXiv 2106.03097): cross-entropy + mu KL( q_g || q ), where q
 is the softmax at temperature tau over the C - 1 logits that are not of the sample's own class; FedDr+ writes
-beta for mu. There is no factor tau^2: who wants it multiplies mu. Of two classes only one is left and the
+beta for mu. There is no factor tau^2 here; the authors' code has one, 9 at tau 3 (`tau_squared`:
+Lee-Gihun/FedNTD at be00ee5, algorithms/fedntd/criterion.py, line 42). Of two classes only one is left and the
 term is 0.
 
 Logit distillation: FedDr+, Kim et al. 2024 (arXiv 2406.02355), Table 2 of the journal version:
@@ -36,6 +37,8 @@ from torch.nn.functional import kl_div, log_softmax, mse_loss
 from chorale.observability.logs import get_logger
 from silo_agent.objective import Work
 from silo_agent.training.base.passes import Outputs
+from silo_agent.training.base.setting import Setting
+from strategies.parts.regularizers import NotTrueOptions
 
 log = get_logger("silo_agent.training.parts")
 
@@ -53,14 +56,20 @@ class KnowledgeDistillation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotTrueDistillation:
-    """tau: temperature of both softmaxes."""
+    """tau: temperature of both softmaxes. weight: of the divergence."""
 
     tau: float
+    weight: float = 1.0
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
         others_NK = not_true_places(labels_N, classes=student.logits_NC.shape[1])
         student_NK, teacher_NK = (outputs.logits_NC.gather(1, others_NK) for outputs in (student, teacher))
-        return softened_divergence(student_NK, teacher_NK, tau=self.tau)
+        return self.weight * softened_divergence(student_NK, teacher_NK, tau=self.tau)
+
+
+def not_true_distillation(setting: Setting) -> NotTrueDistillation:
+    options = setting.options(NotTrueOptions)
+    return NotTrueDistillation(tau=options.tau, weight=options.tau**2 if options.tau_squared else 1.0)
 
 
 class LogitDistillation:

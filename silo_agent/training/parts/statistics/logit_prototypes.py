@@ -17,7 +17,7 @@ from torch import Tensor
 
 from silo_agent.training.base.passes import finite_rows
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.parts.regularizers.csd import teacher_logits
+from silo_agent.training.parts.regularizers.csd import logit_sums, teacher_logits
 from strategies.base import Array
 from strategies.parts.statistics.logit_prototypes import PrototypeOptions
 
@@ -51,9 +51,3 @@ def clipped_rows(logits_NC: Tensor, clip: float | None) -> Tensor:
     wide_NC = finite_rows(logits_NC.double())
     norms_N1: Tensor = torch.linalg.vector_norm(wide_NC, dim=1, keepdim=True)
     return wide_NC * (clip / norms_N1.clamp(min=clip))
-
-
-def logit_sums(logits_NC: Tensor, labels_N: Tensor, *, classes: int) -> Tensor:
-    """Row c sums the logits of the samples of class c. Shapes: -> (C, C) float64."""
-    sums_CC = torch.zeros((classes, classes), dtype=torch.float64, device=logits_NC.device)
-    return sums_CC.index_add_(0, labels_N, logits_NC.double())

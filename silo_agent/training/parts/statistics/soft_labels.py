@@ -68,10 +68,12 @@ def probability_sums(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRelations:
-    """Shapes: soft_labels (C, C), is_known (C,) bool. The same for every batch of a round."""
+    """Shapes: soft_labels (C, C), is_known (C,) bool. The same for every batch of a round. weight: of this
+    round, in addition to mu."""
 
     soft_labels_CC: Tensor = field(repr=False)
     is_known_C: Tensor
+    weight: float = 1.0
     has_rows: bool = field(init=False)  # asked of the device once, not in every step
 
     def __post_init__(self) -> None:
@@ -81,7 +83,8 @@ class ClassRelations:
         """Shapes: -> (). Constant, so without a gradient, where no row is known."""
         if not self.has_rows:
             return torch.zeros((), device=self.soft_labels_CC.device)
-        return relation_gap(model.head.weight, self.soft_labels_CC, is_known_C=self.is_known_C)
+        gap = relation_gap(model.head.weight, self.soft_labels_CC, is_known_C=self.is_known_C)
+        return self.weight * gap
 
     def add_gradient(self, model: FederatedModel, *, weight: float) -> None:
         penalty = weight * self.penalty(model)
@@ -91,12 +94,13 @@ class ClassRelations:
 
 def class_relations(setting: Setting) -> ClassRelations:
     """The penalty of this round. Raises RemoteProtocolError for a state of another shape."""
-    matrix = soft_labels_in(
-        setting.work.state, classes=setting.work.spec.classes, options=setting.options(SoftLabelOptions)
-    )
+    work, options = setting.work, setting.options(SoftLabelOptions)
+    matrix = soft_labels_in(work.state, classes=work.spec.classes, options=options)
+    decays = 0 if options.mu_decay_rounds is None else work.round // options.mu_decay_rounds
     return ClassRelations(
         soft_labels_CC=torch.tensor(matrix.rows_CC, dtype=torch.float32, device=setting.device),
         is_known_C=torch.tensor(matrix.is_known_C, device=setting.device),
+        weight=0.1**decays,
     )
 
 

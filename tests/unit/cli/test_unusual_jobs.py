@@ -1,0 +1,61 @@
+"""A job that passes over a rule says which, wherever somebody decides about it or reads of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cli.output.page import page
+from cli.output.report import document
+from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.test_approval import GIVEN, lines_of, offered
+from tests.unit.cli.test_report_page import history
+
+ABLATION: dict[str, Any] = {
+    "strategy": {"parts": {"loss": "sphere-mse", "head": "frozen-orthonormal"}, "aggregate": "uniform"},
+    "model": {"name": "mlp", "hidden": [16]},
+    "training": {"learning_rate": 0.1, "local_steps": 30},
+}
+RULE = "sphere-mse takes scores for cosines, and only before features unit are they"
+
+
+def test_silo_show_names_the_rule_the_weights_and_the_steps(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    desk.write("policy.yaml", GIVEN)
+    job, config = offered(desk, **ABLATION, allow_unusual=True), desk.silo()
+    told = chorale("silo", "show", "--config", config, job.id)
+    assert lines_of(told, "unusual").startswith(f"passes over a rule: {RULE}")
+    assert "every silo weighs the same" in lines_of(told, "method")
+    assert "30 steps a round" in lines_of(told, "model")
+    usual = offered(desk, strategy={"preset": "feddw", "as_published": "code"}, name="usual")
+    shown = chorale("silo", "show", "--config", config, usual.id)
+    assert lines_of(shown, "unusual") == ""
+    assert "as its authors' code has it" in lines_of(shown, "method")
+
+
+def test_job_plan_and_simulate_name_the_rule(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    refused = chorale("job", "plan", desk.job(**ABLATION))
+    assert refused.code != 0
+    assert "allow_unusual: true passes over this rule" in refused.err
+    job = desk.job(**ABLATION, allow_unusual=True)
+    told = chorale("job", "plan", job)
+    assert f"unusual: passes over a rule: {RULE}" in told.out
+    assert [
+        rule[: len(RULE)] for rule in json.loads(chorale("job", "plan", job, "--json").out)["unusual"]
+    ] == [RULE]
+    simulated = chorale("simulate", job, "--data", "digits")
+    assert f"unusual: passes over a rule: {RULE}" in simulated.err
+
+
+@pytest.mark.parametrize("is_allowed", [True, None])
+def test_report_names_the_rule_in_file_and_page(desk: Desk, is_allowed: bool | None) -> None:
+    fields = {**ABLATION, "allow_unusual": True} if is_allowed else {}
+    told = history()
+    told.signed = offered(desk, **fields).signed
+    report = document(told)
+    assert [rule.startswith(RULE) for rule in report["unusual"]] == ([True] if is_allowed else [])
+    assert (f"Unusual: passes over a rule: {RULE}" in page(report)) == bool(is_allowed)
