@@ -66,6 +66,11 @@ def check_trains_head(recipe: Recipe, *, has_adapters: bool) -> None:
     if recipe.head.is_frozen or recipe.personalization.has_own_head:
         part = recipe.head if recipe.head.is_frozen else recipe.personalization
         raise ConfigError(f"trains: head is all that is trained, and {part} leaves it out of the sum")
+    if recipe.personalization.has_own_body:
+        raise ConfigError(
+            f"trains: head is all that is trained, and personalization {recipe.personalization} trains a "
+            "body of each silo's own"
+        )
     if has_adapters:
         raise ConfigError(
             "trains: adapters are trained beside the head: expected all with adapters, got head"

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crypto.errors import ConfigError
+from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC, calibration
 from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING, FINE_TUNING, NO_CLOSING
 from strategies.parts.csd import CSD
@@ -22,6 +23,7 @@ from strategies.parts.server_updates.fedexp import FEDEXP
 from strategies.parts.server_updates.fedopt import FEDOPT
 from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
+from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.phases.enrollment import CLASS_PRESENCE, ENROLLMENT
@@ -30,14 +32,14 @@ from strategies.phases.training import TRAIN
 from strategies.recipe import Part, Recipe
 
 SERVER_UPDATES = (WEIGHTED_MEAN, FEDEXP, FEDOPT, FEDNOVA, SCAFFOLD)
-STATISTICS = (SOFT_LABEL_SUMS, LOGIT_PROTOTYPES)
-CLOSINGS = (NO_CLOSING, FFC, FINE_TUNING, FFC_FINE_TUNING)
+STATISTICS = (SOFT_LABEL_SUMS, LOGIT_PROTOTYPES, FEATURE_PROTOTYPE_SUMS)
+CLOSINGS = (NO_CLOSING, FFC, CCVR, FINE_TUNING, FFC_FINE_TUNING)
 PARTS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
     {
         "head": HEADS,
         "features": FEATURES,
         "loss": LOSSES,
-        "regularizer": (*REGULARIZERS, CSD, CLASS_RELATIONS),
+        "regularizer": (*REGULARIZERS, CSD, CLASS_RELATIONS, FEATURE_PROTOTYPES),
         "mix": MIXES,
         "server_update": SERVER_UPDATES,
         "statistic": STATISTICS,

@@ -19,6 +19,11 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 
+# ln 2 in two parts, of which the first has zeros behind: times a small whole number it is exact
+LN_2_HIGH, LN_2_LOW = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
+LOG2_E = float.fromhex("0x1.71547652b82fep+0")
+EXPONENTIAL_TERMS = 14  # the next is below 2^-60 for half of ln 2
+
 
 def total(value_N: Floats) -> Floats:
     """The sum over the first axis: the back half is added to the front half until one is left.
@@ -45,6 +50,20 @@ def whole_power(base: float, exponent: int) -> float:
         base *= base
         exponent >>= 1
     return result
+
+
+def exponential(value_N: Floats) -> Floats:
+    """e to each number, to a few units of the last place; what is below -700 counts as that.
+
+    Shapes: (...) -> (...). e^v = 2^k e^r with the nearest whole k, and the series of e^r by Horner's rule.
+    """
+    value_N = np.maximum(value_N, -700.0)
+    whole_N = np.rint(value_N * LOG2_E)
+    rest_N = (value_N - whole_N * LN_2_HIGH) - whole_N * LN_2_LOW  # at most ln(2) / 2
+    series_N = np.full(value_N.shape, 1.0 / math.factorial(EXPONENTIAL_TERMS))
+    for power in reversed(range(EXPONENTIAL_TERMS)):
+        series_N = series_N * rest_N + 1.0 / math.factorial(power)
+    return np.asarray(np.ldexp(series_N, whole_N.astype(np.int32)))
 
 
 def product(left_NL: Floats, right_LC: Floats) -> Floats:

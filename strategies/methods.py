@@ -12,7 +12,7 @@ import numpy as np
 
 from crypto import encoding
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import RING_BITS, Quantity
+from crypto.fixed_point.layout import RING_BITS, Disclosure, Quantity
 from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, options_of
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
@@ -64,8 +64,21 @@ class Strategy:
         the head alone is trained, those of the head."""
         if self.trains_head_alone:
             return parameter.startswith(HEAD_PREFIX)
-        has_no_sum = self.recipe.head.is_frozen or self.recipe.personalization.has_own_head
-        return not (has_no_sum and parameter.startswith(HEAD_PREFIX))
+        if not parameter.startswith(HEAD_PREFIX):
+            return not self.recipe.personalization.has_own_body
+        return not (self.recipe.head.is_frozen or self.recipe.personalization.has_own_head)
+
+    def owns(self, parameter: str) -> bool:
+        """Whether each silo trains a parameter of its own, which is in no sum."""
+        own = self.recipe.personalization
+        if not parameter.startswith(HEAD_PREFIX):
+            return own.has_own_body
+        return own.has_own_head and not self.recipe.head.is_frozen
+
+    @property
+    def averages_buffers(self) -> bool:
+        """Whether running means are summed: they belong to the body."""
+        return not self.recipe.personalization.has_own_body
 
     @property
     def needs_cut(self) -> str:
@@ -82,8 +95,13 @@ class Strategy:
         return 1.0 if rate is None else rate(self.options)
 
     def reads_state(self, kind: str) -> bool:
-        """Whether silos put into such a phase what follows from the training arrays: all but the opening."""
-        return kind not in self.opening
+        """Whether silos put into such a phase what follows from the training arrays: all but the opening, and
+        phases whose sums are the same whatever the data are."""
+        if kind in self.opening:
+            return False
+        context = _smallest_context(self.options, has_buffers=False, update_bits=max(RING_BITS))
+        summed = self.phase(kind).quantities(context)
+        return any(each.discloses is not Disclosure.CONSTANT for each in summed)
 
     def training_arrays(self, state: Arrays) -> list[str]:
         """Names of the arrays that silos train and test with: the model's, and what parts declare."""
@@ -106,8 +124,17 @@ class Strategy:
         return replace(self, opening=opening, phases=MappingProxyType(phases))
 
     def evaluated_between_rounds(self) -> Strategy:
-        """The method in a job that tests its model on all silos' hold-outs between rounds."""
-        tested = (Evaluation(task=self.task), *self.recipe.personalization.beside_evaluation)
+        """The method in a job that tests its model on all silos' hold-outs between rounds.
+
+        Raises ConfigError where no round moves a model or what silos compare theirs with.
+        """
+        own = self.recipe.personalization
+        if own.shares_nothing and self.recipe.statistic is None:
+            raise ConfigError(
+                "evaluate_all_every: where silos train alone no round moves the global state, and silos "
+                "refuse a second test over one state: expected null"
+            )
+        tested = (*(() if own.shares_nothing else (Evaluation(task=self.task),)), *own.beside_evaluation)
         phase = EvaluatePhase(kind=EVALUATE_ALL, statistics=tested)
         phases = MappingProxyType({**self.phases, phase.kind: phase})
         return replace(self, phases=phases, between=(phase.kind,))
@@ -131,6 +158,7 @@ class Strategy:
 
         has_buffers: whether the model keeps running means.
         """
+        has_buffers = has_buffers and self.averages_buffers
         context = _smallest_context(self.options, has_buffers=has_buffers, update_bits=update_bits)
         return tuple(each for phase in self.phases.values() for each in phase.quantities(context))
 
@@ -238,14 +266,18 @@ def _smallest_context(options: Options, *, has_buffers: bool, update_bits: int) 
 def _compose(name: str, recipe: Recipe, options: Options, task: DeclaredTask) -> Strategy:
     statistic, keeper, close = recipe.statistic, recipe.regularizer.keeper, recipe.closing
     own_models = recipe.personalization.beside_evaluation
-    tested = (Evaluation(task=task), *own_models)
     beside = () if statistic is None else statistic.beside_training
-    train = TrainPhase(
-        update=recipe.server_update.rule,
-        statistics=(UpdateScale(), *tested, *beside),
-        keepers=() if keeper is None else (keeper,),
-    )
-    opening: list[Phase] = [EnrollmentPhase(), *([] if statistic is None else [ClassPresencePhase()])]
+    if recipe.personalization.shares_nothing:
+        # the model in the state never moves: a test of it in every round would be one sum taken many times
+        train = TrainPhase(update=None, statistics=(*own_models, *beside) if beside else ())
+    else:
+        train = TrainPhase(
+            update=recipe.server_update.rule,
+            statistics=(UpdateScale(), Evaluation(task=task), *own_models, *beside),
+            keepers=() if keeper is None else (keeper,),
+        )
+    has_rows = statistic is not None or close.least_class_samples > 0
+    opening: list[Phase] = [EnrollmentPhase(), *([ClassPresencePhase()] if has_rows else [])]
     rounds: list[Phase] = [*(() if statistic is None else statistic.before_training), train]
     calibration = () if close.before_evaluation is None else close.before_evaluation(options)
     closing: list[Phase] = [

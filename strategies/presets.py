@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from crypto.errors import ConfigError
+from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC
 from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING, FINE_TUNING, NO_CLOSING
 from strategies.parts.csd import CSD
@@ -29,16 +30,20 @@ from strategies.parts.losses import (
 )
 from strategies.parts.personalization import (
     ADAPTED,
+    ALONE,
+    LOCAL_AGGREGATION,
     NO_PERSONALIZATION,
+    OWN_BODY,
     OWN_HEAD,
     OWN_HEAD_FIRST,
     OWN_MODEL,
 )
-from strategies.parts.regularizers import ADDITIVE, CONVEX, FD, MOON, NO_REGULARIZER, NTD, PROX
+from strategies.parts.regularizers import ADDITIVE, CONVEX, FD, KD, MOON, NO_REGULARIZER, NTD, PERTURBED, PROX
 from strategies.parts.server_updates.fedexp import FEDEXP
 from strategies.parts.server_updates.fedopt import FEDOPT
 from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
+from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.recipe import Recipe
@@ -84,6 +89,9 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "fedprox": replace(FEDAVG, regularizer=PROX, defaults={"mu": 0.001}),
         "moon": replace(FEDAVG, regularizer=MOON, defaults={"mu": 1.0, "contrast_tau": 0.5}),
         "fedntd": replace(FEDAVG, regularizer=NTD, defaults={"mu": 1.0, "tau": 3.0}),
+        "fedsol": replace(
+            FEDAVG, regularizer=KD, mix=PERTURBED, defaults={"rho": 1.0, "radius": "adaptive", "tau": 3.0}
+        ),
         "fedetf": replace(
             FEDAVG,
             head=FROZEN_ETF,
@@ -104,9 +112,20 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "spherefed_fedprox": replace(SPHEREFED, regularizer=PROX, defaults={"mu": 0.0001}),
         "spherefed_fednova": replace(SPHEREFED, server_update=FEDNOVA),
         "spherefed_fedopt": replace(SPHEREFED, server_update=FEDOPT),
+        "ccvr": replace(FEDAVG, closing=CCVR),
+        "local_only": replace(FEDAVG, personalization=ALONE),
+        "fedproto": replace(
+            FEDAVG,
+            personalization=ALONE,
+            regularizer=FEATURE_PROTOTYPES,
+            statistic=FEATURE_PROTOTYPE_SUMS,
+            defaults={"mu": 1.0},
+        ),
+        "lg_fedavg": replace(FEDAVG, personalization=OWN_BODY),
         "fedper": replace(FEDAVG, personalization=OWN_HEAD),
         "fedrep": replace(FEDAVG, personalization=OWN_HEAD_FIRST, defaults={"head_epochs": 10}),
         "ditto": replace(FEDAVG, personalization=OWN_MODEL, defaults={"personal_pull": 0.1}),
+        "fedala": replace(FEDAVG, personalization=LOCAL_AGGREGATION),
         "per_fedavg": replace(FEDAVG, personalization=ADAPTED, defaults={"inner_rate": 0.01}),
     }
 )

@@ -135,9 +135,12 @@ class Regularizer(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mix(Part):
-    """How loss and regularizer join. weights: of the loss and of the regularizer."""
+    """How loss and regularizer join. weights: of the loss and of the regularizer. is_perturbed: whether the
+    regularizer's gradient moves the weights that the loss is taken at, and is no part of the step.
+    """
 
     weights: Callable[[Options], tuple[float, float]]
+    is_perturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,15 +177,26 @@ class Personalization(Part):
     """
 
     has_own_head: bool = False
+    has_own_body: bool = False
     beside_evaluation: tuple[SummedBeside, ...] = ()
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether no part of the model is summed."""
+        return self.has_own_head and self.has_own_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Closing(Part):
-    """What follows the last round, before the final evaluation and after it."""
+    """What follows the last round, before the final evaluation and after it.
+
+    least_class_samples: where it sums rows by class, of how many of its samples a silo counts as one that
+    holds a class; 0 where it sums none.
+    """
 
     before_evaluation: Callable[[Options], tuple[Phase, ...]] | None = None
     after_evaluation: tuple[Phase, ...] = ()
+    least_class_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

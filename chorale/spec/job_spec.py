@@ -430,6 +430,8 @@ class JobSpec(SpecPart):
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             check_count(self)
             check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
+            if self.evaluate_all_every is not None:
+                method = method.evaluated_between_rounds()
             if self.trains == "head":
                 check_trains_head(method.recipe, has_adapters=self.adapters is not None)
             if method.task.has_tokens and self.input_type != "int64":

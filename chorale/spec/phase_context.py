@@ -24,7 +24,7 @@ def phase_context(
         classes=spec.classes,
         state=state,
         trained=tuple(name for name in trained_names(state) if method.trains(name)),
-        buffers=buffer_names(state),
+        buffers=buffer_names(state) if method.averages_buffers else (),
         update_bound=spec.update_bound,
         update_bits=spec.update_bits,
         update_clip=None if spec.privacy is None else spec.privacy.update_clip(members),

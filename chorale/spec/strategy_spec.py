@@ -39,7 +39,8 @@ class PartsSpec(SpecPart):
         default="none", description="what is added to the loss"
     )
     mix: Annotated[str, _words("mix")] = Field(
-        default="additive", description="loss + mu R, or beta loss + (1 - beta) R"
+        default="additive",
+        description="loss + mu R, beta loss + (1 - beta) R, or loss at weights moved along R",
     )
     server_update: Annotated[str, _words("server_update")] = Field(
         default="weighted-mean", description="what the mean delta does to the model"

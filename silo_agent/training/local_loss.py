@@ -13,6 +13,7 @@ from silo_agent.training.base.passes import Run, frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.parts.computed_parts import computed_loss, computed_regularizer
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation, log_feature_scale
+from silo_agent.training.parts.regularizers.perturbation import proximal_perturbation
 
 
 def loss_for(setting: Setting) -> SampleLoss:
@@ -45,6 +46,7 @@ def local_loss(
             weight_penalty=regularizer,
             regularizer_weight=weight,
         )
+    perturbation = proximal_perturbation(setting) if method.recipe.mix.is_perturbed else None
     find = kind.teacher or received_teacher
     privacy = setting.work.spec.privacy
     is_one_step = privacy is not None and privacy.has_shared_noise  # which sees few of them
@@ -56,6 +58,7 @@ def local_loss(
             regularizer=regularizer,
             regularizer_weight=weight,
             live_teacher=torch.no_grad()(find(setting)),
+            perturbation=perturbation,
         )
     teacher = kind.answers(setting, samples) if kind.answers else setting.outputs_of(find(setting), samples)
     if isinstance(regularizer, FeatureDistillation):
@@ -68,6 +71,7 @@ def local_loss(
         regularizer=regularizer,
         regularizer_weight=weight,
         teacher=teacher,
+        perturbation=perturbation,
     )
 
 

@@ -163,7 +163,8 @@ class TorchObjective:
                 f"global state: trained parameter {unknown[0]} is not in the job's model", code=Refusal.STATE
             )
         for name, parameter in parameters.items():
-            parameter.requires_grad_(name in trained)
+            is_own = work.spec.method.owns(name) and model.shares(name)
+            parameter.requires_grad_(name in trained or is_own)
         return model.to(self._device)
 
     def _built_model(self, spec: JobSpec) -> FederatedModel:
@@ -209,15 +210,26 @@ class TorchObjective:
 
 
 def presence(setting: Setting) -> Mapping[str, Array]:
-    """A 1 for every class that this silo trains on. Shapes: (C,) int64."""
+    """A 1 for every class that this silo trains on, with as many samples as the closing asks for.
+
+    Shapes: (C,) int64.
+    """
+    least = max(1, setting.work.spec.method.recipe.closing.least_class_samples)
     counts_C = np.bincount(setting.work.data.train.labels, minlength=setting.work.spec.classes)
-    return {"class_presence": (counts_C > 0).astype(np.int64)}
+    return {"class_presence": (counts_C >= least).astype(np.int64)}
 
 
 def evaluated(setting: Setting) -> Mapping[str, Array]:
     """The received model's figures on the hold-out and, where a part of it is the silo's own, how good the
-    silo's own model is. At the end that model stays with the institution."""
+    silo's own model is. At the end that model stays with the institution.
+
+    In rounds in which the whole model is the silo's own, those of its own model alone, and none where a round
+    sums nothing of the data.
+    """
     work, method = setting.work, setting.work.spec.method
+    is_alone = method.recipe.personalization.shares_nothing and work.phase_kind != EVALUATE
+    if is_alone and method.recipe.statistic is None:
+        return {}
     tested = partial(
         evaluate,
         samples=setting.holdout,
@@ -226,13 +238,16 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
         sums=method.task.round_sums,
         is_cancelled=work.is_cancelled,
     )
+    find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
+    if is_alone and find_own is not None:
+        own = tested(find_own(setting, setting.train, loss_for(setting)))
+        return own.personal_quantities(method.task.score)
     figures = tested(
         setting.received,
         metrics=method.task.asked if work.phase_kind == EVALUATE else NO_METRICS,
         loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
         weight_steps=setting.weight_steps,
     )
-    find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
     if find_own is None:
         return figures.sums
     model = find_own(setting, setting.train, loss_for(setting))
@@ -253,12 +268,15 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
 
 
 def contribution(model: FederatedModel, work: Work, *, steps: int) -> Mapping[str, Array]:
-    """What a trained model adds to the sum: p * delta, p, the buffers, and what the server update needs.
+    """What a trained model adds to the sum: p * delta, p, the buffers, and what the server update needs; p
+    alone where the whole model is the silo's own.
 
     Shapes: delta (P,) float32, weight () float64, and buffers (B,) float32 if the model has any. P = trained
     parameters, B = values of the float buffers.
     """
     context, weight = work.context, np.float32(work.weight)
+    if not context.trained:
+        return {"weight": np.asarray(work.weight, dtype=np.float64)}
     before_P = flat_arrays([work.state[MODEL + name] for name in context.trained])
     delta_P = flat_values(model, context.trained) - before_P
     privacy = work.spec.privacy

@@ -22,6 +22,7 @@ from strategies.recipe import Features, Head, Need, Standing, always
 
 HEAD_PREFIX = "head."  # of its parameters
 HEAD = MODEL + HEAD_PREFIX + "weight"
+HEAD_BIAS = MODEL + HEAD_PREFIX + "bias"
 MAX_PRODUCTS = 1 << 36  # of rows drawn by Gram-Schmidt: minutes; a job asks every silo to draw them
 NO_DATA = Standing(why="says how the model is built; no data")
 

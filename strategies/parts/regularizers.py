@@ -7,6 +7,7 @@ with its teacher, in csd.py, and soft-labels with its statistic, in statistics/s
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 
 from pydantic import Field
 
@@ -34,6 +35,25 @@ class ConvexWeight(PartOptions):
     """beta loss + (1 - beta) R."""
 
     beta: float = Field(default=0.9, ge=0, le=1, description="beta: share of the loss")
+
+
+class Radius(StrEnum):
+    """How far each number is perturbed: all alike, or as it has moved from the received one."""
+
+    FIXED = "fixed"
+    ADAPTIVE = "adaptive"
+
+
+class PerturbedOptions(PartOptions):
+    """The loss at weights moved along the regularizer's gradient."""
+
+    rho: float = Field(
+        default=1.0, ge=0, le=1e3, description="rho of FedSOL: length of the perturbation; 0 is none"
+    )
+    radius: Radius = Field(
+        default=Radius.ADAPTIVE,
+        description="fixed: the perturbation has length rho; adaptive: less where weights moved less",
+    )
 
 
 class TemperatureOptions(PartOptions):
@@ -109,5 +129,28 @@ CONVEX = Mix(
     standing=NO_DATA,
 )
 
+OF_WHOLE_BATCHES = (
+    "moves the weights by a gradient of the whole batch, so one record changes the gradients of all the "
+    "others and no clip of single gradients bounds it"
+)
+PERTURBED = Mix(
+    word="perturbed",
+    options=PerturbedOptions,
+    weights=lambda options: (1.0, 1.0),
+    is_perturbed=True,
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.regularizer in (KD, NTD, LD, FD),
+            reason="a perturbed mix moves the weights by the gradient of a distance from the received "
+            "model's answers: it needs regularizer kd, ntd, ld or fd",
+        ),
+    ),
+    standing=Standing(
+        why="in a silo-level job the whole update is clipped",
+        records=OF_WHOLE_BATCHES,
+        shared=FROM_THE_RECEIVED,
+    ),
+)
+
 REGULARIZERS = (NO_REGULARIZER, PROX, MOON, KD, NTD, LD, FD)
-MIXES = (ADDITIVE, CONVEX)
+MIXES = (ADDITIVE, CONVEX, PERTURBED)

@@ -34,24 +34,30 @@ from strategies.update_scale import UpdateScale, delta_quantity
 TRAIN = "train"
 BUFFER_BOUND = 1e3  # of BatchNorm's running means and variances
 CLIPPED_SHARE_LIMIT = 1e-3  # above it the figure `clipped_too_often` is 1
+WEIGHT = Quantity(name="weight", bound=1.0, is_tagged=True, discloses=Disclosure.CONSTANT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPhase:
-    """One round of training: p * delta, p, what the server update and the statistics need besides."""
+    """One round of training: p * delta, p, what the server update and the statistics need besides.
+
+    update: None where the whole model is each silo's own, and p and the statistics are all that is summed.
+    """
 
     kind: str = TRAIN
-    update: ServerRule
+    update: ServerRule | None
     statistics: tuple[SummedBeside, ...] = (UpdateScale(),)
     keepers: tuple[Keeper, ...] = ()
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: delta (P,) in the order of context.trained, buffers (B,) in that of context.buffers."""
-        statistics = [quantity for part in self.statistics for quantity in part.quantities(context)]
+        statistics = self._of_statistics(context)
         clipped = Quantity(
             name=CLIPPED, bound=float(MAX_VALUES), is_count=True, discloses=Disclosure.DIAGNOSTIC
         )
-        return (*_mean_quantities(context), *self.update.quantities(context), *statistics, clipped)
+        if self.update is None:
+            return (WEIGHT, *statistics, clipped) if statistics else (WEIGHT,)
+        return (*_model_quantities(context), WEIGHT, *self.update.quantities(context), *statistics, clipped)
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Take the server's step and the mean buffers; nothing where too little data took part."""
@@ -61,16 +67,19 @@ class TrainPhase:
             return PhaseResult(state=None, reason="no-data")
         if weight < context.min_weight:
             return PhaseResult(state=None, data_share=data_share, reason="min-weight")
-        step = self.update.step(context, sums)
-        written = dict(step.arrays)
+        figures: Mapping[str, float] = {}
+        written: dict[str, Array] = {}
+        if self.update is not None:
+            step = self.update.step(context, sums)
+            written, figures = {**moved(context, step), **step.arrays}, step.figures
         if context.buffers:
             written |= _averaged_buffers(context, sums["buffers"] / weight)
         for part in self.statistics:
             written |= part.arrays(context, sums)
-        state = {**context.state, **moved(context, step), **written}
+        state = {**context.state, **written}
         for keeper in self.keepers:
             state |= keeper.arrays(context, state)
-        return PhaseResult(state=state, figures=step.figures, data_share=data_share)
+        return PhaseResult(state=state, figures=figures, data_share=data_share)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         """How much was clipped, and what the statistics say."""
@@ -80,10 +89,15 @@ class TrainPhase:
             figures.update(part.figures(context, sums))
         return figures
 
+    def _of_statistics(self, context: PhaseContext) -> list[Quantity]:
+        return [quantity for part in self.statistics for quantity in part.quantities(context)]
+
     def _values(self, context: PhaseContext) -> int:
-        """Of one silo: deltas, buffers, and the server update's own vectors, such as SCAFFOLD's."""
-        further = sum(math.prod(each.shape) for each in self.update.quantities(context) if each.shape)
-        return context.trained_values + _size(context, context.buffers) + further
+        """Of one silo: deltas, buffers, and the server update's own vectors, such as SCAFFOLD's. Of a silo
+        that sends none of these, the statistics' vectors."""
+        further = self._of_statistics(context) if self.update is None else self.update.quantities(context)
+        vectors = sum(math.prod(each.shape) for each in further if each.shape)
+        return vectors + context.trained_values + _size(context, context.buffers)
 
 
 def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
@@ -93,7 +107,7 @@ def unflatten(values_P: FloatArray, like: Mapping[str, Array], names: tuple[str,
     return {name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
-def _mean_quantities(context: PhaseContext) -> list[Quantity]:
+def _model_quantities(context: PhaseContext) -> list[Quantity]:
     quantities = [delta_quantity(context, size=context.trained_values)]
     if context.buffers:
         quantities.append(
@@ -105,7 +119,7 @@ def _mean_quantities(context: PhaseContext) -> list[Quantity]:
                 discloses=Disclosure.STATISTIC,
             )
         )
-    return [*quantities, Quantity(name="weight", bound=1.0, is_tagged=True, discloses=Disclosure.CONSTANT)]
+    return quantities
 
 
 def _size(context: PhaseContext, names: tuple[str, ...]) -> int:

@@ -37,7 +37,7 @@ VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "next_state.json"
 MEMBERS, ROUNDS, CLASSES, INPUTS, WIDTH = 4, 3, 10, 24, 16
 SAMPLES = 240  # whose features the Gram matrix is made of
 GRAIN = 12  # values are multiples of 2^-GRAIN: their words lose nothing at any scale
-SIGNED = ("delta", "gradient", "buffers", "control_delta", "prototypes", "prototype_sums")
+SIGNED = ("delta", "gradient", "buffers", "control_delta", "prototypes", "prototype_sums", "feature_sums")
 PRIVATE = {"delta": 1e-5, "statistics_noise_multiplier": 1.0, "weight": 0.25}
 RECORDS = {"records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}}
 SUMS = {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
@@ -139,6 +139,7 @@ def arithmetic() -> dict[str, str]:
     found = {
         "total": exact.total(long_N),
         "total of rows": exact.total(right_LC),
+        "exponential": exact.exponential(700.0 * long_N),
         "product": exact.product(left_NL, right_LC),
         "solved": exact.solved(full_LL, left_NL, least_pivot=1e-12),
         "solved with the least norm": exact.solved(flat_LL, right_LC, least_pivot=1e-9),
@@ -227,6 +228,13 @@ def grains(quantity: Quantity, seed: str) -> NDArray[np.int64]:
             return (feature_ND.T @ feature_ND)[np.triu_indices(WIDTH)] * square
         is_of_class_NC = np.argmax(feature_ND[:, :CLASSES], axis=1)[:, None] == np.arange(CLASSES)
         return (feature_ND.T @ is_of_class_NC).reshape(-1) * math.isqrt(square << GRAIN)
+    if quantity.name.startswith("class_feature"):
+        feature_ND = numbers("features", (SAMPLES, WIDTH), bits=5)
+        is_of_class_CN = np.argmax(feature_ND[:, :CLASSES], axis=1) == np.arange(CLASSES)[:, None]
+        if quantity.name == "class_feature_sums":
+            return (is_of_class_CN @ feature_ND).reshape(-1) << (GRAIN - 4)
+        products_CDD = np.einsum("cn,nd,ne->cde", is_of_class_CN, feature_ND, feature_ND)
+        return products_CDD[:, *np.triu_indices(WIDTH)].reshape(-1) << (GRAIN - 8)
     values_N = numbers(seed, (quantity.size,), bits=GRAIN - 2)
     return values_N if quantity.name in SIGNED else np.abs(values_N)
 

@@ -84,7 +84,7 @@ def make_work(
         classes=job.classes,
         state=arrays,
         trained=tuple(name for name in trained_names(arrays) if job.method.trains(name)),
-        buffers=buffer_names(arrays),
+        buffers=buffer_names(arrays) if job.method.averages_buffers else (),
         options=job.method.options,
     )
     return Work(

@@ -109,12 +109,12 @@ def phases(spec: JobSpec) -> Iterator[tuple[int, str]]:
 def _plain_sums(
     quantities: Sequence[Quantity], members: int, values: Sequence[Mapping[str, Array]]
 ) -> dict[str, Array]:
-    sums = {
-        quantity.name: np.sum([np.asarray(silo[quantity.name], np.float64) for silo in values], axis=0)
+    return {
+        quantity.name: np.zeros(())
+        if quantity.name == CLIPPED
+        else np.sum([np.asarray(silo[quantity.name], np.float64) for silo in values], axis=0)
         for quantity in quantities
-        if quantity.name != CLIPPED
     }
-    return {**sums, CLIPPED: np.zeros(())}
 
 
 def _ring_sums(
@@ -134,7 +134,7 @@ def _context(spec: JobSpec, round: int, phase: str, state: Arrays, *, members: i
         classes=spec.classes,
         state=state,
         trained=tuple(name for name in trained_names(state) if spec.method.trains(name)),
-        buffers=buffer_names(state),
+        buffers=buffer_names(state) if spec.method.averages_buffers else (),
         update_bound=spec.update_bound,
         update_bits=spec.update_bits,
         public_seed=encoding.digest("projection", spec.to_yaml(), round, phase),

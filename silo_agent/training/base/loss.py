@@ -10,6 +10,7 @@ N = samples, D = feature width, C = classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -73,6 +74,13 @@ class WeightPenalty(Protocol):
         without autograd where there is a formula."""
 
 
+class Perturbation(Protocol):
+    """Where the loss is taken in place of the weights as they are."""
+
+    def moved(self, model: FederatedModel) -> AbstractContextManager[None]:
+        """The model elsewhere, by the gradients that its parameters have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLoss:
     """What one round of local training minimizes.
@@ -80,7 +88,8 @@ class LocalLoss:
     per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
     augmentation: what samples go through first. teacher: its outputs for the whole training set.
     live_teacher: in its place where samples are augmented or too many, gives those for a batch.
-    correction: of every step, by the server update; no mix weighs it.
+    correction: of every step, by the server update; no mix weighs it. perturbation: what the regularizer's
+    gradient is for, in place of the step.
     """
 
     loss: SampleLoss
@@ -92,6 +101,7 @@ class LocalLoss:
     teacher: Outputs | None = None
     live_teacher: Callable[[Tensor], Outputs] | None = None
     correction: WeightPenalty | None = None
+    perturbation: Perturbation | None = None
 
     def augmented(self, batch: Batch, *, step: int) -> Batch:
         """The batch as the student and its teacher are given it. step: the epoch, or whatever else counts
@@ -103,16 +113,26 @@ class LocalLoss:
         loss_N = self.loss.per_sample(student, labels_N)
         if self.loss_weight != 1.0:
             loss_N = self.loss_weight * loss_N
-        if self.regularizer is None:
+        if self.perturbation is not None:
             return loss_N
+        regularized_N = self.regularized_per_sample(student, inputs, labels_N, places_N)
+        if regularized_N is None:
+            return loss_N
+        return loss_N.add(regularized_N, alpha=self.regularizer_weight)
+
+    def regularized_per_sample(
+        self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor
+    ) -> Tensor | None:
+        """Of the regularizer alone, without its weight; None where none compares samples. Shapes: -> (N,)."""
+        if self.regularizer is None:
+            return None
         if self.live_teacher is not None:
             teacher = self.live_teacher(inputs)
         elif self.teacher is not None:
             teacher = self.teacher.take(places_N)
         else:
-            return loss_N
-        regularized_N = self.regularizer.per_sample(student, teacher, labels_N)
-        return loss_N.add(regularized_N, alpha=self.regularizer_weight)
+            return None
+        return self.regularizer.per_sample(student, teacher, labels_N)
 
     def penalty(self, model: FederatedModel) -> Tensor | None:
         """Shapes: -> (); None where there is none."""

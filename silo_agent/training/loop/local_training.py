@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import ConfigError, QuantizationError
 from silo_agent.objective import Cancelled
-from silo_agent.training.base.batches import Batches
+from silo_agent.training.base.batches import Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
-from silo_agent.training.base.passes import run_model
+from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.dp_sgd.checks import (
@@ -139,13 +139,13 @@ def train_locally(
                 raise Cancelled("training: no longer wanted")
             batch = loss.augmented(drawn, step=epoch)
             optimizer.zero_grad()
-            for part in shares.parts(batch, least=least):
-                outputs = run_model(model, part.inputs)
-                loss_N = loss.per_sample(outputs, part.inputs, part.labels_N, part.places_N)
-                # the gradient of the batch's mean, without the mean
-                torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / batch.count))
-            if shares.is_shared(batch, least=least):
-                shares.add_up(model.parameters())
+            if loss.perturbation is None:
+                loss_N = _add_gradient(model, batch, loss.per_sample, shares=shares, least=least)
+            else:
+                _add_gradient(model, batch, loss.regularized_per_sample, shares=shares, least=least)
+                with loss.perturbation.moved(model):
+                    optimizer.zero_grad()
+                    loss_N = _add_gradient(model, batch, loss.per_sample, shares=shares, least=least)
             loss.add_penalty_gradient(model)
             optimizer.step()
             steps += 1
@@ -157,6 +157,26 @@ def train_locally(
             break
     shares.average(model.buffers())
     return steps
+
+
+def _add_gradient(
+    model: FederatedModel,
+    batch: Batch,
+    per_sample: Callable[[Outputs, Tensor, Tensor, Tensor], Tensor | None],
+    *,
+    shares: Shares,
+    least: int,
+) -> Tensor:
+    """The gradient of the batch's mean, without the mean; returns the last part's losses. Shapes: -> (N,)."""
+    loss_N = torch.zeros(0)
+    for part in shares.parts(batch, least=least):
+        given_N = per_sample(run_model(model, part.inputs), part.inputs, part.labels_N, part.places_N)
+        assert given_N is not None  # the mix needs a regularizer of samples
+        loss_N = given_N
+        torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / batch.count))
+    if shares.is_shared(batch, least=least):
+        shares.add_up(model.parameters())
+    return loss_N
 
 
 def _train_on_records(

@@ -20,17 +20,20 @@ from silo_agent.training.loop.local_training import train_received
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_loss, build_regularizer
 from silo_agent.training.models.state import FloatArray
+from silo_agent.training.parts.closing.ccvr import class_moments
 from silo_agent.training.parts.closing.ffc import calibrate
 from silo_agent.training.parts.given import GivenLoss, GivenRegularizer
 from silo_agent.training.parts.losses.cosine import SphereMse, dot_regression
 from silo_agent.training.parts.losses.softmax import ClientAdapted, balanced_softmax, scaled_softmax
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, train_for_adaptation
-from silo_agent.training.parts.personalization.own_head import (
-    model_with_own_head,
-    train_head_first,
-    train_own_head,
-)
+from silo_agent.training.parts.personalization.local_aggregation import aggregated_model, train_aggregated
 from silo_agent.training.parts.personalization.own_model import own_model, train_beside_own_model
+from silo_agent.training.parts.personalization.own_part import (
+    OWN_BODY,
+    OWN_HEAD,
+    WHOLE_MODEL,
+    train_head_first,
+)
 from silo_agent.training.parts.regularizers.csd import (
     class_similarity_distillation,
     ema_teacher,
@@ -50,20 +53,29 @@ from silo_agent.training.parts.server_updates import (
     drift_correction,
     squared_length,
 )
+from silo_agent.training.parts.statistics.feature_prototypes import (
+    feature_prototypes,
+    no_answers,
+    no_teacher,
+    prototype_pull,
+)
 from silo_agent.training.parts.statistics.logit_prototypes import logit_prototypes
 from silo_agent.training.parts.statistics.soft_labels import class_relations, soft_labels
 from strategies.base import Array
 from strategies.parts import losses, personalization, regularizers
-from strategies.parts.closing.ffc import CALIBRATE
+from strategies.parts.closing.ccvr import CCVR
+from strategies.parts.closing.ffc import CALIBRATE, FFC
+from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING
 from strategies.parts.csd import CSD
 from strategies.parts.regularizers import MoonOptions, TemperatureOptions
 from strategies.parts.server_updates.fedexp import FEDEXP
 from strategies.parts.server_updates.fedopt import FEDOPT
 from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
+from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES, PROTOTYPES_KIND
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
-from strategies.recipe import Loss, Part, Personalization, Regularizer, ServerUpdate, Statistic
+from strategies.recipe import Closing, Loss, Part, Personalization, Regularizer, ServerUpdate, Statistic
 
 Values: TypeAlias = Mapping[str, Array]
 
@@ -142,6 +154,7 @@ REGULARIZERS: Mapping[Regularizer, ComputedRegularizer | None] = MappingProxyTyp
             make=class_similarity_distillation, teacher=ema_teacher, answers=teacher_answers
         ),
         CLASS_RELATIONS: ComputedRegularizer(make=class_relations),
+        FEATURE_PROTOTYPES: ComputedRegularizer(make=prototype_pull, teacher=no_teacher, answers=no_answers),
     }
 )
 SERVER_UPDATES: Mapping[ServerUpdate, ComputedServerUpdate] = MappingProxyType(
@@ -155,22 +168,32 @@ SERVER_UPDATES: Mapping[ServerUpdate, ComputedServerUpdate] = MappingProxyType(
 )
 # with training; called after it, when setting.received is the trained model
 STATISTICS: Mapping[Statistic, Callable[[Setting, Batches], Values] | None] = MappingProxyType(
-    {SOFT_LABEL_SUMS: soft_labels, LOGIT_PROTOTYPES: None}
+    {SOFT_LABEL_SUMS: soft_labels, LOGIT_PROTOTYPES: None, FEATURE_PROTOTYPE_SUMS: feature_prototypes}
 )
 PERSONALIZATIONS: Mapping[Personalization, ComputedPersonalization] = MappingProxyType(
     {
         personalization.NO_PERSONALIZATION: ComputedPersonalization(train=train_received),
-        personalization.OWN_HEAD: ComputedPersonalization(train=train_own_head, model=model_with_own_head),
-        personalization.OWN_HEAD_FIRST: ComputedPersonalization(
-            train=train_head_first, model=model_with_own_head
-        ),
+        personalization.OWN_HEAD: ComputedPersonalization(train=OWN_HEAD.train, model=OWN_HEAD.model),
+        personalization.OWN_HEAD_FIRST: ComputedPersonalization(train=train_head_first, model=OWN_HEAD.model),
+        personalization.OWN_BODY: ComputedPersonalization(train=OWN_BODY.train, model=OWN_BODY.model),
+        personalization.ALONE: ComputedPersonalization(train=WHOLE_MODEL.train, model=WHOLE_MODEL.model),
         personalization.OWN_MODEL: ComputedPersonalization(train=train_beside_own_model, model=own_model),
         personalization.ADAPTED: ComputedPersonalization(train=train_for_adaptation, model=adapted_model),
+        personalization.LOCAL_AGGREGATION: ComputedPersonalization(
+            train=train_aggregated, model=aggregated_model
+        ),
     }
+)
+# what the phase `calibrate` sums
+CALIBRATIONS: Mapping[Closing, Callable[[Setting], Values]] = MappingProxyType(
+    {FFC: calibrate, FFC_FINE_TUNING: calibrate, CCVR: class_moments}
 )
 # phases of a part's own, by kind
 PHASES: Mapping[str, Callable[[Setting], Values]] = MappingProxyType(
-    {PROTOTYPES_KIND: logit_prototypes, CALIBRATE: calibrate}
+    {
+        PROTOTYPES_KIND: logit_prototypes,
+        CALIBRATE: lambda setting: computed(setting.work.spec.method.recipe.closing, CALIBRATIONS)(setting),
+    }
 )
 
 P = TypeVar("P", bound=Part)

@@ -51,6 +51,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"personalization": "model", "regularizer": "prox"}, "personalization trains in its own way"),
     ({"personalization": "head", "server_update": "scaffold"}, "personalization trains in its own way"),
+    ({"personalization": "body", "head": "frozen-etf"}, "a body of the silo's own leaves the head alone"),
+    ({"personalization": "alone", "closing": "fine-tuning"}, "personalization alone sums nothing"),
+    ({"personalization": "alone", "server_update": "fedopt"}, "personalization alone sums nothing"),
+    ({"personalization": "alone", "regularizer": "kd"}, "personalization alone sums nothing"),
+    ({"statistic": "feature-prototypes"}, "the statistic feature-prototypes .* needs that regularizer"),
+    ({"regularizer": "feature-prototypes"}, "the regularizer feature-prototypes .* needs that statistic"),
+    ({"mix": "perturbed"}, "a perturbed mix moves the weights .* needs regularizer kd"),
+    ({"mix": "perturbed", "regularizer": "prox"}, "a perturbed mix moves the weights"),
+    ({"closing": "ccvr", "loss": "dot-regression", **ETF}, "ccvr trains the last linear layer alone"),
     ({"personalization": "adapted", "closing": "fine-tuning"}, "personalization trains in its own way"),
 ]
 

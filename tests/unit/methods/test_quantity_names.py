@@ -60,8 +60,11 @@ DISCLOSED = {
         *("samples", "correct", "tested", "loss_sum", "buffers", "gram", "control_delta"),
         *("personal_accuracy", "personal_accuracy_square", "personal_silos"),
     },
-    Disclosure.CLASS_STATISTIC: {"class_presence", "class_counts", "prototypes", "prototype_sums", "moment"},
-    Disclosure.TRAINED_CLASS_STATISTIC: {"soft_labels"},
+    Disclosure.CLASS_STATISTIC: {
+        *("class_presence", "class_counts", "prototypes", "prototype_sums", "moment"),
+        *("class_feature_sums", "class_feature_products"),
+    },
+    Disclosure.TRAINED_CLASS_STATISTIC: {"soft_labels", "feature_sums"},
     Disclosure.DIAGNOSTIC: {CLIPPED},
 }
 

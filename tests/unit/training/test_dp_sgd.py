@@ -220,6 +220,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "strategy.loss: client-adapted weighs every sample by the silo's class counts",
     ),
     (
+        {
+            "regularizer": "feature-prototypes",
+            "statistic": "feature-prototypes",
+            "personalization": "alone",
+        },
+        "strategy.regularizer: feature-prototypes sums features, which have no bound of their own",
+    ),
+    (
         {"server_update": "scaffold"},
         "strategy.server_update: scaffold keeps a silo's gradients without noise",
     ),
