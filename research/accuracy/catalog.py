@@ -12,7 +12,9 @@ from research.accuracy.suites import Setting, Suite
 CUTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Dirichlet 0.1": {"kind": "dirichlet", "alpha": 0.1},
+        "Dirichlet 0.3": {"kind": "dirichlet", "alpha": 0.3},
         "Dirichlet 0.5": {"kind": "dirichlet", "alpha": 0.5},
+        "Dirichlet 1": {"kind": "dirichlet", "alpha": 1.0},
         "2 shards": {"kind": "shards", "shards_per_silo": 2},
     }
 )
@@ -36,7 +38,7 @@ DIGITS = Suite(
             name=name,
             silos=10,
             data={"format": "digits", "name": "digits"},
-            partition=cut,
+            partition=CUTS[name],
             rates=RATES,
             unit_rates=RATES,
             tests=359,
@@ -48,7 +50,7 @@ DIGITS = Suite(
                 "training": {**SGD, "local_epochs": 3, "batch_size": 32},
             },
         )
-        for name, cut in CUTS.items()
+        for name in ("Dirichlet 0.1", "Dirichlet 0.5", "2 shards")
     ),
 )
 
@@ -58,11 +60,11 @@ IMAGE_ARMS = ("fedavg", "spherefed", "spherefed_no_ffc", "feddr_plus", "feddr_pl
 CIFAR = Suite(
     name="cifar",
     about="a subset of CIFAR-10 (20,000 training and 4,000 test images), 50 silos of which a round draws 10, "
-    "the network cnn, crops and flips, 60 rounds of 3 local epochs in batches of 50; 15 rounds in tuning",
+    "the network cnn, crops and flips, 60 rounds of 3 local epochs in batches of 50; 10 rounds in tuning",
     arms=IMAGE_ARMS,
     seeds=(1, 2, 3),
     tuning_seeds=(101,),
-    tuning_rounds=15,
+    tuning_rounds=10,
     settings=tuple(
         Setting(
             name=name,
@@ -112,7 +114,7 @@ CHEST = Suite(
                 "training": {**SGD, "local_epochs": 2, "batch_size": 32},
             },
         )
-        for name in ("Dirichlet 0.1", "Dirichlet 0.5")
+        for name in ("Dirichlet 0.3", "Dirichlet 1")
     ),
 )
 FASHION = Suite(

@@ -17,6 +17,7 @@ from research.accuracy.report import Report
 
 FIGURES = Path("research") / "evidence"
 PAGE = Path("docs") / "evidence.md"
+CHOOSING, FOR_CHOOSING = Path("docs") / "choosing-a-method.md", "digits"  # that page has one suite's tables
 LISTS = ("cells", "choices")
 
 
@@ -49,9 +50,15 @@ def update(report: Report, *, root: Path, moment: datetime | None = None) -> Non
     path.parent.mkdir(exist_ok=True)
     path.write_text(_lines(entry))
     draw(report, folder=root / PAGE.parent)
-    page = (root / PAGE).read_text()
-    text = page_text(entry)
-    (root / PAGE).write_text(figures.replaced(page, place(report.suite), text, path=PAGE))
+    _write(root, PAGE, place(report.suite), page_text(entry))
+    if report.suite == FOR_CHOOSING:
+        _write(root, CHOOSING, "choosing", choosing_text(entry))
+
+
+def _write(root: Path, page: Path, name: str, text: str) -> None:
+    """Between the two comments of that name."""
+    before = (root / page).read_text()
+    (root / page).write_text(figures.replaced(before, name, text, path=page))
 
 
 def place(suite: str) -> str:
@@ -63,51 +70,71 @@ def page_text(entry: Mapping[str, Any]) -> str:
     """A suite's part of the page, from what is committed."""
     report = Report.from_json(entry["report"])
     packages = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
-    stood = f"Written on {entry['date']}: {entry['machine']}; {packages}. Command: `{entry['command']}`."
+    stood = (
+        f"Written on {entry['date']}: {entry['machine']}; {packages}. Commit and arithmetic of the runs: "
+        f"{', '.join(report.sources)}. Command: `{entry['command']}`."
+    )
     return "\n\n".join((*_sections(report), stood))
+
+
+def choosing_text(entry: Mapping[str, Any]) -> str:
+    """Accuracies, and what FedAvg's table says of each method, without the controls."""
+    report = Report.from_json(entry["report"])
+    return "\n\n".join((*_accuracies(report), _list(words.baseline_sentences(report))))
+
+
+def _accuracies(report: Report) -> list[str]:
+    """Tables of what has run."""
+    found = []
+    if report.common:
+        rates = " / ".join(f"{rate:g}" for rate in report.common)
+        found += [
+            f"Mean accuracy in percent, published strengths, learning rates {rates}:",
+            words.rate_table(report),
+        ]
+    if report.choices:
+        found += [
+            "Accuracy in percent at tuned rates and strengths, mean +- standard deviation over the seeds:",
+            words.accuracy_table(report),
+        ]
+    return found
 
 
 def _sections(report: Report) -> list[str]:
     """Tables and sentences of what has run."""
-    found = [_setting(report), "What follows from the tables below:", _list(words.contrast_sentences(report))]
-    found.append(_list(words.baseline_sentences(report)))
-    if report.common:
-        found += [
-            _title(
-                "Mean accuracy in percent, published strengths, at the common learning rates", report.common
-            ),
-            words.rate_table(report),
-            *_family(
-                report,
-                families.controls_at_common_rates(report),
-                "Methods against their controls, both at the same learning rate, published strengths",
-            ),
-            *_family(
-                report,
-                families.baseline_at_common_rates(report),
-                "Methods against FedAvg, both at the same learning rate, published strengths",
-            ),
-            *_family(
-                report,
-                families.controls_at_other_strengths(report),
-                "Methods against their controls at the same rate and strength, the other strengths",
-                is_short=True,
-            ),
-            f"![Accuracy by learning rate, a panel for each cut](evidence-{report.suite}.svg)",
-        ]
+    found = [
+        _setting(report),
+        "What follows from the tables below:",
+        _list([*words.contrast_sentences(report), *words.baseline_sentences(report)]),
+        *_accuracies(report),
+        *_family(
+            report,
+            families.controls_at_common_rates(report),
+            "Methods against their controls, both at the same learning rate, published strengths",
+        ),
+        *_family(
+            report,
+            families.baseline_at_common_rates(report),
+            "Methods against FedAvg, both at the same learning rate, published strengths",
+        ),
+        *_family(
+            report,
+            families.controls_at_other_strengths(report),
+            "Methods against their controls at the same rate and strength, the other strengths",
+            is_short=True,
+        ),
+        *_family(report, families.controls_tuned(report), "Methods against their controls, each side tuned"),
+        *_family(report, families.baseline_tuned(report), "Methods against FedAvg, each side tuned"),
+    ]
     if report.choices:
         seeds = ", ".join(map(str, report.tuning_seeds))
         found += [
-            f"Learning rates and strengths, chosen on validation samples of the tuning seeds {seeds}; in "
+            f"Rates and strengths as tuning chose them, on validation samples of the seeds {seeds}; in "
             "brackets the accuracy on them, * marks an end of the rates.",
             words.choice_table(report),
-            "Accuracy in percent at the chosen points, mean +- standard deviation over the seeds:",
-            words.accuracy_table(report),
-            *_family(
-                report, families.controls_tuned(report), "Methods against their controls, each side tuned"
-            ),
-            *_family(report, families.baseline_tuned(report), "Methods against FedAvg, each side tuned"),
         ]
+    if report.common:
+        found.append(f"![Accuracy by learning rate, a panel for each cut](evidence-{report.suite}.svg)")
     return found
 
 
@@ -135,10 +162,6 @@ def _family(report: Report, family: Family, title: str, *, is_short: bool = Fals
         return [f"{title}: {told}. {note}", words.strength_table(family, report.settings)]
     told = "difference in points (interval), verdict"
     return [f"{title}: {told}. {note}", words.difference_table(family, report.settings)]
-
-
-def _title(text: str, rates: tuple[float, ...]) -> str:
-    return f"{text} {' / '.join(f'{rate:g}' for rate in rates)}:"
 
 
 def _list(sentences: list[str]) -> str:

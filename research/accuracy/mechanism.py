@@ -105,6 +105,7 @@ def trials() -> list[Trial]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0: every run has ended, or the page is written."""
     parser = Parser(NAME, __doc__)
     parser.add_argument(
         "--update", action="store_true", help="train nothing; write the page of what has ended"
@@ -165,8 +166,8 @@ def page_text(lines: Sequence[Mapping[str, Any]]) -> str:
     titles = ", ".join(dict.fromkeys(ARMS[arm].title for _, arm in runs))
     first = (
         f"{titles}; learning rate {RATE:g}, published strengths, FedCSD and its control with mu {CSD_MU:g}; "
-        f"{len(lines) - 1} runs, at most {len(SEEDS)} seeds. Means over the seeds in round {ROUNDS[-1]}, before "
-        "-> after the silos' own training:"
+        f"{len(lines) - 1} runs, at most {len(SEEDS)} seeds. Means over the seeds in round {ROUNDS[-1]}, "
+        "before -> after the silos' own training:"
     )
     return "\n\n".join((first, _table(runs), _note(runs), _sentences(runs), stood))
 

@@ -49,6 +49,7 @@ class Missing(StrEnum):
 class Report:
     """runs: that have ended, of `planned`. seconds: of CPU, all runs together. classes, tests: by setting.
 
+    sources: of the runs, as `source.here` says them.
     choices: of the settings and arms whose whole tuning has ended. rows_by_default: by setting, of how many
     classes a silo's default policy would send the rows, mean of the seeds.
     """
@@ -65,6 +66,7 @@ class Report:
     runs: int
     planned: int
     seconds: float
+    sources: tuple[str, ...]
     rows_by_default: Mapping[str, float]
     cells: Mapping[Key, Cell]
     choices: Mapping[tuple[str, str], Choice]
@@ -144,6 +146,7 @@ def report_of(suite: Suite, book: Book, *, rows_by_default: Mapping[str, float])
         runs=len(ended),
         planned=len(tuning) + len(common) + len(suite.settings) * len(suite.arms) * len(suite.seeds),
         seconds=round(sum(book.outcome(trial).seconds for trial in ended), 1),
+        sources=tuple(sorted({book.outcome(trial).source or "unknown" for trial in ended})),
         rows_by_default=rows_by_default,
         cells=_cells(tested.values(), book),
         choices=choices,

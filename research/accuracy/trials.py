@@ -79,12 +79,13 @@ class Trial:
 class Outcome:
     """accuracy: of the final model, closing phases included; None where the run failed. failed: why.
 
-    seconds: of CPU.
+    seconds: of CPU. source: as `source.here` says it, empty for what was measured without it.
     """
 
     accuracy: float | None
     seconds: float
     failed: str = ""
+    source: str = ""
 
     @property
     def final(self) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from research.accuracy.book import Book
 from research.accuracy.federated import run
+from research.accuracy.source import here
 from research.accuracy.trials import Outcome, Trial
 
 Says = Callable[[str], None]
@@ -46,8 +48,9 @@ class Workers:
         missing = self._book.missing(trials)
         chosen = missing if self._left is None else missing[: self._left]
         done = len(trials) - len(missing)
+        measured_by = here()
         for trial, outcome in self._outcomes(chosen):
-            self._book.write(trial, outcome)
+            self._book.write(trial, replace(outcome, source=measured_by))
             done += 1
             result = outcome.failed or f"{outcome.final:.4f}"
             arm = trial.arm if trial.strength is None else f"{trial.arm} {trial.strength:g}"

@@ -122,6 +122,8 @@ TORCH_PLACES = (
     "bench/adapters.py",
     "bench/training.py",
     "chorale_models/",
+    "research/accuracy/probes.py",
+    "research/accuracy/source.py",
     "research/heart_disease/",
     "research/private_sum/",
 )

@@ -18,6 +18,7 @@ from PIL import Image
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, QuantizationError
 from research.accuracy import __main__ as command
+from research.accuracy import source
 from research.accuracy.arms import ARMS, CONTRASTS, Arm, Contrast
 from research.accuracy.book import Book
 from research.accuracy.catalog import SUITES
@@ -29,6 +30,7 @@ from research.accuracy.tuning import chosen
 from research.accuracy.work import OutOfRuns, Workers
 from silo_agent.data.base import Samples
 from simulation.engine import Simulation
+from tests.support.shared_data import shared_folder
 
 TINY = Suite(
     name="tiny",
@@ -138,6 +140,18 @@ def test_sums_named_for_a_control_are_those_that_it_does_not_make(contrast: Cont
 def job_of(arm: Arm, strength: float | None) -> JobSpec:
     trial = next(each for each in SUITES["digits"].tuning() if each.arm == arm.name)
     return replace(trial, strategy=arm.at(strength)).spec()
+
+
+def test_every_seed_of_the_chest_suite_can_be_cut() -> None:
+    """With two classes a small alpha leaves some of 20 silos without samples, whatever is drawn."""
+    folder, suite = shared_folder("pneumoniamnist_balanced").parent, SUITES["chest"]
+    cuts = {(trial.setting, trial.seed): trial for trial in suite.tuning()}
+    cuts |= {
+        (trial.setting, seed): replace(trial, seed=seed) for trial in cuts.values() for seed in suite.seeds
+    }
+    for trial in cuts.values():
+        silos = silos_of(replace(trial, tested=Split.TEST), suite.path(trial, folder)).values()
+        assert sum(len(silo.holdout) for silo in silos) == suite.setting(trial.setting).tests
 
 
 # tuning and the test samples
@@ -340,3 +354,13 @@ def test_folder_without_the_suites_data_is_refused(
     with pytest.raises(SystemExit):
         command.main(["--suite", "paper", "--data", str(tmp_path)])
     assert "holds no data of the suite paper" in capsys.readouterr().err
+
+
+def test_a_line_names_commit_and_arithmetic(tmp_path: Path) -> None:
+    """Figures of a commit with other first weights once stood on the page as if they could be repeated."""
+    with Book(tmp_path / "book.jsonl") as book:
+        workers(book, lambda trial, _: ended(0.5)).finish(TINY.tuning()[:1])
+    with Book(tmp_path / "book.jsonl") as book:
+        found = book.outcome(TINY.tuning()[0]).source
+    assert found == f"{source.commit()} / {source.arithmetic()}"
+    assert re.fullmatch(r"[0-9a-f]{8,} / [0-9a-f]{8}|unknown / [0-9a-f]{8}", found)

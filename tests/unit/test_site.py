@@ -145,30 +145,3 @@ def test_every_command_that_a_page_shows_exists_with_its_options(page: str) -> N
             command = found
         known = {option for parameter in command.params for option in parameter.opts}
         assert {each for each in arguments if each.startswith("--")} <= known, command.name
-
-
-def test_the_figures_of_the_choice_are_those_that_were_measured() -> None:
-    """Accuracy and word of every method and cut, as evidence.md has them."""
-    evidence = (DOCS / "evidence.md").read_text().partition("\n## The digits\n")[2]
-    page = (DOCS / "choosing-a-method.md").read_text().partition("\n## What it costs")[0]
-    rows = re.findall(r"^\| `(\w+)`(, mu 0\.1)? \| (.*)$", page, re.M)
-    names = {"fedavg": "FedAvg", "spherefed": "SphereFed", "fedbabu": "FedBABU", "fedcsd": "FedCSD"}
-    names |= {"feddr_plus": "FedDr+", "moon": "MOON", "fedprox": "FedProx", "feddw": "FedDW"}
-    compared = {}
-    for preset, variant, cells in rows:
-        even, uneven, shards, word = (each.strip() for each in cells.rstrip("| ").split("|"))
-        name = names[preset] + variant
-        found = re.search(rf"^\| {re.escape(name)} \| (.*) \|$", evidence, re.M)
-        assert found is not None
-        compared[preset] = [each.split(";")[0].strip() for each in found[1].split("|")]
-        assert compared[preset] == [uneven, even, shards], preset
-        if preset == "fedavg":
-            continue
-        said = re.search(rf"^- {re.escape(name)} against FedAvg: ([^(]*) \(", evidence, re.M)
-        assert said is not None
-        for kind in ("better", "worse"):
-            assert (kind in word) == (kind in said[1]), preset
-            cuts = {"Dirichlet 0.5": "Dirichlet 0.5", "2 shards": "two shards"}
-            told = said[1].partition("undecided")[0]
-            assert all((theirs in told) == (ours in word) for theirs, ours in cuts.items()), preset
-    assert compared.keys() == names.keys()
