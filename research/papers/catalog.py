@@ -32,14 +32,15 @@ def kinds(tables: Iterable[Table] = TABLES) -> list[Cell]:
 
 
 def kind_of(cell: Cell) -> str:
-    """Network, data set, parts, words among the options, optimizer, schedule, images and draw."""
+    """Network, parts, words and whole numbers among the options, optimizer, schedule, draw, own files."""
     job, strategy = cell.federation.job, cell.method.strategy
     options = {
         name: value for name, value in strategy.get("options", {}).items() if not isinstance(value, float)
     }
     made_of: list[Any] = [
-        cell.federation.data.name,
         job["model"],
+        bool(cell.federation.partition),
+        cell.method.unusual,
         {**strategy, "options": options},
         job["training"]["optimizer"],
         job["training"].get("schedule", {}).get("kind"),

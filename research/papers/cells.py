@@ -9,9 +9,6 @@ from typing import Any
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import MAX_SILOS
 from research.accuracy.trials import Split, Trial
-from strategies.phases.evaluation import ACCURACY as PERSONAL_ACCURACY
-
-ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +37,21 @@ class DataSet:
     shape: tuple[int, ...]
     of_silos: tuple[str, ...] = ()
     holdout: float | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name as a silo's settings have it."""
+        return self.place.removesuffix(".npz")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a trial says of its data."""
+        found = {"format": self.form, "name": self.key}
+        if self.holdout is not None:
+            found["holdout"] = str(self.holdout)
+        if self.of_silos:
+            found["files"] = ",".join(f"{name}.npz" for name in self.of_silos)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +116,12 @@ class Cell:
             strategy=self.method.strategy,
             job=job,
             partition=self.federation.partition,
-            data={"format": self.federation.data.form, "name": self.federation.data.place},
+            data=self.federation.data.settings,
         )
 
     def spec(self) -> JobSpec:
         """The job as an operator would write it. Raises ConfigError."""
         return self.trial(0).spec()
-
-
-def figure_of(spec: JobSpec) -> str:
-    """What a table prints of the job, by our figure's name: accuracy of the one final model, or the mean over
-    silos of each one's accuracy where they have models of their own or test the one model each by itself."""
-    return PERSONAL_ACCURACY if PERSONAL_ACCURACY in spec.quantity_names else ACCURACY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,7 @@ GLOBAL: Mapping[str, Method] = {
     "Dot-regression": preset("dot_regression", 0),
     "FedDr+": preset("feddr_plus", 0),
 }
-DOT_REGRESSION = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression"}
+DOT_REGRESSION: dict[str, Any] = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression"}
 BODY = {"fine_tune_scope": "body", "fine_tune_epochs": 3}
 E_EPOCHS = {"fine_tune_epochs": 3}  # E of CIFAR-100: FedDr+'s own fine-tuning trains as long as a round
 # a model of each silo's own; the papers give no values for these methods, so each has its preset's

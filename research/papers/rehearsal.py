@@ -1,4 +1,4 @@
-"""A cell in small, on images that are made up: two rounds on a CPU say whether the job runs, and nothing else.
+"""A cell in small, on images that are made up: two rounds on a CPU say whether the job runs, nothing else.
 
 Network, parts and optimizer are the cell's; classes, silos, samples, rounds and image sizes are few.
 """
@@ -15,8 +15,8 @@ from research.accuracy.trials import Trial
 from research.papers.cells import Cell
 from silo_agent.data.base import Samples, SiloData
 
-SILOS, ROUNDS, CLASSES, SAMPLES, BATCH = 4, 2, 4, 12, 6
-SIDE, ALEXNET_SIDE = 32, 64
+SILOS, DRAWN, ROUNDS, CLASSES, SAMPLES, BATCH = 3, 4, 2, 4, 8, 8
+SIDE, ALEXNET_SIDE = 16, 64
 RATE = 1e-3  # made-up images bear no paper's rate
 # whatever counts passes or samples, as few as may be
 FEW: Mapping[str, Any] = {
@@ -37,8 +37,9 @@ def small(cell: Cell) -> Trial:
     training = {**job["training"], "local_epochs": 1, "batch_size": BATCH}
     if training.get("schedule", {}).get("kind") == "milestones":
         training["schedule"] = {"kind": "milestones", "milestones": [1]}
-    if job.get("fraction", 1.0) < 1:
-        job["fraction"] = 0.75  # three of four
+    is_drawn = job.get("fraction", 1.0) < 1
+    if is_drawn:
+        job["fraction"] = SILOS / DRAWN
     job |= {
         "classes": CLASSES,
         "input_shape": [channels, side, side],
@@ -47,7 +48,7 @@ def small(cell: Cell) -> Trial:
     }
     options = {name: FEW.get(name, value) for name, value in _options(cell).items()}
     strategy = {**whole.strategy, **({"options": options} if options else {})}
-    return replace(whole, silos=SILOS, job=job, strategy=strategy, learning_rate=RATE)
+    return replace(whole, silos=DRAWN if is_drawn else SILOS, job=job, strategy=strategy, learning_rate=RATE)
 
 
 def _options(cell: Cell) -> dict[str, Any]:
