@@ -81,12 +81,13 @@ def _facts(table: Table) -> dict[str, Any]:
 
 def _job(cell: Cell) -> dict[str, Any]:
     """The cell with its job file's fields, and what the paper prints in percent."""
-    spec = cell.spec().model_dump(mode="json", exclude_defaults=True, exclude={"not_after", "federation"})
+    spec = cell.spec()
+    said = spec.model_dump(mode="json", exclude_defaults=True, exclude={"not_after", "federation"})
     printed = cell.printed
     return {
         "row": cell.row,
         "column": cell.column,
-        "job": spec | {"silos": len(cell.spec().silos)},
+        "job": said | {"silos": len(spec.silos)},
         "data": cell.federation.data.place,
         "partition": dict(cell.federation.partition),
         "printed": None if printed is None else printed.mean,

@@ -151,15 +151,13 @@ def _label_skew() -> Iterator[Cell]:
 def _feature_skew() -> Iterator[Cell]:
     """The mean over the silos of the one model's accuracy on each silo's own test samples."""
     for row, words, printed in numbers(FEATURE_SKEW):
-        if row == "FedProto":
-            base, changes = "fedavg", PROTO
-        else:
-            base, changes = PRESET_OF.get(row, row.lower()), {}
+        is_proto = row == "FedProto"
+        base = "fedavg" if is_proto else PRESET_OF.get(row, row.lower())
         strategy = METHODS[row].strategy
         options = {**strategy.get("options", {}), **UNTOUCHED}
         if row == "FedCSD":
             options |= {"mu": 0.5, "tau": 4.0}
-        method = with_parts(base, RATE, closing="fine-tuning", options=options, **changes)
+        method = with_parts(base, RATE, closing="fine-tuning", options=options, **(PROTO if is_proto else {}))
         yield Cell(row=row, column=words, federation=OFFICE_SILOS, method=method, printed=printed)
 
 
