@@ -78,7 +78,7 @@ class CredentialFiles:
         for certificate in authority.certificates:
             if certificate.not_valid_after_utc < self._clock():
                 log.warning(
-                    "a certificate of the authority has expired and vouches for nothing: remove it",
+                    "a certificate of the authority has expired and is not trusted: remove it",
                     file=str(self._authority),
                     expired=f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M}",
                 )

@@ -26,10 +26,10 @@ from chorale.privacy.releases import MAX_RELEASES_BYTES
 from chorale.runtime import audit
 from chorale.runtime.software import Software, installed_packages
 from chorale.spec.state import ARRAY_NAME, GlobalState
-from chorale.spec.validation_errors import got
 from crypto import encoding
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Anchors, Identity, SignedBody, certificate_from_der, check_signature
+from strategies.expected import wrong_value
 
 FORMAT = 1
 MAX_STATEMENT_BYTES = 64 << 20
@@ -116,7 +116,7 @@ class AuditExcerpt(Document):
             number, line_hash = entry["entry"], hashlib.sha256(data).hexdigest()
             found.append(entry)
         if number == self.entries and line_hash != self.head:
-            raise ConfigError(f"audit entry {number}: it is not the last line of the log that was told")
+            raise ConfigError(f"audit entry {number}: it is not the last entry of the log that was stated")
         return found
 
 
@@ -315,7 +315,7 @@ def parsed(kind: type[D], values: object) -> D:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(each) for each in first["loc"])
-        raise RemoteProtocolError(f"{place}: {first['msg'].lower()}, got {got(first['input'])}") from None
+        raise RemoteProtocolError(f"{place}: {wrong_value(first)}") from None
     if made.model_dump(mode="json") != values:
         raise RemoteProtocolError("a value is written in another form than Chorale writes it")
     return made

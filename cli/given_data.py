@@ -3,7 +3,7 @@ settings files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -20,14 +20,23 @@ from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.rounds.data_sets import name_for
+from simulation.stored import StoredSilos
 
 if TYPE_CHECKING:
     from chorale.spec.job_spec import JobSpec
-    from silo_agent.data.base import SiloData
+    from silo_agent.data.base import SampleSet, SiloData
+    from simulation.stored import Scratch
 
 YAML = (".yaml", ".yml")
 CUT = ("partition", "alpha", "shards_per_silo", "min_samples", "split_seed")
 GIVEN = ("data", "path", *CUT, "silo_files")
+OPTIONS = {  # what errors call the fields of data settings that they become
+    "format": "--data",
+    "path": "--path",
+    "partition__alpha": "--alpha",
+    "partition__shards_per_silo": "--shards-per-silo",
+    "partition__min_samples": "--min-samples",
+}
 ONLY_BY = {"alpha": "dirichlet", "min_samples": "dirichlet", "shards_per_silo": "shards"}
 # of a silo's settings file, what says where and who it is: none of it is taken
 OF_ITS_OWN = frozenset(
@@ -119,11 +128,11 @@ class DataOptions:
         for option in self.named:
             kind, reason = ONLY_BY.get(option, self.partition), ""
             if self.silo_files and option in ("data", "path", *CUT):
-                reason = "the files of --silo say which data, and nothing is cut"
+                reason = "expected none with --silo, whose files name the data"
             elif (option == "path" and is_file) or (option in CUT and is_cut_by_file):
-                reason = f"{self.data} says it"
+                reason = f"expected none with --data {self.data}, which holds it"
             elif kind != self.partition:
-                reason = f"belongs to --partition {kind}, got {self.partition}"
+                reason = f"expected none with --partition {self.partition}, only with {kind}"
             if reason:
                 raise ConfigError(f"--{option.replace('_', '-')}: {reason}")
 
@@ -177,23 +186,39 @@ class DataOptions:
         values = [_values_of(path) for path in self.silo_files]
         return {each["name"]: str(each["objective"]) for each in values if each.get("objective") is not None}
 
-    def load(self, spec: JobSpec) -> dict[str, SiloData]:
-        """Every silo's samples, as its agent would load them. Raises ConfigError."""
-        from silo_agent.data.loading import load_data, load_partition
+    def load(self, spec: JobSpec, scratch: Scratch) -> StoredSilos:
+        """Every silo's samples, as its agent would load them, in files there. Raises ConfigError."""
+        return StoredSilos(scratch, zip(spec.silos, self._loaded(spec), strict=True))
+
+    def _loaded(self, spec: JobSpec) -> Iterator[SiloData]:
+        """One by one, in the order of the job's silos."""
+        from silo_agent.data.loading import load_data, parts_of
+
+        if not self.silo_files:
+            try:
+                yield from parts_of(self._settings(len(spec.silos)), spec)
+            except ConfigError as error:
+                hint = "--data, --partition and --silos say what is cut, and how"
+                raise with_hint(error, hint) from None
+            return
+        settings = [_data_set(_values_of(path), spec, source=path) for path in self.silo_files]
+        for name, each in zip(spec.silos, settings, strict=True):
+            data = load_data(each, spec)
+            if data.rows_beyond:
+                click.echo(f"{name}: {rows_beyond_told(each, data.rows_beyond)}", err=True)
+            yield data
+
+    def load_test_set(self, spec: JobSpec) -> SampleSet:
+        """What of the data no silo trains on, before it is cut: its own test split, or the share held out.
+
+        Raises ConfigError where nothing is cut: then each silo has its own hold-out.
+        """
+        from silo_agent.data.loading import load_data
 
         if self.silo_files:
-            settings = [_data_set(_values_of(path), spec, source=path) for path in self.silo_files]
-            loaded = {}
-            for name, each in zip(spec.silos, settings, strict=True):
-                data = loaded[name] = load_data(each, spec)
-                if data.rows_beyond:
-                    click.echo(f"{name}: {rows_beyond_told(each, data.rows_beyond)}", err=True)
-            return loaded
-        try:
-            parts = load_partition(self._settings(len(spec.silos)), spec)
-        except ConfigError as error:
-            raise with_hint(error, "--data, --partition and --silos say what is cut, and how") from None
-        return dict(zip(spec.silos, parts, strict=True))
+            raise ConfigError("--test: expected one data set that is cut into silos (--data), not --silo")
+        whole = self._settings(len(spec.silos), name=spec.data)
+        return load_data(whole.model_copy(update={"partition": None}), spec).holdout
 
     def describe(self) -> dict[str, Any]:
         """What the data are, for the folder: one that was made from other data is refused."""
@@ -214,16 +239,17 @@ class DataOptions:
             "seed": self.split_seed,
         }
         if Path(self.data).suffix in YAML:
-            source, values = self.data, _data_in(Path(self.data))
+            source, values, options = self.data, _data_in(Path(self.data)), {}
             cut = values.get("partition") or cut
         else:
-            source, values = "--data", {"format": self.data, "name": self.data}
+            source, values, options = "--data", {"format": self.data, "name": self.data}, OPTIONS
             if self.path is not None:
                 values["path"] = self.path
         if isinstance(cut, Mapping):
             cut = {**cut, "silos": silos, "index": 0}
         named = {} if name is None else {"name": name}
-        return check_values(DataSettings, {**values, **named, "partition": cut}, source=source)
+        whole = {**values, **named, "partition": cut}
+        return check_values(DataSettings, whole, source=source, options=options)
 
 
 def _data_in(path: Path) -> dict[str, Any]:

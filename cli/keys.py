@@ -38,7 +38,7 @@ def csr_command(role_name: str) -> click.Command:
     @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the two files.")
     def csr(name: str, federation: str, hosts: tuple[str, ...], out: Path) -> None:
         if hosts and not is_dialed:
-            raise ConfigError(f"--host: only a coordinator is dialed; a {role_name} takes none")
+            raise ConfigError(f"--host: expected none for a {role_name}: only a coordinator is dialed")
         make_request(MemberId(federation=federation, role=Role(role_name), name=name), hosts, out)
 
     return csr
@@ -79,5 +79,5 @@ def write_new(path: Path, data: bytes, *, what: str, mode: int = 0o644) -> None:
 def check_new(path: Path, *, what: str) -> None:
     """Raises ConfigError if the file is already there: before anything else is written."""
     if os.path.lexists(path):
-        error = ConfigError(f"{path}: {what} is already there and is never overwritten")
+        error = ConfigError(f"{path}: {what} is already there and is not overwritten")
         raise with_hint(error, "choose another folder, or move the old file away first")

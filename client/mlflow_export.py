@@ -30,6 +30,13 @@ NOT_IN_NAMES = re.compile(r"[^\w.\- /]", re.ASCII)
 STATUS = {"done": "FINISHED", "cancelled": "KILLED", "stopped": "FINISHED", "failed": "FAILED"}
 
 
+def check_uri(uri: str) -> None:
+    """Raises ConfigError for a URI of another kind than http(s)://host."""
+    address = urlsplit(uri)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(f"--mlflow: expected http://HOST:PORT or https://HOST:PORT, got {_shown(uri)}")
+
+
 def export(history: JobHistory, uri: str, *, experiment: str) -> str:
     """Write a job's run, or what it has more by now, into an experiment, which is made if it is not there.
 
@@ -37,9 +44,7 @@ def export(history: JobHistory, uri: str, *, experiment: str) -> str:
     export of a job adds to its run. Returns the run's id. Raises ConfigError for another kind of URI and
     without the extra `mlflow`, PeerFailed where the server does not answer or does not take it.
     """
-    address = urlsplit(uri)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        raise ConfigError(f"--mlflow: expected http://HOST:PORT or https://HOST:PORT, got {_shown(uri)}")
+    check_uri(uri)
     require_extra("mlflow", "mlflow", what="the export to MLflow")
     # MLflow reports its use to its authors unless told not to, and tries a server for minutes
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -18,11 +18,15 @@ class OperatorSettings(LineSettings):
 
 
 def operator_settings(
-    config: Path | None, *, given: Mapping[str, object], identity: Mapping[str, object]
+    config: Path | None,
+    *,
+    given: Mapping[str, object],
+    identity: Mapping[str, object],
+    options: Mapping[str, str] | None = None,
 ) -> OperatorSettings:
     """Settings from file and environment, with the options that were given on top.
 
-    Raises ConfigError that names what is missing.
+    options: what errors call them, by field. Raises ConfigError that names what is missing.
     """
     values = load_mapping(config, ENV_PREFIX)
     values |= {name: value for name, value in given.items() if value is not None}
@@ -31,6 +35,6 @@ def operator_settings(
         values["identity"] = {**values.get("identity", {}), **chosen}
     given_by = str(config or "options")
     try:
-        return check_values(OperatorSettings, values, source=given_by, env_prefix=ENV_PREFIX)
+        return check_values(OperatorSettings, values, source=given_by, env_prefix=ENV_PREFIX, options=options)
     except ConfigError as error:
         raise error if config else with_hint(error, "--config FILE names the operator's settings") from None

@@ -63,7 +63,7 @@ def decode(purpose: str, data: bytes, *, max_bytes: int = 1 << 20) -> list[Value
     if len(data) > max_bytes:
         raise RemoteProtocolError(f"{purpose}: expected at most {max_bytes} bytes, got {len(data)}")
     if not data.startswith(prefix):
-        raise RemoteProtocolError(f"{purpose}: the bytes are of another purpose")
+        raise RemoteProtocolError(f"{purpose}: the bytes belong to another kind of message")
     scanner = _Scanner(purpose, data, len(prefix))
     try:
         values = scanner.read_list(depth=0)

@@ -378,7 +378,7 @@ def alone(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise AgentFailed(f"directory: another agent runs in {directory}") from None
+            raise AgentFailed(f"directory: another agent is running in {directory}") from None
         yield
 
 

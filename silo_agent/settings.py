@@ -112,7 +112,7 @@ class SiloSettings(LineSettings):
     ) -> DataSettings | tuple[DataSettings, ...]:
         names = [each.name for each in data] if isinstance(data, tuple) else []
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"expected a name of its own for each data set, got {twice[0]} twice")
+            raise ValueError(f"expected a different name for each data set, got {twice[0]} twice")
         return data
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +28,7 @@ from simulation.silos import Answer, Compute
 from strategies.base import Arrays
 
 START_SECONDS = 300.0  # for all workers to be there: a cluster may start machines for them
+CONNECT_SECONDS = 10.0
 COMPARED = ("chorale", "torch", "numpy")  # of another version, a worker's numbers may differ
 
 
@@ -77,7 +79,7 @@ class RayPool(Pool["Actor"]):
         self._ray.shutdown()
 
     def _checked(self) -> int:
-        """On how many machines they are. Raises ConfigError where one computes with other versions."""
+        """On how many machines they are, once all are there."""
         replies = [worker.reply for worker in self._workers]
         done, _ = self._ray.wait(replies, num_returns=len(replies), timeout=START_SECONDS)
         if len(done) < len(replies):
@@ -85,16 +87,7 @@ class RayPool(Pool["Actor"]):
                 f"ray: {len(done)} of {len(replies)} workers started in {START_SECONDS:.0f} s; "
                 "the cluster is busy: ask for fewer with --parallel"
             )
-        told = [worker.welcome() for worker in self._workers]
-        mine = versions()
-        for each in told:
-            odd = next((name for name in mine if each.versions[name] != mine[name]), None)
-            if odd is not None:
-                raise ConfigError(
-                    f"ray: the worker on {each.machine} has {odd} {each.versions[odd]}, expected "
-                    f"{mine[odd]} as here: another version gives other numbers"
-                )
-        return len({each.machine for each in told})
+        return same_versions([worker.welcome() for worker in self._workers])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +166,8 @@ class InStore(Mapping[str, SiloData]):
 
 def connected(on: Ray) -> tuple[Any, str]:
     """Ray's module, connected, and the link to its dashboard. Raises ConfigError."""
+    if on.address not in (None, "auto"):
+        _check_answers(on.address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report each use to its makers
     import ray
 
@@ -189,18 +184,41 @@ def connected(on: Ray) -> tuple[Any, str]:
     return ray, f"http://{url}" if url else ""
 
 
+def _check_answers(address: str) -> None:
+    """Ray itself tries an address for many minutes where nothing answers. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ConfigError(f"--address: expected HOST:PORT of a cluster, or auto, got {address}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--address: no Ray answers at {address}: {error}") from None
+
+
 def room(resources: Mapping[str, float], on: Ray) -> int:
     """How many workers a cluster has room for, all told. Raises ConfigError for more than that."""
     most = int(resources.get("CPU", 0))
     if on.gpus:
-        most = min(most, int(resources.get("GPU", 0) / on.gpus + 1e-9))
+        of_gpus = resources.get("GPU", 0)  # a share is of one GPU
+        most = min(most, int(of_gpus) * int(1 / on.gpus) if on.gpus < 1 else int(of_gpus / on.gpus))
     if not most or on.workers > most:
         has = ", ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in ("CPU", "GPU"))
-        wants = f"{on.workers or 1} workers of 1 CPU and {on.gpus:g} GPUs"
-        raise ConfigError(
-            f"--parallel: expected at most {most} workers on this Ray, which has {has}; got {wants}"
-        )
+        wants = f"{on.workers or 1} of 1 CPU and {on.gpus:g} GPUs each"
+        raise ConfigError(f"--parallel: expected at most {most} workers on a Ray with {has}; got {wants}")
     return on.workers or most
+
+
+def same_versions(told: Sequence[Welcome]) -> int:
+    """On how many machines workers are. Raises ConfigError where one has other versions than are here."""
+    mine = versions()
+    for each in told:
+        odd = next((name for name in mine if each.versions[name] != mine[name]), None)
+        if odd is not None:
+            raise ConfigError(
+                f"ray: the worker on {each.machine} has {odd} {each.versions[odd]}, expected {mine[odd]} "
+                "as here: another version gives other numbers"
+            )
+    return len({each.machine for each in told})
 
 
 def versions() -> dict[str, str]:

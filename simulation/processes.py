@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -17,14 +17,14 @@ from silo_agent.policy.policy import Policy
 from simulation.pool import Computing, Load, Phase, Pool, given
 from simulation.results import SimulationFailed
 from simulation.silos import Answer, Compute
-from simulation.stored import Scratch, StoredSilo
+from simulation.stored import Scratch, StoredSilos
 from strategies.base import Arrays
 
 END_SECONDS = 5.0  # for a worker to end once its pipe is closed
 
 
 class ProcessPool(Pool["Process"]):
-    """scratch: for the silos' samples, which all workers map; they are written once and not kept here."""
+    """scratch: for the silos' samples, which all workers map, where they are in no file yet."""
 
     def __init__(
         self,
@@ -37,16 +37,10 @@ class ProcessPool(Pool["Process"]):
         workers: int,
         scratch: Scratch,
     ) -> None:
-        super().__init__({name: len(each.train) for name, each in data.items()})
-        workers = min(workers, len(data))
+        stored = data if isinstance(data, StoredSilos) else StoredSilos(scratch, data.items())
+        super().__init__(stored.samples)
+        workers = min(workers, len(stored))
         self.told = f"processes: {workers} workers on this machine"
-        self._scratch = scratch
-        stored = Silos(
-            {
-                name: StoredSilo.write(each, scratch.path / f"data-{name}.safetensors") or each
-                for name, each in data.items()
-            }
-        )
         try:
             for place in range(workers):
                 load = Load(job=job, policy=policy, compute=compute, objective=objective, place=place)
@@ -66,27 +60,10 @@ class ProcessPool(Pool["Process"]):
             worker.end()
 
 
-class Silos(Mapping[str, SiloData]):
-    """Silos' data, opened when it is looked at."""
-
-    def __init__(self, held: Mapping[str, StoredSilo | SiloData]) -> None:
-        self._held = held
-
-    def __getitem__(self, silo: str) -> SiloData:
-        held = self._held[silo]
-        return held.open() if isinstance(held, StoredSilo) else held
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-
 class Process:
     """One worker, seen from here."""
 
-    def __init__(self, load: Load, data: Silos) -> None:
+    def __init__(self, load: Load, data: StoredSilos) -> None:
         spawning = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         self.pipe, theirs = spawning.Pipe()
         self._process = spawning.Process(target=serve, args=(theirs,), daemon=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
+from typing import Any
 
 from chorale.spec.state import DTYPES, state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
@@ -60,6 +61,7 @@ class StoredSilo:
 
     path: Path
     name: str
+    samples: int
     rows_per_unit: Mapping[str, int]
 
     @classmethod
@@ -77,7 +79,7 @@ class StoredSilo:
         with path.open("xb") as file:
             file.writelines(state_parts(arrays))
         rows = {side: samples.rows_per_unit for side, samples in sides.items()}
-        return cls(path=path, name=data.name, rows_per_unit=rows)
+        return cls(path=path, name=data.name, samples=len(data.train), rows_per_unit=rows)
 
     def open(self) -> SiloData:
         arrays = state_from_file(self.path)
@@ -87,3 +89,41 @@ class StoredSilo:
             return Samples(**found, rows_per_unit=self.rows_per_unit[name])  # type: ignore[arg-type]
 
         return SiloData(train=side("train"), holdout=side("holdout"), name=self.name)
+
+
+class StoredSilos(Mapping[str, SiloData]):
+    """Silos' data, each opened when it is looked at. given: taken one by one, so that one is in memory."""
+
+    def __init__(self, scratch: Scratch, given: Iterable[tuple[str, SiloData]]) -> None:
+        self._scratch = scratch
+        self._held: dict[str, StoredSilo | SiloData] = {}
+        for name, data in given:
+            self._held[name] = StoredSilo.write(data, scratch.path / f"data-{name}.safetensors") or data
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """How many each trains on."""
+        return {
+            name: held.samples if isinstance(held, StoredSilo) else len(held.train)
+            for name, held in self._held.items()
+        }
+
+    def __getitem__(self, silo: str) -> SiloData:
+        held = self._held[silo]
+        return held.open() if isinstance(held, StoredSilo) else held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process has the files alone: the folder goes with this one's last use of it."""
+        return _of_another_process, (self._held,)
+
+
+def _of_another_process(held: dict[str, StoredSilo | SiloData]) -> StoredSilos:
+    silos = StoredSilos.__new__(StoredSilos)
+    silos._held = held
+    return silos

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
+from strategies.expected import wrong_value
 
 OptionValue: TypeAlias = bool | float | str | None
 Array = NDArray[Any]
@@ -79,8 +80,7 @@ def options_of(part: type[T], given: Mapping[str, OptionValue], *, field: str = 
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(place) for place in first["loc"])
-        got = "" if first["type"] == "missing" else f", got {first['input']}"
-        raise ConfigError(f"{field}.{name}: {first['msg'].lower()}{got}") from None
+        raise ConfigError(f"{field}.{name}: {wrong_value(first)}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

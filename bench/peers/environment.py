@@ -36,7 +36,8 @@ def _make(folder: Path) -> None:
 
 def _holds(python: Path, requirement: str) -> bool:
     name, _, version = requirement.partition("==")
-    found = f"from importlib.metadata import version; print(version({name!r}))"
+    distribution = name.partition("[")[0]  # of name[extra]
+    found = f"from importlib.metadata import version; print(version({distribution!r}))"
     done = subprocess.run([python, "-I", "-c", found], capture_output=True, text=True, check=False)
     return done.stdout.strip() == version
 

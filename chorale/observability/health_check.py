@@ -36,7 +36,7 @@ def failure(directory: Path) -> str | None:
 def main(arguments: list[str]) -> int:
     """Exit code: 0 alive, 1 not, 2 called with anything but one directory."""
     if len(arguments) != 1:
-        sys.stderr.write("chorale: error: health_check: expected one directory\n")
+        sys.stderr.write("chorale: error: health_check: expected one argument, a directory\n")
         return USAGE
     reason = failure(Path(arguments[0]))
     if reason is None:

@@ -15,9 +15,9 @@ from pydantic import BeforeValidator
 
 from chorale.observability.spans import Service, Span
 from chorale.spec.fields import HIGHEST_PORT
-from chorale.spec.validation_errors import got
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
+from strategies.expected import got
 
 if TYPE_CHECKING:
     from chorale.observability.trace_export import Tracer

@@ -37,7 +37,7 @@ def check_room(directory: Path, needed_bytes: int, *, what: str) -> None:
     """Raises NoRoom, which says what needs how much, and where."""
     free, needed_bytes = free_bytes(directory), needed_bytes + MIN_FREE_BYTES
     if free < needed_bytes:
-        raise NoRoom(f"{what}: it needs {needed_bytes} bytes in {directory}, whose disk has {free} free")
+        raise NoRoom(f"{what}: expected {needed_bytes} bytes free on the disk of {directory}, got {free}")
 
 
 def is_full(error: BaseException, directory: Path) -> bool:

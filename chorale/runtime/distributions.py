@@ -73,7 +73,7 @@ class Installed:
         """Raises ConfigError for other files than a job's."""
         if self.sha256 != sha256:
             raise ConfigError(
-                f"{self.distribution}: its files here have SHA-256 {self.sha256}, the job's have {sha256}"
+                f"{self.distribution}: expected files of SHA-256 {sha256}, as the job pins, got {self.sha256}"
             )
 
 

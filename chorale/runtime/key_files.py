@@ -41,4 +41,6 @@ def _check_private(path: Path, status: os.stat_result) -> None:
     is_own = status.st_uid == os.geteuid()
     allowed = stat.S_IRWXU if is_own else stat.S_IRWXU | stat.S_IRGRP
     if mode & ~allowed & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"{path}: a key that others may use (mode {mode:04o}): run chmod 600 {path}")
+        raise ConfigError(
+            f"{path}: a key that other users can read or write (mode {mode:04o}): run chmod 600 {path}"
+        )

@@ -61,14 +61,14 @@ class ColumnSpec(SpecPart):
         names_of(self.name)
         if self.categories is None:
             if self.encoding is not None:
-                raise ValueError("encoding: expected with categories, and only with them")
+                raise ValueError("encoding: expected none without categories")
             return self
         if any(text != text.strip() for text in self.categories):
-            raise ValueError("categories: expected texts without spaces around them")
+            raise ValueError("categories: expected texts without spaces at either end")
         if len(set(self.categories)) != len(self.categories):
-            raise ValueError("categories: a text is named twice")
+            raise ValueError("categories: expected each text once")
         if self.is_one_hot and (self.mean, self.scale, self.fill) != (0.0, 1.0, 0.0):
-            raise ValueError("mean, scale and fill are of numbers and of encoding index")
+            raise ValueError("mean, scale and fill: expected none with one-hot categories")
         return self
 
 
@@ -105,7 +105,7 @@ def check_columns(
             f"got {list(input_shape)}"
         )
     if not columns_of_label:
-        raise ValueError("label_column: expected the heading of the label with columns")
+        raise ValueError("label_column: a value is required with columns")
 
 
 def check_table(columns: Iterable[ColumnSpec], labels: Iterable[str]) -> tuple[int, int]:
@@ -160,11 +160,11 @@ def check_vocabulary(vocabulary: int | None, input_type: str, has_tokens: bool, 
     that the model has no row for would refuse a phase, which tells of one record.
     """
     if vocabulary is not None and input_type != "int64":
-        raise ConfigError(f"vocabulary: it is of int64 inputs, the job's input_type is {input_type}")
+        raise ConfigError(f"vocabulary: expected none with input_type {input_type}, only with int64")
     if vocabulary is not None and has_tokens:
-        raise ConfigError("vocabulary: in a task of tokens `classes` says it: leave it out")
+        raise ConfigError("vocabulary: expected none in a task of tokens, where it is classes")
     if is_private and input_type == "int64" and not has_tokens and vocabulary is None:
         raise ConfigError(
-            "vocabulary: a private job of int64 inputs says how many values they have, by which a silo "
-            "leaves out records with others"
+            "vocabulary: a value is required in a private job with input_type int64: silos leave out records "
+            "with other values"
         )

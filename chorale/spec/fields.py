@@ -17,10 +17,10 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from chorale.spec.validation_errors import got
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.identity.certificates import NAME_PATTERN
+from strategies.expected import got
 
 HIGHEST_PORT = 65_535
 MAX_SIMULATED_SILOS = 10_000  # of a job that is only simulated

@@ -41,7 +41,7 @@ class NormalizeSpec(SpecPart):
     def refusal(self, input_shape: tuple[int, ...]) -> str:
         """Why it does not suit samples of this shape, or ""."""
         if len(input_shape) < 2:
-            return f"it is by channel and needs input_shape (channels, ...), the job says {list(input_shape)}"
+            return f"expected input_shape [channels, ...] with it, got {list(input_shape)}"
         if len(self.mean) != input_shape[0]:
             return f"expected {input_shape[0]} numbers, one a channel, got {len(self.mean)}"
         return ""
@@ -197,7 +197,7 @@ def check_images(
     """Raises ValueError for what a job does to images that its samples cannot be given."""
     for field, given in (("normalize", normalize), ("augment", augment)):
         if given is not None and input_type != "float32":
-            raise ValueError(f"{field}: it is of numbers, the job's input_type is {input_type}")
+            raise ValueError(f"{field}: expected none with input_type {input_type}: it changes numbers")
     if normalize is not None and (why := normalize.refusal(input_shape)):
         raise ValueError(f"normalize: {why}")
     if augment is not None:
@@ -210,8 +210,7 @@ def check_transforms(
     """Raises ValueError for transforms that samples of these shapes cannot be given."""
     if len(input_shape) != 3:
         raise ValueError(
-            "augment: its transforms are of images, input_shape (channels, height, width), "
-            f"the job says {list(input_shape)}"
+            f"augment: expected images, of input_shape (channels, height, width), got {list(input_shape)}"
         )
     channels, height, width = input_shape
     for place, each in enumerate(transforms):
@@ -219,7 +218,7 @@ def check_transforms(
         if why:
             raise ValueError(f"{field}.{why}")
         if each.needs_color and channels not in COLOR_CHANNELS:
-            raise ValueError(f"{field}: {each.kind} needs 1 or 3 channels, the job says {channels}")
+            raise ValueError(f"{field}: expected 1 or 3 channels for {each.kind}, got {channels}")
         if has_dense_labels(input_shape=input_shape, target_shape=target_shape) and not each.moves_labels:
             raise ValueError(f"{field}: {each.kind} moves pixels that a label by pixel does not follow")
 

@@ -389,7 +389,7 @@ class JobSpec(SpecPart):
     def _no_silo_twice(cls, silos: tuple[str, ...]) -> tuple[str, ...]:
         twice = sorted({name for name in silos if silos.count(name) > 1})
         if twice:
-            raise ValueError(f"{twice[0]} is named twice")
+            raise ValueError(f"expected each silo once, got {twice[0]} twice")
         return silos
 
     @model_validator(mode="before")
@@ -401,8 +401,8 @@ class JobSpec(SpecPart):
     def _fits_together(self) -> JobSpec:
         if self.named_per_round < SMALLEST_FEDERATION:
             raise ValueError(
-                f"fraction: a round would name {self.named_per_round} of {len(self.silos)} silos, "
-                f"expected at least {SMALLEST_FEDERATION}"
+                f"fraction: expected at least {SMALLEST_FEDERATION} silos in a round, got "
+                f"{self.named_per_round} of {len(self.silos)}"
             )
         self._check_data()
         pinned = [each.distribution for each in self.code or ()]
@@ -413,30 +413,35 @@ class JobSpec(SpecPart):
             )
         foreign = [field for field in self.plug_ins if field != "model"]
         if self.model.name == CUSTOM and self.model.source is None and foreign:
-            raise ValueError(f"{foreign[0]}: the silos' own objective of model custom computes no other code")
+            raise ValueError(
+                f"{foreign[0]}: expected none with model custom, which each silo's own objective trains"
+            )
         if self.train_hard_cap_seconds < self.train_deadline_seconds:
-            raise ValueError("train_hard_cap_seconds: it should be at least train_deadline_seconds")
+            raise ValueError(
+                "train_hard_cap_seconds: expected at least train_deadline_seconds, "
+                f"{self.train_deadline_seconds:g}, got {self.train_hard_cap_seconds:g}"
+            )
         try:
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = method_of(self.strategy, self.task, self.sizes, allow_unusual=bool(self.allow_unusual))
             if self.adapters is not None and self.model.norm == "batch":
                 raise ConfigError(
-                    "adapters: model.norm batch has running means, which belong to no adapter: expected "
-                    "group or none"
+                    "model.norm: expected group or none with adapters, got batch, whose running means "
+                    "belong to no adapter"
                 )
             if self.task is None or self.task.source is None or self.task.target is not None:
                 self._check_target(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             check_count(self)
-            check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
-            if self.evaluate_all_every is not None:
-                method = method.evaluated_between_rounds()
+            check_ends(self, method)
             if self.trains == "head":
                 check_trains_head(method.recipe, has_adapters=self.adapters is not None)
             if method.task.has_tokens and self.input_type != "int64":
-                needs = f"task {method.task.word} reads tokens and needs int64"
-                raise ConfigError(f"input_type: {needs}, got {self.input_type}")
+                raise ConfigError(
+                    f"input_type: expected int64 for task {method.task.word}, whose inputs are tokens, got "
+                    f"{self.input_type}"
+                )
             is_private, has_tokens = self.privacy is not None, method.task.has_tokens
             check_vocabulary(self.vocabulary, self.input_type, has_tokens, is_private=is_private)
             check_aggregate(self.strategy.aggregate, self.privacy)
@@ -444,8 +449,8 @@ class JobSpec(SpecPart):
                 return self
             if self.model.norm == "batch":
                 raise ConfigError(
-                    "model.norm: batch mixes the records of a batch and sends means that no noise covers: "
-                    "a private job needs norm: group (or none)"
+                    "model.norm: expected group or none in a private job, got batch, which mixes the "
+                    "records of a batch and sends means without noise"
                 )
             check_private(
                 method.recipe,
@@ -471,10 +476,10 @@ class JobSpec(SpecPart):
         )
         expected, found = math.prod(target_shape), len(self.label_columns)
         if self.columns is not None and found != expected:
-            raise ConfigError(f"label_column: the task's labels are made of {expected} columns, got {found}")
+            raise ConfigError(f"label_column: expected {expected} columns for the task's labels, got {found}")
 
     def _check_data(self) -> None:
         if math.prod(self.input_shape) > MAX_INPUT_VALUES:
-            raise ValueError(f"input_shape: expected at most {MAX_INPUT_VALUES} values in a sample")
+            raise ValueError(f"input_shape: expected at most {MAX_INPUT_VALUES} values in one sample")
         if self.columns is not None:
             check_columns(self.columns, self.label_column or (), input_shape=self.input_shape)

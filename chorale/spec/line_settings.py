@@ -11,10 +11,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from chorale.runtime.key_files import read_key
 from chorale.spec.fields import Address, Name
-from chorale.spec.validation_errors import got
 from chorale.transport.route import Proxy, Route, split_address
 from chorale.transport.tls import IdentityFiles
 from crypto.errors import ConfigError
+from strategies.expected import got
 
 MAX_LOGIN_BYTES = 4096
 PAST_PROXY_FORM = "a host name, .suffix, an address or a CIDR"
@@ -71,7 +71,7 @@ class LineSettings(BaseModel):
     @model_validator(mode="after")
     def _has_a_proxy(self) -> LineSettings:
         if self.proxy is None and self.proxy_credentials is not None:
-            raise ValueError("proxy_credentials: there is no proxy; expected one in proxy")
+            raise ValueError("proxy_credentials: expected none without proxy")
         return self
 
     def route(self) -> Route:

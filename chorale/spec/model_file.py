@@ -16,9 +16,9 @@ from typing import Any
 from chorale.runtime.files import Part, read_limited
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import MAX_HEADER_BYTES, state_from_bytes
-from chorale.spec.validation_errors import got
 from crypto.errors import ConfigError, RemoteProtocolError
 from strategies.base import Array
+from strategies.expected import got
 
 METADATA = "__metadata__"  # of a safetensors header
 MAX_MODEL_BYTES = 4 << 30

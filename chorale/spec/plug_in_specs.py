@@ -177,9 +177,9 @@ class TaskSpec(PlugInSpec):
     def _states_what_is_not_ours(self) -> TaskSpec:
         given = [name for name, value in self.stated.items() if value is not None]
         if self.source is None and given:
-            raise ValueError(f"{given[0]}: expected with a task of another distribution (`from`) alone")
+            raise ValueError(f"{given[0]}: expected none without `from`")
         if self.source is not None and self.metrics:
-            raise ValueError("metrics: a task of another distribution says itself what it sums")
+            raise ValueError("metrics: expected none with `from`: the task's own code declares what it sums")
         return self
 
     def declared(self, sizes: TaskSizes) -> DeclaredTask:
@@ -249,18 +249,17 @@ class ModelSpec(PlugInSpec):
     def _is_known(self) -> ModelSpec:
         if self.source is None and self.name not in (*OWN_MODELS, CUSTOM):
             raise ValueError(
-                f"name: Chorale's own models are {', '.join(OWN_MODELS)}, got {self.name}; one of an "
-                "installed distribution needs `from: distribution==version`"
+                f"name: expected one of {', '.join(OWN_MODELS)}, or a model of an installed distribution "
+                f"with `from: distribution==version`, got {self.name}"
             )
         if self.source is None and self.options:
             raise ValueError(
-                "options: of a model of another distribution (`from`) alone; what Chorale's own models take "
-                "are the fields norm and hidden"
+                "options: expected none without `from`: Chorale's own models have the fields norm and hidden"
             )
         given = self.model_fields_set & {"norm", "hidden"}
         if self.source is not None and given and (self.norm, self.hidden) != ("none", (64,)):
             raise ValueError(
-                f"{min(given)}: of Chorale's own models alone; what {self.name} takes stands in `options`"
+                f"{min(given)}: expected none with `from`: what {self.name} is built with goes into options"
             )
         return self
 

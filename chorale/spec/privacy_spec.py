@@ -124,18 +124,18 @@ class PrivacySpec(_Part):
     @model_validator(mode="after")
     def _promises_something(self) -> PrivacySpec:
         if self.records is None and self.sums is None:
-            raise ValueError("expected records, sums or both: without either the updates go out as they are")
+            raise ValueError("expected records, sums or both: with neither, updates would have no noise")
         if self.has_shared_noise and self.sums is not None:
             raise ValueError(
-                "sums: records.noise sum sums gradients of one step, and no update: expected none"
+                "sums: expected none with records.noise: sum, which sums gradients and no updates"
             )
         if self.has_shared_noise and self.weight is not None:
             raise ValueError(
-                "weight: with records.noise sum every silo's records weigh the same: expected none"
+                "weight: expected none with records.noise: sum, where all records weigh the same"
             )
         if self.unsolved and self.epsilon is None:
             raise ValueError(
-                f"epsilon: expected a target to solve for {self.unsolved[0]}, which is null, got nothing"
+                f"epsilon: a value is required, because {self.unsolved[0]} is null and follows from it"
             )
         return self
 

@@ -1,7 +1,7 @@
 """Which round's model is handed out, when rounds end early, and when all silos test the model between rounds.
 
 Round r + 1 tests the model after round r, so a job learns of a model one round later; where it says
-`evaluate_all_every`, the tests over all silos alone decide (docs/protocol.md 7.17). Pure: the coordinator
+`evaluate_all_every`, the tests over all silos alone decide (docs/protocol.md 7.18). Pure: the coordinator
 and a simulation decide alike. Silos know the rules and check none of it: docs/decisions/0018-best-round.md.
 """
 
@@ -100,7 +100,7 @@ def with_rounds_of_steps(values: Mapping[object, object]) -> dict[object, object
                 )
             filled.setdefault("rounds", steps + spare)
     elif steps is None and filled.get("rounds") is None and _has_shared_noise(values.get("privacy")):
-        raise ValueError("steps: a value is required, because privacy.records.noise sum counts steps")
+        raise ValueError("steps: a value is required with privacy.records.noise: sum")
     return filled
 
 
@@ -121,10 +121,12 @@ def check_count(spec: _HasEnds) -> None:
     if spec.privacy is None or not spec.privacy.has_shared_noise:
         for field, count in (("steps", spec.steps), ("spare_steps", spec.spare_steps)):
             if count is not None:
-                raise ConfigError(f"{field}: only privacy.records.noise sum counts steps: expected `rounds`")
+                raise ConfigError(
+                    f"{field}: expected none without privacy.records.noise: sum; other jobs have rounds"
+                )
         return
     if spec.steps is None or spec.spare_steps is None:
-        raise ConfigError("steps: privacy.records.noise sum counts steps: expected `steps`, not `rounds`")
+        raise ConfigError("steps: a value is required with privacy.records.noise: sum, in place of rounds")
     if spec.rounds != spec.steps + spec.spare_steps:
         raise ConfigError(
             f"rounds: expected none beside steps, or steps + spare_steps, {spec.steps} + {spec.spare_steps}, "
@@ -132,22 +134,31 @@ def check_count(spec: _HasEnds) -> None:
         )
     for field, rule in (("keep", spec.keep), ("stop", spec.stop)):
         if rule is not None:
-            raise ConfigError(f"{field}: with steps the model is tested once, after the last: expected none")
+            raise ConfigError(f"{field}: expected none with steps, where only the last model is evaluated")
 
 
-def check_ends(keep: KeepSpec | None, stop: StopSpec | None, *, rounds: int, method: Strategy) -> None:
-    """Raises ConfigError for a metric that no round measures, and for ends that the method cannot have."""
+def check_ends(spec: _HasEnds, method: Strategy) -> None:
+    """Raises ConfigError for a metric that no round measures, for ends that the method cannot have, and for
+    tests of a model that no round moves."""
+    keep, stop, rounds = spec.keep, spec.stop, spec.rounds
+    if spec.evaluate_all_every is not None and method.recipe.personalization.shares_nothing:
+        raise ConfigError(
+            f"evaluate_all_every: with personalization {method.recipe.personalization} the whole model is "
+            "each silo's own, and there is none that all silos could test: expected none"
+        )
     known = method.task.round_metrics
     for name, rule in (("keep", keep), ("stop", stop)):
         if rule is not None and rule.metric not in known:
             raise ConfigError(f"{name}.metric: expected one of {', '.join(known)}, got {rule.metric}")
+        if rule is not None and method.recipe.personalization.shares_nothing:
+            raise ConfigError(
+                f"{name}: where the whole model is each silo's own no round measures {rule.metric}"
+            )
         if rule is not None and rounds == 0:
-            raise ConfigError(f"{name}: a job of 0 rounds has one model, which is given")
+            raise ConfigError(f"{name}: expected none with rounds: 0, where there is one model")
     close, own = method.recipe.closing, method.recipe.personalization
     if keep is not None and close.before_evaluation is not None:
-        raise ConfigError(
-            f"keep: closing {close} works on the last model, and no silo goes back to an earlier one"
-        )
+        raise ConfigError(f"keep: expected none with closing {close}, which changes the last model")
     further = [kind for kind in (*method.opening, *method.closing) if kind not in (ENROLLMENT, EVALUATE)]
     further += [f"personalization {own}"] if own.beside_evaluation else []
     if rounds == 0 and further:

@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from chorale.runtime.files import read_limited
-from chorale.spec.validation_errors import explain, kind_of
+from chorale.spec.validation_errors import explain
 from crypto.errors import ConfigError
+from strategies.expected import kind_of
 
 MAX_BYTES = 256 * 1024  # a job that names 200 silos and 1,000 columns takes about 100 KiB
 MAX_DEPTH = 16
@@ -59,6 +60,10 @@ def parse_mapping(data: bytes, *, source: str) -> dict[str, Any]:
         problem = str(error.problem or error.context)
         if "<document start>" in problem or "<block end>" in problem:
             problem = "expected a field, its colon and its indentation like those before it"
+        elif "mapping values" in problem:
+            problem = "expected one field and its value on a line; put text that has a colon in quotes"
+        elif "'\\t'" in problem:
+            problem = "expected spaces before the field, got a tab"
         raise ConfigError(f"{source}: {place}{problem}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
@@ -74,13 +79,16 @@ def check_values(
     source: str,
     env_prefix: str = "",
     environment: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> Model:
-    """The model that the values make. Raises ConfigError that names every wrong field, and the
-    variable instead where it came from the environment."""
+    """The model that the values make. Raises ConfigError that names every wrong field, and the variable or
+    option instead where it came from there. options: by field, as in {"identity__key": "--key"}."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        message = explain(error, model, source=source, env_prefix=env_prefix, environment=environment)
+        message = explain(
+            error, model, source=source, env_prefix=env_prefix, environment=environment, options=options
+        )
         raise ConfigError(message) from None
 
 
@@ -108,14 +116,14 @@ class _StrictLoader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         if node is not None and node.tag == INTEGER and len(node.value) > MAX_DIGITS:
-            raise _invalid(f"a number has at most {MAX_DIGITS} digits", node.start_mark)
+            raise _invalid(f"expected a number of at most {MAX_DIGITS} digits", node.start_mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag != "tag:yaml.org,2002:str":
-                raise _invalid("field names are text", key_node.start_mark)
+                raise _invalid("expected text as the name of a field", key_node.start_mark)
             if key_node.value in seen:
                 raise _invalid(f"{key_node.value} is given twice", key_node.start_mark)
             seen.add(key_node.value)
@@ -131,7 +139,9 @@ def _override(values: dict[str, Any], prefix: str, environment: Mapping[str, str
         for name in outer:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise ConfigError(f"{variable}: {name} is a single value in the file")
+                raise ConfigError(
+                    f"{variable}: expected fields and values in {name} of the file, got a single value"
+                )
         # lists and mappings are written as in YAML; everything else is text that the model reads
         if text.startswith(("[", "{")):
             inner[last] = parse_mapping(f"value: {text}".encode(), source=variable)["value"]

@@ -131,9 +131,9 @@ class StrategySpec(SpecPart):
     @model_validator(mode="after")
     def _one_of_both(self) -> StrategySpec:
         if self.preset is not None and self.parts is not None:
-            raise ValueError("parts: expected a preset or parts, not both")
+            raise ValueError("parts: expected none with preset")
         if self.as_published is not None and self.parts is not None:
-            raise ValueError("as_published: parts were published by nobody: expected with a preset alone")
+            raise ValueError("as_published: expected none with parts, which no paper published")
         return self
 
 
@@ -154,7 +154,9 @@ class ScheduleSpec(SpecPart):
     @model_validator(mode="after")
     def _has_milestones(self) -> ScheduleSpec:
         if (self.kind == "milestones") != bool(self.milestones):
-            raise ValueError("milestones: expected with kind milestones, and with no other")
+            raise ValueError(
+                "milestones: expected a list with kind: milestones, and none with any other kind"
+            )
         return self
 
 

@@ -23,9 +23,7 @@ def with_head(layers: list[nn.Module], width: int, classes: int) -> nn.Module:
 def image_channels(sizes: Sizes) -> int:
     """Raises ConfigError for samples that are no images."""
     if len(sizes.input_shape) != 3:
-        raise ConfigError(
-            f"input_shape: it should be (channels, height, width), the job says {sizes.input_shape}"
-        )
+        raise ConfigError(f"input_shape: expected (channels, height, width), got {sizes.input_shape}")
     return sizes.input_shape[0]
 
 

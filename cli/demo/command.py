@@ -186,9 +186,9 @@ def _check_given(file: Path | None) -> None:
     for parameter in given:
         option = parameter.opts[0]
         if file is None and parameter.name in OF_A_JOB:
-            raise ConfigError(f"{option}: expected --job FILE with it")
+            raise ConfigError(f"{option}: expected none without --job FILE")
         if file is not None and parameter.name in OF_THE_DIGITS:
-            raise ConfigError(f"{option}: {file} says it")
+            raise ConfigError(f"{option}: expected none with --job {file}, which holds it")
 
 
 def _run(plan: Plan, processes: Processes) -> dict[str, Any]:

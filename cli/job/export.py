@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.job.options import operator_options
+from client.mlflow_export import check_uri
 from client.mlflow_export import export as export_to_mlflow
 from client.operations import connect
 
@@ -24,6 +25,7 @@ def export(settings: OperatorSettings, job_id: str, uri: str, experiment: str | 
 
     No silo's name and no model goes there. Again for the same job, it adds to the run what is new.
     """
+    check_uri(uri)
     with connect(settings) as (operations, _):
         history = operations.history(operations.find(job_id))
     run = export_to_mlflow(history, uri, experiment=experiment or settings.federation)

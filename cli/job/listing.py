@@ -24,6 +24,8 @@ def list_jobs(settings: OperatorSettings, is_json: bool) -> None:
     if is_json:
         print_json({"jobs": [summary_facts(summary) for summary in summaries]})
         return
+    if not summaries:
+        click.echo("no job was submitted yet", err=True)
     for summary in summaries:
         is_waiting = summary.state.startswith("waiting")  # the state says it all
         note = "" if is_waiting else printable(summary.progress or summary.reason)

@@ -58,6 +58,8 @@ def _with_options(command: Command, *, is_optional: bool) -> Command:
         if is_optional and not any(named):
             command(settings=None, **arguments)
             return
-        command(settings=operator_settings(config, given=given, identity=identity), **arguments)
+        of_fields = {name: f"--{name}" for name, value in given.items() if value is not None}
+        settings = operator_settings(config, given=given, identity=identity, options=of_fields)
+        command(settings=settings, **arguments)
 
     return with_settings

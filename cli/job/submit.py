@@ -41,9 +41,9 @@ def submit(
         click.echo(note, err=True)
     with connect(settings) as (operations, identity):
         signed = sign_job(spec.to_yaml(), identity)
-        digest = operations.submit(signed, submission.state)
-        if save is not None:
+        if save is not None:  # before the job is in: what cannot be written ends the command
             write_atomic(save, signed.spec_bytes)
+        digest = operations.submit(signed, submission.state)
         job_id = digest.hex()[:12]
         click.echo(f"{job_id}  {spec.name}  submitted to {settings.coordinator}")
         if save is not None:

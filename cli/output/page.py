@@ -19,6 +19,7 @@ Document = dict[str, Any]
 EXACT, NOISED = "exact in fixed point", "after noise on all that depends on data"
 MOST_CLASSES = 40  # that a page lists; report.json has all
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 400, 200, 34, 10, 24  # of a curve, in its own units
+MOST_DOTS = 60  # of a curve; closer ones would be a thick line
 
 SEEN = (
     ("coordinator", "public keys, sealed envelopes and masked vectors it cannot read; one sum a phase"),
@@ -85,6 +86,7 @@ def page(report: Document) -> str:
             f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
             f"silos of a round were revealed, {exactness}.</p>",
             f"<p>{_verification(report)}</p>",
+            *_class_rows_section(report),
             "<h2>What was sent</h2>",
             f"<p>{_sent(report)}</p>",
             *_privacy_section(report),
@@ -100,6 +102,17 @@ def page(report: Document) -> str:
 def units_told(report: Document) -> str:
     """Of a private job: what its epsilon protects."""
     return units(report["epsilon_updates_per_silo"], report["epsilon_statistics_per_record"])
+
+
+def _class_rows_section(report: Document) -> list[str]:
+    found = report["class_rows"]
+    if found is None or found["share"] is None:
+        return []
+    return [
+        f"<p>Of the {found['classes']} classes, rows of {found['share']:.0%} were in a round's sum of class "
+        "statistics, in the mean of the rounds. Silos hold back the rows of classes that few of them hold: "
+        f"by the default policy they send {found['by_default']} here.</p>"
+    ]
 
 
 def _verification(report: Document) -> str:
@@ -325,7 +338,8 @@ def _curve(found: Sequence[float | None], *, figure: str) -> str:
         for level in (low + span * share for share in (0.0, 0.25, 0.5, 0.75, 1.0))
     )
     path = " ".join(f"{x:.1f},{height:.1f}" for x, height in points)
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{height:.1f}" r="2"/>' for x, height in points)
+    seen_apart = points if len(points) <= MOST_DOTS else []
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{height:.1f}" r="2"/>' for x, height in seen_apart)
     last = known[-1]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(figure)} of the model '

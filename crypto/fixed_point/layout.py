@@ -100,7 +100,7 @@ class Quantity:
             if not 0 < values <= MAX_VALUES:
                 raise ConfigError(f"quantity {self.name}: expected 1 to {MAX_VALUES} values, got {values}")
         if self.noise is not None and self.is_count:
-            raise ConfigError(f"quantity {self.name}: a count with noise is no count")
+            raise ConfigError(f"quantity {self.name}: expected no noise on a count")
         if self.projection is not None and self.is_count:
             raise ConfigError(f"quantity {self.name}: a count is not projected")
         if self.is_whole_units and (self.is_count or self.projection is not None):

@@ -253,7 +253,7 @@ def check_signature(
     try:
         public_key_of(certificate).verify(signed.signature, signed.body, _HASH)
     except InvalidSignature:
-        raise RemoteProtocolError(f"{purpose}: the signature does not hold", code=code) from None
+        raise RemoteProtocolError(f"{purpose}: the signature is not valid", code=code) from None
 
 
 def fingerprint(certificate: x509.Certificate | bytes) -> bytes:
@@ -298,7 +298,7 @@ def certificate_from_der(data: bytes) -> x509.Certificate:
         certificate = x509.load_der_x509_certificate(data)
         _read_plain_fields(certificate)
     except ODD_CERTIFICATE:
-        raise RemoteProtocolError("certificate: the bytes are no certificate") from None
+        raise RemoteProtocolError("certificate: expected an X.509 certificate") from None
     return certificate
 
 
@@ -400,7 +400,7 @@ def _federation_of_authority(certificate: x509.Certificate) -> str:
     except (*ODD_CERTIFICATE, x509.ExtensionNotFound):
         raise _refused("authority: basic constraints are missing or unreadable") from None
     if not constraints.ca:
-        raise _refused("authority: the certificate is no authority's, expected the federation's own")
+        raise _refused("authority: expected the certificate of the federation's authority, got another one")
     _check_critical("authority", certificate, allows="key_cert_sign")
     return federation_of(certificate)
 
@@ -434,7 +434,7 @@ def _check_critical(what: str, certificate: x509.Certificate, *, allows: str) ->
         raise _refused(f"{what}: its extensions are unreadable") from None
     for oid, extension in extensions.items():
         if extension.critical and oid not in _KNOWN_EXTENSIONS:
-            raise _refused(f"{what}: a critical extension is not known here ({oid.dotted_string})")
+            raise _refused(f"{what}: an unknown critical extension ({oid.dotted_string})")
     usage = extensions.get(ExtensionOID.KEY_USAGE)
     if usage is not None and not getattr(usage.value, allows):
         raise _refused(f"{what}: its key usage lacks {allows}")

@@ -134,7 +134,7 @@ def _load_csr(
     except (*ODD_CERTIFICATE, RemoteProtocolError):
         raise ConfigError("request: expected a PEM certificate request with a P-256 key") from None
     if not has_signed:
-        raise ConfigError("request: the signature does not hold")
+        raise ConfigError("request: the signature is not valid")
     try:
         uri, hosts = names_of(request)
         member = MemberId.parse(uri)

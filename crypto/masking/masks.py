@@ -39,7 +39,7 @@ class SignedSeed:
 
     def __post_init__(self) -> None:
         if self.sign not in (1, -1):
-            raise LocalProtocolError(f"masking: a sign is 1 or -1, got {self.sign}")
+            raise LocalProtocolError(f"masking: expected a sign of 1 or -1, got {self.sign}")
 
 
 # one input's words: the same in whatever pieces they are read, by several threads at once

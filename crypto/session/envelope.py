@@ -80,4 +80,4 @@ def open_sealed(keypair: KeyPair, ciphertext: bytes, *, info: bytes) -> bytes:
     try:
         return _SUITE.decrypt(ciphertext, keypair.private, info)
     except (InvalidTag, ValueError):
-        raise RemoteProtocolError("envelope: it does not open", code=Refusal.ENVELOPE) from None
+        raise RemoteProtocolError("envelope: it cannot be decrypted", code=Refusal.ENVELOPE) from None

@@ -102,7 +102,7 @@ class PendingReveal:
         )
         reader.end()
         if pending.to_bytes() != data:  # one row has one encoding
-            raise RemoteProtocolError("pending reveal: it is not written as it would be")
+            raise RemoteProtocolError("pending reveal: its bytes are not in the canonical encoding")
         return pending
 
 

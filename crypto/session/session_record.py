@@ -177,7 +177,7 @@ class SessionRecord:
         try:
             record = _read_record(data)
             if record.to_bytes() != data:  # one record has one encoding
-                raise ValueError("it is not written as it would be")
+                raise ValueError("its bytes are not in the canonical encoding")
             return record
         except (ChoraleError, ValueError, KeyError, OverflowError) as error:
             raise RemoteProtocolError(f"session record: damaged, {error}") from None

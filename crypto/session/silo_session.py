@@ -281,7 +281,7 @@ class SiloSession:
                     self._identity,
                     Complaint(cohort_digest=held.cohort_digest, sender=name, accused=accused),
                 )
-                message_text = f"envelope of {accused}: it does not open or does not match its hashes"
+                message_text = f"envelope of {accused}: it cannot be decrypted or does not match its hashes"
                 raise EnvelopeComplaint(message_text, complaint=signed) from None
         return received
 

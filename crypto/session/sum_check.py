@@ -127,5 +127,5 @@ class SumCheck:
         if made.certificates.keys() != names or made.self_mask_commitments.keys() != names:
             raise RemoteProtocolError("sum check: expected a certificate and a commitment of each of U2")
         if made.to_bytes() != data:  # one row has one encoding
-            raise RemoteProtocolError("sum check: it is not written as it would be")
+            raise RemoteProtocolError("sum check: its bytes are not in the canonical encoding")
         return made

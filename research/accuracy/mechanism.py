@@ -23,6 +23,7 @@ from research.accuracy.evidence import FIGURES, PAGE
 from research.accuracy.federated import silos_of
 from research.accuracy.paired import ALPHA, Difference, paired
 from research.accuracy.probes import SIDES, probed
+from research.accuracy.source import here
 from research.accuracy.trials import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,13 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ended = {_key(line) for line in lines_of(path)}
     with path.open("a") as file:
         for trial in trials():
-            line = {"setting": trial.setting, "arm": trial.arm, "seed": trial.seed}
+            line: dict[str, Any] = {"setting": trial.setting, "arm": trial.arm, "seed": trial.seed}
             if _key(line) in ended:
                 continue
             found = probed(trial, silos_of(trial, None), rounds=ROUNDS)
-            file.write(json.dumps({**line, "rounds": [asdict(one) for one in found]}) + "\n")
+            line |= {"rounds": [asdict(one) for one in found], "source": here()}
+            file.write(json.dumps(line) + "\n")
             file.flush()
-            print(*line.values(), file=sys.stderr, flush=True)
+            print(trial.setting, trial.arm, trial.seed, file=sys.stderr, flush=True)
     return 0
 
 
@@ -162,7 +164,11 @@ def update(lines: Sequence[Mapping[str, Any]], *, root: Path) -> None:
 def page_text(lines: Sequence[Mapping[str, Any]]) -> str:
     """From what is committed: the heading line, then the runs."""
     head, runs = lines[0], runs_of(lines[1:])
-    stood = f"Written on {head['date']}: {head['machine']}. Command: `{head['command']}`."
+    sources = ", ".join(sorted({line["source"] for line in lines[1:]}))
+    stood = (
+        f"Written on {head['date']}: {head['machine']}. Commit and arithmetic of the runs: {sources}. "
+        f"Command: `{head['command']}`."
+    )
     titles = ", ".join(dict.fromkeys(ARMS[arm].title for _, arm in runs))
     first = (
         f"{titles}; learning rate {RATE:g}, published strengths, FedCSD and its control with mu {CSD_MU:g}; "
@@ -207,7 +213,7 @@ def _sentences(runs: Runs) -> str:
     for (question, setting, round), found in asked.items():
         interval = found.interval(level)
         side = "more" if interval.low > 0 else "less" if interval.high < 0 else "undecided"
-        told = f"round {round} {side} ({interval.low:+.3f} to {interval.high:+.3f})"
+        told = f"round {round} {side} ({interval.low:+.4f} to {interval.high:+.4f})"
         lines.setdefault((question, setting), []).append(told)
     return "\n".join(
         f"- **{ARMS[one.method].title} against {ARMS[one.reference].title}**, {one.asked}, {setting}: "

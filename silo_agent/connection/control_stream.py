@@ -201,7 +201,7 @@ class ControlStream:
                 if message is grpc.aio.EOF:
                     return None
                 if message is None:  # all that gRPC makes of bytes that do not parse
-                    return "coordinator sent bytes that are no message"
+                    return "coordinator sent bytes that are not a message"
                 if message.HasField("heartbeat"):
                     self._check_clock(message.heartbeat.unix_seconds)
                 else:
@@ -216,7 +216,7 @@ class ControlStream:
             before = self._heard, self._moved_bytes()
             await asyncio.sleep(silence_seconds)
             if before == (self._heard, self._moved_bytes()):
-                return f"coordinator said nothing for {silence_seconds:g} seconds"
+                return f"coordinator sent nothing for {silence_seconds:g} seconds"
 
     async def _write(self, call: Any) -> None:
         try:
@@ -241,7 +241,7 @@ class ControlStream:
         self._metrics.clock_skew.set(skew_seconds)
         if not abs(skew_seconds) <= MAX_SKEW_SECONDS:  # nor is "not a number"
             raise ConnectionFailed(
-                f"clock: this machine's differs from the coordinator's by {skew_seconds:+.0f} seconds, "
+                f"clock: this one differs from the coordinator's by {skew_seconds:+.0f} seconds, "
                 f"at most {MAX_SKEW_SECONDS:g} are allowed"
             )
         if abs(skew_seconds) > WARNED_SKEW_SECONDS:

@@ -106,7 +106,7 @@ class Transfer:
         try:
             async for chunk in call:
                 if chunk is None:  # all that gRPC makes of bytes that do not parse
-                    raise RemoteProtocolError("download: bytes that are no chunk")
+                    raise RemoteProtocolError("download: expected a chunk, got other bytes")
                 await writing.room()
                 data = part.accept(check_chunk(chunk))
                 writing.put(partial(part.write, data))
@@ -130,7 +130,7 @@ class Transfer:
             await call.write(pb.UploadMessage(header=header))
             receipt = await _receipt(call)
             if receipt.received_bytes > header.total_bytes:
-                raise RemoteProtocolError("upload: the coordinator has more bytes than there are")
+                raise RemoteProtocolError("upload: the coordinator reports more bytes than were sent")
             if not receipt.complete:
                 start = receipt.received_bytes
                 # a digest of the whole stream where the upload resumes; all of the masking is repeated for it
@@ -182,7 +182,7 @@ async def _receipt(call: Any) -> pb.UploadReceipt:
     if receipt is grpc.aio.EOF:
         raise await _broken(call)
     if not isinstance(receipt, pb.UploadReceipt):
-        raise RemoteProtocolError("upload: bytes that are no receipt")
+        raise RemoteProtocolError("upload: expected a receipt, got other bytes")
     return receipt
 
 
@@ -227,7 +227,7 @@ class _Part:
             raise RemoteProtocolError(f"download: {expected}", code=Refusal.STATE)
         if self._hash.digest() != state_digest:
             self._path.unlink()
-            raise RemoteProtocolError("download: the digest is another than announced", code=Refusal.STATE)
+            raise RemoteProtocolError("download: the digest is not the announced one", code=Refusal.STATE)
 
 
 def _chunks(

@@ -86,9 +86,14 @@ def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]
 
     Raises ConfigError as `load_data`, and without `partition`.
     """
+    return tuple(parts_of(settings, job))
+
+
+def parts_of(settings: DataSettings, job: JobSpec) -> Iterator[SiloData]:
+    """The same one by one, each made when it is asked for."""
     if settings.partition is None:
         raise ConfigError("data.partition: expected how a file is cut into silos")
-    return tuple(_parts(settings, job, range(settings.partition.silos)))
+    yield from _parts(settings, job, range(settings.partition.silos))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

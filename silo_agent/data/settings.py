@@ -187,30 +187,39 @@ class DataSettings(BaseModel):
         if self.source is None and not is_own:
             raise ValueError(f"format: expected one of {', '.join(DataFormat)}, got {self.format}")
         if self.source is None and self.options:
-            raise ValueError("options: expected with `from` alone")
+            raise ValueError("options: expected none without `from`")
         if self.source is not None and is_own:
-            raise ValueError(f"format: {self.format} is Chorale's own, expected a name of {self.source}")
+            raise ValueError(
+                f"format: expected an entry point of {self.source}, got {self.format}, a format of Chorale"
+            )
         needs_module = self.format is DataFormat.MODULE
         without_path = (DataFormat.MODULE, DataFormat.DIGITS, DataFormat.SQL)
         needs_path = self.source is None and self.format not in without_path
         if needs_module != (self.module is not None):
-            raise ValueError("module: expected with format: module, and only with it")
-        if (self.format is DataFormat.SQL) != (self.database is not None):
-            raise ValueError("database: expected with format: sql, and only with it")
+            raise ValueError(f"module: {_wanted(needs_module)} with format {self.format}")
+        needs_database = self.format is DataFormat.SQL
+        if needs_database != (self.database is not None):
+            raise ValueError(f"database: {_wanted(needs_database)} with format {self.format}")
         if needs_path != (self.path is not None):
-            raise ValueError(f"path: format {self.format} {'needs one' if needs_path else 'takes none'}")
+            raise ValueError(f"path: {_wanted(needs_path)} with format {self.format}")
         return self
 
     @model_validator(mode="after")
     def _unit_is_known(self) -> Self:
         if self.unit is not None and self.format not in UNIT_FORMATS:
-            raise ValueError(f"unit: format {self.format} has none, expected {', '.join(UNIT_FORMATS)}")
+            raise ValueError(
+                f"unit: expected none with format {self.format}, only with {', '.join(UNIT_FORMATS)}"
+            )
         gives_units = self.unit is not None or self.source is not None or self.module is not None
         if self.max_rows_per_unit != ROWS_PER_UNIT and not gives_units:
-            raise ValueError("max_rows_per_unit: expected with unit, or with a function that gives units")
+            raise ValueError("max_rows_per_unit: expected none without unit, or a function that gives units")
         if self.unit is not None and self.partition is not None:
-            raise ValueError("partition: expected without unit, whose rows it would share out among silos")
+            raise ValueError("partition: expected none with unit, whose rows would go to several silos")
         return self
+
+
+def _wanted(is_needed: bool) -> str:
+    return "a value is required" if is_needed else "expected none"
 
 
 def check_unit(unit: str | None, job: JobSpec) -> None:

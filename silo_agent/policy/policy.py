@@ -22,7 +22,6 @@ from chorale.job import JobSpec
 from chorale.runtime.files import read_limited
 from chorale.spec.fields import Name, Sha256
 from chorale.spec.settings_file import MAX_BYTES, load_settings
-from chorale.spec.validation_errors import got
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import (
@@ -34,6 +33,7 @@ from crypto.session.cohort import (
 )
 from crypto.session.messages import SessionTerms
 from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, raised
+from strategies.expected import got
 from strategies.presets import PRESETS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -226,10 +226,10 @@ class Policy(BaseModel):
     @field_validator("initial_state", mode="before")
     @classmethod
     def _is_word_or_digests(cls, value: object) -> object:
-        digests = value if isinstance(value, list | tuple) else ()
-        is_list = bool(digests) and all(isinstance(each, str) and SHA256.fullmatch(each) for each in digests)
-        if not is_list and value not in tuple(FirstState):
-            raise ValueError(f"expected computed, given or a list of SHA-256 digests, got {got(value)}")
+        digests = value if isinstance(value, list | tuple) and value else (value,)
+        wrong = [each for each in digests if not isinstance(each, str) or not SHA256.fullmatch(each)]
+        if wrong and value not in tuple(FirstState):
+            raise ValueError(f"expected computed, given or a list of SHA-256 digests, got {got(wrong[0])}")
         return value
 
     @field_validator("strategies")
@@ -237,7 +237,7 @@ class Policy(BaseModel):
     def _are_presets(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         unknown = [name for name in names or () if name not in PRESETS]
         if unknown:
-            raise ValueError(f"no preset is called {unknown[0]}; known are {', '.join(sorted(PRESETS))}")
+            raise ValueError(f"expected presets of {', '.join(sorted(PRESETS))}, got {unknown[0]}")
         return names
 
     @model_validator(mode="after")

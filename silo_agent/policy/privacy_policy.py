@@ -104,14 +104,13 @@ class PrivacyPolicy(BaseModel):
     def _is_meant(self) -> PrivacyPolicy:
         if self.epsilon > max(CEILING, self.accept_epsilon_up_to or 0.0):
             raise ValueError(
-                f"epsilon: expected at most {CEILING:g} for a data set, got {self.epsilon:g}; if that is "
-                f"meant, accept_epsilon_up_to: {self.epsilon:g} says so"
+                f"epsilon: expected at most {CEILING:g} for a data set, got {self.epsilon:g}; to allow it, "
+                f"set accept_epsilon_up_to: {self.epsilon:g}"
             )
         most = self.max_epsilon_if_all_others_collude
         if most is not None and not self.accept_shared_noise:
             raise ValueError(
-                "max_epsilon_if_all_others_collude: expected accept_shared_noise: true with it, without "
-                "which every job with shared noise is refused"
+                "max_epsilon_if_all_others_collude: expected none without accept_shared_noise: true"
             )
         if most is not None and most > MAX_EPSILON:
             raise ValueError(
@@ -277,7 +276,7 @@ def check_names(quantities: Iterable[str]) -> None:
     """Raises ValueError that lists all quantities for a name that no method sums."""
     unknown = [name for name in quantities if name not in known_quantities()]
     if unknown:
-        raise ValueError(f"no method sums {unknown[0]}; known are {', '.join(sorted(known_quantities()))}")
+        raise ValueError(f"expected quantities of {', '.join(sorted(known_quantities()))}, got {unknown[0]}")
 
 
 @lru_cache(maxsize=64)

@@ -166,7 +166,7 @@ class DeclaredTask(ABC):
         self.chosen = self.options() if options is None else options
         if self.least_classes is not None and sizes.classes < self.least_classes:
             raise ConfigError(
-                f"classes: task {self.word} needs {self.least_classes} or more, the job says {sizes.classes}"
+                f"classes: expected at least {self.least_classes} for task {self.word}, got {sizes.classes}"
             )
         for word in metrics:
             if word not in self.further:

@@ -39,9 +39,7 @@ class NextToken(DeclaredTask):
     ) -> None:
         super().__init__(sizes, options, metrics)
         if len(sizes.input_shape) != 1:
-            raise ConfigError(
-                f"input_shape: task next-token needs (length,), the job says {sizes.input_shape}"
-            )
+            raise ConfigError(f"input_shape: expected (length,) for task next-token, got {sizes.input_shape}")
 
     @property
     def target(self) -> Target:

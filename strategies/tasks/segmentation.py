@@ -91,8 +91,8 @@ class Segmentation(DeclaredTask):
         super().__init__(sizes, options, metrics)
         if len(sizes.input_shape) < 2:
             raise ConfigError(
-                "input_shape: task segmentation needs (channels, height, width) or (channels, depth, height, "
-                f"width), the job says {sizes.input_shape}"
+                "input_shape: segmentation expects (channels, height, width) or (channels, depth, height, "
+                f"width), got {sizes.input_shape}"
             )
 
     @property

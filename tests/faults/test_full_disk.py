@@ -120,7 +120,7 @@ def test_a_job_is_refused_where_its_states_find_no_room(make_federation: MakeFed
         state.write_bytes(state_to_bytes({"model/votes": np.zeros(1 << 19, np.float32)}))
         job = large.to_yaml()
         told = submit(federation, job, state)
-        assert f"bytes in {directory}, whose disk has" in told, told
+        assert f"bytes free on the disk of {directory}" in told, told
         with full(directory):
             told = submit(federation, job, state)
             assert f"the disk of {directory} is full" in told, told
@@ -163,6 +163,6 @@ def test_backup_and_restore_say_that_they_find_no_room_and_leave_nothing(
             assert (backup.returncode, restore.returncode) == (1, 1)
             assert f"it finds no room: the disk of {small}" in backup.stderr
             assert f"bytes in {small / 'state'}" in restore.stderr
-            assert "whose disk has" in restore.stderr
+            assert "free on the disk of" in restore.stderr
         assert [path.name for path in small.rglob("*")] == ["state"]
         assert run_cli("coordinator", "restore", "--config", elsewhere, "--from", made).returncode == 0

@@ -1,7 +1,4 @@
-"""The operators' console in Debian's Chromium, over a federation of real processes.
-
-SCREENSHOTS names a folder for pictures of every page.
-"""
+"""The operators' console in Debian's Chromium, over a federation of real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from tests.support.large_federation import large_federation
 from tests.support.node import axe
 from tests.support.processes import run_cli
 
-SHOTS = os.environ.get("SCREENSHOTS")
+PAINT = os.environ.get("PAINT")
 LOOKS = [
     ("desktop", "light", DESKTOP),
     ("desktop", "dark", DESKTOP),
@@ -77,6 +74,9 @@ def test_operator_sees_a_job_from_submission_to_its_end(tmp_path: Path, browser:
                 page.get_by_role("link", name="evidence.zip").click()
             assert run_cli("evidence", "verify", loading.value.path()).returncode == 0
             assert serious(page, axe()) == []
+            page.get_by_role("link", name="What it proves").click()
+            expect(page.locator("main")).to_contain_text("6, in order and without a gap")
+            expect(page.locator("main")).to_contain_text("which chain and agree with the phases")
         assert person.said == []
         assert federation.services[CONSOLE].stop() == 0
 
@@ -144,7 +144,8 @@ def test_who_may_not_log_in_is_told_why(tmp_path: Path, browser: Browser) -> Non
 
 @pytest.mark.soak
 def test_pages_are_read_without_scripts_on_a_phone_and_in_the_dark(tmp_path: Path, browser: Browser) -> None:
-    """Of 50 silos and 500 rounds; SCREENSHOTS keeps pictures, and when each page was first painted."""
+    """Of 50 silos and 500 rounds. PAINT names a file for when each page was first painted; test_pages.py has
+    pictures."""
     figures: list[str] = []
     with _federation(tmp_path) as federation, large_federation(federation) as job:
         console = ConsoleProcess(federation=federation)
@@ -162,11 +163,9 @@ def test_pages_are_read_without_scripts_on_a_phone_and_in_the_dark(tmp_path: Pat
                     figures.append(f"{name}, {device}, {scheme}: first paint after {_paint(page):.0f} ms")
                     assert serious(page, axe()) == [], (name, device, scheme)
                     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-                    if SHOTS:
-                        person.screenshot(Path(SHOTS) / f"{name}-{device}-{scheme}.png")
             assert person.said == []
-        if SHOTS:
-            (Path(SHOTS) / "paint.txt").write_text("\n".join(figures) + "\n")
+        if PAINT:
+            Path(PAINT).write_text("\n".join(figures) + "\n")
         with visit(browser, console.url, certificate=files, has_scripts=False) as reader:
             _log_in(reader.page, console, "ops")
             expect(reader.page.get_by_role("row", name="hospital-49")).to_be_visible()

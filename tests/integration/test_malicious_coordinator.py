@@ -240,8 +240,8 @@ def _twice(rogue: Rogue, adverts: Signed) -> SignedBody:
 @pytest.mark.parametrize(
     "forge, code, reason",
     [
-        (_swapped("channel_key"), Refusal.ADVERT, "advert: the signature does not hold"),
-        (_swapped("mask_key"), Refusal.ADVERT, "advert: the signature does not hold"),
+        (_swapped("channel_key"), Refusal.ADVERT, "advert: the signature is not valid"),
+        (_swapped("mask_key"), Refusal.ADVERT, "advert: the signature is not valid"),
         (_of_another_authority, Refusal.ROSTER, "it was not issued by this federation's authority"),
         (_of_another_member, Refusal.ADVERT, "advert of silo-0: the certificate is of silo-3"),
         (_of_the_operator, Refusal.ROSTER, "certificate: expected role silo, got operator"),
@@ -343,7 +343,7 @@ async def test_no_silo_answers_when_silos_were_told_different_survivors(four: Ro
         await four.agents[name].refuses(Refusal.SIGNATURES, reason)
     for name in ("silo-1", "silo-3"):
         tell_signatures(four, exchange.key, name, *[(peer, signed[peer]) for peer in told[name]])
-        reason = "unmask: signature of silo-. over this cohort, U2 and U3: .* does not hold"
+        reason = "unmask: signature of silo-. over this cohort, U2 and U3: .* is not valid"
         await four.agents[name].refuses(Refusal.SIGNATURES, reason)
     four.check_nothing_left(exchange, vectors=True)
 
@@ -392,7 +392,7 @@ async def test_signatures_of_one_attempt_do_not_open_the_next(four: Rogue) -> No
     await told_survivors(four, second, dict.fromkeys(four.names, four.names))
     for name in four.names:
         tell_signatures(four, second.key, name, *stolen.items())
-        reason = "unmask: signature of silo-0 over this cohort, U2 and U3: .* does not hold"
+        reason = "unmask: signature of silo-0 over this cohort, U2 and U3: .* is not valid"
         await four.agents[name].refuses(Refusal.SIGNATURES, reason)
         tell_signatures(four, first.key, name, *stolen.items())
         await four.agents[name].refuses(Refusal.STAGE, "this silo has no such session")

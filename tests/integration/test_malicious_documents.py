@@ -130,7 +130,7 @@ def _same_version_without_a_silo(rogue: Rogue) -> SignedBody:
         (_older, "roster: expected version 7 or newer, got 6"),
         (_too_old, "roster: version 9 is 8 days old, at most 7 allowed"),
         (_expired, "roster: version 9 expired at"),
-        (_of_its_own_making, "roster: the signature does not hold"),
+        (_of_its_own_making, "roster: the signature is not valid"),
         (_of_another_federation, "roster: expected federation test, got elsewhere"),
         (_same_version_without_a_silo, "roster: two different rosters of version 7"),
     ],
@@ -228,9 +228,9 @@ def _of_other_silos(rogue: Rogue) -> SignedJob:
 @pytest.mark.parametrize(
     "forge, code, reason",
     [
-        (_with_a_byte_flipped, Refusal.JOB_INVALID, "job: the signature does not hold"),
+        (_with_a_byte_flipped, Refusal.JOB_INVALID, "job: the signature is not valid"),
         (_signed_by_a_silo, Refusal.ROSTER, "certificate: .*operator"),
-        (_signed_by_somebody_else, Refusal.JOB_INVALID, "job: the signature does not hold"),
+        (_signed_by_somebody_else, Refusal.JOB_INVALID, "job: the signature is not valid"),
         (_signed_by_a_stranger, Refusal.ROSTER, "it was not issued by this federation's authority"),
         (_of_other_silos, Refusal.NOT_NAMED, "does not list this silo"),
     ],
@@ -337,7 +337,7 @@ async def test_silo_refuses_other_bytes_than_the_digest_announces(four: Rogue) -
     assert len(other) == exchange.task.state_bytes
     four.serve = lambda silo, request: [pb.Chunk(offset=0, data=other)]
     four.agents[VICTIM].tell(task=exchange.task)
-    await four.agents[VICTIM].refuses(Refusal.STATE, "download: the digest is another than announced")
+    await four.agents[VICTIM].refuses(Refusal.STATE, "download: the digest is not the announced one")
     four.check_nothing_left(exchange)
 
 
@@ -478,7 +478,7 @@ async def test_bytes_that_are_no_message_end_the_stream_and_nothing_else(four: R
     line = four.agents[VICTIM]
     cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
     await line.broken_by(data)
-    assert line.last_logged("not connected")["reason"] == "coordinator sent bytes that are no message"
+    assert line.last_logged("not connected")["reason"] == "coordinator sent bytes that are not a message"
     await line.is_quiet()
     four.check_nothing_left(exchange)
     await _finish(four, exchange, cohort)
@@ -547,7 +547,7 @@ def _with_a_path_of_another(given: dict[str, Envelopes]) -> Envelopes:
         (_one_missing, "envelopes: expected 3 to silo-1, got 2"),
         (_of_another_receiver, "envelope silo-0 to silo-1: it is not in the dealing that was signed"),
         (_with_a_bit_flipped, "envelope silo-0 to silo-1: it is not in the dealing that was signed"),
-        (_under_a_broken_signature, "dealing of silo-0: dealing: the signature does not hold"),
+        (_under_a_broken_signature, "dealing of silo-0: dealing: the signature is not valid"),
         (_with_a_path_of_another, "it is not in the dealing that was signed"),
     ],
 )

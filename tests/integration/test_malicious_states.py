@@ -243,16 +243,16 @@ def _by_certificates_that_no_roster_holds(rogue: Rogue, state: Arrays) -> Proof:
         (_of_nobody, "expected signatures of 3 silos, got 0", (Refusal.SIGNATURES,)),
         (_of_two, "expected signatures of 3 silos, got 2", (Refusal.SIGNATURES,)),
         (_of_one_under_three_names, "the roster does not hold silo-0", (Refusal.ROSTER,)),
-        (_of_one_under_their_certificates, "silo-0: .*signature does not hold", (Refusal.SIGNATURES,)),
+        (_of_one_under_their_certificates, "silo-0: .*signature is not valid", (Refusal.SIGNATURES,)),
         (_of_a_silo_that_was_not_named, "spare was not named", (Refusal.STATE, Refusal.SIGNATURES)),
         (_of_another_job, "the proof is of another job", (Refusal.STATE,)),
-        (_of_another_job_under_this_ones_key, "signature does not hold", (Refusal.SIGNATURES,)),
-        (_of_another_phase, "signature does not hold", (Refusal.SIGNATURES,)),
-        (_of_another_round, "signature does not hold", (Refusal.SIGNATURES,)),
+        (_of_another_job_under_this_ones_key, "signature is not valid", (Refusal.SIGNATURES,)),
+        (_of_another_phase, "signature is not valid", (Refusal.SIGNATURES,)),
+        (_of_another_round, "signature is not valid", (Refusal.SIGNATURES,)),
         (_replayed, UNKNOWN, (Refusal.STATE,)),
-        (_replayed_with_another_outcome, "signature does not hold", (Refusal.SIGNATURES,)),
-        (_with_another_seed_of_the_draw, "signature does not hold", (Refusal.SIGNATURES,)),
-        (_under_a_roster_of_its_own, "roster: the signature does not hold", (Refusal.ROSTER,)),
+        (_replayed_with_another_outcome, "signature is not valid", (Refusal.SIGNATURES,)),
+        (_with_another_seed_of_the_draw, "signature is not valid", (Refusal.SIGNATURES,)),
+        (_under_a_roster_of_its_own, "roster: the signature is not valid", (Refusal.ROSTER,)),
         (_by_certificates_that_no_roster_holds, "the roster does not hold silo-0", (Refusal.ROSTER,)),
     ],
 )
@@ -304,7 +304,7 @@ async def test_a_colluding_silo_signs_a_false_state_in_vain(four: Rogue) -> None
         later = four.begin(four.round, "train", state=state)
         task = with_proofs(later.task, proof)
         four.agents["silo-2"].tell(task=task)
-        await four.agents["silo-2"].refuses(Refusal.SIGNATURES, "signature does not hold")
+        await four.agents["silo-2"].refuses(Refusal.SIGNATURES, "signature is not valid")
         four.check_nothing_left(later)
     # the control: with a third true one the silo goes on
     third = dataclasses.replace(true, sender="silo-3")

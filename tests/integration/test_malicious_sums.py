@@ -26,7 +26,7 @@ from tests.support.rogue import Rogue, with_proofs
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 VICTIM = "silo-1"
-OF_OTHER_SETS = "sum: signature of silo-[0-3] over this cohort, U2 and U3: .* does not hold"
+OF_OTHER_SETS = "sum: signature of silo-[0-3] over this cohort, U2 and U3: .* is not valid"
 FALSE_TAGS = "sum: its tags are not"
 UNKNOWN = "a global state that no silo is known to have computed"
 Sums = dict[int, Words]
@@ -188,7 +188,7 @@ async def test_bytes_that_are_no_sum_are_refused(four: Rogue) -> None:
     for served, reason in (
         (stream[:-1], r"download: expected \d+ bytes, got \d+"),
         (stream + b"\0", "download: chunks do not fit the announced size"),
-        (bytes(len(stream)), "download: the digest is another than announced"),
+        (bytes(len(stream)), "download: the digest is not the announced one"),
     ):
         four.states[true.sum_digest] = served
         for name in four.names:

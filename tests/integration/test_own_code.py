@@ -110,7 +110,7 @@ def test_each_silo_refuses_its_own_way_before_any_phase(
     record = federation.finish()
     assert record["status"] == "failed"
     told = {
-        "silo-0": ("code", f"{PINNED}: its files here have SHA-256"),
+        "silo-0": ("code", f"{PINNED}: expected files of SHA-256"),
         "silo-1": ("code", f"{PINNED}: the version that is installed here is 1.3.0"),
         "silo-2": ("policy", f"or of {own_code.NAME}==1.1.0 (distributions), got code of {PINNED}"),
     }

@@ -1,4 +1,4 @@
-"""A silo's own page in Debian's Chromium, beside real processes. SCREENSHOTS as for the console."""
+"""A silo's own page in Debian's Chromium, beside real processes. SCREENSHOTS as in test_pages.py."""
 
 from __future__ import annotations
 

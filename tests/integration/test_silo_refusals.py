@@ -53,7 +53,7 @@ def _diverged_update(_folder: Path) -> Settings:
 SPOILED = [
     (_missing_number, "features hold NaN or infinity, expected finite numbers"),
     (_label_out_of_range, r"record 1: labels must be 0 to 1 .*, got 2"),
-    (_other_classes, "classes: the digits data has 10 classes, the job says 2"),
+    (_other_classes, "classes: expected 10 for the digits data, got 2"),
     (_no_samples, "no training samples in this silo, expected at least 1"),
     (_other_shape, r"a sample has shape \(3,\), the job's input_shape is \(2,\)"),
     (_diverged_update, r"quantity delta: a value is not finite"),

@@ -122,7 +122,7 @@ async def test_agent_ends_when_a_heartbeat_shows_that_its_clock_is_wrong(tmp_pat
         await line.is_quiet()
         assert line.last_logged("clock differs from the coordinator's")["skew_seconds"] == 250
         line.tell(heartbeat=pb.Heartbeat(unix_seconds=datetime.now(UTC).timestamp() + 400))
-        told = "clock: this machine's differs from the coordinator's by -400 seconds, at most 300 are allowed"
+        told = "clock: this one differs from the coordinator's by -400 seconds, at most 300 are allowed"
         with pytest.raises(ConnectionFailed, match=told):
             await line.ended()
 

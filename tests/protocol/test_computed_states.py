@@ -28,7 +28,7 @@ from tests.support.sessions import STAGES, Exchange
 from tests.support.soak import examples
 
 FORGED = b"\x13" * 32
-NOT_SIGNED = "not in U3|does not hold"  # what t silos signed is of other silos, or over other sets
+NOT_SIGNED = "not in U3|is not valid"  # what t silos signed is of other silos, or over other sets
 
 
 @functools.cache
@@ -137,11 +137,11 @@ def assert_t_statements_prove(exchange: Exchange, sums: Sums) -> None:
     assert_no_proof(exchange, sums, few, f"signatures of {threshold} silos, got {threshold - 1}")
     colluder = next(name for name in signed if name not in few)
     lie = statement(exchange, colluder, sums, FORGED)
-    assert_no_proof(exchange, sums, few | {colluder: lie}, "signature does not hold")
-    with pytest.raises(RemoteProtocolError, match="signature does not hold"):
+    assert_no_proof(exchange, sums, few | {colluder: lie}, "signature is not valid")
+    with pytest.raises(RemoteProtocolError, match="signature is not valid"):
         check_proof(exchange, sums, signed | {colluder: lie}, next_digest=FORGED)
     for field in ("cohort_digest", "parent_digest", "sum_digest"):
-        with pytest.raises(RemoteProtocolError, match="signature does not hold"):
+        with pytest.raises(RemoteProtocolError, match="signature is not valid"):
             check_proof(exchange, sums, signed, **{field: FORGED})
 
 
@@ -186,7 +186,7 @@ def test_silos_that_drop_at_several_stages_leave_no_lie_unfound(
         check_proof(exchange, sums, signed)
         liar = data.draw(st.sampled_from(sorted(signed)))
         signed[liar] = statement(exchange, liar, sums, FORGED)
-        assert_no_proof(exchange, sums, signed, "signature does not hold")
+        assert_no_proof(exchange, sums, signed, "signature is not valid")
     else:
         assert_no_proof(exchange, sums, signed, r"expected signatures of \d+ silos")
 
@@ -200,4 +200,4 @@ def test_a_statement_of_another_session_proves_nothing() -> None:
         name: dataclasses.replace(statement(other, name, sums), body=each.body)
         for name, each in signed.items()
     }
-    assert_no_proof(exchange, sums, of_other, "signature does not hold")
+    assert_no_proof(exchange, sums, of_other, "signature is not valid")

@@ -104,7 +104,9 @@ def test_bad_message_keeps_its_sender_out_and_the_sum_is_exact_without_it(event)
 
 def check_kept_out(session: CoordinatorSession, event: Event) -> None:
     assert BAD in session.awaited
-    with pytest.raises(RemoteProtocolError, match=BAD if event is not Event.ADVERT else "another purpose"):
+    with pytest.raises(
+        RemoteProtocolError, match=BAD if event is not Event.ADVERT else "another kind of message"
+    ):
         send(session, BAD, event)
     assert BAD not in session.awaited
     with pytest.raises(RemoteProtocolError, match="it is not in this stage"):

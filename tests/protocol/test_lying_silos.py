@@ -317,7 +317,7 @@ def test_complaint_of_another_silo_or_cohort_is_refused(exchange):
     exchange.run_until("consistency")
     one = bodies.Complaint(cohort_digest=exchange.coordinator.cohort_digest, sender="silo-001", accused=LIAR)
     by_another = bodies.sign(exchange.federation.silos["silo-000"], one)
-    with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
+    with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
         exchange.coordinator.on_complaint("silo-001", by_another)
     elsewhere = bodies.sign(
         exchange.federation.silos["silo-003"],
@@ -378,7 +378,7 @@ def test_signature_over_other_survivors_is_refused_and_not_relayed(exchange):
         survivors=exchange.terms.names,
     )
     signed = bodies.sign(exchange.federation.silos[LIAR], said)
-    match = f"signature of {LIAR} over this cohort, U2 and U3: .* does not hold"
+    match = f"signature of {LIAR} over this cohort, U2 and U3: .* is not valid"
     with pytest.raises(RemoteProtocolError, match=match) as caught:
         exchange.coordinator.on_consistency(LIAR, signed.signature)
     assert caught.value.code is Refusal.SIGNATURES

@@ -116,7 +116,7 @@ def test_a_dealing_that_was_changed_on_the_way_is_refused_and_accuses_nobody(fie
     dealing = dealing_of(exchange, shares)
     changed = dataclasses.replace(dealing, **{field: flipped(getattr(dealing, field))})
     signed = dataclasses.replace(shares.dealing, body=bodies.body_of(changed))
-    match = "dealing of silo-000: dealing: the signature does not hold"
+    match = "dealing of silo-000: dealing: the signature is not valid"
     assert_refused(exchange.silos[VICTIM], with_first(given, dealing=signed), match, Refusal.ENVELOPE)
 
 
@@ -225,7 +225,7 @@ SPOILT: dict[str, tuple[Callable[[Exchange, Shares], Shares], str]] = {
         lambda exchange, shares: signed_again(
             exchange, DEALER, shares, envelopes=(node_of(shares), *shares.envelopes[1:])
         ),
-        "the bytes are of another purpose",
+        "the bytes belong to another kind of message",
     ),
     "an own share's hash that was changed": (
         lambda exchange, shares: dataclasses.replace(
@@ -237,7 +237,7 @@ SPOILT: dict[str, tuple[Callable[[Exchange, Shares], Shares], str]] = {
                 ),
             ),
         ),
-        "the signature does not hold",
+        "the signature is not valid",
     ),
 }
 

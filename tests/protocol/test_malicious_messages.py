@@ -81,7 +81,7 @@ def test_truncated_messages_are_refused():
     short = dataclasses.replace(
         given["silo-002"], envelopes=(dataclasses.replace(first, dealing=cut), *others)
     )
-    match = "dealing of silo-000: dealing: the signature does not hold"
+    match = "dealing of silo-000: dealing: the signature is not valid"
     assert_refused(exchange.silos["silo-002"], short, match, Refusal.ENVELOPE)
     assert exchange.nothing_left()
 
@@ -102,6 +102,6 @@ def test_body_of_another_purpose_is_no_envelope():
     adverts = adverts_of(exchange)
     signed = exchange.federation.silos["silo-000"].sign("complaint", bytes(32), "silo-000", VICTIM)
     cohort = tampered(adverts, "silo-000", signed)
-    match = "advert: the bytes are of another purpose"
+    match = "advert: the bytes belong to another kind of message"
     assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.MALFORMED)
     assert encoding.decode("complaint", signed.body)

@@ -19,7 +19,7 @@ from crypto.session.sum_check import SumCheck
 from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest, relayed
 from tests.support.sessions import Exchange, MemoryLedger, make_exchange, make_federation, make_session
 
-NOT_HELD = "signature of silo-000 over this cohort, U2 and U3: .* does not hold"
+NOT_HELD = "signature of silo-000 over this cohort, U2 and U3: .* is not valid"
 
 # sets
 
@@ -60,7 +60,7 @@ def test_no_silo_answers_when_silos_were_told_different_survivors():
         assert_refused(fresh, Signatures(signatures=same), few, Refusal.SIGNATURES)
         match = "a signature is of silo-00[06], which is not in U3"
         assert_refused(resumed(exchange, name), Signatures(signatures=signed), match, Refusal.SIGNATURES)
-        match = "signature of silo-00. over this cohort, U2 and U3: .* does not hold"
+        match = "signature of silo-00. over this cohort, U2 and U3: .* is not valid"
         survivors = Signatures(signatures={peer: signed[peer] for peer in told[name]})
         assert_refused(exchange.silos[name], survivors, match, Refusal.SIGNATURES)
     assert not exchange.sent
@@ -167,7 +167,7 @@ def cut(exchange: Exchange, shown: dict[str, bytes]) -> dict[str, bytes]:
     ("bend", "match"),
     [
         (with_the_signature_of_another, NOT_HELD),
-        (with_one_signature_for_all, "signature of silo-00[1-5] over this cohort.* does not hold"),
+        (with_one_signature_for_all, "signature of silo-00[1-5] over this cohort.* is not valid"),
         (with_a_body_in_the_name_of_another, NOT_HELD),
         (over_another_u3, NOT_HELD),
         (over_another_u2, NOT_HELD),
@@ -208,7 +208,7 @@ def test_signatures_of_one_attempt_do_not_open_the_next():
     stolen = first.coordinator.close_consistency()  # collected and never used
     second = make_exchange(federation, ledgers=ledgers, attempt=2)
     second.run_until("unmask")
-    match = "signature of silo-000 over this cohort, U2 and U3: .* does not hold"
+    match = "signature of silo-000 over this cohort, U2 and U3: .* is not valid"
     for name in second.terms.names:
         assert_refused(second.silos[name], stolen, match, Refusal.SIGNATURES)
     assert not any(ledger.revealed for ledger in ledgers.values())

@@ -118,7 +118,7 @@ def test_silo_refuses_swapped_key(field):
     )
     forged = dataclasses.replace(adverts["silo-000"], body=body)
     cohort = tampered(adverts, "silo-000", forged)
-    match = "advert of silo-000: advert: the signature does not hold"
+    match = "advert of silo-000: advert: the signature is not valid"
     assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ADVERT)
     assert exchange.nothing_left()
 

@@ -154,15 +154,17 @@ def test_stored_bytes_that_say_the_same_in_another_way_are_refused():
     snapshot = exchange.coordinator.snapshot()
     assert b"0x1.0000000000000p+0" in snapshot
     respelled = snapshot.replace(b"0x1.0000000000000p+0", b"0x1.000000000000p+0 ", 1)
-    with pytest.raises(RemoteProtocolError, match="damaged, it is not written as it would be"):
+    with pytest.raises(RemoteProtocolError, match="damaged, its bytes are not in the canonical encoding"):
         resume(exchange, respelled)
     row = next(iter(exchange.ledgers[VICTIM].pending.values())).to_bytes()
     swapped = row.replace(b"silo-000", b"tilo-000")  # no longer before silo-001
-    with pytest.raises(RemoteProtocolError, match="pending reveal: it is not written as it would be"):
+    with pytest.raises(
+        RemoteProtocolError, match="pending reveal: its bytes are not in the canonical encoding"
+    ):
         PendingReveal.from_bytes(swapped)
     kept = exchange.checks[VICTIM].to_bytes()
     swapped = kept.replace(b"silo-000", b"tilo-000")
-    with pytest.raises(RemoteProtocolError, match="sum check: it is not written as it would be"):
+    with pytest.raises(RemoteProtocolError, match="sum check: its bytes are not in the canonical encoding"):
         SumCheck.from_bytes(swapped)
 
 

@@ -166,7 +166,7 @@ def test_the_sum_of_another_session_is_refused_with_and_without_its_signatures()
     yesterday, of_yesterday = revealed(4, {}, attempt=2)
     yesterday.check("silo-000", yesterday.tagged_stream(of_yesterday))
     assert_refused(exchange, "silo-000", of_yesterday)
-    match = "sum: signature of silo-000 over this cohort, U2 and U3: .* does not hold"
+    match = "sum: signature of silo-000 over this cohort, U2 and U3: .* is not valid"
     with pytest.raises(RemoteProtocolError, match=match) as caught:
         exchange.checks["silo-000"].check_survivors(
             exchange.coordinator.survivors, yesterday.coordinator.unmask_request()
@@ -202,9 +202,9 @@ def test_survivors_are_those_that_t_of_them_signed():
     forged = Signatures(signatures={**four.signatures, "silo-004": four.signatures["silo-000"]})
     for shown, signatures, match in (
         (survivors, four, "expected signatures of 5 survivors, got 4"),
-        (survivors, forged, "signature of silo-004 over this cohort, U2 and U3: .* does not hold"),
+        (survivors, forged, "signature of silo-004 over this cohort, U2 and U3: .* is not valid"),
         (survivors, signed_by(exchange, names, survivors), "a signature is of silo-005, which is not in U3"),
-        (names, signed_by(exchange, survivors, survivors), "signature of silo-000 over .* does not hold"),
+        (names, signed_by(exchange, survivors, survivors), "signature of silo-000 over .* is not valid"),
         (survivors[::-1], signed_by(exchange, survivors, survivors[::-1]), "expected a sorted subset of U2"),
         ((*survivors, "spare"), signed_by(exchange, survivors, survivors), "expected a sorted subset of U2"),
         (

@@ -42,7 +42,7 @@ def large_federation(federation: LocalFederation) -> Iterator[JobSummary]:
 
     class Service(operations_pb2_grpc.OperationsServicer):
         def ListSilos(self, request: Any, context: Any) -> pb.ListSilosReply:
-            return _silos()
+            return silos()
 
         def ListJobs(self, request: Any, context: Any) -> pb.ListJobsReply:
             return pb.ListJobsReply(jobs=[told])
@@ -51,7 +51,7 @@ def large_federation(federation: LocalFederation) -> Iterator[JobSummary]:
             yield pb.JobEvent(job=signed.to_wire())
             yield pb.JobEvent(summary=told)
             for round in range(1, ROUNDS + 1):
-                yield pb.JobEvent(record=_record(told.job_digest, round))
+                yield pb.JobEvent(record=record(told.job_digest, round))
             while context.is_active():  # a job that goes on
                 stopping.wait(0.1)
                 if stopping.is_set():
@@ -93,7 +93,7 @@ def _summary(signed: SignedJob) -> JobSummary:
     )
 
 
-def _silos() -> pb.ListSilosReply:
+def silos() -> pb.ListSilosReply:
     expires = (datetime.now(UTC) + timedelta(days=200)).timestamp()
     silos = [
         pb.SiloStatus(
@@ -108,7 +108,7 @@ def _silos() -> pb.ListSilosReply:
     return pb.ListSilosReply(roster_version=12, silos=silos, software_version="0.1.0")
 
 
-def _record(digest: bytes, round: int) -> PhaseRecord:
+def record(digest: bytes, round: int) -> PhaseRecord:
     late = [LeftOut(silo=NAMES[round % SILOS], stage="masked", reason="deadline")] if round % 40 == 0 else []
     reached = 1 - math.exp(-round / 90)
     return PhaseRecord(

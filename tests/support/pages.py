@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import yaml
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from chorale.job import SignedJob
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
+from client.evidence.verify import Verified
 from client.history import JobHistory
 from crypto.identity.certificates import Role
 from tests.support.ceremony import Ceremony
@@ -55,11 +57,14 @@ class ToldCoordinator:
     silos: list[pb.SiloStatus] = field(default_factory=lambda: [pb.SiloStatus(name="north")])
     summary: JobSummary = field(default_factory=summary)
     spec: bytes = SPEC
+    has_jobs: bool = True
     records: list[PhaseRecord] = field(default_factory=lambda: [record(1)])
     cancelled: list[bytes] = field(default_factory=list)
 
     async def overview(self) -> Overview:
-        return Overview(silos=pb.ListSilosReply(silos=self.silos), jobs=(self.summary,), seen={})
+        return Overview(
+            silos=pb.ListSilosReply(silos=self.silos), jobs=(self.summary,) * self.has_jobs, seen={}
+        )
 
     async def job(self, job_id: str) -> JobSummary | None:
         return self.summary if job_id == self.summary.job_digest.hex() else None
@@ -78,6 +83,23 @@ class ToldCoordinator:
 
     async def evidence(self, digest: bytes) -> bytes:
         return b"evidence"
+
+    async def proof(self, digest: bytes) -> Verified:
+        epsilon = {"planned": 3.25, "delta": 1e-5, "for_each": "record"}
+        facts = {"operator": "olga", "phases_told": 5, "states_signed_by_silos": 4, "epsilon": epsilon}
+        facts |= {"signatures_each_state": 2, "model_round": 3, "model_sha256": "ab" * 32}
+        audit = SimpleNamespace(entries=120, lines=("",) * 12, head="cd" * 32)
+        statement: Any = SimpleNamespace(audit=audit, made=datetime(2026, 5, 4, tzinfo=UTC))
+        return Verified(
+            facts=facts,
+            authorities=("ef" * 32,),
+            is_trusted=True,
+            has_model=False,
+            silos=(),
+            signers=3,
+            notes=("the coordinator's audit log lacks round 1 train",),
+            statement=statement,
+        )
 
     async def model(self, digest: bytes) -> AsyncIterator[bytes]:
         async def parts() -> AsyncIterator[bytes]:

@@ -51,10 +51,12 @@ def simulate(
     min_class_holders: int = 1,
     state: Arrays | None = None,
     in_ring: bool = False,
+    public_seed: Callable[[int, str], bytes] | None = None,
 ) -> Iterator[Simulated]:
     """Every phase of the job in order; `takes_part` draws the silos of a round, all by default.
 
     in_ring: encode and decode every sum, so that clipping, rounding and projection are real.
+    public_seed: of a round and phase, those of a job that is compared with this one; its own by default.
     """
     silos = [TorchObjective(device="cpu") for _ in data]
     state = dict(initial_state(spec) if state is None else state)
@@ -64,6 +66,8 @@ def simulate(
         is_round = phase in spec.method.round_phases
         places = list(takes_part(round) if takes_part and is_round else everyone)
         context = _context(spec, round, phase, state, members=max(len(places), 3))
+        if public_seed is not None:
+            context = dataclasses.replace(context, public_seed=public_seed(round, phase))
         kept = [LocalState(local[place]) for place in places]
         values = [
             _values(

@@ -65,8 +65,8 @@ ARROWS = {
 # its left
 ROOMS = {
     "crypto": "errors < encoding < envelope_tree < prg < identity < noise < fixed_point < masking < session",
-    "strategies": "base < number_stream < exact < server_optimizer < update_scale < recipe < tasks < phases "
-    "< parts < checks < presets < declared_parts < methods",
+    "strategies": "expected < base < number_stream < exact < server_optimizer < update_scale < recipe "
+    "< tasks < phases < parts < checks < presets < published < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
     "chorale": "results < v1 < runtime < transport < spec < pinned_code < observability < credentials "
     "< privacy < job < evidence",
@@ -86,7 +86,7 @@ ROOMS = {
     "client": "errors < settings < history < operations < submission < planning < evidence < results "
     "< mlflow_export < federation",
     "web": "shared < console < silo_page",
-    "web.console": "settings < rounds < logins < oidc < under_way < coordinator < app < server",
+    "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
     "web.shared": "serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
@@ -108,7 +108,7 @@ PRODUCT = (
     "cli",
 )
 # what the innermost packages may import of others
-OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydantic"}}
+OUTSIDE = {"crypto": {"numpy", "cryptography"}, "strategies": {"numpy", "pydantic", "pydantic_core"}}
 # optional: imported where it is used, never when a process starts
 COMPILER = ("numba", "llvmlite")
 # where torch and what needs it may appear
@@ -120,6 +120,7 @@ TORCH_PLACES = (
     "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
+    "bench/peers/simulation_side.py",
     "bench/training.py",
     "chorale_models/",
     "research/accuracy/probes.py",

@@ -164,7 +164,9 @@ def lines(gain: float) -> list[dict[str, object]]:
         for seed in mechanism.SEEDS:
             figures = {**level, "alignment_after unobserved": 0.5 - lost + generator.normal(0.0, 0.001)}
             rounds = [{"round": round, "figures": figures} for round in mechanism.ROUNDS]
-            made.append({"setting": "2 shards", "arm": arm, "seed": seed, "rounds": rounds})
+            made.append(
+                {"setting": "2 shards", "arm": arm, "seed": seed, "rounds": rounds, "source": "ab / 01"}
+            )
     return made
 
 

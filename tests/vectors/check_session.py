@@ -343,7 +343,7 @@ class Session:
         try:
             key.verify(signature, body, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
-            raise Disagreement(f"{purpose} of {name}: the signature does not hold") from None
+            raise Disagreement(f"{purpose} of {name}: the signature is not valid") from None
 
 
 def signed(word: int, bits: int) -> int:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from chorale.observability.logs import get_logger
 from crypto.errors import ChoraleError
-from web.console import rounds
+from web.console import proofs, rounds
 from web.console.coordinator import GOING_ON, Coordinator, Overview, Unavailable, Watched
 from web.console.logins import CertificateLogins, Login
 from web.console.oidc import CALLBACK, Provider
@@ -39,6 +39,8 @@ NEWS_SECONDS = 2.0  # between two looks at the overview
 MIN_GAP_SECONDS = 0.5  # between two fragments of a job
 DAY_SECONDS = 86_400.0
 MAX_PATH = 200  # characters; a longer one would not fit into a cookie
+
+HEADINGS = {404: "Not found", 500: "An error of the console", 503: "No answer"}
 
 _PATH = re.compile(r"/([A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*)?")
 _JOB_ID = re.compile(r"[0-9a-f]{64}")
@@ -93,7 +95,8 @@ class Console:
         )
 
     def refuse(self, request: Request, session: Session[Login] | None, status: int, told: str) -> Response:
-        return self.render(request, "error.html", session, status=status, told=told)
+        heading = HEADINGS.get(status, "Not done")
+        return self.render(request, "error.html", session, status=status, told=told, heading=heading)
 
 
 Page = Callable[[Console, Request, Session[Login]], Any]
@@ -291,10 +294,13 @@ async def job_stream(console: Console, request: Request, session: Session[Login]
 
     async def fragments() -> AsyncGenerator[str, None]:
         async with console.coordinator.watched(digest) as job:
-            last = ""
+            last, state = "", None
             while True:
                 changed = job.changed
                 values = _job_values(console, job, session)
+                told = (values["job"].status, values["job"].state, values["job"].reason)
+                # a live region is spoken when it is written, changed or not
+                values["has_news"], state = told != state, told
                 html = console.templates.get_template("_job.html").render(session=session, **values)
                 if html != last:
                     yield html
@@ -307,7 +313,10 @@ async def job_stream(console: Console, request: Request, session: Session[Login]
 
 async def all_rounds(console: Console, request: Request, session: Session[Login]) -> Response:
     async with console.coordinator.watched(_digest(request)) as job:
-        values = {**_job_values(console, job, session), "rows": rounds.rows(job.history)}
+        values = {
+            **_job_values(console, job, session),
+            "rows": rounds.rows(job.history, newest=rounds.MOST_ROWS),
+        }
         return console.render(request, "rounds.html", session, **values)
 
 
@@ -385,6 +394,24 @@ async def evidence(console: Console, request: Request, session: Session[Login]) 
     return _file(data, "application/zip", name=f"evidence-{digest.hex()[:12]}.zip")
 
 
+async def proof(console: Console, request: Request, session: Session[Login]) -> Response:
+    """What the job's evidence proves, checked now: for whom may have the evidence."""
+    digest = _digest(request)
+    job = await console.coordinator.job(digest.hex())
+    if job is None or not _has_model(console, session, job.operator):
+        return console.refuse(request, session, 403, "Only the operator of a job may check its evidence.")
+    held = await console.coordinator.proof(digest)
+    return console.render(
+        request,
+        "proof.html",
+        session,
+        id=digest.hex(),
+        job=job,
+        terms=proofs.terms(held),
+        notes=held.notes,
+    )
+
+
 def _has_model(console: Console, session: Session[Login], operator: str) -> bool:
     return session.who.may_fetch(operator) and console.coordinator.own_name == operator
 
@@ -402,7 +429,9 @@ def _job_values(console: Console, job: Watched, session: Session[Login]) -> dict
         "facts": rounds.facts(job.history),
         "trouble": job.trouble,
         "has_ended": has_ended,
+        "has_news": False,
         "terms": rounds.terms(job.spec_bytes, job.history),
+        "is_private": rounds.is_private(job.spec_bytes),
         "may_cancel": not has_ended and session.who.may_steer(summary.operator),
         "has_model": _has_model(console, session, summary.operator),
         "is_others": session.who.operator != summary.operator,
@@ -446,6 +475,7 @@ def application(console: Console) -> ASGIApp:
         Route(f"{job}/job.yaml", private(signed_job), methods=["GET"]),
         Route(f"{job}/model", private(model), methods=["GET"]),
         Route(f"{job}/evidence", private(evidence), methods=["GET"]),
+        Route(f"{job}/proof", private(proof), methods=["GET"]),
         Route(f"{job}/cancel", private(cancel, is_post=True), methods=["POST"]),
         Mount("/static", StaticFiles(directory=static_folder())),
     ]

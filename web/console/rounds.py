@@ -9,11 +9,20 @@ import math
 from typing import Any
 
 from chorale.spec.settings_file import parse_mapping
-from client.history import TRAIN, JobHistory, curves_facts, figure_by_round, kind_of, personal_figures
+from client.history import (
+    TRAIN,
+    JobHistory,
+    curves_facts,
+    figure_by_round,
+    kind_of,
+    left_out_told,
+    personal_figures,
+)
 from crypto.errors import ConfigError
 from web.shared.pages import size
 
-NEWEST = 25  # phases on a job's own page; another page has all
+NEWEST = 25  # phases on a job's own page; another page has more
+MOST_ROWS = 2_000  # of that one; the downloads have all
 
 
 def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, Any]]:
@@ -38,6 +47,7 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
                     "stage": left.stage,
                     "reason": left.reason,
                     "told": left.rule or left.text,
+                    "words": left_out_told(left),
                 }
                 for left in record.left_out
             ],
@@ -119,7 +129,7 @@ def facts(history: JobHistory) -> list[tuple[str, str]]:
             f"{len(trained[-1].cohort)} of {len(history.summary.silos)}" if trained else "",
         ),
         ("Times a silo was left out", str(sum(len(record.left_out) for record in history.records))),
-        ("Model", size(history.summary.float32_bytes)),
+        ("Model", size(history.summary.float32_bytes) if history.summary.float32_bytes else ""),
     ]
     return [(word, text) for word, text in told if text]
 
@@ -151,11 +161,21 @@ def terms(spec_bytes: bytes, history: JobHistory) -> list[tuple[str, str]]:
     return [(word, text) for word, text in told.items() if text]
 
 
+def is_private(spec_bytes: bytes) -> bool:
+    """Whether the signed job asks for noise."""
+    try:
+        return bool(parse_mapping(spec_bytes, source="job").get("privacy"))
+    except ConfigError:
+        return False
+
+
 def _words(value: object) -> str:
-    """A value of the job, in one line: mappings as `name value`, nested ones in brackets."""
+    """A value of the job, in one line: mappings as `name value`, nested ones in brackets. What a method or
+    model is called stands there without a word before it."""
     if isinstance(value, dict):
         inner = (
-            f"{key} {f'({_words(each)})' if isinstance(each, dict) else _words(each)}"
+            f"{'' if key == 'name' else f'{key} '}"
+            f"{f'({_words(each)})' if isinstance(each, dict) else _words(each)}"
             for key, each in value.items()
             if each not in (None, {}, [])
         )

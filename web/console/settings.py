@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from chorale.spec.fields import Address, Name
 from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import load_settings
-from chorale.spec.validation_errors import got
 from chorale.transport.tls import IdentityFiles
+from strategies.expected import got
 
 ENV_PREFIX = "CHORALE_CONSOLE_"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -27,7 +27,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     form = DataFormat(settings.format)
     classes = CLASSES[form]
     if job.classes != classes:
-        raise ConfigError(f"classes: {form} has {classes} classes, the job says {job.classes}")
+        raise ConfigError(f"classes: expected {classes} for {form}, got {job.classes}")
     return RawData(
         train=_split(folder, form, is_train=True),
         holdout=_split(folder, form, is_train=False),

@@ -26,7 +26,7 @@ FILE = ("datasets", "data", "digits.csv.gz")  # in scikit-learn's package
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Shapes: features (1797, 1, 8, 8) float32 in 0..1. Raises ConfigError."""
     if job.classes != CLASSES:
-        raise ConfigError(f"classes: the digits data has {CLASSES} classes, the job says {job.classes}")
+        raise ConfigError(f"classes: expected {CLASSES} for the digits data, got {job.classes}")
     return RawData(train=read_all())
 
 

@@ -78,7 +78,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     root = required_path(settings)
     if len(job.input_shape) != 3 or job.input_shape[0] not in MODES:
         raise ConfigError(
-            f"input_shape: format image-folder needs (1 or 3, height, width), the job says {job.input_shape}"
+            f"input_shape: expected (1 or 3, height, width) for format image-folder, got {job.input_shape}"
         )
     channels, height, width = job.input_shape
     if job.label_column is not None or job.method.task.target.shape:
@@ -115,9 +115,7 @@ def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:
     """Every image with its class, folder by folder."""
     folders = _folders(root)
     if len(folders) != classes:
-        raise ConfigError(
-            f"data.path: {root} has {len(folders)} class folders, the job says classes {classes}"
-        )
+        raise ConfigError(f"data.path: {root} has {len(folders)} class folders, expected {classes} (classes)")
     files, labels = [], []
     for label, folder in enumerate(folders):
         found = _images(folder)

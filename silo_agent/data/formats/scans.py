@@ -97,8 +97,8 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     _import_monai()
     if len(job.input_shape) not in (3, 4):
         raise ConfigError(
-            f"input_shape: format {settings.format} needs (channels, x, y) or (channels, x, y, z), "
-            f"the job says {job.input_shape}"
+            f"input_shape: format {settings.format} expects (channels, x, y) or (channels, x, y, z), "
+            f"got {job.input_shape}"
         )
     read = _read_nifti if settings.format is DataFormat.NIFTI else _read_dicom
     raw = load_with(read, settings, job, suffixes=SUFFIXES[DataFormat(settings.format)])

@@ -70,7 +70,7 @@ def test_a_distribution_with_one_byte_changed_is_refused_with_both_digests(site:
     with pytest.raises(ConfigError) as refused:
         load(PINNED, group=MODELS, name="net", sha256=pinned)
     assert str(refused.value) == (
-        f"{PINNED}: its files here have SHA-256 {installed(PINNED).sha256}, the job's have {pinned}"
+        f"{PINNED}: expected files of SHA-256 {pinned}, as the job pins, got {installed(PINNED).sha256}"
     )
     assert PACKAGE not in sys.modules  # nothing of it ran
 

@@ -87,7 +87,7 @@ class TestOpening:
         other = party.issue(Role.OPERATOR, "other")
         forged = sign_job(signed.spec_bytes, other)
         mixed = dataclasses.replace(forged, operator_certificate=signed.operator_certificate)
-        self.refuse(mixed, party, "job: the signature does not hold", Refusal.JOB_INVALID)
+        self.refuse(mixed, party, "job: the signature is not valid", Refusal.JOB_INVALID)
 
     def test_an_operator_outside_the_roster_is_refused(self, signed: SignedJob, party: Party) -> None:
         forged = sign_job(signed.spec_bytes, party.issue(Role.OPERATOR, "ops"))
@@ -108,7 +108,7 @@ class TestOpening:
 
     def test_a_certificate_that_is_none_is_refused(self, signed: SignedJob, party: Party) -> None:
         odd = dataclasses.replace(signed, operator_certificate=b"none")
-        self.refuse(odd, party, "the bytes are no certificate", Refusal.MALFORMED)
+        self.refuse(odd, party, "expected an X.509 certificate", Refusal.MALFORMED)
 
     @pytest.mark.parametrize(
         ("old", "new", "message"),

@@ -45,7 +45,7 @@ def test_a_key_of_this_user_alone_is_read(key: Path, mode: int) -> None:
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o601, 0o640, 0o440, 0o620, 0o610, 0o777])
 def test_a_key_that_others_may_use_is_refused(key: Path, mode: int) -> None:
     key.chmod(mode)
-    sentence = rf"a\.key: a key that others may use \(mode {mode:04o}\): run chmod 600 {key}$"
+    sentence = rf"a\.key: a key that other users can read or write \(mode {mode:04o}\): run chmod 600 {key}$"
     with pytest.raises(ConfigError, match=sentence):
         read_key(key, 100)
 
@@ -61,7 +61,7 @@ def test_a_group_may_read_the_key_of_another_user(
     if is_read:
         assert read_key(key, 100) == b"a key"
         return
-    with pytest.raises(ConfigError, match="a key that others may use"):
+    with pytest.raises(ConfigError, match="a key that other users can read or write"):
         read_key(key, 100)
 
 
@@ -74,7 +74,9 @@ def test_every_member_refuses_such_a_key(tmp_path: Path, role: Role) -> None:
     )
     assert tls.load_identity(files).member.name == "one"  # the control
     files.key.chmod(0o644)
-    with pytest.raises(ConfigError, match=r"one\.key: a key that others may use \(mode 0644\)"):
+    with pytest.raises(
+        ConfigError, match=r"one\.key: a key that other users can read or write \(mode 0644\)"
+    ):
         tls.load_identity(files)
 
 

@@ -76,10 +76,10 @@ class TestSpec:
         ("privacy", "message"),
         [
             ({}, "privacy: expected records, sums or both"),
-            ({"records": RECORDS}, "privacy: epsilon: expected a target to solve for statistics_noise_mult"),
+            ({"records": RECORDS}, "privacy.epsilon: a value is required, because statistics_noise_mult"),
             (
                 {"records": {"clip_norm": 1, "sample_rate": 0.1}, "statistics_noise_multiplier": 1},
-                "privacy: epsilon: expected a target to solve for records.noise_multiplier, which is null",
+                "privacy.epsilon: a value is required, because records.noise_mult",
             ),
             ({"sums": {"clip_norm": 1}, "epsilon": 0}, "privacy.epsilon: expected more than 0, got 0"),
             ({"sums": SUMS, "epsilon": 1e9}, "privacy.epsilon: expected at most 30"),
@@ -146,7 +146,7 @@ class TestSpec:
             quantities(spec, "train")
 
     def test_batch_normalization_is_refused_with_advice(self, make_spec: MakeSpec) -> None:
-        with pytest.raises(ConfigError, match="model.norm: batch mixes the records.*needs norm: group"):
+        with pytest.raises(ConfigError, match="model.norm: expected group or none in a private job"):
             private(make_spec, model={"name": "resnet18"})
         private(make_spec, model={"name": "resnet18", "norm": "group"})
 

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal, Self
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chorale.spec.settings_file import MAX_BYTES, load_settings, parse_mapping
+from chorale.spec.settings_file import MAX_BYTES, check_values, load_settings, parse_mapping
 from crypto.errors import ConfigError
+
+
+class Circle(BaseModel):
+    kind: Literal["circle"]
+    radius: float = Field(default=1.0, gt=0)
+
+
+class Square(BaseModel):
+    kind: Literal["square"]
 
 
 class Inner(BaseModel):
@@ -14,6 +24,14 @@ class Inner(BaseModel):
 
     seconds: float = Field(default=1.0, gt=0)
     path: Path = Path("here")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.seconds == 13:
+            raise ValueError("seconds: expected another number, got 13")
+        if self.seconds == 14:
+            raise ValueError("fourteen: no field has this name")
+        return self
 
 
 class Settings(BaseModel):
@@ -23,6 +41,9 @@ class Settings(BaseModel):
     inner: Inner | None = None
     several: tuple[Inner, ...] = ()
     ports: tuple[int, ...] = ()
+    source: str | None = Field(default=None, alias="from")
+    pair: tuple[int, ...] = Field(default=(1, 2), min_length=2)
+    shapes: tuple[Annotated[Circle | Square, Field(discriminator="kind")], ...] = ()
 
 
 def load(tmp_path: Path, text: str, **environment: str) -> Settings:
@@ -53,7 +74,7 @@ def test_environment_null_takes_a_field_away(tmp_path: Path) -> None:
 
 
 def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="CHORALE_TEST_NAME__DEEPER: name is a single value in the file"):
+    with pytest.raises(ConfigError, match="NAME__DEEPER: expected fields and values in name of the file"):
         load(tmp_path, "name: a\n", CHORALE_TEST_NAME__DEEPER="b")
 
 
@@ -61,7 +82,10 @@ def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("inner: {}", r"settings.yaml: name: a value is required$"),
-        ("name: a\ncolor: red", r"color: unknown field, expected one of name, inner, several, ports$"),
+        (
+            "name: a\ncolor: red",
+            r"color: unknown field, expected one of name, inner, several, ports, from, pair, shapes$",
+        ),
         ("name: a\ninner: {color: red}", r"inner.color: unknown field, expected one of seconds, path$"),
         ("name: a\nseveral: [{}, {x: 1}]", r"several.1.x: unknown field, expected one of seconds, path$"),
         ("name: a\nport: 7", r"port: unknown field \(did you mean ports\?\), expected one of name, inner,"),
@@ -78,6 +102,18 @@ def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
             r"yaml: a, b, c and 1 more: unknown fields, expected one of name, ",
         ),
         ("name: null", r"name: expected text, got nothing$"),
+        # a check of the whole part names its field as any other check does
+        ("name: a\ninner: {seconds: 13}", r"inner.seconds: expected another number, got 13$"),
+        ("name: a\ninner: {seconds: 14}", r"inner: fourteen: no field has this name$"),
+        # pydantic counts a list without its wrong entries
+        ("name: a\npair: [1, x]", r"yaml: pair.1: expected a whole number, got 'x'$"),
+        ("name: a\npair: [1]", r"pair: expected at least 2 entries, got 1$"),
+        (
+            "name: a\nshapes: [{kind: line}]",
+            r"shapes.0.kind: expected one of 'circle', 'square', got 'line'$",
+        ),
+        ("name: a\nshapes: [{}]", r"shapes.0.kind: a value is required$"),
+        ("pair: [1]\nshapes: [{}]", r"yaml: name, shapes.0.kind: values are required; pair: expected"),
     ],
 )
 def test_a_wrong_value_is_named_with_file_field_and_what_is_allowed(
@@ -114,6 +150,13 @@ def test_a_wrong_value_of_the_environment_is_named_by_its_variable(
         load(tmp_path, "name: a\n", **variables)
 
 
+def test_a_wrong_value_of_the_command_line_is_named_by_its_option() -> None:
+    # it was named by the file, which did not hold it
+    values = {"name": "a", "inner": {"seconds": 0}}
+    with pytest.raises(ConfigError, match=r"^--seconds: expected more than 0, got 0$"):
+        check_values(Settings, values, source="settings.yaml", options={"inner__seconds": "--seconds"})
+
+
 def test_file_and_environment_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"settings.yaml: name: a value is required; CHORALE_TEST_PORTS: "):
         load(tmp_path, "inner: {}\n", CHORALE_TEST_PORTS="7")
@@ -133,18 +176,22 @@ def test_file_and_environment_are_told_apart(tmp_path: Path) -> None:
         (b"a: [" + b"1," * 30_000 + b"]", "expected at most 20000 values"),
         (b"a: 1\nb: 2\na: 3", "line 3: a is given twice"),
         (b"a: {b: 1, b: 2}", "line 1: b is given twice"),
-        (b"<<: {a: 1}", "line 1: field names are text"),
-        (b"1: a", "line 1: field names are text"),
+        (b"<<: {a: 1}", "line 1: expected text as the name of a field"),
+        (b"1: a", "line 1: expected text as the name of a field"),
         (b"a: " + b"[" * 5000, "expected at most 16 levels"),
         (b"a: " + b"{b: " * 20 + b"1" + b"}" * 20, "expected at most 16 levels"),
         (b"a: !!python/object/apply:os.system [true]", "line 1: tags are not allowed"),
-        (b"a: 1\n b: 2", "line 2: mapping values are not allowed here"),
+        (b"a: 1\n b: 2", "line 2: expected one field and its value on a line; put text"),
         (b" a: 1\nb: 2", "line 2: expected a field, its colon and its indentation like those before it"),
-        (b"a: b: c", "mapping values are not allowed here"),
+        (
+            b"a: b: c",
+            "line 1: expected one field and its value on a line; put text that has a colon in quotes$",
+        ),
+        (b"a: 1\n\tb: 2", "line 2: expected spaces before the field, got a tab$"),
         (b"a: 2026-99-99", "month must be in 1..12"),
-        (b"a: 0x" + b"f" * 5000, "line 1: a number has at most 40 digits"),
-        (b"a: 1" + b":59" * 5000, "line 1: a number has at most 40 digits"),
-        (b"a: " + b"9" * 5000, "line 1: a number has at most 40 digits"),
+        (b"a: 0x" + b"f" * 5000, "line 1: expected a number of at most 40 digits"),
+        (b"a: 1" + b":59" * 5000, "line 1: expected a number of at most 40 digits"),
+        (b"a: " + b"9" * 5000, "line 1: expected a number of at most 40 digits"),
         (b"a: \xff", "expected UTF-8 text"),
         (b"a: \x07", "unacceptable character"),
         (b"a: 1\n---\nb: 2", "but found another document"),

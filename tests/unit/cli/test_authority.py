@@ -32,7 +32,7 @@ def test_an_authority_key_that_others_may_read_is_refused(founded: Path, chorale
     key.chmod(0o644)
     ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
     assert ended.code == 2
-    assert f"{key}: a key that others may use (mode 0644): run chmod 600 {key}\n" in ended.err
+    assert f"{key}: a key that other users can read or write (mode 0644): run chmod 600 {key}\n" in ended.err
     key.chmod(0o600)
     assert chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca").code == 0
 
@@ -96,7 +96,7 @@ def test_the_admin_mark_is_for_operators_of_the_roster(founded: Path, chorale: C
 def test_key_is_never_overwritten(founded: Path, chorale: Chorale) -> None:
     before = (founded / "a.key").read_bytes()
     ended = make_request(chorale, founded, "silo", "a", code=2)
-    assert "a.key: a key is already there and is never overwritten" in ended.err
+    assert "a.key: a key is already there and is not overwritten" in ended.err
     again = chorale("authority", "init", "--federation", "fed", "--directory", founded / "ca")
     assert again.code == 2
     assert (founded / "a.key").read_bytes() == before
@@ -131,7 +131,7 @@ def test_file_that_is_no_certificate_is_named(founded: Path, chorale: Chorale) -
 
 def test_host_is_for_coordinators_alone(tmp_path: Path, chorale: Chorale) -> None:
     ended = make_request(chorale, tmp_path, "silo", "a", "--host", "a.example.org", code=2)
-    assert "--host: only a coordinator is dialed" in ended.err
+    assert "--host: expected none for a silo: only a coordinator is dialed" in ended.err
     assert not (tmp_path / "a.key").exists()
 
 

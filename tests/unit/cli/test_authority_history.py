@@ -268,7 +268,10 @@ def test_a_skip_counts_where_it_was_signed_for_alone(office: Office) -> None:
     ended = office.run("renew", code=2)
     assert "10.skipped.json: skipped: expected version 10 of federation fed" in ended.err
     shutil.copy(folder / "1.json", folder / "10.skipped.json")
-    assert "10.skipped.json: skipped: the bytes are of another purpose" in office.run("renew", code=2).err
+    assert (
+        "10.skipped.json: skipped: the bytes belong to another kind of message"
+        in office.run("renew", code=2).err
+    )
 
 
 def test_a_skip_that_was_cut_short_is_forgotten_by_the_next_command(
@@ -324,8 +327,8 @@ def _foreign(ca: Path) -> None:
     ("spoil", "told"),
     [
         (_swap, "rosters/2.json: expected version 2, got 1"),
-        (_edit, "rosters/2.json: roster: the signature does not hold"),
-        (_foreign, "roster.json: roster: the signature does not hold"),
+        (_edit, "rosters/2.json: roster: the signature is not valid"),
+        (_foreign, "roster.json: roster: the signature is not valid"),
         (lambda ca: (ca / "rosters/1.json").unlink(), "rosters: version 1 is missing from the history"),
         (lambda ca: (ca / "rosters/2.json").unlink(), "rosters: version 2 is missing from the history"),
         (lambda ca: (ca / "rosters/3.json").unlink(), "rosters: version 3 is missing from the history"),

@@ -66,7 +66,7 @@ def test_the_key_changes_in_three_steps_and_versions_go_on(ca: Path, chorale: Ch
     assert set(anchors(ca).certificates) == set(both.certificates)
     run(chorale, ca, "renew")
     assert newest(ca, new).version == 3
-    with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
+    with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
         newest(ca, old)
     list_again(chorale, ca, ca.parent / "new", "a", "b", "c", "hub")
 

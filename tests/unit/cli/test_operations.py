@@ -18,12 +18,15 @@ from rich.console import Console
 import cli.job.commands
 import cli.job.listing
 import cli.job.options
+import cli.job.submit
 from chorale.v1 import operations_pb2
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.output.progress import table
 from client.history import JobHistory
 from client.operations import MAX_WAITING, Operations, read_aside
+from crypto.identity.certificates import Identity, Role
+from tests.unit.cli.conftest import Desk
 
 
 def test_items_come_in_order_and_end() -> None:
@@ -115,11 +118,47 @@ def test_silos_that_report_other_software_than_the_coordinator_stand_out(
     monkeypatch.setattr(cli.job.listing, "connect", connect)
     monkeypatch.setattr(cli.job.options, "operator_settings", lambda *_, **__: None)
     done = CliRunner().invoke(cli.job.commands.job, ["silos"], catch_exceptions=False)
-    head, a, b, c = done.output.splitlines()
+    head, a, b, c = done.stdout.splitlines()
     assert head == f"roster version 4, the coordinator runs 0.1.0, sha256:{'aa' * 32}"
     assert a.endswith(f"runs 0.1.0, sha256:{'aa' * 32}")
     assert b.endswith(f"runs 0.1.0, sha256:{'bb' * 32}, not the coordinator's")
     assert c.endswith("runs ?, sha256:none, not the coordinator's")
+
+
+def test_a_coordinator_without_jobs_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It printed nothing, as a command does that went wrong."""
+
+    @contextmanager
+    def connect(_settings: object) -> Iterator[tuple[object, None]]:
+        yield SimpleNamespace(jobs=list), None
+
+    monkeypatch.setattr(cli.job.listing, "connect", connect)
+    monkeypatch.setattr(cli.job.options, "operator_settings", lambda *_, **__: None)
+    done = CliRunner().invoke(cli.job.commands.job, ["list"], catch_exceptions=False)
+    assert (done.stdout, done.stderr) == ("", "no job was submitted yet\n")
+
+
+def test_a_job_whose_copy_cannot_be_saved_is_not_submitted(
+    monkeypatch: pytest.MonkeyPatch, desk: Desk
+) -> None:
+    """It was submitted, and the command then ended with an error and without its id."""
+    pytest.importorskip("torch", reason="draws the initial model")
+    submitted: list[object] = []
+
+    def submit(signed: object, _state: bytes) -> bytes:
+        submitted.append(signed)
+        return JOB
+
+    @contextmanager
+    def connect(_settings: object) -> Iterator[tuple[object, Identity]]:
+        yield SimpleNamespace(submit=submit), desk.ceremony.enroll(Role.OPERATOR, "ops")
+
+    monkeypatch.setattr(cli.job.submit, "connect", connect)
+    save = ["--save", str(desk.folder / "nowhere" / "job.txt")]
+    arguments = ["submit", str(desk.job()), "--config", str(desk.operator())]
+    done = CliRunner().invoke(cli.job.commands.job, [*arguments, *save])
+    assert isinstance(done.exception, FileNotFoundError)
+    assert submitted == []
 
 
 JOB = b"j" * 32

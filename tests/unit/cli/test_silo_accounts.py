@@ -64,7 +64,7 @@ def test_a_new_generation_is_opened_while_no_agent_runs(desk: Desk, chorale: Cal
     with (desk.folder / "silo-0" / "agent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused = chorale(*arguments, "wards")
-    assert "another agent runs" in refused.err
+    assert "another agent is running" in refused.err
     # all records would have been left out from then on, without a word, and nothing undoes it
     refused = chorale(*arguments, "wards")
     assert refused.code == 2

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.simulate.progress import ProgressLine
 from tests.unit.cli.conftest import Desk, Ended
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
@@ -100,7 +104,7 @@ def test_a_data_file_says_what_is_cut(desk: Desk, chorale: Calls) -> None:
     twice = chorale("simulate", desk.job(), "--data", data, "--partition", "iid")
     assert twice.code == 2
     assert "--partition: " in twice.err
-    assert "data.yaml says it" in twice.err
+    assert "data.yaml, which holds it" in twice.err
 
 
 def test_the_silos_own_models_are_told_with_the_global_one(desk: Desk, chorale: Calls) -> None:
@@ -205,23 +209,25 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--silos", "2"], "2 is not in the range 3<=x<=200"),
-        (["--data", "numbers"], "--data: format: expected one of digits, mnist"),
-        (["--data", "npz"], "--data: path: format npz needs one"),
+        (["--silos", "2"], "2 is not in the range 3<=x<=10000"),
+        (["--data", "numbers"], "error: --data: expected one of digits, mnist"),
+        (["--data", "npz"], "error: --path: a value is required with format npz"),
         (["--data", "npz", "--path", "/nowhere"], "data.path: no such file or folder: /nowhere"),
         (["--partition", "shards", "--silos", "7"], "7 silos x 2 shards cannot be shared evenly"),
-        (["--alpha", "-1"], "partition.alpha: "),
+        (["--alpha", "-1"], "error: --alpha: expected more than 0, got -1"),
         # these trained on another cut than was asked for, without a word
         (
             ["--partition", "shards", "--alpha", "0.1"],
-            "--alpha: belongs to --partition dirichlet, got shards",
+            "--alpha: expected none with --partition shards, only with dirichlet",
         ),
-        (["--shards-per-silo", "3"], "--shards-per-silo: belongs to --partition shards, got dirichlet"),
-        (["--silo", "a.yaml", "--partition", "iid"], "--partition: the files of --silo say which data"),
+        (["--shards-per-silo", "3"], "--shards-per-silo: expected none with --partition dirichlet"),
+        (["--silo", "a.yaml", "--partition", "iid"], "--partition: expected none with --silo, whose files"),
         (["--silos", "20", "--min-samples", "500"], "no cut in 1000 draws gives each of 20 silos 500"),
         (["--policy", "/nowhere.yaml"], "/nowhere.yaml: no such file or directory"),
         (["--init", "/nowhere.safetensors"], "/nowhere.safetensors: no such file or directory"),
         (["--out", "/dev/null"], "--out: /dev/null is a file, expected a folder"),
+        (["--address", "10.0.0.1:6379"], "--address: belongs to --engine ray, got processes"),
+        (["--gpus", "0.5"], "--gpus: belongs to --engine ray, got processes"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
@@ -234,6 +240,65 @@ def test_validation_error_is_one_sentence_and_code_2(
     assert said in line
 
 
+def test_ray_that_is_not_installed_or_cannot_be_used_is_told_first(
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*options: str) -> str:
+        ended = chorale("simulate", desk.job(), "--engine", "ray", *options)
+        assert (ended.code, ended.out) == (2, "")
+        return ended.err
+
+    found = importlib.util.find_spec
+    with monkeypatch.context() as hidden:
+        hidden.setattr("client.errors.find_spec", lambda name: None if name == "ray" else found(name))
+        assert "simulate --engine ray needs the extra 'ray' (no ray here)" in refused()
+        hidden.setattr("client.errors.find_spec", lambda name: True)
+        assert "--device cuda with --engine ray: expected --gpus of each worker" in refused(
+            "--device", "cuda"
+        )
+        assert "--gpus: expected a share of one GPU up to 1, or a whole number, got 1.5" in refused(
+            "--gpus", "1.5"
+        )
+
+
+def test_a_private_job_is_computed_in_float32(desk: Desk, chorale: Calls) -> None:
+    for option, value in (("--precision", "bfloat16"), ("--memory-format", "channels_last")):
+        ended = chorale("simulate", steps_job(desk), option, value)
+        assert ended.code == 2
+        assert "a private job is computed in float32 and contiguous memory" in ended.err
+
+
+def test_number_type_and_memory_order_are_part_of_what_a_folder_holds(
+    desk: Desk, chorale: Calls, tmp_path: Path
+) -> None:
+    job, out = desk.job(), tmp_path / "out"
+    plain = chorale("simulate", job, "--out", out, "--device", "cpu")
+    assert plain.code == 0, plain.err
+    refused = chorale("simulate", job, "--out", out, "--device", "cpu", "--precision", "bfloat16")
+    assert "holds a simulation of another job, data or options" in refused.err
+    half = chorale("simulate", job, "--device", "cpu", "--precision", "bfloat16")
+    digests = [json.loads(each.out.splitlines()[-1])["state_digest"] for each in (plain, half)]
+    assert digests[0] != digests[1]
+    assert re.fullmatch("[0-9a-f]{64}", digests[0])
+
+
+def test_a_terminal_sees_how_many_silos_have_answered_and_how_long_it_takes() -> None:
+    now, seen = 0.0, io.StringIO()
+    line = ProgressLine(seen, rounds=6, clock=lambda: now)
+    for round in (1, 2, 3):
+        for done in (1, 2, 3):
+            now += 4.0
+            line.answered((round, "train"), done, 3)
+        line.round_ended(round)
+    shown = seen.getvalue().split("\r\x1b[K")
+    assert shown[1] == "round 1/6: train, 1 of 3 silos"
+    # 12 s a round, four rounds after the second, of which 4 s are over
+    assert shown[7] == "round 3/6: train, 1 of 3 silos, about 44 s left"
+    silent = ProgressLine(None, rounds=6)
+    silent.answered((1, "train"), 1, 3)
+    silent.clear()
+
+
 def test_jobs_that_no_simulation_can_run_say_so(desk: Desk, chorale: Calls) -> None:
     custom = chorale("simulate", desk.job(model={"name": "custom"}))
     assert custom.code == 2
@@ -241,3 +306,43 @@ def test_jobs_that_no_simulation_can_run_say_so(desk: Desk, chorale: Calls) -> N
     few = chorale("simulate", desk.job(), "--silo", desk.silo())
     assert few.code == 2
     assert "--silo: expected a file for each of 3 silos, got 1" in few.err
+
+
+def rows_in(ended: Ended) -> list[float]:
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    return [line["figures"]["soft_label_rows"] for line in lines if "figures" in line]
+
+
+def test_class_rows_are_held_back_as_in_a_federation_unless_all_are_asked_for(
+    desk: Desk, chorale: Calls
+) -> None:
+    """2 shards of 10 silos: no class has the 8 holders that a row needs, so a federation sends none."""
+    job = ("simulate", desk.job(strategy={"preset": "feddw"}, rounds=1), "--silos", "10", "--device", "cpu")
+    few = chorale(*job, "--partition", "shards")
+    assert rows_in(few) == [0]
+    assert "class rows: held back as by a federation's default policy" in few.err
+    assert "rows of 0 of 10 classes" in few.err
+    every = chorale(*job, "--partition", "shards", "--all-class-rows")
+    assert rows_in(every) == [10]
+    assert "class rows: all are sent, as by no federation's default policy" in every.err
+
+
+def test_a_policy_and_all_class_rows_are_not_given_together(desk: Desk, chorale: Calls) -> None:
+    ended = chorale("simulate", desk.job(), "--policy", desk.folder / "policy.yaml", "--all-class-rows")
+    assert ended.err == (
+        "chorale: error: --all-class-rows: --policy says which class rows are sent (min_class_holders)\n"
+    )
+
+
+def test_the_test_set_is_the_same_in_every_round_and_needs_data_that_are_cut(
+    desk: Desk, chorale: Calls
+) -> None:
+    job = ("simulate", desk.job(rounds=3, fraction=0.5), "--silos", "6", "--device", "cpu")
+    ended = chorale(*job, "--test", "--partition", "shards", "--shards-per-silo", "5")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    assert [line["figures"]["test_tested"] for line in lines[:-1]] == [359.0] * 3
+    assert lines[2]["figures"]["test_accuracy"] == pytest.approx(lines[-1]["final_accuracy"], abs=1e-12)
+    assert "model after round 3, test set: accuracy" in ended.err
+    refused = chorale("simulate", desk.job(classes=2, input_shape=[1], columns=[{"name": "age"}],
+                      label_column="ill"), *silo_files(desk), "--test")  # fmt: skip
+    assert "--test: expected one data set that is cut into silos (--data), not --silo" in refused.err

@@ -102,6 +102,16 @@ def _settings_are_not_given(desk: Desk) -> Arguments:
     return ["job", "list"]
 
 
+def _coordinator_option_is_no_address(desk: Desk) -> Arguments:
+    # its error named the settings file, which holds an address
+    return ["job", "list", "--config", desk.operator(), "--coordinator", "nowhere"]
+
+
+def _tracker_is_no_address(desk: Desk) -> Arguments:
+    # it was found out once the coordinator had answered
+    return ["job", "export", "abc", "--config", desk.operator(), "--mlflow", "ftp://nowhere"]
+
+
 def _coordinator_is_not_there(desk: Desk) -> Arguments:
     return ["job", "list", "--config", desk.operator()]
 
@@ -192,7 +202,7 @@ def _name_is_not_allowed(desk: Desk) -> Arguments:
 
 
 HERE = [
-    (_missing_field, 2, r"silo\.yaml: federation: a value is required"),
+    (_missing_field, 2, r"silo\.yaml: federation, .*, data: values are required"),
     (_missing_file, 2, r"nowhere\.yaml: no such file or directory"),
     (_folder_for_a_file, 2, r": is a directory"),
     (_invalid_yaml, 2, r"silo\.yaml: line 2: expected ',' or ']'"),
@@ -204,7 +214,9 @@ HERE = [
     (_certificate_of_another_authority, 2, r"it was not issued by this federation's authority"),
     (_key_of_another_certificate, 2, r"the key does not belong to the certificate"),
     (_silo_as_operator, 2, r"own certificate: expected role operator, got silo"),
-    (_settings_are_not_given, 2, r"options: federation: a value is required"),
+    (_settings_are_not_given, 2, r"options: federation, .*, authority: values are required"),
+    (_coordinator_option_is_no_address, 2, r"error: --coordinator: expected host:port .*, got 'nowhere'"),
+    (_tracker_is_no_address, 2, r"--mlflow: expected http://HOST:PORT or https://HOST:PORT, got "),
     (_coordinator_is_not_there, 1, r"coordinator is unreachable"),
     (_unknown_strategy, 2, r"job\.yaml: strategy\.preset: expected one of .*fedavg.*, got fedmagic"),
     (_unknown_demo_strategy, 2, r"strategy\.preset: expected one of .*fedavg.*, got fedmagic"),

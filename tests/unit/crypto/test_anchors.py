@@ -70,7 +70,7 @@ def test_members_and_rosters_of_both_hold_in_either_order(
     stranger = make_authority(now=NOW - timedelta(days=1))
     with pytest.raises(RemoteProtocolError, match="not issued by this federation's authority"):
         check(stranger.issue(Role.SILO, "a"), anchors)
-    with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
+    with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
         read(stranger, anchors)
 
 
@@ -80,7 +80,7 @@ def test_a_stolen_key_signs_nothing_for_who_has_removed_its_certificate(
     anchors = Anchors.load(pem(new))
     with pytest.raises(RemoteProtocolError, match="not issued by this federation's authority"):
         check(old.issue(Role.SILO, "a"), anchors)
-    with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
+    with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
         read(old, anchors)
 
 
@@ -92,7 +92,7 @@ def test_an_expired_one_of_two_vouches_for_nothing_more(old: Authority, new: Aut
     read(new, anchors, days=days)
     with pytest.raises(RemoteProtocolError, match="authority expired"):
         check(old.issue(Role.SILO, "a"), anchors, days=days)
-    with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
+    with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
         read(old, anchors, days=days)
     with pytest.raises(RemoteProtocolError, match="authority expired"):
         read(old, Anchors.load(pem(old)), days=days)
@@ -106,7 +106,10 @@ def test_each_mistake_in_the_file_has_a_sentence(
         pem(old, new, authority): "authority: expected one or two certificates, got 3",
         pem(new, other): "authority: expected one federation, got hospitals and banks",
         pem(new, new): "authority: expected two different certificates, got the same twice",
-        pem(new) + certificate_to_pem(silo.certificate): "authority: the certificate is no authority's",
+        pem(new)
+        + certificate_to_pem(
+            silo.certificate
+        ): "authority: expected the certificate of the federation's authority",
         b"": "certificate: expected a PEM certificate",
         pem(new)[:-40]: "certificate: expected a PEM certificate",
         b"\n".join([pem(new), b"-----END CERTIFICATE-----"]): "certificate: expected a PEM certificate",

@@ -84,8 +84,8 @@ def test_decode_refuses_every_shortened_document(values: list[encoding.Value]) -
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"chorale/v1/other\0" + words(0), "another purpose"),
-        (b"", "another purpose"),
+        (b"chorale/v1/other\0" + words(0), "another kind of message"),
+        (b"", "another kind of message"),
         (PREFIX + words(0) + b"\0", "1 bytes left over"),
         (PREFIX + words(1) + b"x" + words(0), "no tag"),
         (PREFIX + words(1) + b"s" + words(1) + b"\xff", "not UTF-8"),

@@ -51,7 +51,7 @@ def test_what_does_not_belong_together_does_not_open(keypair: KeyPair) -> None:
         (keypair, bytes(OVERHEAD_BYTES), b"a to b"),  # an ephemeral X25519 key of low order
     ]
     for receiver, data, info in attempts:
-        with pytest.raises(RemoteProtocolError, match="envelope: it does not open") as caught:
+        with pytest.raises(RemoteProtocolError, match="envelope: it cannot be decrypted") as caught:
             envelope.open_sealed(receiver, data, info=info)
         assert caught.value.code is Refusal.ENVELOPE
 

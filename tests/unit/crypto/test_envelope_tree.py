@@ -83,5 +83,5 @@ def test_a_node_is_no_leaf_of_a_smaller_tree():
     root = envelope_tree.root(tree)
     assert envelope_tree.root_from(node, tree[1][1], place=0, size=2) == root  # the tree alone would take it
     assert leads(node, tree[1][1], 0, 4) is None  # but the receiver knows the size
-    with pytest.raises(RemoteProtocolError, match="envelope: the bytes are of another purpose"):
+    with pytest.raises(RemoteProtocolError, match="envelope: the bytes belong to another kind of message"):
         encoding.decode("envelope", node)

@@ -156,7 +156,7 @@ class TestSignatures:
 
     def test_a_signature_holds_for_one_purpose_only(self, silo: Identity) -> None:
         signed = silo.sign("advert", 1)
-        with pytest.raises(RemoteProtocolError, match="another purpose") as caught:
+        with pytest.raises(RemoteProtocolError, match="another kind of message") as caught:
             certificates.verify(
                 signed, purpose="envelope", certificate=silo.certificate, code=Refusal.ENVELOPE
             )
@@ -174,17 +174,17 @@ class TestSignatures:
         self, silo: Identity, change: Callable[[SignedBody], SignedBody]
     ) -> None:
         signed = change(silo.sign("advert", 1))
-        with pytest.raises(RemoteProtocolError, match="advert: the signature does not hold") as caught:
+        with pytest.raises(RemoteProtocolError, match="advert: the signature is not valid") as caught:
             certificates.verify(signed, purpose="advert", certificate=silo.certificate, code=Refusal.ADVERT)
         assert caught.value.code is Refusal.ADVERT
 
     def test_verify_refuses_the_signature_of_another(self, silo: Identity, coordinator: Identity) -> None:
-        with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
+        with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
             certificates.verify(coordinator.sign("advert", 1), purpose="advert", certificate=silo.certificate)
 
     def test_verify_reads_nothing_before_the_signature_held(self, silo: Identity) -> None:
         unsigned = SignedBody(body=b"no encoding at all", signature=bytes(70))
-        with pytest.raises(RemoteProtocolError, match="the signature does not hold"):
+        with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
             certificates.verify(unsigned, purpose="advert", certificate=silo.certificate)
 
 
@@ -266,7 +266,7 @@ class TestIssuing:
         )
         der[der.index(b"clinic-a/"[:-1])] ^= 1
         request = x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
-        with pytest.raises(ConfigError, match="the signature does not hold"):
+        with pytest.raises(ConfigError, match="the signature is not valid"):
             sign_request(authority, request)
 
     @pytest.mark.parametrize(
@@ -429,18 +429,14 @@ class TestCheckCertificate:
         if not critical:  # the control
             assert check(certificate, authority) == SILO
             return
-        with pytest.raises(
-            RemoteProtocolError, match=r"critical extension is not known here \(1\.3\.6"
-        ) as caught:
+        with pytest.raises(RemoteProtocolError, match=r"unknown critical extension \(1\.3\.6") as caught:
             check(certificate, authority)
         assert caught.value.code is Refusal.ROSTER
 
     def test_refuses_known_extensions_that_it_does_not_read_where_they_are_critical(self, authority) -> None:
         constraints = x509.NameConstraints([x509.DNSName("example.org")], None)
         certificate = forge(authority, SILO.uri, change=lambda b: b.add_extension(constraints, critical=True))
-        with pytest.raises(
-            RemoteProtocolError, match=r"critical extension is not known here \(2\.5\.29\.30\)"
-        ):
+        with pytest.raises(RemoteProtocolError, match=r"unknown critical extension \(2\.5\.29\.30\)"):
             check(certificate, authority)
 
     def test_refuses_a_key_that_may_not_sign(self, authority) -> None:
@@ -460,7 +456,7 @@ class TestDer:
 
     def test_der_of_something_else_is_refused(self, authority, silo: Identity) -> None:
         for data in (b"", b"nonsense", silo.certificate_der + b"\0", silo.certificate_der[:-1]):
-            with pytest.raises(RemoteProtocolError, match="the bytes are no certificate"):
+            with pytest.raises(RemoteProtocolError, match="expected an X.509 certificate"):
                 certificates.certificate_from_der(data)
         curve = bytes.fromhex("2a8648ce3d030107")
         unknown_curve = silo.certificate_der.replace(curve, curve[:-1] + b"\x77")
@@ -482,7 +478,7 @@ class TestDer:
         dated = forge(authority, SILO.uri, until=NOW.replace(year=2051))
         der = dated.public_bytes(serialization.Encoding.DER)
         assert der.count(right) == 1
-        with pytest.raises(RemoteProtocolError, match="the bytes are no certificate"):
+        with pytest.raises(RemoteProtocolError, match="expected an X.509 certificate"):
             certificates.certificate_from_der(der.replace(right, odd))
         with pytest.raises(ConfigError, match="expected a PEM certificate"):
             certificates.load_certificate(pem("CERTIFICATE", der.replace(right, odd)))
@@ -557,7 +553,7 @@ class TestDer:
 
         monkeypatch.setattr(x509, "load_der_x509_certificate", raising)
         monkeypatch.setattr(x509, "load_pem_x509_certificate", raising)
-        with pytest.raises(RemoteProtocolError, match="the bytes are no certificate"):
+        with pytest.raises(RemoteProtocolError, match="expected an X.509 certificate"):
             certificates.certificate_from_der(b"read by nobody before" + type(error).__name__.encode())
         with pytest.raises(ConfigError, match="expected a PEM certificate"):
             certificates.load_certificate(certificates.certificate_to_pem(silo.certificate))

@@ -301,7 +301,7 @@ def test_a_stream_of_another_length_is_refused(size: int) -> None:
 
 
 def test_a_sign_is_one_or_minus_one() -> None:
-    with pytest.raises(LocalProtocolError, match="a sign is 1 or -1, got 0"):
+    with pytest.raises(LocalProtocolError, match="expected a sign of 1 or -1, got 0"):
         SignedSeed(seed=bytes(32), sign=0)
 
 

@@ -77,7 +77,7 @@ def test_the_scale_under_noise_is_the_noises() -> None:
 
 
 def test_a_count_carries_no_noise() -> None:
-    with pytest.raises(ConfigError, match="quantity n: a count with noise is no count"):
+    with pytest.raises(ConfigError, match="quantity n: expected no noise on a count"):
         Quantity(name="n", bound=5, is_count=True, noise=NOISE)
 
 

@@ -101,7 +101,7 @@ def test_read_roster_opens_an_expired_one(authority, silo) -> None:
 
 
 def test_a_roster_of_another_authority_or_federation_is_refused(signed, authority, other_authority) -> None:
-    with pytest.raises(RemoteProtocolError, match="roster: the signature does not hold") as caught:
+    with pytest.raises(RemoteProtocolError, match="roster: the signature is not valid") as caught:
         open_(signed, other_authority)
     assert caught.value.code is Refusal.ROSTER
     with pytest.raises(RemoteProtocolError, match="expected federation banks, got hospitals"):

@@ -258,9 +258,9 @@ def test_samples_need_a_label_each() -> None:
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"format": "npz"}, "path: format npz needs one"),
-        ({"format": "digits", "path": "somewhere"}, "path: format digits takes none"),
-        ({"format": "module"}, "module: expected with format: module, and only with it"),
+        ({"format": "npz"}, "path: a value is required with format npz"),
+        ({"format": "digits", "path": "somewhere"}, "path: expected none with format digits"),
+        ({"format": "module"}, "module: a value is required with format module"),
         (
             {"format": "digits", "partition": {"kind": "iid", "silos": 2, "index": 2}},
             "expected 0 to 1, got 2",

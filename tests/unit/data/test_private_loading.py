@@ -322,11 +322,11 @@ def test_whole_numbers_of_a_private_job_of_floats_are_cut(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"input_type": "int64"}, "vocabulary: a private job of int64 inputs says how many values they have"),
-        ({"vocabulary": 3}, "vocabulary: it is of int64 inputs, the job's input_type is float32"),
+        ({"input_type": "int64"}, "vocabulary: a value is required in a private job with input_type int64"),
+        ({"vocabulary": 3}, "vocabulary: expected none with input_type float32, only with int64"),
         (
             {"input_type": "int64", "vocabulary": 3, "task": {"name": "next-token"}},
-            "vocabulary: in a task of tokens `classes` says it: leave it out",
+            "vocabulary: expected none in a task of tokens, where it is classes",
         ),
     ],
 )

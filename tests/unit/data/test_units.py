@@ -175,8 +175,8 @@ def test_a_missing_unit_is_told_with_its_place(tmp_path: Path, own_module: Modul
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"format": "digits", "unit": "patient"}, "unit: format digits has none, expected csv, parquet"),
-        ({"format": "csv", "path": "t.csv", "max_rows_per_unit": 3}, "max_rows_per_unit: expected with unit"),
+        ({"format": "digits", "unit": "patient"}, "unit: expected none with format digits, only with csv"),
+        ({"format": "csv", "path": "t.csv", "max_rows_per_unit": 3}, "max_rows_per_unit: expected none"),
         (
             {
                 "format": "csv",
@@ -184,7 +184,7 @@ def test_a_missing_unit_is_told_with_its_place(tmp_path: Path, own_module: Modul
                 "unit": "patient",
                 "partition": {"kind": "iid", "silos": 2, "index": 0},
             },
-            "partition: expected without unit",
+            "partition: expected none with unit",
         ),
     ],
 )

@@ -397,7 +397,7 @@ def test_spherefed_calibrates_before_silos_fine_tune() -> None:
         ("feddr_plus_ft", "solved-head", "expected body, because dot-regression"),
         ("fedavg_ft", "solved-head", "solved-head needs features unit and a head without a bias"),
         ("fedbabu_ft", "solved-head", "solved-head needs features unit"),
-        ("fedavg_ft", "legs", "input should be 'full', 'body', 'head' or 'solved-head'"),
+        ("fedavg_ft", "legs", "expected 'full', 'body', 'head' or 'solved-head', got 'legs'"),
     ],
 )
 def test_a_part_that_cannot_be_tuned_by_the_methods_loss_is_refused(

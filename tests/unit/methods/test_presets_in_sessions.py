@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from crypto import encoding
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Work
 from silo_agent.training.models.state import initial_state
@@ -76,9 +77,19 @@ async def hub(tmp_path: Path, strategy: dict[str, str]) -> AsyncIterator[Hub]:
 @pytest.mark.parametrize("strategy", cases(STRATEGIES, always=[*one_for_each_sum(), "feddw-code"]))
 async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, strategy: dict[str, str]) -> None:
     spec, start = hub.job.spec, hub.state
-    steps = simulate(spec, [data_of(place) for place in range(SILOS)], min_class_holders=2, state=start)
+
+    def phase_of(kind: str) -> str:
+        return kind if kind in spec.method.round_phases else f"{kind}.0"
+
+    steps = simulate(
+        spec,
+        [data_of(place) for place in range(SILOS)],
+        min_class_holders=2,
+        state=start,
+        public_seed=lambda round, kind: encoding.digest("projection", hub.job.digest, round, phase_of(kind)),
+    )
     for (round, kind), plain in zip(phases(spec), steps, strict=True):
-        await hub.run(round, kind if kind in spec.method.round_phases else f"{kind}.0")
+        await hub.run(round, phase_of(kind))
         assert sorted(hub.state) == sorted(plain.state)
         for name, array in plain.state.items():
             np.testing.assert_allclose(hub.state[name], array, rtol=0, atol=1e-4, err_msg=f"{kind}: {name}")

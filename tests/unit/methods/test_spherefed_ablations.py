@@ -92,7 +92,7 @@ def test_scaled_softmax_is_cross_entropy_of_scores_times_tau(scale: float) -> No
 
 
 def test_ffc_behind_raw_features_sums_them_at_unit_length_and_answers_as_at_unit_length() -> None:
-    """Table 9. Longer features would break the bound of what is summed: its trace is the number of samples."""
+    """Table 9. Longer features would break the bound of the sum: its trace is the number of samples."""
     job_fields: dict[str, Any] = {"allow_unusual": True}
     *_, trained, calibrated, _ = ended({"head": "frozen-random", "closing": "ffc"}, **job_fields)
     assert calibrated.phase.startswith("calibrate")

@@ -93,7 +93,7 @@ async def test_a_directory_in_use_is_refused(make_settings: MakeSettings) -> Non
     settings.directory.mkdir()
     with (settings.directory / "agent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(AgentFailed, match=f"another agent runs in {settings.directory}"):
+        with pytest.raises(AgentFailed, match=f"another agent is running in {settings.directory}"):
             await run_agent(settings)
 
 

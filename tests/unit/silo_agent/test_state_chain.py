@@ -129,7 +129,7 @@ def test_a_proof_of_anything_but_what_the_silos_signed_is_refused(
 ) -> None:
     proof = hub.prove(votes(1), 0, "enrollment.0")
     task = task_of(hub, votes(1), replace(proof, **changes))
-    assert refused(hub, 2, "train", task, "the signature does not hold") is Refusal.SIGNATURES
+    assert refused(hub, 2, "train", task, "the signature is not valid") is Refusal.SIGNATURES
     accept(hub, 2, "train", task_of(hub, votes(1), proof))  # the control
 
 
@@ -143,7 +143,7 @@ def test_a_proof_of_another_job_is_refused(hub: Hub) -> None:
     hub.job = own
     assert refused(hub, 1, "train", stranger, "the proof is of another job") is Refusal.STATE
     claimed = task_of(hub, votes(1), proof)  # under this job's digest: another session
-    assert refused(hub, 1, "train", claimed, "the signature does not hold") is Refusal.SIGNATURES
+    assert refused(hub, 1, "train", claimed, "the signature is not valid") is Refusal.SIGNATURES
 
 
 def test_a_proof_of_a_phase_that_the_job_has_not_is_refused(hub: Hub) -> None:
@@ -367,8 +367,8 @@ async def test_too_few_or_other_statements_forget_no_use(make_hub: MakeHub) -> N
     hub, _, state = await signed_phase(make_hub)
     for proof, why in (
         (abandoned(hub, 2), "expected signatures of 3 silos, got 2"),
-        (abandoned(hub, 3, round=2), "the signature does not hold"),
-        (abandoned(hub, 3, signed="enrollment.1"), "the signature does not hold"),
+        (abandoned(hub, 3, round=2), "the signature is not valid"),
+        (abandoned(hub, 3, signed="enrollment.1"), "the signature is not valid"),
     ):
         task = brought(hub, abandoned=[wire.abandoned_proof_to_wire(proof, hub.job.digest)])
         assert refused(hub, 2, "train", task, why) is Refusal.SIGNATURES

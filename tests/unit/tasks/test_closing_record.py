@@ -95,7 +95,7 @@ def test_records_keep_tables_and_silos_are_not_told_them() -> None:
 @pytest.mark.parametrize(
     ("task", "fields", "message"),
     [
-        ({"name": "regression"}, {}, r"task\.options\.low: field required"),
+        ({"name": "regression"}, {}, r"task\.options\.low: a value is required"),
         (
             {"name": "regression", "options": {"low": 2.0, "high": 1.0}},
             {},
@@ -104,12 +104,12 @@ def test_records_keep_tables_and_silos_are_not_told_them() -> None:
         (
             {"name": "regression", "options": {"low": 0, "high": 1, "loss": "cubic"}},
             {},
-            r"task\.options\.loss: .*'squared', 'absolute' or 'huber', got cubic",
+            r"task\.options\.loss: .*'squared', 'absolute' or 'huber', got 'cubic'",
         ),
-        ({"name": "segmentation"}, {"input_shape": (9,)}, r"input_shape: task segmentation needs"),
-        ({"name": "next-token"}, {"input_shape": (9,)}, r"input_type: task next-token reads tokens"),
-        ({"name": "next-token"}, {}, r"input_shape: task next-token needs \(length,\)"),
-        ({"name": "survival"}, {"classes": 1}, r"classes: task survival needs 2 or more"),
+        ({"name": "segmentation"}, {"input_shape": (9,)}, r"input_shape: segmentation expects"),
+        ({"name": "next-token"}, {"input_shape": (9,)}, r"input_type: expected int64 for task next-token"),
+        ({"name": "next-token"}, {}, r"input_shape: expected \(length,\) for task next-token"),
+        ({"name": "survival"}, {"classes": 1}, r"classes: expected at least 2 for task survival"),
         (
             {"name": "survival", "metrics": ["curves"]},
             {},

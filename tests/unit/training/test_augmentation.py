@@ -236,9 +236,9 @@ def test_a_private_job_trains_on_transformed_records() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"augment": CROP, "input_shape": [12]}, r"augment: its transforms are of images, .* says \[12\]"),
-        ({"augment": CROP, "input_type": "int64"}, "augment: it is of numbers, .* input_type is int64"),
-        ({"augment": [EVERY[5]], "input_shape": [4, 8, 8]}, "augment.0: color-jitter needs 1 or 3 channels"),
+        ({"augment": CROP, "input_shape": [12]}, r"augment: expected images, .* got \[12\]"),
+        ({"augment": CROP, "input_type": "int64"}, "augment: expected none with input_type int64"),
+        ({"augment": [EVERY[5]], "input_shape": [4, 8, 8]}, "augment.0: expected 1 or 3 channels"),
         ({"augment": [EVERY[0] | {"padding": 8}]}, "augment.0.padding: a reflected border of 8 is wider"),
         ({"augment": [{"kind": "gaussian-blur", "kernel": 4}]}, "expected an odd number, got 4"),
         ({"augment": [{"kind": "random-erasing", "scale": [0.5, 0.1]}]}, r"scale: expected \[low, high\]"),
@@ -255,7 +255,7 @@ def test_a_private_job_trains_on_transformed_records() -> None:
             {"normalize": {"mean": [0.5], "std": [1, 1]}},
             "expected as many numbers as mean has, 1, got 2",
         ),
-        ({"normalize": NORMALIZE, "input_shape": [12]}, r"needs input_shape \(channels, ...\)"),
+        ({"normalize": NORMALIZE, "input_shape": [12]}, r"normalize: expected input_shape \[channels, ...\]"),
     ],
 )
 def test_what_no_sample_could_be_given_is_refused_with_the_job(fields: dict[str, Any], message: str) -> None:

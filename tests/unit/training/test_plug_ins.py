@@ -138,9 +138,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         r"task.ratios: the job does not say what task absolute .* declares",
         {"task": of("absolute", ratios={"a": ["near", "tested"]})},
     ),
-    (r"its files here have SHA-256 .*, the job's have 0000", code(PINNED)),
+    (r"expected files of SHA-256 0000.*, as the job pins, got ", code(PINNED)),
     (r"code: expected the distributions that `from` names \(hospital-models==1.2.0\)", code("other==1")),
-    (r"norm: of Chorale's own models alone", {"model": of("net", norm="group")}),
+    (r"norm: expected none with `from`", {"model": of("net", norm="group")}),
     (
         r"strategy.loss: spherefed has sphere-mse itself; focal of .* takes the place of loss task alone",
         method("spherefed", loss=of("focal")),
@@ -177,8 +177,8 @@ def test_data_of_a_distribution_are_checked_and_cut_as_any_other() -> None:
     ("fields", "told"),
     [
         ({"format": "lines"}, "format: expected one of digits, .*, module, got lines"),
-        ({"format": "digits", "from": PINNED}, "format: digits is Chorale's own, expected a name of"),
-        ({"format": "digits", "options": {"a": 1}}, "options: expected with `from` alone"),
+        ({"format": "digits", "from": PINNED}, "format: expected an entry point of"),
+        ({"format": "digits", "options": {"a": 1}}, "options: expected none without `from`"),
     ],
 )
 def test_settings_of_data_that_name_nothing_are_refused(fields: dict[str, Any], told: str) -> None:

@@ -188,12 +188,16 @@ def test_operators_steer_and_fetch_their_own_jobs_alone(pages: Pages) -> None:
     # an admin may cancel, and no more than at the coordinator
     assert f"{JOB}/cancel" in ada.get(JOB).text
     for person in (petra, ada):
-        for what in ("model", "evidence"):
+        for what in ("model", "evidence", "proof"):
             assert person.get(f"{JOB}/{what}").status_code == 403
             assert f"{JOB}/{what}" not in person.get(JOB).text
     fetched = olga.get(f"{JOB}/model")
     assert (fetched.status_code, fetched.content) == (200, b"model")
     assert olga.get(f"{JOB}/evidence").content == b"evidence"
+    proof = olga.get(f"{JOB}/proof").text
+    assert "120 entries, 12 of them about this job" in proof
+    assert "3.25 for each record, at delta 1e-05" in proof
+    assert "4, each by 3 or more; it takes 2" in proof
     assert ada.post(f"{JOB}/cancel", data={"csrf": csrf(ada)}, headers=OWN).status_code == 303
     pages.coordinator.own_name = "console"  # its certificate may not fetch, so nobody does through it
     assert olga.get(f"{JOB}/model").status_code == 403
@@ -212,6 +216,7 @@ def test_nothing_is_shown_to_who_is_not_logged_in(pages: Pages) -> None:
         f"{JOB}/job.yaml",
         f"{JOB}/model",
         f"{JOB}/evidence",
+        f"{JOB}/proof",
     ):
         answer = browser.get(path)
         assert (answer.status_code, answer.content) == (303, b""), path

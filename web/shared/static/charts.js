@@ -17,6 +17,7 @@
       width: width,
       height: heightPixels - 60,
       cursor: { drag: { x: false, y: false } },
+      legend: { live: false },
       scales: { x: { time: false } },
       axes: [{ ...axis, label: "round", labelSize: 20, size: 36 }, { ...axis, size: 56 }, { ...axis, scale: "loss", side: 1, size: 56, grid: { show: false } }],
       series: [

@@ -1,0 +1,137 @@
+"""Every page as a listener and a reader on a phone meet it, in Debian's Chromium.
+
+SCREENSHOTS names a folder for pictures of each in four looks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.support.browser import DESKTOP, PHONE, chromium, serious, visit
+from tests.support.gallery import gallery
+from tests.support.node import axe
+
+SHOTS = os.environ.get("SCREENSHOTS")
+LOOKS = [(device, scheme) for device in ("desktop", "phone") for scheme in ("light", "dark")]
+# what a screen reader lists of a page: landmarks, headings, tables, pictures and what it speaks by itself
+HEARD = re.compile(
+    r"^ *- '?((?:banner|main|navigation|region|form|heading|table|img|status)"
+    r"(?: \"(?:[^\"\\]|\\.)*\")?(?: \[level=\d\])?)",
+    re.MULTILINE,
+)
+TOP = ["banner", "main"]
+JOB_HEAD = [*TOP, 'navigation "Breadcrumb"', "heading NAME [level=1]", "status"]
+PHASES = ['region "Phases"', 'table "Phases, the newest first"']
+JOB_END = ['heading "The job as it was signed" [level=2]', 'heading "Downloads" [level=2]']
+JOBS, SILOS = 'heading "Jobs" [level=2]', 'heading "Silos" [level=2]'
+SILO_JOBS = [
+    *TOP,
+    'heading "Jobs at north" [level=1]',
+    'heading "What was asked" [level=2]',
+    'region "Jobs"',
+    'table "Jobs, those that wait first"',
+    'heading "Privacy budget" [level=2]',
+    'region "Privacy budget"',
+    'table "Epsilon by data set"',
+    'heading "What was sent" [level=2]',
+]
+REFUSED = 'heading "What was refused, and why" [level=2]'
+SCREEN = [*JOB_HEAD, 'region "What the job would do here"']
+REJECT = ['heading "Reject" [level=2]', 'form "Reject"']
+LOGIN = [*TOP, 'heading "Log in" [level=1]']
+RUNNING = [
+    *JOB_HEAD,
+    'img "Curves of accuracy and loss by round; the table of phases has the same figures"',
+    'heading "Waited for" [level=2]',
+    'heading "The newest 25 of 500 phases" [level=2]',
+    *PHASES,
+    *JOB_END,
+    'heading "Cancel" [level=2]',
+]
+LISTENED = {
+    "login-without-certificate": LOGIN,
+    "login": LOGIN,
+    "login-refused": LOGIN,
+    "overview-empty": [*TOP, 'heading "Federation test" [level=1]', JOBS, SILOS],
+    "overview": [
+        *TOP,
+        'heading "Federation test" [level=1]',
+        JOBS,
+        'region "Jobs"',
+        'table "Jobs, the newest first"',
+        SILOS,
+        'region "Silos"',
+        'table "Silos, those away first"',
+    ],
+    "job-running": RUNNING,
+    "job-others": RUNNING,
+    "rounds": [*TOP, 'navigation "Breadcrumb"', 'heading "Phases of one" [level=1]', *PHASES],
+    "job-failed": [*JOB_HEAD, 'heading "Phases" [level=2]', *PHASES, *JOB_END],
+    "job-done": [*JOB_HEAD, 'heading "Phases" [level=2]', *JOB_END],
+    "proof": [
+        *TOP,
+        'navigation "Breadcrumb"',
+        'heading "What is proved of one" [level=1]',
+        'heading "What could not be decided" [level=2]',
+        'heading "What is not here" [level=2]',
+    ],
+    "lost": [*TOP, 'heading "Not found" [level=1]'],
+    "silo-refused": [*TOP, 'heading "Silo north" [level=1]'],
+    "silo-jobs-nothing-sent": [*SILO_JOBS, REFUSED],
+    "silo-job-waiting": [*SCREEN, 'heading "Approve" [level=2]', 'form "Approve"', *REJECT],
+    "silo-jobs": [
+        *SILO_JOBS,
+        'region "Sums"',
+        'table "Sums, the newest first"',
+        REFUSED,
+        'region "Refusals"',
+        'table "Refusals, the newest first"',
+    ],
+    "silo-job-approved": [*SCREEN, *REJECT],
+}
+OUT_OF_ORDER = "[...document.querySelectorAll('[tabindex]')].filter((e) => e.tabIndex > 0).length"
+CUT = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
+
+
+def _heard(page: Page) -> list[str]:
+    """The legend of the chart is a table without a name, and no part of the picture for a listener."""
+    heard = HEARD.findall(page.locator("body").aria_snapshot())
+    named = [re.sub(r'heading ".* [0-9a-f]{12}"', "heading NAME", each) for each in heard]
+    return [each for each in named if each != "table"]
+
+
+@pytest.mark.gate
+def test_pages_are_heard_in_order_and_nothing_is_cut(tmp_path: Path) -> None:
+    """In the order of headings and landmarks; light and dark; on a phone without a way to the side."""
+    seen = set()
+    with chromium() as browser, visit(browser, "") as person:
+        page = person.page
+        for shown in gallery(tmp_path):
+            shown.open(page)
+            if shown.name in ("job-running", "job-others"):
+                page.locator("#chart canvas").wait_for()
+            assert _heard(page) == LISTENED[shown.name], shown.name
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+            page.keyboard.press("Enter")
+            assert page.evaluate("document.activeElement.id") == "main"
+            assert page.evaluate(OUT_OF_ORDER) == 0  # Tab goes as the page is read
+            for device, scheme in LOOKS:
+                page.set_viewport_size(DESKTOP if device == "desktop" else PHONE)  # type: ignore[arg-type]
+                page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), shown.name
+                if SHOTS:
+                    person.screenshot(Path(SHOTS) / f"{shown.name}-{device}-{scheme}.png")
+            # on a phone, in the dark: nothing has to be moved to be read, and tables are tables still
+            assert page.evaluate(CUT) == 0, shown.name
+            assert _heard(page) == LISTENED[shown.name], shown.name
+            assert serious(page, axe()) == [], shown.name
+            page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme="light")
+            seen.add(shown.name)
+    assert seen == LISTENED.keys()
