@@ -47,7 +47,7 @@ def table_cells(name: str) -> dict[tuple[str, str], Cell]:
 
 
 def test_every_number_has_a_job_that_reads_as_it_was_written() -> None:
-    """Of all of them the fields; of some the file, whose YAML takes as long to read as all fields together."""
+    """Of all of them the fields; of some the file: YAML takes as long to read as all fields together."""
     specs = [trial.spec() for trial in distinct(cell.trial(0) for cell in cells())]
     assert len(specs) > 700
     for spec in specs:
