@@ -434,7 +434,7 @@ class JobSpec(SpecPart):
                 self._check_target(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             check_count(self)
-            check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
+            check_ends(self, method)
             if self.evaluate_all_every is not None:
                 method = method.evaluated_between_rounds()
             if self.trains == "head":

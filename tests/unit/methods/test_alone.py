@@ -134,6 +134,17 @@ def test_a_body_of_its_own_is_refused_where_the_head_is_all_that_is_trained() ->
         job_of("lg_fedavg", trains="head")
 
 
+@pytest.mark.parametrize("preset", ["local_only", "fedproto"])
+@pytest.mark.parametrize("field", ["keep", "stop"])
+def test_rules_by_a_figure_that_no_round_measures_are_refused(preset: str, field: str) -> None:
+    rule = {"metric": "loss", "best": "lowest"} | ({"rounds": 1} if field == "stop" else {})
+    with pytest.raises(
+        ValueError, match=f"{field}: where the whole model is each silo's own no round measures"
+    ):
+        job_of(preset, **{field: rule})
+    job_of("lg_fedavg", **{field: rule})
+
+
 def test_a_frozen_head_stays_as_it_is_at_a_silo_alone() -> None:
     parts = {"head": "frozen-etf", "loss": "client-adapted", "personalization": "alone"}
     spec = make_job({"parts": parts}, rounds=1, **FIELDS)
