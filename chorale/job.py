@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
 
+import numpy as np
+
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
@@ -43,7 +45,7 @@ from crypto.session.cohort import draw_seed, named_set
 from crypto.session.messages import SessionTerms
 from strategies.base import DRAW_SEED, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
-from strategies.phases.enrollment import DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
+from strategies.phases.enrollment import CLASS_PRESENCE, DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
 from strategies.phases.evaluation import EVALUATE_ALL, EvaluatePhase
 from strategies.server_optimizer import steps_taken
 
@@ -309,7 +311,12 @@ class Job:
 
     def figures(self, phase: str, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
         """Numbers for the record of a phase, of all its sums; those of `next_state` come in addition."""
-        return self.phase(phase).figures(context, sums)
+        figures = self.phase(phase).figures(context, sums)
+        if phase_kind(phase) != CLASS_PRESENCE:
+            return figures
+        least = self.spec.min_class_holders(self.spec.rule(self.spec.named_per_round))
+        by_default = np.count_nonzero(sums["class_presence"] >= least)
+        return {**figures, "classes": float(self.spec.classes), "class_rows_by_default": float(by_default)}
 
     def tables(self, phase: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Arrays for the record of the closing evaluation, as the job's `task.metrics` asks for them."""

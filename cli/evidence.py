@@ -70,6 +70,7 @@ def document(verified: Verified) -> dict[str, Any]:
 def lines(file: Path, verified: Verified) -> list[str]:
     """What held, and on what it rests, for people."""
     from client.evidence.pages import epsilon_told
+    from client.history import class_rows
 
     facts = verified.facts
     digests = ", ".join(verified.authorities)
@@ -87,4 +88,6 @@ def lines(file: Path, verified: Verified) -> list[str]:
         f"statements of silos: {', '.join(verified.silos) or 'none'}; missing: {', '.join(absent) or 'none'}",
         f"by the coordinator's word alone: {verified.statement.status}, figures, times, who was left out",
     ]
+    rows = class_rows(verified.statement.phases)
+    told += [] if rows is None else [f"  {rows}"]
     return [*told, *(f"note: {note}" for note in verified.notes)]

@@ -24,7 +24,7 @@ from simulation.stored import StoredSilos
 
 if TYPE_CHECKING:
     from chorale.spec.job_spec import JobSpec
-    from silo_agent.data.base import SiloData
+    from silo_agent.data.base import SampleSet, SiloData
     from simulation.stored import Scratch
 
 YAML = (".yaml", ".yml")
@@ -207,6 +207,18 @@ class DataOptions:
             if data.rows_beyond:
                 click.echo(f"{name}: {rows_beyond_told(each, data.rows_beyond)}", err=True)
             yield data
+
+    def load_test_set(self, spec: JobSpec) -> SampleSet:
+        """What of the data no silo trains on, before it is cut: its own test split, or the share held out.
+
+        Raises ConfigError where nothing is cut: then each silo has its own hold-out.
+        """
+        from silo_agent.data.loading import load_data
+
+        if self.silo_files:
+            raise ConfigError("--test: expected one data set that is cut into silos (--data), not --silo")
+        whole = self._settings(len(spec.silos), name=spec.data)
+        return load_data(whole.model_copy(update={"partition": None}), spec).holdout
 
     def describe(self) -> dict[str, Any]:
         """What the data are, for the folder: one that was made from other data is refused."""

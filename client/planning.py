@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from chorale.job import Job, SignedJob
 from chorale.privacy.plan import planned_phases
 from chorale.privacy.promise import Promise, promise_of
@@ -18,6 +20,7 @@ from chorale.transport.wire import PhaseKey
 from client.history import TRAIN, JobHistory, kind_of
 from client.operations import Operations
 from client.submission import Submission
+from strategies.base import TOTAL
 
 JOBS_LOOKED_AT = 20  # the newest of a coordinator that are like the planned one
 
@@ -86,7 +89,9 @@ class Plan:
 
 def plan_of(submission: Submission) -> Plan:
     """Of a job that is complete but for its signature."""
-    spec, state = submission.spec, state_from_bytes(submission.state)
+    spec = submission.spec
+    # enrollment writes the total; it decides no size
+    state = {**state_from_bytes(submission.state), TOTAL: np.array(1)}
     job = Job(
         spec=spec,
         signed=SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b""),

@@ -113,9 +113,17 @@ class CoordinatorMetrics:
             federation_job=LATER,
         )
         self.accuracy = self._new(
-            Gauge, "accuracy", "Last accuracy of the global model.", federation_job=LATER
+            Gauge,
+            "accuracy",
+            "Last accuracy of the global model, over that sum's silos.",
+            federation_job=LATER,
         )
-        self.loss = self._new(Gauge, "loss", "Last loss of the global model.", federation_job=LATER)
+        self.loss = self._new(
+            Gauge,
+            "loss",
+            "Last loss of the global model, over that sum's silos.",
+            federation_job=LATER,
+        )
         self.data_share = self._new(
             Gauge,
             "data_share",

@@ -33,7 +33,7 @@ from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto import encoding
 from crypto.errors import ConfigError
-from silo_agent.data.base import SiloData
+from silo_agent.data.base import SampleSet, SiloData
 from silo_agent.objective import Objective
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.phase_input import PhaseRequest
@@ -54,6 +54,8 @@ from strategies.tasks.base import TESTED
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
+
+    from simulation.fixed_set import FixedTestSet
 
 NO_NONCE = "0" * 32  # of a job that is not submitted
 Step = tuple[int, str]  # round and phase
@@ -89,6 +91,8 @@ class Simulation:
     0: this one. ray: workers are actors of Ray instead. scratch: folder for files of its own, which go when
     it ends; None: the system's. answered: told after each silo how many of a phase's have answered.
     self_mask_seeds: b of every silo, which rounds are drawn by; None: by the job's seed.
+    test_set: samples on which every round's new model is tested besides, as test_accuracy, test_loss ...; no
+    federation has such.
     Raises ConfigError where job, data and state do not go together.
     """
 
@@ -108,6 +112,7 @@ class Simulation:
         scratch: Path | None = None,
         answered: Callable[[Step, int, int], None] | None = None,
         self_mask_seeds: Mapping[str, bytes] | None = None,
+        test_set: SampleSet | None = None,
     ) -> None:
         odd = sorted(set(spec.silos) ^ set(silos))
         if odd:
@@ -131,8 +136,13 @@ class Simulation:
             now = datetime.now(UTC)
             members = enroll(spec.silos, federation=spec.federation, now=now)
             self._secure = SecureSum(members=members, now=now)
+        self._test_set: FixedTestSet | None = None
+        if test_set is not None:
+            from simulation.fixed_set import FixedTestSet  # torch
+
+            self._test_set = FixedTestSet(self.job, test_set, device=device)
         self.progress = Progress(following=(0, self.job.opening), state=dict(state), local={}, closing={})
-        self._ended: list[RoundResult] = []
+        self.ended: list[RoundResult] = []
 
     @property
     def state(self) -> GlobalState:
@@ -189,8 +199,8 @@ class Simulation:
                 if self.job.names_everyone(phase):
                     self._run_outside(round, phase)
                 else:
-                    self._ended.append(self._run_round(round))
-                    yield self._ended[-1]
+                    self.ended.append(self._run_round(round))
+                    yield self.ended[-1]
         finally:
             self.close()
 
@@ -215,7 +225,7 @@ class Simulation:
             measured=(*task.round_metrics, TESTED.name),
             draws_rounds=self.job.spec.draws_rounds,
             evaluations=self.progress.evaluations,
-            rounds=tuple(self._ended),
+            rounds=tuple(self.ended),
             closing={name: value for figures in self.closing.values() for name, value in figures.items()},
         )
 
@@ -296,7 +306,10 @@ class Simulation:
         if reports[-1].reason and following is not None and phase_kind(following[1]) == EVALUATE_ALL:
             following = self.job.next_after(*following, steps=applied)  # the model stayed as it was
         self.progress = replace(self.progress, following=following)
-        return round_result(round, reports, wall_seconds=time.monotonic() - started)
+        result = round_result(round, reports, wall_seconds=time.monotonic() - started)
+        if self._test_set is None:
+            return result
+        return replace(result, figures={**result.figures, **self._test_set.figures(self.state)})
 
     def _watched(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Those that decide which model is handed out, or when rounds end."""

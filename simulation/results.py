@@ -12,6 +12,8 @@ from chorale.results import APPLIED, USED_UP, RoundResult
 from crypto.errors import ChoraleError
 from strategies.base import Array
 
+PREFIX = "test_"  # of figures on a fixed test set
+
 
 class SimulationFailed(ChoraleError):
     """The job cannot continue; the message says why."""

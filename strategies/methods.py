@@ -124,17 +124,8 @@ class Strategy:
         return replace(self, opening=opening, phases=MappingProxyType(phases))
 
     def evaluated_between_rounds(self) -> Strategy:
-        """The method in a job that tests its model on all silos' hold-outs between rounds.
-
-        Raises ConfigError where no round moves a model or what silos compare theirs with.
-        """
-        own = self.recipe.personalization
-        if own.shares_nothing and self.recipe.statistic is None:
-            raise ConfigError(
-                "evaluate_all_every: where silos train alone no round moves the global state, and silos "
-                "refuse a second test over one state: expected null"
-            )
-        tested = (*(() if own.shares_nothing else (Evaluation(task=self.task),)), *own.beside_evaluation)
+        """The method in a job that tests its model on all silos' hold-outs between rounds."""
+        tested = (Evaluation(task=self.task), *self.recipe.personalization.beside_evaluation)
         phase = EvaluatePhase(kind=EVALUATE_ALL, statistics=tested)
         phases = MappingProxyType({**self.phases, phase.kind: phase})
         return replace(self, phases=phases, between=(phase.kind,))

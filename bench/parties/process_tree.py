@@ -6,7 +6,7 @@ import psutil
 
 from bench.parties.processes import Watch
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 1.0  # a look reads the page tables of all of them
 
 
 class ProcessTree(Watch):

@@ -99,6 +99,7 @@ if __name__ == "__main__":
         num_supernodes=REQUEST["silos"],
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": REQUEST["workers"], "include_dashboard": False},
+            # a Ray of its own: without an address Ray joins one that somebody runs here
+            "init_args": {"address": "local", "num_cpus": REQUEST["workers"], "include_dashboard": False},
         },
     )

@@ -3,7 +3,7 @@
     python -m bench.peers.simulations --data ../shared/data/fashion_mnist
 
 Each runs as a program of its own with as many workers, in turn; what a program and all that it starts take
-is looked at four times a second. Flower is installed from PyPI into an environment of its own, in which torch
+is looked at once a second. Flower is installed from PyPI into an environment of its own, in which torch
 is ours, so that both train with the same build; README.md in this folder says what is compared.
 Exit code 3, or {"skipped": ...} with --json, says that Flower cannot be installed here.
 """
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from bench.options import Parser, whole
+from bench.options import Parser, end_with_sigterm, whole
 from bench.parties.process_tree import ProcessTree
 from bench.peers.environment import PeerUnavailable, python_with
 from chorale.spec.job_spec import JobSpec
@@ -62,6 +62,7 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all, print; the exit code says whether Flower was there."""
     options = _options(arguments)
+    end_with_sigterm()
     try:
         python = python_with(REQUIREMENT, folder=FOLDER)
     except PeerUnavailable as why:

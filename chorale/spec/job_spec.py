@@ -434,9 +434,7 @@ class JobSpec(SpecPart):
                 self._check_target(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
             check_count(self)
-            check_ends(self.keep, self.stop, rounds=self.rounds, method=method)
-            if self.evaluate_all_every is not None:
-                method = method.evaluated_between_rounds()
+            check_ends(self, method)
             if self.trains == "head":
                 check_trains_head(method.recipe, has_adapters=self.adapters is not None)
             if method.task.has_tokens and self.input_type != "int64":

@@ -1,7 +1,7 @@
 """Which round's model is handed out, when rounds end early, and when all silos test the model between rounds.
 
 Round r + 1 tests the model after round r, so a job learns of a model one round later; where it says
-`evaluate_all_every`, the tests over all silos alone decide (docs/protocol.md 7.17). Pure: the coordinator
+`evaluate_all_every`, the tests over all silos alone decide (docs/protocol.md 7.18). Pure: the coordinator
 and a simulation decide alike. Silos know the rules and check none of it: docs/decisions/0018-best-round.md.
 """
 
@@ -137,12 +137,23 @@ def check_count(spec: _HasEnds) -> None:
             raise ConfigError(f"{field}: expected none with steps, where only the last model is evaluated")
 
 
-def check_ends(keep: KeepSpec | None, stop: StopSpec | None, *, rounds: int, method: Strategy) -> None:
-    """Raises ConfigError for a metric that no round measures, and for ends that the method cannot have."""
+def check_ends(spec: _HasEnds, method: Strategy) -> None:
+    """Raises ConfigError for a metric that no round measures, for ends that the method cannot have, and for
+    tests of a model that no round moves."""
+    keep, stop, rounds = spec.keep, spec.stop, spec.rounds
+    if spec.evaluate_all_every is not None and method.recipe.personalization.shares_nothing:
+        raise ConfigError(
+            f"evaluate_all_every: with personalization {method.recipe.personalization} the whole model is "
+            "each silo's own, and there is none that all silos could test: expected none"
+        )
     known = method.task.round_metrics
     for name, rule in (("keep", keep), ("stop", stop)):
         if rule is not None and rule.metric not in known:
             raise ConfigError(f"{name}.metric: expected one of {', '.join(known)}, got {rule.metric}")
+        if rule is not None and method.recipe.personalization.shares_nothing:
+            raise ConfigError(
+                f"{name}: where the whole model is each silo's own no round measures {rule.metric}"
+            )
         if rule is not None and rounds == 0:
             raise ConfigError(f"{name}: expected none with rounds: 0, where there is one model")
     close, own = method.recipe.closing, method.recipe.personalization

@@ -86,6 +86,7 @@ def page(report: Document) -> str:
             f"<p>{html.escape(', '.join(report['quantities'])) or 'nothing'}. Only sums over the "
             f"silos of a round were revealed, {exactness}.</p>",
             f"<p>{_verification(report)}</p>",
+            *_class_rows_section(report),
             "<h2>What was sent</h2>",
             f"<p>{_sent(report)}</p>",
             *_privacy_section(report),
@@ -101,6 +102,17 @@ def page(report: Document) -> str:
 def units_told(report: Document) -> str:
     """Of a private job: what its epsilon protects."""
     return units(report["epsilon_updates_per_silo"], report["epsilon_statistics_per_record"])
+
+
+def _class_rows_section(report: Document) -> list[str]:
+    found = report["class_rows"]
+    if found is None or found["share"] is None:
+        return []
+    return [
+        f"<p>Of the {found['classes']} classes, rows of {found['share']:.0%} were in a round's sum of class "
+        "statistics, in the mean of the rounds. Silos hold back the rows of classes that few of them hold: "
+        f"by the default policy they send {found['by_default']} here.</p>"
+    ]
 
 
 def _verification(report: Document) -> str:

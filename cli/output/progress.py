@@ -18,8 +18,10 @@ from client.history import (
     ACCURACY,
     EVALUATE,
     EVALUATE_ALL,
+    ROW_FIGURES,
     TRAIN,
     JobHistory,
+    class_rows,
     kind_of,
     left_out_told,
     personal_of,
@@ -45,7 +47,16 @@ def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY, draws_r
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
     missing = "; ".join(f"without {printable(left.silo)} ({left_out_told(left)})" for left in record.left_out)
     measured = _measured(record, main, draws_rounds=draws_rounds)
-    return "  ".join(filter(None, [title, outcome, _approved(record), measured, missing]))
+    return "  ".join(filter(None, [title, outcome, _approved(record), measured, _rows(record), missing]))
+
+
+def _rows(record: PhaseRecord) -> str:
+    """Of how many classes rows are sent, and are in this sum."""
+    found = class_rows([record])
+    if found is not None:
+        return f"by the default policy silos send rows of {found.by_default} of {found.classes} classes"
+    counts = [record.figures[name] for name in ROW_FIGURES if name in record.figures]
+    return f"rows of {counts[0]:.0f} classes" if counts else ""
 
 
 def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None = None) -> RenderableType:

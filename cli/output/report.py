@@ -23,6 +23,7 @@ from client.history import (
     EVALUATE,
     TRAIN,
     JobHistory,
+    class_rows,
     curves_facts,
     figure_by_round,
     left_out_facts,
@@ -51,6 +52,7 @@ def document(
     by silo, where the caller has the silos' own ledgers.
     """
     summary, personal = history.summary, personal_figures(history)
+    rows = class_rows(history.records)
     dropped: list[Document] = []
     for record in history.records:
         dropped += [entry for entry in left_out_facts(record) if entry not in dropped]
@@ -82,6 +84,14 @@ def document(
         # the same figures apart by whose hold-outs they are over, with what stands behind each point
         "curves": curves_facts(history),
         "draws_rounds": history.draws_rounds,
+        # of methods with class statistics: of how many classes rows were in the sums; null for others
+        "class_rows": rows
+        and {
+            "classes": rows.classes,
+            "by_default": rows.by_default,
+            "by_round": {str(round): count for round, count in rows.by_round.items()},
+            "share": rows.share,
+        },
         # of the silos' own models, which stay with them; null in a job that makes none
         "personal_accuracy": personal and personal.accuracy,
         "personal_accuracy_deviation": personal and personal.deviation,

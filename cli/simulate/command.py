@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +26,7 @@ from cli.demo.plan import OPEN_POLICY
 from cli.given_data import DataOptions, data_options
 from cli.simulate.progress import ProgressLine
 from client.errors import about, require_extra
-from client.history import personal_of, score_word
+from client.history import ROW_FIGURES, personal_of, score_word
 from client.submission import draw_notes, head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -34,14 +35,21 @@ from silo_agent.settings import MemoryFormat, Precision
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
 from simulation.on_ray import Ray
+from simulation.results import PREFIX
 from simulation.silos import Compute, OwnObjectives
 from simulation.stored import Scratch
-from strategies.phases.evaluation import EVALUATE
+from strategies.phases.enrollment import CLASS_PRESENCE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+FEW_ROWS = (
+    "class rows: held back as by a federation's default policy, where few silos hold the class "
+    "(--all-class-rows sends them)"
+)
+ALL_ROWS = "class rows: all are sent, as by no federation's default policy (--all-class-rows)"
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
 MAX_WORKERS = 256
 PROCESSES, RAY = "processes", "ray"  # engines
@@ -79,7 +87,8 @@ PROCESSES, RAY = "processes", "ray"  # engines
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
-    help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing]",
+    help="Policy of every silo, which may refuse the job.  [default: one that refuses nothing, and holds "
+    "back class rows as a federation's does]",
 )
 @click.option(
     "--init",
@@ -108,6 +117,19 @@ PROCESSES, RAY = "processes", "ray"  # engines
     help="Memory order of images.",
 )
 @click.option(
+    "--all-class-rows",
+    "sends_all_rows",
+    is_flag=True,
+    help="Silos send the rows of every class, which no federation's silos do by default.",
+)
+@click.option(
+    "--test",
+    "has_test_set",
+    is_flag=True,
+    help="Test each round's model on the whole test split of the data, too; of data without one, on the "
+    "share that is held out.",
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="Folder for lines and model; a stopped run continues from there.",
@@ -125,6 +147,8 @@ def simulate(
     device: str,
     precision: str,
     memory_format: str,
+    sends_all_rows: bool,
+    has_test_set: bool,
     out: Path | None,
     data_options: DataOptions,
 ) -> None:
@@ -145,7 +169,9 @@ def simulate(
     unusual = [f"unusual: passes over a rule: {rule}" for rule in spec.method.passed_over]
     for note in (*unusual, *draw_notes(spec), *head_notes(spec, init)):
         click.echo(note, err=True)
-    rules = _policy(spec, policy)
+    rules = _policy(spec, policy, sends_all_rows=sends_all_rows)
+    if any(kind == CLASS_PRESENCE for kind in spec.method.opening):
+        click.echo(ALL_ROWS if sends_all_rows else FEW_ROWS, err=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     folder = None
     if out is not None:
@@ -176,6 +202,7 @@ def simulate(
             ray=ray,
             scratch=None if folder is None else folder.scratch_path,
             answered=shown.answered,
+            test_set=options.load_test_set(spec) if has_test_set else None,
         )
         if progress is not None:
             simulation.progress = progress
@@ -192,9 +219,13 @@ def _run(simulation: Simulation, folder: SimulationFolder | None, shown: Progres
         taken = steps_taken(simulation.state)
         done = f"round {following[0] - 1}" if spec.steps is None else f"step {taken}"
         click.echo(f"continuing after {done}", err=True)
+    told = set(simulation.progress.evaluations)
     for result in simulation.run():
         shown.round_ended(result.round)
         shown.clear()
+        for round in simulation.progress.evaluations.keys() - told:
+            told.add(round)
+            click.echo(_evaluation_line(simulation, round), err=True)
         if folder is None:
             click.echo(json.dumps(result.to_json()))
         else:
@@ -203,7 +234,7 @@ def _run(simulation: Simulation, folder: SimulationFolder | None, shown: Progres
         if spec.steps is not None:
             taken = steps_taken(simulation.state)
             title = f"step {taken + bool(result.reason)} of {spec.steps}"
-        click.echo(_line(result, title=title, main=spec.method.task.main), err=True)
+        click.echo(_line(result, title=title, spec=spec), err=True)
     shown.clear()
 
 
@@ -228,6 +259,10 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
         "final_figure": finite(simulation.final_figure),
         "final_personal_accuracy": None if own is None else own.accuracy,
         "model_after_round": simulation.model[0],
+        "evaluations": [
+            {"round": round, **{name: finite(value) for name, value in figures.items()}}
+            for round, figures in sorted(simulation.progress.evaluations.items())
+        ],
         "stopped": simulation.stopped,
         "state_digest": simulation.state_digest,
     }
@@ -289,11 +324,15 @@ def _check_compute(spec: JobSpec, compute: Compute) -> None:
         )
 
 
-def _policy(spec: JobSpec, path: Path | None) -> Policy:
-    """Raises PolicyRefusal where a given policy would refuse the job."""
+def _policy(spec: JobSpec, path: Path | None, *, sends_all_rows: bool) -> Policy:
+    """Class rows are held back as by the default policy, unless all are sent. Raises PolicyRefusal where a
+    given policy would refuse the job, ConfigError where it and --all-class-rows both decide."""
+    if path is not None and sends_all_rows:
+        raise ConfigError("--all-class-rows: --policy says which class rows are sent (min_class_holders)")
     if path is None:
         code = spec.distributions
-        return Policy(federation=spec.federation, count_granularity=1, distributions=code, **OPEN_POLICY)
+        open_policy = {**OPEN_POLICY, "min_class_holders": 1 if sends_all_rows else None}
+        return Policy(federation=spec.federation, count_granularity=1, distributions=code, **open_policy)
     policy = load_policy(path)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
     return policy
@@ -330,14 +369,34 @@ def _folder(
     return SimulationFolder(out, identity=identity)
 
 
-def _line(result: RoundResult, *, title: str, main: str) -> str:
+def _evaluation_line(simulation: Simulation, round: int) -> str:
+    figures, main = simulation.progress.evaluations[round], simulation.job.strategy.task.main
+    silos = f"{figures['silos']:.0f} silos"
+    return f"{EVALUATE_ALL}  {silos}  model after round {round}, all silos' hold-outs: {_told(figures, main)}"
+
+
+def _told(figures: Mapping[str, float], main: str) -> str:
+    figure, loss = finite(figures.get(main)), finite(figures.get("loss"))
+    with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
+    return "" if figure is None else f"{main} {figure:.3f}{with_loss}"
+
+
+def _line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
+    main = spec.method.task.main
     parts = [title, f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
+    parts += [
+        f"rows of {result.figures[name]:.0f} of {spec.classes} classes"
+        for name in ROW_FIGURES
+        if name in result.figures
+    ]
     if result.reason:
         parts.append(f"used up ({result.reason})")
-    figure, loss = finite(result.figures.get(main)), finite(result.loss)
-    if figure is not None:
-        told = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
-        parts.append(f"model after round {result.round - 1}: {main} {figure:.3f}{told}")
+    if told := _told(result.figures, main):
+        over = ", drawn silos' hold-outs" if spec.draws_rounds else ""
+        parts.append(f"model after round {result.round - 1}{over}: {told}")
+    on_test_set = finite(result.figures.get(f"{PREFIX}{main}"))
+    if on_test_set is not None:
+        parts.append(f"model after round {result.round}, test set: {main} {on_test_set:.3f}")
     own = personal_of(result.figures)
     if own is not None:
         parts.append(f"personal models: {score_word(main)} {own}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from chorale.evidence import CoordinatorStatement, PhaseFacts
 from client.evidence.contents import GDPR, MODEL_CARD, README
+from client.history import class_rows
 
 MAX_FIGURES = 40
 
@@ -180,6 +181,7 @@ def _gdpr(facts: Mapping[str, Any], silos: Sequence[str], sboms: Sequence[str]) 
 
 def _model_card(facts: Mapping[str, Any], statement: CoordinatorStatement) -> str:
     last = next((each for each in reversed(statement.phases) if each.figures and each.cohort), None)
+    rows = class_rows(statement.phases)
     return "\n".join(
         [
             f"# Model of job {facts['job'][:12]}, {facts['name']}",
@@ -194,6 +196,7 @@ def _model_card(facts: Mapping[str, Any], statement: CoordinatorStatement) -> st
             "Figures of the last phase that has some, by the coordinator's word:",
             "",
             *_figures(last),
+            *([] if rows is None else ["", f"By the coordinator's word, too: {rows}."]),
             _CARD_END,
         ]
     )

@@ -1,5 +1,7 @@
 """Methods and their controls on the same seeds: `python -m research.accuracy --suite digits`.
 
+The suite paper is that of research/papers: the papers' own jobs, whole on GPUs, in small on a CPU.
+
 A run that ends is a line in OUT/<suite>.jsonl; a killed suite continues from there. With `--update` nothing
 is trained: tables, sentences and a plot of what has ended go on docs/evidence.md, the figures behind them
 into research/evidence/.
@@ -15,14 +17,15 @@ from pathlib import Path
 
 from bench.options import Parser, whole
 from crypto.errors import ChoraleError
-from research.accuracy import evidence
 from research.accuracy.book import Book
 from research.accuracy.catalog import SUITES
 from research.accuracy.federated import classes_sent_by_default
+from research.accuracy.page import evidence
 from research.accuracy.report import report_of
 from research.accuracy.suites import Suite
 from research.accuracy.tuning import chosen
 from research.accuracy.work import OutOfRuns, Workers
+from research.papers import suite as paper
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "bench" / "accuracy"
@@ -31,6 +34,8 @@ OUT = ROOT / "build" / "bench" / "accuracy"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 2 where the data cannot be used, 3 where runs are left."""
     options = _options(arguments)
+    if options.suite == paper.NAME:
+        return _run_papers(options)
     suite = SUITES[options.suite].with_data_in(options.data)
     for missing in sorted(set(SUITES[options.suite].names) - set(suite.names)):
         _say(f"accuracy: {missing} is left out: its data are not in {options.data}")
@@ -41,6 +46,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 evidence.update(report_of(suite, book, rows_by_default=rows), root=ROOT)
             else:
                 train(suite, book, options)
+    except OutOfRuns as left:
+        _say(f"accuracy: {left}")
+        return 3
+    except ChoraleError as error:
+        _say(f"accuracy: error: {error}")
+        return 2
+    return 0
+
+
+def _run_papers(options: argparse.Namespace) -> int:
+    asked = paper.Options(
+        out=options.out,
+        data=options.data,
+        device=options.device,
+        workers=options.workers,
+        most=options.most,
+    )
+    try:
+        paper.run(asked, _say)
     except OutOfRuns as left:
         _say(f"accuracy: {left}")
         return 3
@@ -89,7 +113,9 @@ def _say(line: str) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("accuracy", __doc__)
-    parser.add_argument("--suite", choices=sorted(SUITES), default="digits", help="what to train")
+    parser.add_argument(
+        "--suite", choices=sorted((*SUITES, paper.NAME)), default="digits", help="what to train"
+    )
     parser.add_argument("--data", type=Path, help="folder of the data sets; digits takes none")
     parser.add_argument("--workers", type=whole(1, 64), default=1, help="processes of one thread")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: cpu")
@@ -99,6 +125,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the finished runs")
     options = parser.parse_args(arguments)
+    if options.suite == paper.NAME:
+        if options.update:
+            parser.error("--update: docs/papers.md is written by python -m research.papers --update")
+        if (options.device == "cpu") != (options.data is None):
+            parser.error(
+                "--data: paper needs the folder of its data sets with --device cuda, and none on cpu"
+            )
+        return options
     suite = SUITES[options.suite]
     if suite.needs_data != (options.data is not None):
         wants = "needs the folder of its data set" if suite.needs_data else "brings its own data"

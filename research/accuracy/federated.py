@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from crypto.errors import ChoraleError
 from research.accuracy.jpegs import decoded
 from research.accuracy.trials import Outcome, Split, Trial
 from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_partition
+from silo_agent.data.loading import load_data, load_partition
 from silo_agent.data.partition import split_holdout
 from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Permission, Policy
@@ -46,10 +46,26 @@ def run(trial: Trial, path: Path | None, *, device: str = "cpu") -> Outcome:
     started, silos = time.process_time(), silos_of(trial, path)
     accuracy: float | None
     try:
-        accuracy, failed = _accuracy(trial, silos, device=device), ""
+        accuracy, failed = trained(trial, silos, device=device), ""
     except ChoraleError as error:
         accuracy, failed = None, str(error)
     return Outcome(accuracy=accuracy, failed=failed, seconds=round(time.process_time() - started, 3))
+
+
+def trained(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> float:
+    """The trial's figure, of a closing phase, which asks every silo, also where rounds draw some of them.
+
+    Raises ChoraleError where a round is lost or the figure is not there.
+    """
+    simulation = Simulation(trial.spec(), silos, policy=OPEN_POLICY, device=device)
+    for each in simulation.run():
+        if each.reason:
+            raise ChoraleError(f"round {each.round} was used up: {each.reason}")
+    figure = trial.figure
+    found = [figures[figure] for figures in simulation.closing.values() if figure in figures]
+    if not found:
+        raise ChoraleError(f"the closing phases gave no {figure.replace('_', ' ')}")
+    return found[-1]
 
 
 def silos_of(trial: Trial, path: Path | None) -> dict[str, SiloData]:
@@ -73,17 +89,6 @@ def classes_sent_by_default(trial: Trial, path: Path | None) -> int:
     return int(np.count_nonzero(np.sum(held_KC, axis=0) >= least))
 
 
-def _accuracy(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> float:
-    """Of the closing evaluation, which asks every silo, also where rounds draw some of them."""
-    simulation = Simulation(trial.spec(), silos, policy=OPEN_POLICY, device=device)
-    for each in simulation.run():
-        if each.reason:
-            raise ChoraleError(f"round {each.round} was used up: {each.reason}")
-    if simulation.final_accuracy is None:
-        raise ChoraleError("the closing evaluation gave no accuracy")
-    return simulation.final_accuracy
-
-
 def _data_key(trial: Trial) -> str:
     """What a trial's data follow from: alike for all methods and rates."""
     plain = {"preset": "fedavg"}
@@ -96,11 +101,20 @@ def _data_key(trial: Trial) -> str:
 @lru_cache(maxsize=1)  # trials of one cut follow each other
 def _cut(key: str, path: Path | None) -> tuple[SiloData, ...]:
     trial = Trial(**json.loads(key))
+    if not trial.partition:
+        return tuple(_of_own_files(trial, path or Path()))
     with TemporaryDirectory() as folder:
         data = {**trial.data, "path": path, "partition": trial.cut}
         if data["format"] == JPEGS:
             data |= {"format": "npz", "path": decoded(path or Path(), Path(folder))}
         return load_partition(DataSettings.model_validate(data), trial.spec())
+
+
+def _of_own_files(trial: Trial, folder: Path) -> Iterator[SiloData]:
+    """Each silo's own file, in the order in which the trial names them."""
+    settings = {name: value for name, value in trial.data.items() if name != "files"}
+    for name in trial.data["files"].split(","):
+        yield load_data(DataSettings.model_validate({**settings, "path": folder / name}), trial.spec())
 
 
 def _without_holdout(whole: SiloData, seed: int, index: int) -> SiloData:

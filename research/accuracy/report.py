@@ -43,6 +43,8 @@ class Missing(StrEnum):
 
     NOT_RUN = "not measured yet"
     NEITHER_LEARNS = "neither learns"
+    REFERENCE_FAILS = "the other does not learn"
+    METHOD_FAILS = "it does not learn itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class Report:
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
     common: tuple[float, ...]
+    common_arms: tuple[str, ...]
     runs: int
     planned: int
     seconds: float
@@ -81,14 +84,16 @@ class Report:
         return cell.mean >= 1 / self.classes[cell.setting] + 0.1
 
     def difference(self, one: Cell | None, other: Cell | None) -> Difference | Missing:
-        """Over the seeds that both have. That two trainings failed alike says nothing of their methods."""
+        """Over the seeds that both have. By how much a method is ahead of one that failed is no figure."""
         if one is None or other is None:
             return Missing.NOT_RUN
         seeds = sorted(one.accuracy.keys() & other.accuracy.keys())
         if len(seeds) < MIN_SEEDS:
             return Missing.NOT_RUN
-        if not self.learns(one) and not self.learns(other):
-            return Missing.NEITHER_LEARNS
+        if not (self.learns(one) and self.learns(other)):
+            if self.learns(one):
+                return Missing.REFERENCE_FAILS
+            return Missing.METHOD_FAILS if self.learns(other) else Missing.NEITHER_LEARNS
         mine, theirs = ([cell.accuracy[seed] for seed in seeds] for cell in (one, other))
         return paired(mine, theirs, tests=self.tests[one.setting])
 
@@ -143,6 +148,7 @@ def report_of(suite: Suite, book: Book, *, rows_by_default: Mapping[str, float])
         seeds=suite.seeds,
         tuning_seeds=suite.tuning_seeds,
         common=suite.common,
+        common_arms=suite.common_arms or suite.arms,
         runs=len(ended),
         planned=len(tuning) + len(common) + len(suite.settings) * len(suite.arms) * len(suite.seeds),
         seconds=round(sum(book.outcome(trial).seconds for trial in ended), 1),

@@ -11,6 +11,7 @@ from typing import Any
 
 from chorale.spec.job_spec import JobSpec
 from silo_agent.data.settings import PartitionSettings
+from strategies.phases.evaluation import ACCURACY as PERSONAL_ACCURACY
 
 FAR_AWAY = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -24,7 +25,8 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Every setting of a run. job: fields of the job file. partition: of the cut, without silos and seed.
+    """Every setting of a run. job: fields of the job file. partition: of the cut, without silos and seed;
+    empty where data names `files`, one for each silo.
 
     strength: of the arm's own option, which stands in strategy too; None where it has none.
     data: format and name of the data set; where it lies on this machine changes nothing.
@@ -68,6 +70,12 @@ class Trial:
         )
 
     @property
+    def figure(self) -> str:
+        """What the run is judged by, by the figure's name: accuracy of the one final model, or the mean over
+        silos of each one's accuracy, where they have models of their own or test the one model by itself."""
+        return PERSONAL_ACCURACY if PERSONAL_ACCURACY in self.spec().quantity_names else "accuracy"
+
+    @property
     def cut(self) -> PartitionSettings:
         """How the data set is cut, as the first silo's settings say it."""
         return PartitionSettings.model_validate(
@@ -77,7 +85,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """accuracy: of the final model, closing phases included; None where the run failed. failed: why.
+    """accuracy: the trial's figure, closing phases included; None where the run failed. failed: why.
 
     seconds: of CPU. source: as `source.here` says it, empty for what was measured without it.
     """

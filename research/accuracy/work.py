@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 from research.accuracy.book import Book
@@ -23,7 +25,8 @@ class OutOfRuns(Exception):
 
 
 class Workers:
-    """most: new runs before it stops; None: all that are missing. runs: what trains a trial."""
+    """most: new runs before it stops; None: all that are missing. runs: what trains a trial. gpus: so many,
+    one for each process; 0: whatever device says is for all of them."""
 
     def __init__(
         self,
@@ -35,9 +38,11 @@ class Workers:
         say: Says,
         most: int | None = None,
         runs: Runs | None = None,
+        gpus: int = 0,
     ) -> None:
         self._book = book
-        self._processes = processes
+        self._processes = gpus or processes
+        self._gpus = gpus
         self._path = path
         self._say = say
         self._left = most
@@ -73,10 +78,19 @@ class Workers:
                 yield trial, self._runs(trial, self._path(trial))
             return
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-        pool = ProcessPoolExecutor(self._processes, mp_context=context)
+        numbers = context.SimpleQueue()
+        for number in range(self._gpus):
+            numbers.put(number)
+        begin = partial(_take_gpu, numbers) if self._gpus else None
+        pool = ProcessPoolExecutor(self._processes, mp_context=context, initializer=begin)
         try:
             futures = {pool.submit(self._runs, trial, self._path(trial)): trial for trial in trials}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt waits for no run that has not begun
+
+
+def _take_gpu(numbers: SimpleQueue[int]) -> None:
+    """This process sees one GPU, which no other has; torch looks when it first computes on one."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(numbers.get())

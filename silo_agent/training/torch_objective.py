@@ -21,7 +21,7 @@ from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
 from silo_agent.seeding import seeded, shuffler
-from silo_agent.training.base.evaluation import NO_METRICS, evaluate
+from silo_agent.training.base.evaluation import NO_METRICS, Figures, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.base.shares import ALONE, Shares
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
@@ -134,6 +134,13 @@ class TorchObjective:
             self._earlier.add(work, seconds=time.monotonic() - started)
             return values
 
+    def test(self, work: Work) -> Mapping[str, Array]:
+        """What a round sums of the received model over the work's hold-out, and of no silo's own model.
+        For data that are nobody's secret: no clip, no noise."""
+        with seeded(work.seed):
+            received = self._received_model(work)
+            return _test_of(Setting(work=work, received=received, device=self._device))(received).sums
+
     def _step(self, setting: Setting) -> Mapping[str, Array]:
         """The step's gradient alone: a step tests nothing."""
         spec = setting.work.spec
@@ -227,17 +234,10 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
     sums nothing of the data.
     """
     work, method = setting.work, setting.work.spec.method
-    is_alone = method.recipe.personalization.shares_nothing and work.phase_kind != EVALUATE
+    is_alone = method.recipe.personalization.shares_nothing and work.phase_kind == TRAIN
     if is_alone and method.recipe.statistic is None:
         return {}
-    tested = partial(
-        evaluate,
-        samples=setting.holdout,
-        loss=evaluation_loss_for(setting),
-        task=setting.task,
-        sums=method.task.round_sums,
-        is_cancelled=work.is_cancelled,
-    )
+    tested = _test_of(setting)
     find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
     if is_alone and find_own is not None:
         own = tested(find_own(setting, setting.train, loss_for(setting)))
@@ -265,6 +265,18 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
             )
         )
     return {**figures.sums, **own.personal_quantities(score)}
+
+
+def _test_of(setting: Setting) -> Callable[..., Figures]:
+    """A test on the hold-out by what a round sums, still without its model."""
+    return partial(
+        evaluate,
+        samples=setting.holdout,
+        loss=evaluation_loss_for(setting),
+        task=setting.task,
+        sums=setting.work.spec.method.task.round_sums,
+        is_cancelled=setting.work.is_cancelled,
+    )
 
 
 def contribution(model: FederatedModel, work: Work, *, steps: int) -> Mapping[str, Array]:

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.accuracy import evidence, families, source, words
+from research.accuracy import source
 from research.accuracy.arms import BASELINE
 from research.accuracy.book import Book
 from research.accuracy.catalog import SUITES
 from research.accuracy.federated import run
+from research.accuracy.page import evidence, families, words
+from research.accuracy.page.plots import draw
 from research.accuracy.paired import MARGIN, Difference, Interval, Verdict, level_of, paired
-from research.accuracy.plots import draw
 from research.accuracy.report import Cell, Missing, Report, report_of
 from research.accuracy.trials import Outcome
 from research.accuracy.tuning import Choice
@@ -133,6 +134,7 @@ def report(*found: list[Cell], common: tuple[float, ...] = (0.1,)) -> Report:
         seeds=tuple(SEEDS),
         tuning_seeds=(101,),
         common=common,
+        common_arms=tuple(dict.fromkeys(one.arm for one in flat)),
         runs=len(flat),
         planned=len(flat) + 1,
         seconds=3600.0,
@@ -188,6 +190,29 @@ def test_what_has_not_run_and_what_learns_nothing_is_said_and_not_judged() -> No
     family = families.controls_at_common_rates(found)
     assert [row.found["even"] for row in family.rows][1:] == [Missing.NOT_RUN, Missing.NEITHER_LEARNS]
     assert len(family.differences) == 1
+
+
+def test_by_how_much_a_method_is_ahead_of_one_that_failed_is_no_figure() -> None:
+    """It would read as a gain of eighty points, and widen every other interval of its table."""
+    failed = cells("even", BASELINE, 0.1, spread=0.0)
+    (sentence,) = words.baseline_sentences(
+        report(
+            [*failed, *cells("odd", BASELINE, 0.8)],
+            [*cells("even", "fedprox", 0.9), *cells("odd", "fedprox", 0.9)],
+        )
+    )
+    assert (
+        "on even the other does not learn at tuned rates and at every common rate; on odd better" in sentence
+    )
+    behind = report(cells("even", BASELINE, 0.9), cells("even", "fedprox", 0.1, spread=0.0))
+    table = words.difference_table(families.baseline_tuned(behind), behind.settings)
+    assert table.endswith("| FedProx against FedAvg | it does not learn itself |")
+
+
+def test_what_has_only_run_at_common_rates_says_so() -> None:
+    found = report(cells("even", "fedcsd", 0.8), cells("even", "fedcsd_uniform", 0.8))
+    (sentence,) = words.contrast_sentences(replace(found, choices={}))
+    assert "on even equivalent within 2 points at 0.1 (tuned rates have not run)." in sentence
 
 
 def test_a_comparison_of_less_than_three_seeds_is_not_measured() -> None:

@@ -11,8 +11,10 @@ from html.parser import HTMLParser
 from typing import ClassVar
 
 import pytest
+import yaml
 from rich.console import Console
 
+from chorale.job import SignedJob
 from chorale.privacy.promise import Promise, Spent
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
@@ -31,6 +33,7 @@ from client.history import (
 from coordinator.phase_machine import PhaseState
 from coordinator.reasons import Absent
 from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
+from web.console import rounds
 
 # DESIGN's contract with other programs
 REPORT_KEYS = {
@@ -100,6 +103,115 @@ def test_record_that_is_told_twice_counts_once(history: JobHistory) -> None:
 def test_plain_line(history: JobHistory, place: int, line: str) -> None:
     record = history.records[place]
     assert progress.plain_line(record, title=history.title(record)) == line
+
+
+@pytest.fixture
+def drawn() -> JobHistory:
+    """Two of four silos a round, all of them after round 2; round 3 therefore tests nothing."""
+    job = {"silos": SILOS, "fraction": 0.5, "evaluate_all_every": 2}
+    pair, tested = SILOS[:3], {"tested": 30.0}
+    history = _history(
+        _record(1, "train", cohort=pair, data_share=0.6, figures={"accuracy": 0.1, **tested}),
+        _record(2, "train", cohort=pair, data_share=0.7, figures={"accuracy": 0.9, **tested}),
+        _record(2, "evaluate-all.0", figures={"accuracy": 0.4, "tested": 40.0}),
+        _record(3, "train", cohort=pair, data_share=0.6, figures={}),
+        _record(3, "evaluate.0", figures={"accuracy": 0.5, "tested": 40.0}),
+    )
+    spec = yaml.safe_dump({**job, "fraction": 0.6}).encode()
+    history.add(JobEvent(job=SignedJob(spec_bytes=spec, signature=b"s", operator_certificate=b"c").to_wire()))
+    return history
+
+
+def test_curves_of_drawn_silos_and_of_all_are_two(drawn: JobHistory) -> None:
+    found = report.document(drawn)["curves"]
+    point = {"data_share": None, "loss": None, "silos": 4, "tested": 40.0}
+    assert found["all_silos"] == [
+        {**point, "round": 2, "accuracy": 0.4},
+        {**point, "round": 3, "accuracy": 0.5},
+    ]
+    assert [(each["round"], each["accuracy"], each["silos"]) for each in found["drawn_silos"]] == [
+        (0, 0.1, 3),
+        (1, 0.9, 3),
+    ]
+    assert [each["data_share"] for each in found["drawn_silos"]] == [0.6, 0.7]
+
+
+def test_without_a_draw_there_is_one_curve(history: JobHistory) -> None:
+    found = report.document(history)["curves"]
+    assert found["drawn_silos"] == []
+    assert [(each["round"], each["accuracy"]) for each in found["all_silos"]] == [
+        (0, 0.1),
+        (2, 0.5),
+        (3, 0.8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        (1, "model after round 1, drawn silos' hold-outs: accuracy 0.900"),
+        (2, "model after round 2, all silos' hold-outs: accuracy 0.400"),
+        (4, "final model, all silos' hold-outs: accuracy 0.500"),
+    ],
+)
+def test_a_line_says_whose_hold_outs_a_figure_is_over(drawn: JobHistory, place: int, told: str) -> None:
+    record = drawn.records[place]
+    line = progress.plain_line(record, title=drawn.title(record), draws_rounds=drawn.draws_rounds)
+    assert line.endswith(told)
+
+
+def test_the_table_has_a_column_for_each_curve(drawn: JobHistory) -> None:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(progress.table(drawn))
+    shown = console.file.getvalue().splitlines()
+    assert "accuracy before, drawn silos" in shown[0]
+    first, second = shown[0].index("drawn silos"), shown[0].index("all silos")
+    assert [line.rindex("0.900") < second for line in shown if "0.900" in line] == [True]
+    assert [line.index("0.400") > first for line in shown if "0.400" in line] == [True]
+
+
+def test_the_page_has_both_curves_and_what_stands_behind_them(drawn: JobHistory) -> None:
+    told = page(report.document(drawn))
+    assert "Over the hold-outs of all silos" in told
+    assert "Behind a point: 4 of 4 silos, 40 samples." in told
+    assert "Over the hold-outs of the silos that each round drew" in told
+    assert "Behind a point: 3 of 4 silos, 30 samples, 60 to 70 % of the training data." in told
+    assert "Final figures" in told
+    drawn.records.pop()  # as of a job that was cancelled: a test between rounds is not the final one
+    assert "Final figures" not in page(report.document(drawn))
+
+
+def test_the_consoles_chart_has_two_lines_where_rounds_draw_their_silos(
+    drawn: JobHistory, history: JobHistory
+) -> None:
+    told = rounds.curves(drawn)
+    assert (told["figure"], told["figure_all"]) == ([0.9, None, None], [None, 0.4, 0.5])
+    whole = rounds.curves(history)
+    assert (whole["figure"], whole["figure_all"]) == ([None, 0.5, 0.8], None)
+
+
+PRESENCE = {"classes": 10.0, "class_rows_by_default": 2.0, "classes_without_holder": 0.0}
+
+
+@pytest.mark.parametrize("figure", ["soft_label_rows", "classes_with_prototype"])
+def test_the_share_of_class_rows_is_told_in_lines_report_and_page(figure: str) -> None:
+    history = _history(
+        _record(0, "class-presence.0", figures=PRESENCE),
+        _record(1, "train", figures={figure: 2.0}),
+        _record(2, "train", figures={figure: 4.0}),
+    )
+    lines = [progress.plain_line(each, title="") for each in history.records]
+    assert "by the default policy silos send rows of 2 of 10 classes" in lines[0]
+    assert "rows of 4 classes" in lines[2]
+    told = report.document(history)
+    assert told["class_rows"] == {"classes": 10, "by_default": 2, "by_round": {"1": 2, "2": 4}, "share": 0.3}
+    assert "Of the 10 classes, rows of 30% were in a round's sum" in page(told)
+
+
+def test_a_method_without_class_statistics_has_no_share_of_rows(history: JobHistory) -> None:
+    told = report.document(history)
+    assert told["class_rows"] is None
+    assert "rows of" not in page(told)
 
 
 def test_every_reason_and_stage_has_words() -> None:

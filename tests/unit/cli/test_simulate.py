@@ -284,17 +284,17 @@ def test_number_type_and_memory_order_are_part_of_what_a_folder_holds(
 
 def test_a_terminal_sees_how_many_silos_have_answered_and_how_long_it_takes() -> None:
     now, seen = 0.0, io.StringIO()
-    line = ProgressLine(seen, rounds=20, clock=lambda: now)
+    line = ProgressLine(seen, rounds=6, clock=lambda: now)
     for round in (1, 2, 3):
         for done in (1, 2, 3):
             now += 4.0
             line.answered((round, "train"), done, 3)
         line.round_ended(round)
     shown = seen.getvalue().split("\r\x1b[K")
-    assert shown[1] == "round 1/20: train, 1 of 3 silos"
-    # 12 s a round, 18 rounds after the second, of which 4 s are over
-    assert shown[7] == "round 3/20: train, 1 of 3 silos, about 4 min left"
-    silent = ProgressLine(None, rounds=20)
+    assert shown[1] == "round 1/6: train, 1 of 3 silos"
+    # 12 s a round, four rounds after the second, of which 4 s are over
+    assert shown[7] == "round 3/6: train, 1 of 3 silos, about 44 s left"
+    silent = ProgressLine(None, rounds=6)
     silent.answered((1, "train"), 1, 3)
     silent.clear()
 
@@ -306,3 +306,43 @@ def test_jobs_that_no_simulation_can_run_say_so(desk: Desk, chorale: Calls) -> N
     few = chorale("simulate", desk.job(), "--silo", desk.silo())
     assert few.code == 2
     assert "--silo: expected a file for each of 3 silos, got 1" in few.err
+
+
+def rows_in(ended: Ended) -> list[float]:
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    return [line["figures"]["soft_label_rows"] for line in lines if "figures" in line]
+
+
+def test_class_rows_are_held_back_as_in_a_federation_unless_all_are_asked_for(
+    desk: Desk, chorale: Calls
+) -> None:
+    """2 shards of 10 silos: no class has the 8 holders that a row needs, so a federation sends none."""
+    job = ("simulate", desk.job(strategy={"preset": "feddw"}, rounds=1), "--silos", "10", "--device", "cpu")
+    few = chorale(*job, "--partition", "shards")
+    assert rows_in(few) == [0]
+    assert "class rows: held back as by a federation's default policy" in few.err
+    assert "rows of 0 of 10 classes" in few.err
+    every = chorale(*job, "--partition", "shards", "--all-class-rows")
+    assert rows_in(every) == [10]
+    assert "class rows: all are sent, as by no federation's default policy" in every.err
+
+
+def test_a_policy_and_all_class_rows_are_not_given_together(desk: Desk, chorale: Calls) -> None:
+    ended = chorale("simulate", desk.job(), "--policy", desk.folder / "policy.yaml", "--all-class-rows")
+    assert ended.err == (
+        "chorale: error: --all-class-rows: --policy says which class rows are sent (min_class_holders)\n"
+    )
+
+
+def test_the_test_set_is_the_same_in_every_round_and_needs_data_that_are_cut(
+    desk: Desk, chorale: Calls
+) -> None:
+    job = ("simulate", desk.job(rounds=3, fraction=0.5), "--silos", "6", "--device", "cpu")
+    ended = chorale(*job, "--test", "--partition", "shards", "--shards-per-silo", "5")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    assert [line["figures"]["test_tested"] for line in lines[:-1]] == [359.0] * 3
+    assert lines[2]["figures"]["test_accuracy"] == pytest.approx(lines[-1]["final_accuracy"], abs=1e-12)
+    assert "model after round 3, test set: accuracy" in ended.err
+    refused = chorale("simulate", desk.job(classes=2, input_shape=[1], columns=[{"name": "age"}],
+                      label_column="ill"), *silo_files(desk), "--test")  # fmt: skip
+    assert "--test: expected one data set that is cut into silos (--data), not --silo" in refused.err

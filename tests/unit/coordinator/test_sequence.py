@@ -44,6 +44,36 @@ def test_next_phase_follows_from_what_has_ended(ended, following):
     assert step_after(rows(*ended)) == following
 
 
+@pytest.mark.parametrize(
+    ("ended", "following"),
+    [
+        ([(1, "train", DONE)], (2, "train")),
+        ([(2, "train", DONE)], (2, "evaluate-all.0")),
+        ([(2, "train", DONE), (2, "evaluate-all.0", BUSY)], (2, "evaluate-all.0")),
+        ([(2, "train", DONE), (2, "evaluate-all.0", DONE)], (3, "train")),
+        # it is not worth a second sum over the same model, nor the end of the job
+        ([(2, "train", DONE), (2, "evaluate-all.0", LOST)], (3, "train")),
+        # the model stayed as it was
+        ([(2, "train", LOST)], (3, "train")),
+        ([(4, "train", DONE)], (4, "evaluate.0")),
+    ],
+)
+def test_all_silos_test_a_new_model_every_k_rounds(ended, following):
+    job = {"rounds": 4, "evaluate_all_every": 2, "enrollment_every": 100}
+    assert step_after(rows((0, "enrollment.0", DONE), *ended), **job) == following
+
+
+def test_an_enrollment_is_repeated_after_the_evaluation_of_a_round():
+    job = {"rounds": 4, "evaluate_all_every": 1, "enrollment_every": 1}
+    ended = rows((0, "enrollment.0", DONE), (1, "train", DONE))
+    assert step_after(ended, is_outdated=True, **job) == (1, "evaluate-all.0")
+    later = [*ended, *rows((1, "evaluate-all.0", DONE))]
+    assert step_after(later, is_outdated=True, **job) == (1, "enrollment.1")
+    phases = ("train", "evaluate-all.0", "enrollment.1")
+    positions = [make_job(**job).position(1, phase) for phase in phases]
+    assert positions == sorted(positions)
+
+
 SHARED_NOISE = {
     "delta": 1e-5,
     "records": {"clip_norm": 1.0, "sample_rate": 0.1, "noise": "sum"},

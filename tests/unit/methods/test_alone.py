@@ -120,18 +120,28 @@ def test_lg_fedavg_with_the_received_body_is_a_round_of_fedavg() -> None:
     assert np.array_equal(head_P, TorchObjective(device="cpu").compute(together)["delta"][-head_P.size :])
 
 
-def test_silos_that_agree_on_nothing_but_the_task_are_not_tested_between_rounds() -> None:
-    with pytest.raises(ValueError, match="evaluate_all_every: where silos train alone no round moves"):
-        job_of("local_only", evaluate_all_every=1)
-    tested = job_of("fedproto", evaluate_all_every=1).method.phase("evaluate-all")
-    context = make_work(job_of("fedproto"), data_of(0)).context
-    names = {quantity.name for quantity in tested.quantities(context)}
-    assert names == {"personal_accuracy", "personal_accuracy_square", "personal_silos"}
+@pytest.mark.parametrize("preset", ["local_only", "fedproto"])
+def test_model_that_never_moves_is_not_tested_between_rounds(preset: str) -> None:
+    """Every test of one model by other silos would tell more of single silos' answers."""
+    with pytest.raises(ValueError, match="evaluate_all_every: with personalization alone"):
+        job_of(preset, evaluate_all_every=1)
+    job_of("lg_fedavg", evaluate_all_every=1)
 
 
 def test_a_body_of_its_own_is_refused_where_the_head_is_all_that_is_trained() -> None:
     with pytest.raises(ValueError, match="trains: head is all that is trained, and personalization body"):
         job_of("lg_fedavg", trains="head")
+
+
+@pytest.mark.parametrize("preset", ["local_only", "fedproto"])
+@pytest.mark.parametrize("field", ["keep", "stop"])
+def test_rules_by_a_figure_that_no_round_measures_are_refused(preset: str, field: str) -> None:
+    rule = {"metric": "loss", "best": "lowest"} | ({"rounds": 1} if field == "stop" else {})
+    with pytest.raises(
+        ValueError, match=f"{field}: where the whole model is each silo's own no round measures"
+    ):
+        job_of(preset, **{field: rule})
+    job_of("lg_fedavg", **{field: rule})
 
 
 def test_a_frozen_head_stays_as_it_is_at_a_silo_alone() -> None:

@@ -159,6 +159,7 @@ def test_local_state_of_another_model_is_refused() -> None:
         aggregate(setting, setting.received, setting.train, task_loss(CLASSES))
 
 
+@pytest.mark.soak
 def test_own_models_serve_silos_that_disagree_where_the_global_one_cannot() -> None:
     spec = make_job({"preset": "fedala"}, training={"batch_size": 8}, **{**FIELDS, "rounds": 8})
     *_, last = simulate(spec, [data_of(place, 60) for place in range(4)])

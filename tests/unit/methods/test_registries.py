@@ -50,7 +50,10 @@ def test_phases_of_a_method_are_among_those_that_metrics_count(preset: str) -> N
     ("parts", "message"),
     [
         ({"loss": "hinge"}, "strategy.parts.loss\n.*expected one of task, .*, got hinge"),
-        ({"statistic": "mean"}, "parts.statistic\n.*expected one of soft-labels, logit-prototypes, got mean"),
+        (
+            {"statistic": "mean"},
+            "parts.statistic\n.*expected one of soft-labels, logit-prototypes, feature-prototypes, got mean",
+        ),
     ],
 )
 def test_an_unknown_word_is_told_the_known_ones(parts: dict[str, str], message: str) -> None:

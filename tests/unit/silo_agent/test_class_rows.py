@@ -13,6 +13,7 @@ import pytest
 
 from chorale.observability import logs
 from chorale.spec.job_spec import JobSpec
+from chorale.transport.wire import PhaseKey
 from crypto.session.cohort import CohortRule
 from silo_agent.objective import Work
 from strategies.base import Array
@@ -61,6 +62,17 @@ async def test_presence_counts_the_holders_of_each_class(make_hub: MakeHub) -> N
     assert hub.state["method/presence"].tolist() == [4, 3, 1, 0]
     works = [work for agent in hub.agents.values() for work in agent.objective.works]
     assert [work.class_rows for work in works] == [None] * 4
+
+
+async def test_the_coordinator_tells_how_many_rows_the_default_policy_sends(make_hub: MakeHub) -> None:
+    """From the presence that all silos know: of 4 silos a class needs 4 holders."""
+    hub = make_hub()
+    add_all(hub)
+    await hub.run(0, "enrollment.0")
+    sums = await hub.run(0, "class-presence.0")
+    key = PhaseKey(job_digest=hub.job.digest, round=0, phase="class-presence.0", attempt=1)
+    figures = hub.job.figures("class-presence.0", hub.job.context(key, hub.state, 4), sums)
+    assert (figures["classes"], figures["class_rows_by_default"]) == (4, 1)
 
 
 async def test_by_default_a_row_needs_as_many_holders_as_survive_dropouts_and_colluders(

@@ -85,7 +85,7 @@ def test_a_job_whose_sums_by_class_silos_see_is_refused_where_policy_says_so(
     anything = {"class_statistics": "allow", "local_state": "allow"}
     policy(**anything).check_job(job, operator="ops")
     recipe, refuse = job.method.recipe, policy(**anything, shared_sums="refuse")
-    if recipe.statistic is None and "ffc" not in str(recipe.closing):
+    if recipe.statistic is None and recipe.closing.before_evaluation is None:
         refuse.check_job(job, operator="ops")
     else:
         told = r"no sums by class that silos see \(shared_sums: refuse\), got quantity \w+$"
@@ -267,7 +267,7 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
         ),
         ("initial_state: [ab]", "initial_state: expected computed, given or a list of SHA-256 digests"),
         ("initial_state: []", "initial_state: expected computed, given or a list of SHA-256 digests"),
-        ("strategies: [fedavg, fedagv]", "strategies: expected presets of ditto, .*fedavg,.*, got fedagv"),
+        ("strategies: [fedavg, fedagv]", "strategies: expected presets of ccvr, .*fedavg,.*, got fedagv"),
     ],
 )
 def test_a_policy_file_out_of_range_names_file_and_field(tmp_path: Path, line: str, words: str) -> None:

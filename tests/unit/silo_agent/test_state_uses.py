@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
 from silo_agent.ledger.budget import Budget
-from silo_agent.ledger.state_uses import StateUse
+from silo_agent.ledger.state_uses import READS_ALL, READS_HOLDOUT, READS_TRAINING, StateUse
 from strategies.base import MODEL, TOTAL
 from tests.unit.silo_agent.reveal_book import FIVE, FULL, Book, make_pending, refused
 
@@ -36,6 +37,7 @@ class UseBook(Book):
         job: bytes | None = None,
         state: int = 0,
         is_drawn: bool = False,
+        reads: int = READS_ALL,
     ) -> StateUse:
         return StateUse(
             job_digest=job or self.job.digest,
@@ -45,6 +47,7 @@ class UseBook(Book):
             min_distance=4,
             members=6,
             is_drawn=is_drawn,
+            reads=reads,
         )
 
     def send(self, use: StateUse, *, data_set: str = "data", **policy: Any) -> None:
@@ -280,6 +283,28 @@ def test_a_phase_that_t_silos_abandoned_was_no_use(book: UseBook) -> None:
     refused(Refusal.ALREADY_REVEALED, "abandoned", lambda: book.reveals.check_attempt(book.terms(attempt=2)))
 
 
+def test_a_test_over_all_silos_leaves_the_training_of_nearly_all_allowed(book: UseBook) -> None:
+    """Their sums have no number of a silo in common, so that no difference shows one."""
+    book.send(book.use(phase="evaluate-all.0", reads=READS_HOLDOUT))
+    book.reveal(FULL, phase="evaluate-all.0")
+    book.send(book.use(round=2, is_drawn=True, reads=READS_TRAINING))
+    book.reveal(FIVE, round=2)
+
+
+@pytest.mark.parametrize("reads", [READS_ALL, READS_HOLDOUT])
+def test_a_second_test_over_nearly_all_silos_shows_a_hold_out_and_is_refused(
+    book: UseBook, reads: int
+) -> None:
+    """A round that tests, or another job's: the missing silo's correct answers would be the difference."""
+    book.send(book.use(phase="evaluate-all.0", reads=READS_HOLDOUT))
+    book.reveal(FULL, phase="evaluate-all.0")
+    book.send(book.use(round=2, reads=reads))
+    refused(Refusal.OVERLAPPING_COHORT, "differs by 1 silos", lambda: book.sign(FIVE, round=2))
+    # what a use tells of is kept: the ledger of a restarted agent compares alike
+    book.reopen()
+    refused(Refusal.OVERLAPPING_COHORT, "differs by 1 silos", lambda: book.sign(FIVE, round=2, attempt=2))
+
+
 # what counts as a use
 
 
@@ -300,3 +325,22 @@ def test_a_use_is_made_of_job_and_state(book: UseBook) -> None:
     assert many.min_distance == 7  # two more than may collude
     assert made("evaluate.0") == dataclasses.replace(use, phase="evaluate.0")
     assert made("enrollment.0") is None
+    assert use.reads == READS_ALL
+
+
+def test_what_a_use_tells_of_follows_from_the_job(book: UseBook) -> None:
+    """Of hold-outs alone where all silos test between rounds; then no round after it tells of any."""
+    fields = {"rounds": 5, "silos": [f"silo-{place}" for place in range(10)], "fraction": 0.3}
+    values = book.job.spec.model_dump() | {**fields, "evaluate_all_every": 2}
+    job = dataclasses.replace(book.job, spec=JobSpec.model_validate(values))
+    rule = CohortRule.for_members(6)
+
+    def reads(round: int, phase: str) -> int:
+        key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
+        use = StateUse.of(job, key, STATE, rule=rule, assumed_colluders=1)
+        assert use is not None
+        return use.reads
+
+    assert [reads(round, "train") for round in (1, 2, 3, 4, 5)] == [3, 3, READS_TRAINING, 3, READS_TRAINING]
+    assert reads(2, "evaluate-all.0") == READS_HOLDOUT
+    assert reads(5, "evaluate.0") == READS_ALL

@@ -14,6 +14,7 @@ from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.objective import Work
+from simulation.folder import SimulationFolder
 from simulation.on_ray import Ray, Welcome, connected, room, same_versions, versions
 from simulation.pool import Phase, Pool
 from simulation.silos import Answer
@@ -65,13 +66,13 @@ class TimedPool(Pool[Timed]):
 
 
 def test_a_worker_takes_the_largest_silo_that_is_left() -> None:
-    """Silos were dealt out once: a and d to one worker, which did both while the other had nothing to do."""
-    samples = {"a": 90, "b": 60, "c": 50, "d": 40, "e": 30}
+    """Silos were dealt out once: a and c to one worker, which did both while the other had nothing to do."""
+    samples = {"a": 40, "b": 60, "c": 90, "d": 30, "e": 50}
     taken, balance = TimedPool(samples, 2).train(["a", "b", "c", "d", "e"])
-    assert taken == [["a", "d"], ["b", "c", "e"]]
+    assert taken == [["c", "a"], ["b", "e", "d"]]
     assert balance == pytest.approx(270 / 280)
-    assert TimedPool(samples, 2).train(["d", "a"])[0] == [["a"], ["d"]]  # of a round that draws these two
-    assert TimedPool(samples, 4).train(["d", "a"])[0] == [["a"], ["d"], [], []]
+    assert TimedPool(samples, 2).train(["a", "c"])[0] == [["c"], ["a"]]  # of a round that draws these two
+    assert TimedPool(samples, 4).train(["a", "c"])[0] == [["c"], ["a"], [], []]
 
 
 class InWhichProcess(Keeping):
@@ -99,23 +100,28 @@ def test_what_a_silo_keeps_goes_to_whichever_worker_takes_it(make: Makes, tmp_pa
 
 def test_a_simulation_that_resumes_holds_no_file_open_for_each_silo(make: Makes, tmp_path: Path) -> None:
     """Each silo's kept arrays were mapped at the start: a thousand of them were too many open files."""
+    run_in(tmp_path, make(silos=60, rounds=1, simulation={"objective": Keeping()}))
+    folder, before = SimulationFolder(tmp_path, identity="one"), open_files()
+    with folder.held() as progress:
+        assert progress is not None
+        assert len(progress.local) == 60
+        assert open_files() < before + 10
 
-    def fresh(rounds: int) -> object:
-        return make(silos=60, rounds=rounds, simulation={"objective": Keeping()})
 
-    run_in(tmp_path / "out", fresh(3), rounds=1)  # type: ignore[arg-type]
-    simulation = fresh(3)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    run_in(tmp_path / "out", simulation, rounds=1)  # type: ignore[arg-type]
-    assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_a_kept_file_lasts_as_long_as_somebody_has_it(tmp_path: Path) -> None:
-    kept = KeptFile.write({"method/x": np.arange(3)}, Scratch(tmp_path))
-    np.testing.assert_array_equal(kept.arrays()["method/x"], [0, 1, 2])
+    scratch = Scratch(tmp_path)
+    first, second = (KeptFile.write({"method/x": np.arange(size)}, scratch) for size in (2, 3))
     with pytest.raises(ConfigError, match="local state: method/x: expected one of F32"):
-        KeptFile.write({"method/x": np.zeros(2, np.complex64)}, Scratch(tmp_path))
-    del kept
+        KeptFile.write({"method/x": np.zeros(2, np.complex64)}, scratch)
+    del first
+    assert list(scratch.path.iterdir()) == [second.path]
+    del scratch
+    np.testing.assert_array_equal(second.arrays()["method/x"], [0, 1, 2])
+    del second
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,6 +13,7 @@ from silo_agent.data.loading import load_partition
 from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Policy
 from simulation.engine import Simulation
+from simulation.silos import Compute, built_in
 from tests.unit.simulation.conftest import spec_of
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
@@ -59,3 +60,12 @@ def test_masks_change_the_model_by_no_more_than_the_fixed_point(preset: str) -> 
 def test_the_same_job_gives_the_same_bits_and_another_seed_others() -> None:
     assert end_of(simulation(digits())) == end_of(simulation(digits()))
     assert end_of(simulation(digits(seed=2)))[0] != end_of(simulation(digits()))[0]
+
+
+def test_workers_take_several_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers trained on the first one."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    devices = [built_in(Compute(), place=place)._device for place in range(3)]  # type: ignore[attr-defined]
+    assert [str(device) for device in devices] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert str(built_in(Compute(device="cpu"), place=1)._device) == "cpu"  # type: ignore[attr-defined]

@@ -84,6 +84,7 @@ def baseline_at_common_rates(report: Report) -> Family:
         rows=tuple(
             _at(report, name, BASELINE, rate, ARMS[name].published)
             for name in methods_in(report)
+            if name in report.common_arms
             for rate in report.common
         )
     )

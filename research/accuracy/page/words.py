@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from research.accuracy import families
 from research.accuracy.arms import ARMS, BASELINE, Contrast
-from research.accuracy.families import Family, Row
+from research.accuracy.page import families
+from research.accuracy.page.families import Family, Row
 from research.accuracy.paired import ALPHA, MARGIN, Difference, Interval, Verdict
 from research.accuracy.report import Cell, Missing, Report
 
@@ -80,7 +80,11 @@ def family_note(family: Family) -> str:
 def contrast_sentences(report: Report) -> list[str]:
     """A sentence for every control: what its method's part brings, at tuned and at common rates."""
     tuned, common = families.controls_tuned(report), families.controls_at_common_rates(report)
-    return [_contrast(report, one, tuned, common) for one in families.contrasts_in(report)]
+    return [
+        _contrast(report, one, tuned, common)
+        for one in families.contrasts_in(report)
+        if _is_measured(tuned, common, one.method, one.control)
+    ]
 
 
 def baseline_sentences(report: Report) -> list[str]:
@@ -89,7 +93,7 @@ def baseline_sentences(report: Report) -> list[str]:
     return [
         f"**{ARMS[name].title} against FedAvg**: {_sides(report, name, BASELINE, tuned, common)}"
         for name in families.methods_in(report)
-        if _is_measured(_rows(tuned, name, BASELINE)) or _is_measured(_rows(common, name, BASELINE))
+        if _is_measured(tuned, common, name, BASELINE)
     ]
 
 
@@ -101,8 +105,8 @@ def _contrast(report: Report, contrast: Contrast, tuned: Family, common: Family)
 
 
 def _sides(report: Report, method: str, reference: str, tuned: Family, common: Family) -> str:
-    said = (_on_cut(name, method, reference, tuned, common) for name in report.settings)
-    return "; ".join(said) + "."
+    said = [_on_cut(name, method, reference, tuned, common) for name in report.settings]
+    return "; ".join(one for one in said if one) + "."
 
 
 def _on_cut(setting: str, method: str, reference: str, tuned: Family, common: Family) -> str:
@@ -111,10 +115,12 @@ def _on_cut(setting: str, method: str, reference: str, tuned: Family, common: Fa
     by_word: dict[str, list[str]] = {}
     for row in _rows(common, method, reference):
         by_word.setdefault(_word(common.interval(row, setting)), []).append(f"{row.rate:g}")
+    others = [f"{word} at {_listed(rates)}" for word, rates in by_word.items()]
+    if at_tuned is Missing.NOT_RUN:
+        return f"on {setting} {', '.join(others)} (tuned rates have not run)" if others else ""
     first = f"{_word(at_tuned)} at tuned rates{_shown(at_tuned)}"
     if set(by_word) == {_word(at_tuned)}:
         return f"on {setting} {first} and at every common rate"
-    others = [f"{word} at {_listed(rates)}" for word, rates in by_word.items()]
     return f"on {setting} {', '.join([first, *others])}"
 
 
@@ -122,7 +128,8 @@ def _rows(family: Family, method: str, reference: str) -> list[Row]:
     return [row for row in family.rows if (row.method, row.reference) == (method, reference)]
 
 
-def _is_measured(rows: Iterable[Row]) -> bool:
+def _is_measured(tuned: Family, common: Family, method: str, reference: str) -> bool:
+    rows = [*_rows(tuned, method, reference), *_rows(common, method, reference)]
     return any(isinstance(one, Difference) for row in rows for one in row.found.values())
 
 

@@ -1,0 +1,69 @@
+"""Every table and figure of the five papers, and what no job can say: `python -m research.papers`.
+
+`--table "FedCSD, Table III"` shows its numbers, the paper's beside ours; with `--row` and `--column` it
+prints that number's job file. `--update` writes docs/papers.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.options import Parser
+from bench.report import figures
+from research.accuracy.book import Book
+from research.papers import words
+from research.papers.catalog import TABLES, summary
+from research.papers.suite import NAME
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = Path("docs") / "papers.md"
+OUT = ROOT / "build" / "bench" / "accuracy"
+PLACE = "papers"  # between the page's comments
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 2 for a table, row or column that there is not."""
+    parser = Parser("papers", __doc__)
+    parser.add_argument("--json", action="store_true", help="all of it, with every job, for a program")
+    parser.add_argument("--table", help="a table's name, such as 'FedCSD, Table III'")
+    parser.add_argument("--row", help="with --table and --column: print that number's job file")
+    parser.add_argument("--column", help="with --table and --row")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the finished runs")
+    parser.add_argument("--update", action="store_true", help="write docs/papers.md")
+    options = parser.parse_args(arguments)
+    if (options.row is None) != (options.column is None) or (options.row and not options.table):
+        parser.error("--row: expected with --table and --column")
+    if options.update:
+        update(ROOT)
+    elif options.json:
+        print(json.dumps(summary()))
+    elif options.table is None:
+        print(words.terminal_text())
+    else:
+        table = next((each for each in TABLES if each.name == options.table), None)
+        if table is None or not table.cells:
+            names = "; ".join(each.name for each in TABLES if each.cells)
+            parser.error(f"--table: expected one of {names}; got {options.table}")
+        if options.row is None:
+            with Book(options.out / f"{NAME}.jsonl") as book:
+                print(words.compared(table, book))
+            return 0
+        place = (options.row, options.column)
+        cell = next((each for each in table.cells if (each.row, each.column) == place), None)
+        if cell is None:
+            parser.error(f"--row, --column: {table.name} has no {options.row} at {options.column}")
+        sys.stdout.buffer.write(cell.spec().to_yaml())
+    return 0
+
+
+def update(root: Path) -> None:
+    """Write the catalog on the page."""
+    page = root / PAGE
+    page.write_text(figures.replaced(page.read_text(), PLACE, words.page_text(), path=PAGE))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

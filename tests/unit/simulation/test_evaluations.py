@@ -1,0 +1,187 @@
+"""A learning curve that is one: over all silos every k rounds, or on a fixed test set; never mixed with the
+drawn silos' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chorale.job import Job
+from chorale.privacy.plan import planned_phases, planned_releases
+from chorale.transport.wire import PhaseKey
+from crypto.errors import ConfigError
+from silo_agent.data.base import SiloData
+from silo_agent.data.loading import load_data, load_partition
+from silo_agent.data.settings import DataSettings
+from silo_agent.policy.policy import Policy
+from simulation.engine import Simulation, unsigned_job
+from strategies.base import TOTAL
+from strategies.phases.evaluation import EVALUATE_ALL
+from tests.support.one_hot import OneHot
+from tests.support.scripted import LAST, Scripted
+from tests.unit.simulation.conftest import Makes, spec_of, votes
+
+ROUNDS, EVERY, DRAWN = 5, 2, {"fraction": 0.3, "rounds": 5}
+DIGITS = {"model": {"name": "mlp", "hidden": [8]}, "classes": 10, "input_shape": [1, 8, 8]}
+STATE = {"model/head.weight": np.ones((2, 2), np.float32)}
+TESTED = {"tested", "correct", "loss_sum"}
+
+
+def digits_of(silos: int) -> Iterator[SiloData]:
+    settings = {
+        "format": "digits",
+        "name": "digits",
+        "partition": {"kind": "shards", "silos": silos, "index": 0},
+    }
+    return iter(load_partition(DataSettings.model_validate(settings), spec_of(silos, **DIGITS)))
+
+
+def on_digits(silos: int = 10, **fields: Any) -> Simulation:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    spec = spec_of(silos, **DIGITS, **fields)
+    whole = DataSettings.model_validate({"format": "digits", "name": "digits"})
+    return Simulation(
+        spec,
+        dict(zip(spec.silos, digits_of(silos), strict=True)),
+        policy=Policy(federation="test", count_granularity=1),
+        device="cpu",
+        test_set=load_data(whole, spec).holdout,
+    )
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Simulation:
+    simulation = on_digits(**DRAWN, evaluate_all_every=EVERY)
+    list(simulation.run())
+    return simulation
+
+
+@pytest.fixture
+def make_job() -> Any:
+    def make(silos: int = 10, **fields: Any) -> Job:
+        return unsigned_job(spec_of(silos, **fields), votes(silos))
+
+    return make
+
+
+def test_every_k_rounds_the_curve_is_that_of_the_fixed_test_set(drawn: Simulation) -> None:
+    """2 shards: the three drawn silos hold at most six of ten classes, so their own curve is far from it."""
+    rounds = {result.round: result for result in drawn.ended}
+    evaluations = drawn.progress.evaluations
+    assert list(evaluations) == [2, 4]
+    for round, figures in evaluations.items():
+        assert figures["silos"] == 10
+        assert figures["accuracy"] == pytest.approx(rounds[round].figures["test_accuracy"], abs=1e-12)
+        assert figures["tested"] == rounds[round].figures["test_tested"]
+    assert drawn.final_accuracy == pytest.approx(rounds[ROUNDS].figures["test_accuracy"], abs=1e-12)
+    # the model after round 1 by the silos of round 2, and by all
+    of_drawn, of_all = rounds[2].figures["accuracy"], rounds[1].figures["test_accuracy"]
+    assert abs(of_drawn - of_all) > 0.01
+
+
+def test_a_table_of_results_keeps_both_curves_apart(drawn: Simulation) -> None:
+    pytest.importorskip("pandas", reason="needs the extra notebook")
+    table = drawn.results()
+    assert list(table["accuracy"].notna()) == [True, False, True, False, False]
+    assert list(table["accuracy_all"].notna()) == [False, True, False, True, True]
+    assert table["accuracy"][1] == drawn.ended[1].accuracy
+    assert table["accuracy_all"][ROUNDS] == drawn.final_accuracy
+    assert table["silos_all"][EVERY] == 10
+    # the control: where all silos take part the closing evaluation ends one curve
+    whole = on_digits(rounds=2)
+    list(whole.run())
+    assert list(whole.results()["accuracy"].notna()) == [True, True]
+    assert not [name for name in whole.results().columns if name.endswith("_all")]
+
+
+@pytest.mark.parametrize(
+    ("silos", "fraction", "tested"),
+    [
+        (10, 0.3, {1, 2, 4}),  # 7 silos more at an evaluation: rounds 3 and 5 follow one
+        (6, 0.5, set()),  # 3 more are nearly the same silos: min_cohort is 4
+        (6, 1.0, set()),
+    ],
+)
+def test_no_round_tests_a_model_that_all_silos_test(
+    make_job: Any, silos: int, fraction: float, tested: set[int]
+) -> None:
+    """Or sums over nearly the same silos had numbers of the same hold-outs in common."""
+    job = make_job(silos, fraction=fraction, rounds=ROUNDS, evaluate_all_every=EVERY)
+    found, state = set(), {**votes(silos), TOTAL: np.array(1)}
+    for round in range(1, ROUNDS + 1):
+        key = PhaseKey(job_digest=job.digest, round=round, phase="train", attempt=1)
+        layout = job.layout(key, state, job.spec.named_per_round)
+        names = {quantity.name for quantity in layout.quantities}
+        assert names >= {"delta", "weight"}
+        assert names & TESTED in (set(), TESTED)
+        found |= {round} if names & TESTED else set()
+    assert found == tested
+
+
+def test_an_objective_that_always_tests_does_so_for_nothing(make: Makes) -> None:
+    """One of an institution's own, that knows nothing of such rounds."""
+    simulation = make(simulation={"objective": OneHot()}, rounds=3, evaluate_all_every=1)
+    assert [(result.result, result.accuracy) for result in simulation.run()] == [("applied", None)] * 3
+    assert set(simulation.progress.evaluations) == {1, 2}
+    ordinary = make(simulation={"objective": OneHot()}, rounds=3)
+    assert all(result.accuracy is not None for result in ordinary.run())
+
+
+def test_the_best_round_is_that_of_the_tests_over_all_silos(make: Makes) -> None:
+    """What rounds say of drawn silos' hold-outs decides nothing: by it the best would be round 2."""
+    rule = {"metric": "loss", "best": "lowest"}
+    job = {"rounds": 5, "fraction": 0.43, "keep": rule, "evaluate_all_every": 4}
+    simulation = make(simulation={"objective": Scripted()}, **job)
+    list(simulation.run())
+    assert simulation.progress.measured.by_round == {4: {"loss": pytest.approx(LAST)}}
+    assert simulation.model[0] == 4
+    without = make(simulation={"objective": Scripted()}, **{**job, "evaluate_all_every": None})
+    list(without.run())
+    assert without.model[0] == 2
+
+
+def test_evaluations_are_in_the_plan_and_in_its_cost(make_job: Any) -> None:
+    job = make_job(rounds=5, fraction=0.3, evaluate_all_every=2)
+    assert (EVALUATE_ALL, 10, 2) in planned_phases(job.spec)
+    noise = {"clip_norm": 1.0, "sample_rate": 0.1, "noise_multiplier": 2.0}
+    privacy = {"delta": 1e-5, "records": noise, "statistics_noise_multiplier": 5.0}
+    private = {"model": {"name": "mlp", "norm": "group"}, "privacy": privacy, "rounds": 5}
+    few, many = (
+        sum(planned_releases(spec_of(10, **private, evaluate_all_every=every), STATE).values())
+        for every in (4, 1)
+    )
+    assert many - few == 3 * len(TESTED)
+
+
+@pytest.mark.parametrize(
+    "round, phase", [(1, "evaluate-all.0"), (2, "evaluate-all.1"), (5, "evaluate-all.0")]
+)
+def test_a_job_has_no_other_evaluation_between_its_rounds(make_job: Any, round: int, phase: str) -> None:
+    """A coordinator that asked for more sums over the hold-outs than the job says would get none."""
+    job = make_job(rounds=5, evaluate_all_every=2)
+    with pytest.raises(ConfigError, match=r"expected evaluate-all.0 after every 2 rounds but the last"):
+        job.check_phase(round, phase)
+    job.check_phase(2, "evaluate-all.0")
+    with pytest.raises(ConfigError, match="phase: expected one of"):
+        make_job(rounds=5).check_phase(2, "evaluate-all.0")
+
+
+def test_a_job_that_ends_before_its_first_evaluation_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="evaluate_all_every: expected fewer than the job's 3 rounds, got 3"
+    ):
+        spec_of(rounds=3, evaluate_all_every=3)
+
+
+def test_a_job_whose_silos_share_no_model_has_none_to_test() -> None:
+    strategy = {"preset": "local_only"}
+    with pytest.raises(ConfigError, match="evaluate_all_every: with personalization .* each silo's own"):
+        spec_of(10, **{**DIGITS, "strategy": strategy}, evaluate_all_every=1)
+    spec_of(10, **{**DIGITS, "strategy": strategy})
+
+
+def test_a_job_without_the_word_is_the_file_that_it_was() -> None:
+    assert b"evaluate_all_every" not in spec_of().to_yaml()

@@ -1,0 +1,292 @@
+"""research/papers: every job of the catalog as an operator would submit it, and what is said to have none."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chorale.spec.job_spec import JobSpec
+from client.planning import Plan, plan_of
+from client.submission import prepared
+from crypto.errors import ConfigError
+from research.accuracy import __main__ as accuracy
+from research.accuracy.book import Book
+from research.accuracy.federated import silos_of
+from research.accuracy.trials import Outcome, Trial
+from research.accuracy.work import OutOfRuns, Workers
+from research.papers import __main__ as command
+from research.papers import spherefed, words
+from research.papers.catalog import TABLES, cells, kinds, summary
+from research.papers.cells import Cell, Printed
+from research.papers.feddr import CIFAR100
+from research.papers.methods import preset, with_parts
+from research.papers.rehearsal import made_up, small
+from research.papers.suite import Options, distinct, ours, rehearse, rehearsed
+
+ROOT = Path(__file__).parents[2]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def planned(spec: JobSpec) -> Plan:
+    """As `job submit` and `job plan` take a job: digests, first state, phases and sums."""
+    return plan_of(prepared(spec, now=NOW))
+
+
+def table_cells(name: str) -> dict[tuple[str, str], Cell]:
+    table = next(each for each in TABLES if each.name == name)
+    return {(cell.row, cell.column): cell for cell in table.cells}
+
+
+# the catalog
+
+
+def test_every_number_has_a_job_that_reads_as_it_was_written() -> None:
+    """Of all of them the fields; of some the file: YAML takes as long to read as all fields together."""
+    specs = [trial.spec() for trial in distinct(cell.trial(0) for cell in cells())]
+    assert len(specs) > 700
+    for spec in specs:
+        assert JobSpec.model_validate(spec.model_dump(mode="json", exclude_none=True)) == spec
+    for spec in specs[::100]:
+        assert JobSpec.from_yaml(spec.to_yaml(), source="job.yaml") == spec
+
+
+def test_tables_without_all_their_numbers_say_what_is_missing() -> None:
+    for table in TABLES:
+        assert table.has_results == bool(table.cells or table.missing), table.name
+        places = [(cell.row, cell.column) for cell in table.cells]
+        assert len(set(places)) == len(places), table.name
+    facts = summary()
+    assert facts["expressible"] == sum(each["is_expressible"] for each in facts["tables"])
+    assert all(each["name"] and each["reason"] for each in facts["missing"])
+
+
+def test_numbers_that_two_papers_print_are_the_same_and_have_the_same_jobs() -> None:
+    """A slip of a row or column in one of both texts, or a job that differs, is seen here."""
+    conference, journal = (
+        table_cells(f"FedDr+ ({paper}), Table {number}")
+        for paper, number in (("conference", 2), ("journal", 3))
+    )
+    for place, cell in conference.items():
+        assert journal[place].printed == cell.printed
+        assert journal[place].trial(1).key == cell.trial(1).key
+    fixed, best = (table_cells(f"FedDr+ (journal), {name}") for name in ("Table 13", "Tables 2 and 11"))
+    for row, column in fixed:
+        if column.endswith(", none"):
+            assert fixed[row, column] == best[row, column]
+
+
+def test_jobs_hold_the_papers_settings() -> None:
+    """By hand from the papers' tables of settings, one of each."""
+    found = table_cells("FedDr+ (journal), Table 3")["FedDr+", "C100 s=10"].spec()
+    assert (found.rounds, found.named_per_round, found.training.local_epochs) == (320, 10, 3)
+    assert [found.learning_rate_at(each) for each in (160, 161, 241)] == pytest.approx([5.0, 0.5, 0.05])
+    found = table_cells("SphereFed, Table 2")["FedProx + SphereFed", "TinyImageNet"].spec()
+    assert (found.strategy.options["mu"], found.training.learning_rate) == (0.001, 0.5)
+    found = table_cells("FedCSD, Table II")["FedCSD", "average of the four"].spec()
+    assert {name: found.strategy.options[name] for name in ("mu", "tau", "alpha")} == {
+        "mu": 0.5,
+        "tau": 4.0,
+        "alpha": 0.9,
+    }
+    found = table_cells("FedDW, Table I")["FedDW", "pathological CIFAR-100"].spec()
+    assert (found.strategy.options["mu"], found.named_per_round, found.training.optimizer) == (
+        10.0,
+        5,
+        "adam",
+    )
+
+
+def test_what_silos_have_of_their_own_is_judged_by_the_mean_over_silos() -> None:
+    own, shared = (
+        table_cells("FedDW, Table I")[row, "practical CIFAR-10"].trial(1).figure
+        for row in ("FedPer", "FedDW")
+    )
+    assert (own, shared) == ("personal_accuracy", "accuracy")
+
+
+# what has no job
+
+
+def test_what_is_said_to_be_refused_is_refused() -> None:
+    at = spherefed.federation(spherefed.FEDAVG, "a=0.5")
+    job = Cell(row="", column="", federation=at, method=with_parts("fedavg", 0.1, closing="ccvr"))
+    with pytest.raises(ConfigError, match="more than the 6.9e\\+10 allowed"):
+        planned(job.spec())
+    sphere = with_parts("spherefed_fedopt", 0.5, closing="ccvr")
+    with pytest.raises(ValueError, match="ccvr trains the last linear layer alone, by cross-entropy"):
+        replace(job, method=sphere).spec()
+    [thousand] = [
+        cell
+        for place, cell in table_cells("FedDr+ (journal), Table 17").items()
+        if place == ("FedAvg", "N=1000")
+    ]
+    assert thousand.is_simulated_alone
+    with pytest.raises(ConfigError, match="200"):
+        planned(thousand.spec())
+
+
+def test_plan_of_a_calibrated_head_is_known_before_enrollment() -> None:
+    """`job plan` once failed for each SphereFed job: no total of samples is in a first state."""
+    at = spherefed.federation(spherefed.FEDAVG, "IID", data=CIFAR100)
+    spec = Cell(row="", column="", federation=at, method=preset("spherefed", 0.5)).spec()
+    [calibrate] = [phase for phase in planned(spec).phases if phase.kind == "calibrate"]
+    assert calibrate.quantities == {"gram": 1280 * 1281 // 2, "moment": 1280 * 100}
+
+
+# the page and the command
+
+
+def test_page_says_what_the_catalog_does() -> None:
+    page = (ROOT / command.PAGE).read_text()
+    assert f"<!-- bench:{command.PLACE} -->\n{words.page_text()}\n<!-- /bench:{command.PLACE} -->" in page
+
+
+def test_command_prints_the_catalog_and_a_job(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert command.main(["--json"]) == 0
+    facts = json.loads(capsysbinary.readouterr().out)
+    assert set(facts) == {"tables", "expressible", "missing"}
+    assert set(facts["missing"][0]) == {"name", "reason"}
+    asked = ["--table", "FedCSD, Table III", "--row", "Base", "--column", "a=0.5"]
+    assert command.main(asked) == 0
+    spec = JobSpec.from_yaml(capsysbinary.readouterr().out, source="job.yaml")
+    assert (spec.model.name, spec.strategy.options["alpha"]) == ("resnet50", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--table", "Table 9"], "--table: expected one of SphereFed, Table 1; "),
+        (["--row", "Base"], "--row: expected with --table and --column"),
+        (
+            ["--table", "FedCSD, Table III", "--row", "M9", "--column", "a=0.5"],
+            "FedCSD, Table III has no M9 at a=0.5",
+        ),
+    ],
+)
+def test_command_names_what_there_is_not(
+    asked: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(asked)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+# the suite
+
+
+def test_the_papers_number_stands_beside_ours(tmp_path: Path) -> None:
+    cell = table_cells("FedCSD, Table III")["Base", "a=0.5"]
+    with Book(tmp_path / "paper.jsonl") as book:
+        assert ours(cell, book) is None
+        book.write(cell.trial(1), Outcome(accuracy=0.6, seconds=1.0))
+        book.write(cell.trial(3), Outcome(accuracy=0.62, seconds=1.0))
+        assert ours(cell, book) == Printed(mean=61.0, deviation=1.41)
+        table = next(each for each in TABLES if each.name == "FedCSD, Table III")
+        [line] = [each for each in words.compared(table, book).splitlines() if each.startswith("Base")]
+    assert line.split() == ["Base", "a=0.5", "63.66", "61", "+-", "1.41"]
+
+
+def test_silos_with_files_of_their_own_have_their_samples(tmp_path: Path) -> None:
+    trial = small(table_cells("FedCSD, Table II")["FedAvg", "average of the four"])
+    folder = tmp_path / "office-caltech-10"
+    folder.mkdir()
+    names = ("amazon", "caltech", "dslr", "webcam")
+    trial = replace(trial, silos=4)
+    for mark, name in enumerate(names):
+        images = np.full((8, *trial.spec().input_shape), mark, np.float32)
+        labels = np.arange(8) % 4
+        arrays = {"x_train": images, "y_train": labels, "x_test": images[:4], "y_test": labels[:4]}
+        np.savez(folder / f"{name}.npz", allow_pickle=False, **arrays)
+    found = silos_of(trial, folder)
+    assert [float(data.train.features.mean()) for data in found.values()] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_suite_that_stops_goes_on(tmp_path: Path) -> None:
+    rows = table_cells("FedCSD, Table I")
+    chosen = [rows[row, "FEMNIST a=0.5"] for row in ("FedAvg", "FedCSD")]
+    said: list[str] = []
+    options = Options(out=tmp_path, data=None, device="cpu", workers=1, most=1)
+    with pytest.raises(OutOfRuns, match="1 runs are left"):
+        rehearse(chosen, options, said.append)
+    rehearse(chosen, options, said.append)
+    rehearse(chosen, options, said.append)
+    assert [line.split()[0] for line in said] == ["1/2", "2/2"]
+
+
+def test_a_job_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(trial: Trial, silos: object, *, device: str) -> float:
+        raise ConfigError("round 1 was used up: no-data")
+
+    monkeypatch.setattr("research.papers.suite.trained", fails)
+    chosen = [table_cells("FedCSD, Table I")["FedAvg", "FEMNIST a=0.5"]]
+    options = Options(out=tmp_path, data=None, device="cpu", workers=1, most=None)
+    with pytest.raises(ConfigError, match="1 of 1 jobs fail, the first: round 1 was used up: no-data"):
+        rehearse(chosen, options, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--device", "cuda"], "--data: paper needs the folder"),
+        (["--data", "."], "--data: paper needs the folder"),
+        (["--update"], "docs/papers.md is written by python -m research.papers --update"),
+    ],
+)
+def test_suite_says_what_it_takes(asked: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        accuracy.main(["--suite", "paper", *asked])
+    assert told in capsys.readouterr().err
+
+
+def gpu_seen(trial: Trial, _: Path | None) -> Outcome:
+    return Outcome(accuracy=float(os.environ["CUDA_VISIBLE_DEVICES"]), seconds=0.0)
+
+
+@pytest.mark.gate
+def test_each_process_has_a_gpu_that_no_other_has(tmp_path: Path) -> None:
+    """Two processes, each of which takes one number and keeps it."""
+    trials = [table_cells("FedCSD, Table III")["Base", "a=0.5"].trial(seed) for seed in range(40)]
+    with Book(tmp_path / "book.jsonl") as book:
+        pool = Workers(
+            book,
+            processes=1,
+            device="cuda",
+            path=lambda _: None,
+            say=lambda _: None,
+            runs=gpu_seen,
+            gpus=2,
+        )
+        pool.finish(trials)
+        seen = {book.outcome(trial).accuracy for trial in trials}
+    assert seen <= {0.0, 1.0}
+
+
+@pytest.mark.gate
+def test_one_job_of_each_paper_trains_for_two_rounds() -> None:
+    chosen = [
+        table_cells("FedDr+ (journal), Table 3")["FedDr+", "C10 s=2"],
+        table_cells("FedCSD, Table I")["FedCSD", "FEMNIST a=0.5"],
+        table_cells("FedDW, Table I")["FedDW", "practical MNIST"],
+        table_cells("SphereFed, Table 3")["MSE + Fix(OU) + Norm", "a=0.5"],
+    ]
+    for cell in chosen:
+        outcome = rehearsed(small(cell), None)
+        assert (outcome.failed, outcome.accuracy is None) == ("", False), cell.row
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cell", kinds(), ids=lambda cell: f"{cell.row}, {cell.column}")
+def test_every_kind_of_job_is_planned_and_trains_for_two_rounds(cell: Cell) -> None:
+    if not cell.is_simulated_alone:
+        assert planned(cell.spec()).phases
+    trial = small(cell)
+    assert len(made_up(trial)) == trial.silos
+    outcome = rehearsed(trial, None)
+    assert (outcome.failed, outcome.accuracy is None) == ("", False)
