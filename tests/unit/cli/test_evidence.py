@@ -72,7 +72,7 @@ def test_verify_ends_with_five_and_the_file_and_place_of_what_does_not_fit(
     archive = tmp_path / "evidence.zip"
     archive.write_bytes(lab.archive.replace(b"rounds: 3", b"rounds: 2"))
     assert run(["evidence", "verify", str(archive)]) == ExitCode.MISMATCH == 5
-    assert capsys.readouterr().err.startswith(f"chorale: error: {archive}: archive: expected a zip file")
+    assert capsys.readouterr().err.startswith(f"chorale: error: {archive}: archive: it was damaged")
 
 
 def test_verify_of_no_file_is_a_mistake_and_no_mismatch(
