@@ -50,6 +50,7 @@ server = ServerApp()
 
 @client.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
+    """One client's part of a round: it tests what it received, then trains it."""
     torch.set_num_threads(1)
     samples = np.load(Path(REQUEST["folder"]) / f"{context.node_config['partition-id']}.npz")
     features, labels, tested, expected = (
