@@ -78,6 +78,8 @@ def serve(grid: Grid, context: Context) -> None:
     strategy = FedAvg(
         fraction_train=REQUEST["fraction"],
         fraction_evaluate=0.0,
+        # the fraction is of those that have connected when a round begins
+        min_train_nodes=round(REQUEST["fraction"] * REQUEST["silos"]),
         min_available_nodes=REQUEST["silos"],
         train_metrics_aggr_fn=summed,
     )
