@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
 
+import numpy as np
+
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
@@ -313,7 +315,7 @@ class Job:
         if phase_kind(phase) != CLASS_PRESENCE:
             return figures
         least = self.spec.min_class_holders(self.spec.rule(self.spec.named_per_round))
-        by_default = int((sums["class_presence"] >= least).sum())
+        by_default = np.count_nonzero(sums["class_presence"] >= least)
         return {**figures, "classes": float(self.spec.classes), "class_rows_by_default": float(by_default)}
 
     def tables(self, phase: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:

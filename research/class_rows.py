@@ -1,5 +1,5 @@
 """What rules for class rows are worth: FedDW and FedCSD with the rows of no class below the default number of
-holders, of groups of classes, under noise, and of every class. Source: docs/decisions/0028-class-rows.md.
+holders, of groups of classes, under noise, and of every class. Source: docs/decisions/0029-class-rows.md.
 
     python -m research.class_rows --out rows.jsonl      # a line a run; a stopped one goes on
     python -m research.class_rows --out rows.jsonl --table
@@ -174,6 +174,7 @@ def _as_sums(kind: str, found_CC: FloatArray, counts_C: FloatArray) -> dict[str,
 
 
 def spec_of(method: str, seed: int) -> JobSpec:
+    """The job of a method, whose every seed is this one."""
     return JobSpec.model_validate(
         {
             "name": "class-rows",
@@ -192,6 +193,7 @@ def spec_of(method: str, seed: int) -> JobSpec:
 
 
 def run(method: str, cut: str, rule: str, seed: int) -> dict[str, Any]:
+    """One line: accuracy after each round, and the mean share of classes that had a row in the sums."""
     spec = spec_of(method, seed)
     partition = {**CUTS[cut], "silos": SILOS, "index": 0, "seed": seed}
     settings = DataSettings.model_validate({"format": "digits", "name": "digits", "partition": partition})
@@ -244,6 +246,7 @@ def _told(values: list[float], *, sign: str = "") -> str:
 
 
 def main() -> None:
+    """Run what the file has not, or print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a line of JSON a run")
     parser.add_argument(

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bench.options import Parser, whole
 from crypto.errors import ChoraleError
-from research.accuracy import evidence
 from research.accuracy.book import Book
 from research.accuracy.catalog import SUITES
 from research.accuracy.federated import classes_sent_by_default
+from research.accuracy.page import evidence
 from research.accuracy.report import report_of
 from research.accuracy.suites import Suite
 from research.accuracy.tuning import chosen

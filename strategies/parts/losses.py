@@ -131,4 +131,11 @@ def given_loss(word: str, *, is_mean: bool) -> Loss:
     return Loss(word=word, standing=PER_SAMPLE if is_mean else OF_A_BATCH)
 
 
-LOSSES = (TASK_LOSS, SCALED_SOFTMAX, SPHERE_MSE, DOT_REGRESSION, BALANCED_SOFTMAX, CLIENT_ADAPTED)
+LOSSES = (
+    TASK_LOSS,
+    SCALED_SOFTMAX,
+    SPHERE_MSE,
+    DOT_REGRESSION,
+    BALANCED_SOFTMAX,
+    CLIENT_ADAPTED,
+)

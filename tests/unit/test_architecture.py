@@ -81,8 +81,8 @@ ROOMS = {
     "< processes < objective_of_settings",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
-    "simulation": "stored < silos < members < results < local_session < pool < processes < on_ray "
-    "< sums < engine < folder < trial",
+    "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
+    "< on_ray < sums < engine < folder < trial",
     "client": "errors < settings < history < operations < submission < planning < evidence < results "
     "< mlflow_export < federation",
     "web": "shared < console < silo_page",
@@ -123,7 +123,7 @@ TORCH_PLACES = (
     "bench/peers/simulation_side.py",
     "bench/training.py",
     "chorale_models/",
-    "research/accuracy/probes.py",
+    "research/accuracy/mechanism/probes.py",
     "research/accuracy/source.py",
     "research/heart_disease/",
     "research/private_sum/",

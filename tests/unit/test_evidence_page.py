@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.accuracy import evidence, families, source, words
+from research.accuracy import source
 from research.accuracy.arms import BASELINE
 from research.accuracy.book import Book
 from research.accuracy.catalog import SUITES
 from research.accuracy.federated import run
+from research.accuracy.page import evidence, families, words
+from research.accuracy.page.plots import draw
 from research.accuracy.paired import MARGIN, Difference, Interval, Verdict, level_of, paired
-from research.accuracy.plots import draw
 from research.accuracy.report import Cell, Missing, Report, report_of
 from research.accuracy.trials import Outcome
 from research.accuracy.tuning import Choice

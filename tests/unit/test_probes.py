@@ -1,4 +1,4 @@
-"""research/accuracy/probes.py against a calculation by hand, from sums over silos alone."""
+"""research/accuracy/mechanism/probes.py against a calculation by hand, from sums over silos alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from research.accuracy import mechanism
 from research.accuracy.arms import ARMS
 from research.accuracy.federated import OPEN_POLICY
-from research.accuracy.probes import PAIRS, SIDES, Watched, in_memory, probed, trained_arrays
+from research.accuracy.mechanism import __main__ as mechanism
+from research.accuracy.mechanism.probes import PAIRS, SIDES, Watched, in_memory, probed, trained_arrays
 from research.accuracy.trials import Split, Trial
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.objective import Objective, Work

@@ -7,8 +7,7 @@ features are drawn from N(mu, Sigma), of class c as many as its share of all sam
 trained on them by cross-entropy, from where the rounds left it. Draws and training follow from public numbers
 and fixed orders (strategies/exact.py), so every silo comes to the same head. A class that is not known by the
 sums keeps its row, and the softmax goes over the known ones alone: else virtual features of the others would
-train it away. The paper leaves rate, epochs and batches open; its number of virtual features follows the data
-set.
+train it away. Rate, epochs, batches and the default number of virtual features are chosen here.
 
 Leaks n, s and S of each class: mean and covariance of its features, and what those of a few samples say about
 each of them. Of two samples they are both features, up to their order; of n samples they leave a rotation of

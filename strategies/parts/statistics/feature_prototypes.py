@@ -1,6 +1,6 @@
 """Feature prototypes: the mean feature of each class, over all silos; and the regularizer that pulls there.
 
-Source: FedProto, Tan et al., AAAI 2022 (arXiv 2105.00243), Eqs. 4 to 7. Silo k sends F_k[c], the sum of its
+Source: FedProto, Tan et al., AAAI 2022 (arXiv 2105.00243). Silo k sends F_k[c], the sum of its
 trained model's features over its samples of class c, and their number n_k[c]; the prototype of class c is
 sum_k F_k[c] / sum_k n_k[c], the mean feature of all samples of the class. So Eq. 6 weighs silos, too; its
 further factor 1/|N_c|, by which prototypes would shrink with the number of silos, is left out. The authors'

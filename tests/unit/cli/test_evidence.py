@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ import pytest
 from chorale.evidence import SiloStatement, open_statement
 from chorale.runtime.audit import AuditLog
 from cli.errors import ExitCode
+from cli.evidence import lines
 from cli.main import run
+from client.evidence.contents import MODEL_CARD
+from client.evidence.pages import pages_of
+from client.evidence.verify import verify_archive
 from tests.support.evidence import SILOS, Lab
 from tests.unit.cli.conftest import Desk, Ended
 from tests.unit.cli.test_approval import offered
@@ -40,6 +45,25 @@ def test_verify_says_what_held_on_what_it_rests_and_who_said_nothing(
     document = json.loads(capsys.readouterr().out)
     assert not document["authority_is_given"]
     assert document["facts"]["epsilon"]["planned"] == pytest.approx(0.534, abs=1e-3)
+
+
+def test_the_share_of_class_rows_is_told_beside_what_the_coordinator_says_alone(
+    lab: Lab, tmp_path: Path
+) -> None:
+    held = verify_archive(lab.archive, authority=lab.ceremony.anchors)
+    assert not [line for line in lines(tmp_path, held) if "class rows" in line]
+    first, second, *others = held.statement.phases
+    figures = {"classes": 10.0, "class_rows_by_default": 4.0}
+    phases = (
+        first.model_copy(update={"figures": figures}),
+        second.model_copy(update={"figures": {"soft_label_rows": 3.0}}),
+        *others,
+    )
+    statement = held.statement.model_copy(update={"phases": phases})
+    told = "class rows: 30% of them in a round's sum; by the default policy 4 of 10 are sent"
+    assert f"  {told}" in lines(tmp_path, replace(held, statement=statement))
+    assert told in pages_of(held.facts, statement, (), ())[MODEL_CARD].decode()
+    assert "class rows" not in pages_of(held.facts, held.statement, (), ())[MODEL_CARD].decode()
 
 
 def test_verify_ends_with_five_and_the_file_and_place_of_what_does_not_fit(

@@ -33,6 +33,7 @@ from client.history import (
 from coordinator.phase_machine import PhaseState
 from coordinator.reasons import Absent
 from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
+from web.console import rounds
 
 # DESIGN's contract with other programs
 REPORT_KEYS = {
@@ -178,6 +179,15 @@ def test_the_page_has_both_curves_and_what_stands_behind_them(drawn: JobHistory)
     assert "Final figures" in told
     drawn.records.pop()  # as of a job that was cancelled: a test between rounds is not the final one
     assert "Final figures" not in page(report.document(drawn))
+
+
+def test_the_consoles_chart_has_two_lines_where_rounds_draw_their_silos(
+    drawn: JobHistory, history: JobHistory
+) -> None:
+    told = rounds.curves(drawn)
+    assert (told["figure"], told["figure_all"]) == ([0.9, None, None], [None, 0.4, 0.5])
+    whole = rounds.curves(history)
+    assert (whole["figure"], whole["figure_all"]) == ([None, 0.5, 0.8], None)
 
 
 PRESENCE = {"classes": 10.0, "class_rows_by_default": 2.0, "classes_without_holder": 0.0}

@@ -231,7 +231,7 @@ def test_same_seed_gives_the_same_model_and_leaves_the_global_generator_alone() 
 
 
 def test_image_model_refuses_a_flat_input() -> None:
-    with pytest.raises(ConfigError, match=r"input_shape: it should be \(channels, height, width\)"):
+    with pytest.raises(ConfigError, match=r"input_shape: expected \(channels, height, width\), got"):
         make_model("cnn", shape=(13,))
 
 

@@ -1,7 +1,7 @@
 """FedALA: each silo learns, number by number, how much of the received model's last layers it takes over.
 
 Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023 (arXiv
-2212.01197), algorithm 1 and Eqs. 3 to 5. Of the last p layers, with t what the silo trained last, g what it
+2212.01197), algorithm 1. Of the last p layers, with t what the silo trained last, g what it
 received and w the weights,
     own = t + (g - t) w,   w <- clip(w - eta (dL/d own) (g - t), 0, 1),
 by batches of a random share s of the training samples; below them own = g. Weights begin as ones. The first

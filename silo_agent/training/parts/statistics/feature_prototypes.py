@@ -1,7 +1,7 @@
 """FedProto at a silo: what its trained model's features add up to by class, and the pull towards all silos'
 mean.
 
-Tan et al., AAAI 2022 (arXiv 2105.00243), Eqs. 4 and 7: the sums go over the whole training set in eval mode.
+Tan et al., AAAI 2022 (arXiv 2105.00243): the sums go over the whole training set in eval mode.
 The regularizer is R = 1/D |h(x) - P[y]|^2 for a sample x of class y, with h what the head is given and P the
 prototypes of the round before, which are constant; a class without one has R = 0. Eq. 7 measures from the
 mean of a batch's features of a class; the authors' code and this one from each feature, whose mean over the

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import figures
-from research.accuracy import families, words
 from research.accuracy.catalog import SUITES
-from research.accuracy.families import Family
-from research.accuracy.plots import draw
+from research.accuracy.page import families, words
+from research.accuracy.page.families import Family
+from research.accuracy.page.plots import draw
 from research.accuracy.report import Report
 
 FIGURES = Path("research") / "evidence"

@@ -192,4 +192,4 @@ def _figures(sums: Mapping[str, Array], head_CD: Tensor, *, silos: int) -> dict[
     is_known_C = counts_C > 0
     found["gap before"] = float(before_CC[is_known_C].mean())
     found["gap after"] = float(after_CC[is_known_C].mean())
-    return found
+    return {name: float(f"{value:.6g}") for name, value in found.items()}

@@ -19,14 +19,14 @@ from bench.options import Parser
 from bench.report import figures
 from research.accuracy.arms import ARMS
 from research.accuracy.catalog import SUITES
-from research.accuracy.evidence import FIGURES, PAGE
 from research.accuracy.federated import silos_of
+from research.accuracy.mechanism.probes import SIDES, probed
+from research.accuracy.page.evidence import FIGURES, PAGE
 from research.accuracy.paired import ALPHA, Difference, paired
-from research.accuracy.probes import SIDES, probed
 from research.accuracy.source import here
 from research.accuracy.trials import Trial
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OUT = ROOT / "build" / "bench" / "accuracy"
 NAME = "mechanism"
 RATE = 0.1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from research.accuracy import families
 from research.accuracy.arms import ARMS, BASELINE, Contrast
-from research.accuracy.families import Family, Row
+from research.accuracy.page import families
+from research.accuracy.page.families import Family, Row
 from research.accuracy.paired import ALPHA, MARGIN, Difference, Interval, Verdict
 from research.accuracy.report import Cell, Missing, Report
 
