@@ -10,7 +10,8 @@ import click
 
 from chorale.spec.settings_file import check_values
 from cli.authority.commands import LONGEST_DAYS, found
-from cli.authority.folder import CERTIFICATE, ROSTER
+from cli.authority.folder import CERTIFICATE
+from cli.authority.history import ROSTER
 from cli.init.commented import commented
 from cli.keys import check_new, make_request, write_new
 from cli.schema import model_of

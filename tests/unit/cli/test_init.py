@@ -120,7 +120,7 @@ def test_nothing_is_overwritten_and_nothing_is_half_written(
     ("command", "sentence"),
     [
         (["silo", *HUB, "--name", "Ward A"], "name: expected 1 to 63 lower-case letters, digits and inner"),
-        (["silo", *HUB, "--name", "a", "--format", "csv"], "data: path: format csv needs one"),
+        (["silo", *HUB, "--name", "a", "--format", "csv"], "data.path: a value is required with format csv"),
         (["silo", "--coordinator", "hub", "--name", "a"], "coordinator: expected host:port"),
         (["federation", *HUB, "--silo", "a", "--silo", "b"], "--silo: expected at least 3 names, got 2"),
         (["federation", *HUB, "--silo", "a", "--silo", "a", "--silo", "b"], "at least 3 names, got 2"),
