@@ -77,6 +77,7 @@ def busy_share(seconds: Sequence[int]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """A line for each number of workers."""
     options = _options(arguments)
     samples = _samples(options)
     rng, names = np.random.default_rng(0), list(samples)

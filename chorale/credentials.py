@@ -130,7 +130,7 @@ class CredentialFiles:
             return
         credentials.authority = authority
         log.warning(
-            "a certificate of the authority was removed and vouches for nothing any more, "
+            "a certificate of the authority was removed and is not trusted any more, "
             "also not for this process: replace its own certificate if that is one of the removed key",
             file=str(self._authority),
             authorities=len(authority.certificates),

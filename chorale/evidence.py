@@ -19,12 +19,21 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from cryptography import x509
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
 
 from chorale.job import MAX_CERTIFICATE_BYTES
 from chorale.privacy.releases import MAX_RELEASES_BYTES
 from chorale.runtime import audit
 from chorale.runtime.software import Software, installed_packages
+from chorale.spec.fields import NAME_FORM, Sha256, in_words
 from chorale.spec.state import ARRAY_NAME, GlobalState
 from crypto import encoding
 from crypto.errors import ConfigError, RemoteProtocolError
@@ -52,10 +61,10 @@ def _printable(text: str) -> str:
     return text
 
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Digest = Sha256
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"), in_words(NAME_FORM)]
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
-Status = Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]
+Status = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,32}$"), in_words("1 to 32 lower-case letters")]
 Cost = Annotated[str, Field(max_length=MAX_RELEASES_BYTES)]
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 Number = float | None  # null: not a number, or infinite

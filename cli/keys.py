@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from chorale.runtime.key_files import forbid_core_dumps
 from client.errors import with_hint
 from crypto.errors import ConfigError
-from crypto.identity.certificates import MemberId, Role, key_digest, key_to_pem, new_key
+from crypto.identity.certificates import MemberId, Role, check_name, key_digest, key_to_pem, new_key
 from crypto.identity.issuing import new_csr
 
 PRIVATE = 0o600  # of a key: only its owner reads it
@@ -39,6 +39,8 @@ def csr_command(role_name: str) -> click.Command:
     def csr(name: str, federation: str, hosts: tuple[str, ...], out: Path) -> None:
         if hosts and not is_dialed:
             raise ConfigError(f"--host: expected none for a {role_name}: only a coordinator is dialed")
+        check_name("--name", name)
+        check_name("--federation", federation)
         make_request(MemberId(federation=federation, role=Role(role_name), name=name), hosts, out)
 
     return csr

@@ -5,6 +5,8 @@ A hint travels as a note on the exception (`error.add_note`), so code below clie
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -60,6 +62,18 @@ def with_hint(error: ChoraleError, hint: str) -> ChoraleError:
     """The error, carrying one action that may help."""
     error.add_note(hint)
     return error
+
+
+@contextmanager
+def about(source: str) -> Iterator[None]:
+    """Errors of a job that was read from a file begin with the file's name."""
+    try:
+        yield
+    except ConfigError as error:
+        named = ConfigError(f"{source}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            named.add_note(note)
+        raise named from error
 
 
 def require_extra(extra: str, *modules: str, what: str) -> None:

@@ -222,8 +222,13 @@ class Federation:
 
     def _prepared(self, job: JobFile, init: File | None) -> Submission:
         spec: JobSpec = spec_of(job, source="job") if isinstance(job, Mapping) else read_spec(Path(job))
-        given = None if init is None else Path(init)
-        return prepared(spec, init=given, now=datetime.now(UTC))
+        return prepared(
+            spec,
+            source="job" if isinstance(job, Mapping) else str(job),
+            federation=self.settings.federation,
+            init=None if init is None else Path(init),
+            now=datetime.now(UTC),
+        )
 
     def _results(self, job: JobId) -> JobResults:
         return results_of(self._history(job))

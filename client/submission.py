@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,13 +13,14 @@ from chorale.pinned_code import pinned
 from chorale.privacy.plan import solve
 from chorale.privacy.promise import promise_of
 from chorale.runtime.files import read_limited
-from chorale.spec.fields import check_federation
+from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import read_model
+from chorale.spec.plug_in_specs import OWN_MODELS, ModelSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
-from client.errors import require_extra, with_hint
+from client.errors import about, require_extra, with_hint
 from crypto.errors import ConfigError, PolicyRefusal
 from crypto.session.cohort import default_colluders, draw_risk
 from strategies.base import DRAW_SEED, MODEL
@@ -41,16 +43,25 @@ class Submission:
     notes: tuple[str, ...]
 
 
-def prepared(spec: JobSpec, *, init: Path | None = None, now: datetime) -> Submission:
+def prepared(
+    spec: JobSpec, *, source: str, federation: str | None, init: Path | None = None, now: datetime
+) -> Submission:
     """The job with its code's digests, its nonce, its noise and its initial state.
 
-    init: a safetensors file with the starting weights; None draws them from the job. Raises ConfigError.
+    source: the file, for errors. federation: the operator's; None: of any. init: a safetensors file with the
+    starting weights; None draws them from the job. Raises ConfigError.
     """
-    check_federation(spec.name, len(spec.silos))
-    spec = with_code(spec)
+    with about(source):
+        if federation not in (None, spec.federation):  # before torch is loaded
+            expected = f"expected {federation}, as in the operator's settings"
+            raise ConfigError(f"federation: {expected}, got {spec.federation}")
+        check_federation(spec.name, len(spec.silos))
+        check_not_over(spec.name, spec.not_after, now=now)
+        spec = with_code(spec)
     of_head = head_notes(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
-    state = initial_bytes(spec, init, base=spec.base())
+    with about(source) if init is None else nullcontext():
+        state = initial_bytes(spec, init, base=spec.base())
     complete, promised = solved(spec, state)
     if init is None and complete != spec:  # the first state follows from the noise, too
         state = initial_bytes(complete, None, base=complete.base())
@@ -78,7 +89,12 @@ def spec_of(
     """The same of a file's fields. source: what errors call them."""
     filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
     given = {"silos": list(silos)} if silos else {}
-    return check_values(JobSpec, {**filled, **values, **given}, source=source)
+    spec = check_values(JobSpec, {**filled, **values, **given}, source=source)
+    named, unused = spec.model.name, ModelSpec.model_fields["hidden"].default
+    # not in JobSpec: what was signed with it stays readable
+    if named in OWN_MODELS and named != "mlp" and spec.model.source is None and spec.model.hidden != unused:
+        raise ConfigError(f"{source}: model.hidden: expected it with mlp alone, got it with {named}")
+    return spec
 
 
 def with_code(spec: JobSpec) -> JobSpec:

@@ -50,6 +50,7 @@ server = ServerApp()
 
 @client.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
+    """One client's part of a round: it tests what it received, then trains it."""
     torch.set_num_threads(1)
     samples = np.load(Path(REQUEST["folder"]) / f"{context.node_config['partition-id']}.npz")
     features, labels, tested, expected = (
@@ -77,6 +78,8 @@ def serve(grid: Grid, context: Context) -> None:
     strategy = FedAvg(
         fraction_train=REQUEST["fraction"],
         fraction_evaluate=0.0,
+        # the fraction is of those that have connected when a round begins
+        min_train_nodes=round(REQUEST["fraction"] * REQUEST["silos"]),
         min_available_nodes=REQUEST["silos"],
         train_metrics_aggr_fn=summed,
     )

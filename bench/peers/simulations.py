@@ -41,6 +41,7 @@ SIDE = Path(__file__).with_name("simulation_side.py")
 NOT_INSTALLABLE = 3  # exit code
 METHODS = ("fedavg", "feddr_plus", "fedcsd", "feddw")
 ENGINES = ("processes", "ray")
+MAX_SECONDS = 7200.0  # of one program
 CUT = {"kind": "dirichlet", "alpha": 0.5, "seed": 0, "min_samples": 10}
 TRAINING = {"learning_rate": 0.05, "momentum": 0.5, "batch_size": 20, "local_epochs": 1}
 
@@ -185,7 +186,11 @@ def _measured(command: Sequence[str], folder: Path) -> tuple[list[str], dict[str
         started = time.monotonic()
         program = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **own}, stdout=out, stderr=err)
         with ProcessTree(program.pid) as tree:
-            code = program.wait()
+            try:
+                code = program.wait(MAX_SECONDS)
+            except subprocess.TimeoutExpired:  # Flower's may stay after its simulation has crashed
+                program.kill()
+                code = program.wait()
         seconds = time.monotonic() - started
         out.seek(0)
         err.seek(0)

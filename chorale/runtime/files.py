@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -26,6 +27,21 @@ def write_atomic(path: Path, data: bytes | Iterable[Part], *, mode: int = PRIVAT
     """
     parts = [data] if isinstance(data, bytes) else data
     _replace(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), parts, lambda: path, mode=mode)
+
+
+def check_folder(folder: Path, *, field: str) -> None:
+    """Raises ConfigError where files cannot be written into a folder, or it cannot be made. Nothing stays.
+
+    field: what names the folder, for the message.
+    """
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.exists(each))
+    if not there.is_dir():
+        raise ConfigError(f"{field}: {there} is a file, expected a folder")
+    try:
+        tempfile.TemporaryDirectory(dir=there).cleanup()  # permissions alone do not tell
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{field}: {there} cannot be written to: {why}") from None
 
 
 def write_together(files: Mapping[Path, Iterable[Part]], *, mode: int = PRIVATE) -> None:

@@ -14,7 +14,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
 )
 
 from chorale.transport.wire import MAX_SILOS
@@ -34,7 +38,8 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def _checked_address(value: object) -> str:
+def checked_address(value: object) -> str:
+    """host:port as it is. Raises ValueError."""
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found["port"]) > HIGHEST_PORT:
         has_login = isinstance(value, str) and "@" in value  # which no log may show
@@ -47,6 +52,18 @@ def checked(pattern: re.Pattern[str], form: str, value: object) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"expected {form}, got {got(value)}")
     return value
+
+
+def in_words(form: str) -> WrapValidator:
+    """What a person reads of a value that the constraints before it refuse, in place of their pattern."""
+
+    def told(value: object, check: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return check(value)
+        except ValidationError:
+            raise ValueError(f"expected {form}, got {got(value)}") from None
+
+    return WrapValidator(told)
 
 
 def _no_truth_value(value: object) -> object:
@@ -63,14 +80,19 @@ def _in_utc(moment: datetime) -> datetime:
         raise ValueError(f"expected a time of the years 1 to 9999 in UTC, got {moment.isoformat()}") from None
 
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[
+    str, StringConstraints(pattern="^[0-9a-f]{64}$"), in_words("64 hexadecimal digits in lower case")
+]
+Nonce = Annotated[
+    str, StringConstraints(pattern="^[0-9a-f]{32}$"), in_words("32 hexadecimal digits in lower case")
+]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[float, BeforeValidator(_no_truth_value)]  # a float that a person wrote as a number
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 Address = Annotated[
     str,
-    BeforeValidator(_checked_address),
+    BeforeValidator(checked_address),
     WithJsonSchema({"type": "string", "format": ADDRESS_FORM}),
 ]
 Name = Annotated[  # of a federation, a member or a job
@@ -78,12 +100,24 @@ Name = Annotated[  # of a federation, a member or a job
     BeforeValidator(partial(checked, NAME_PATTERN, NAME_FORM)),
     WithJsonSchema({"type": "string", "format": NAME_FORM}),
 ]
-DataSetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+DataSetName = Annotated[  # and of an entry point
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"),
+    in_words(
+        "1 to 63 letters, digits, dots, underscores and hyphens of which the first is a letter or a digit"
+    ),
+]
 EntryPoint = Annotated[
     str,
     BeforeValidator(partial(checked, _ENTRY_POINT, ENTRY_POINT_FORM)),
     WithJsonSchema({"type": "string", "format": ENTRY_POINT_FORM}),
 ]
+
+
+def check_not_over(job: str, not_after: datetime, *, now: datetime) -> None:
+    """Raises ConfigError for a job that no session starts for any more."""
+    if not_after <= now:
+        raise ConfigError(f"job {job}: not_after: {not_after.isoformat()} has passed")
 
 
 def check_federation(job: str, silos: int) -> None:

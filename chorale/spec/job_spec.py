@@ -27,9 +27,11 @@ from chorale.spec.fields import (
     DataSetName,
     Moment,
     Name,
+    Nonce,
     Sha256,
     SpecPart,
     check_federation,
+    check_not_over,
 )
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_images
 from chorale.spec.plug_in_specs import (
@@ -70,9 +72,8 @@ class JobSpec(SpecPart):
 
     name: Name = Field(description="the job's name: lower-case letters, digits and inner hyphens")
     federation: Name = Field(description="the federation it belongs to")
-    nonce: str | None = Field(
+    nonce: Nonce | None = Field(
         default=None,
-        pattern="^[0-9a-f]{32}$",
         description="32 random hex digits that keep two equal jobs apart; `job submit` fills them in",
     )
     not_after: Moment = Field(
@@ -275,8 +276,7 @@ class JobSpec(SpecPart):
         check_federation(self.name, len(self.silos))
         parts = {"loss": self.strategy.loss, "regularizer": self.strategy.regularizer}
         check_pinned(self.name, self.code, self.distributions, task=self.task, parts=parts)
-        if self.not_after <= now:
-            raise ConfigError(f"job {self.name}: not_after: {self.not_after.isoformat()} has passed")
+        check_not_over(self.name, self.not_after, now=now)
 
     @property
     def input_values(self) -> int | None:

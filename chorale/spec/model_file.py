@@ -121,8 +121,15 @@ def with_facts(parts: Iterable[Part], facts: Mapping[str, str]) -> Iterator[Part
 
 def read_model(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """Arrays and facts of a file that a person named; no facts where it has none. Raises ConfigError."""
+    data = read_limited(path, MAX_MODEL_BYTES)
     try:
-        return open_model(read_limited(path, MAX_MODEL_BYTES))
+        has_header = _header_of(data) is not None
+    except RemoteProtocolError:
+        has_header = False
+    if not has_header:
+        raise ConfigError(f"{path}: this is no safetensors file, or only a part of one")
+    try:
+        return open_model(data)
     except RemoteProtocolError as error:
         raise ConfigError(f"{path}: expected a safetensors file: {error}") from None
 

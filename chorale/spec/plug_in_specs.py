@@ -13,16 +13,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 
-from chorale.spec.fields import Finite, Positive, Sha256, SpecPart, checked
+from chorale.spec.fields import DataSetName, Finite, Positive, Sha256, SpecPart, checked, in_words
 from crypto.errors import ConfigError
 from strategies.tasks.base import DeclaredTask, Sum, Target, TaskSizes
 from strategies.tasks.declared_tasks import task_of
 from strategies.tasks.stated import StatedTask
 
-PlugInName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-QuantityName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+PlugInName = DataSetName
+QuantityName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$"),
+    in_words("1 to 63 lower-case letters, digits and underscores of which the first is a letter"),
+]
 _DISTRIBUTION = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")
 Distribution = Annotated[
     str,
@@ -51,7 +55,11 @@ CUSTOM = "custom"
 MAX_PER_RECORD = 1e15  # beyond it no scale leaves room in 64 bits for noise, and its square is no number
 LORA_B = ".lora_B."  # in the names of arrays that start at zero
 MARK = ".lora_"  # in the names of an adapter's arrays
-LayerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,200}$")]
+LayerName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_.]{1,200}$"),
+    in_words("1 to 200 letters, digits, dots and underscores"),
+]
 
 
 class FromSpec(SpecPart):

@@ -215,7 +215,7 @@ def _cut(route: Route) -> LineFailed:
 
 
 def _context(route: Route) -> ssl.SSLContext:
-    """As gRPC's: mutual TLS 1.3, and the authority alone vouches. Raises ConfigError."""
+    """As gRPC's: mutual TLS 1.3, and the authority alone is trusted. Raises ConfigError."""
 
     def no_password() -> str:  # without it OpenSSL asks the terminal, and the event loop waits
         raise ConfigError(f"{route.identity.key}: encrypted, expected an unencrypted PEM private key")

@@ -28,7 +28,7 @@ class Proxy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """What dialing takes. coordinator: host:port. coordinator_name: the one in its certificate, if not the
-    dialed host. authority: file of who vouches for it, PEM."""
+    dialed host. authority: file of the certificates that are trusted to sign its own, PEM."""
 
     coordinator: str
     identity: IdentityFiles

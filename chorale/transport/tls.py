@@ -109,7 +109,7 @@ def server_credentials(own: Callable[[], tuple[Identity, Anchors]]) -> grpc.Serv
 
 
 def channel_credentials(identity: Identity, authority: Anchors) -> grpc.ChannelCredentials:
-    """Credentials of a silo or operator; the authority alone vouches for the coordinator."""
+    """Credentials of a silo or operator; the authority alone is trusted to sign the coordinator's."""
     import grpc
 
     return grpc.ssl_channel_credentials(

@@ -19,7 +19,14 @@ from cli.authority.show import as_json, as_text, expiring
 from cli.keys import PRIVATE, check_new, shown_key, write_new
 from client.errors import with_hint
 from crypto.errors import ConfigError
-from crypto.identity.certificates import Role, certificate_to_pem, key_to_pem, member_of, public_key_of
+from crypto.identity.certificates import (
+    Role,
+    certificate_to_pem,
+    check_name,
+    key_to_pem,
+    member_of,
+    public_key_of,
+)
 from crypto.identity.issuing import new_authority
 from crypto.identity.roster import Member
 
@@ -56,6 +63,7 @@ def authority() -> None:
 @AUTHORITY_DAYS
 def init(federation: str, directory: Path, valid_days: int) -> None:
     """Make the federation's CA key and certificate."""
+    check_name("--federation", federation)
     found(federation, directory, valid_days=valid_days)
 
 

@@ -16,7 +16,8 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.strategy_spec import StrategySpec
 from cli.given_data import DataOptions
-from client.submission import with_code
+from client.errors import about
+from client.submission import spec_of, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import CohortRule
 from silo_agent.policy.policy import Policy
@@ -201,7 +202,9 @@ def job_plan(
     names = options.names(listed if isinstance(listed, list) else (), silos)
     job = {name: value for name, value in values.items() if name not in OF_A_SIGNED_JOB}
     job["silos"] = names
-    spec = with_code(check_values(JobSpec, {"not_after": _tomorrow(), **job}, source=str(file)))
+    spec = spec_of({"not_after": _tomorrow(), **job}, source=str(file))
+    with about(str(file)):
+        spec = with_code(spec)
     for name in (COORDINATOR, OPERATOR, AUTHORITY, LOGS):
         if name in names:
             raise ConfigError(f"{file}: silos: {name} is the name of another party of the demo")

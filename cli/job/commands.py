@@ -11,7 +11,7 @@ from cli.job.evidence import evidence
 from cli.job.export import export
 from cli.job.following import end_of, follow, follow_json
 from cli.job.listing import list_jobs, list_silos
-from cli.job.options import operator_options
+from cli.job.options import check_out_file, operator_options
 from cli.job.plan import plan
 from cli.job.report import report
 from cli.job.submit import submit
@@ -71,6 +71,7 @@ _control_command("cancel", "End a job for good; the rounds that are done stay.")
 @operator_options
 def fetch(settings: OperatorSettings, job_id: str, out: Path) -> None:
     """Save a job's model: the newest, or the best where the job keeps that."""
+    check_out_file(out)
     with connect(settings) as (operations, _):
         summary, data = operations.fetch(operations.find(job_id))
         write_atomic(out, data)

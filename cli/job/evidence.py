@@ -10,7 +10,7 @@ import click
 from chorale.evidence import MAX_STATEMENT_BYTES
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.transport.tls import load_authority
-from cli.job.options import operator_options
+from cli.job.options import check_out_file, operator_options
 from client.evidence.archive import MAX_BYTES
 from client.evidence.pack import collect
 from client.operations import connect
@@ -44,6 +44,7 @@ def evidence(
 
     It holds no data, no sum and no weights. `chorale evidence verify` checks it without a network.
     """
+    check_out_file(out)
     silos = {str(path): read_limited(path, MAX_STATEMENT_BYTES) for path in added}
     sboms = {path.name: read_limited(path, MAX_BYTES) for path in bills}
     with connect(settings) as (operations, identity):

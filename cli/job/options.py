@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import click
 
+from chorale.runtime.files import check_folder
 from client.settings import ENV_PREFIX, operator_settings
+from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +33,15 @@ def operator_options(
     if command is None:
         return partial(_with_options, is_optional=is_optional)
     return _with_options(command, is_optional=is_optional)
+
+
+def check_out_file(out: Path) -> None:
+    """Before the coordinator is asked. Raises ConfigError where no file can be written there."""
+    if out.is_dir():
+        raise ConfigError(f"--out: {out} is a folder, expected a file")
+    if not out.absolute().parent.exists():
+        raise ConfigError(f"--out: {out.parent}: no such folder")
+    check_folder(out.absolute().parent, field="--out")
 
 
 def _with_options(command: Command, *, is_optional: bool) -> Command:

@@ -32,7 +32,11 @@ def plan(settings: OperatorSettings | None, file: Path, init: Path | None, is_js
     The time is that of past rounds of the coordinator, where operator settings name one.
     """
     with said_if_slow(PREPARING):
-        planned = plan_of(prepared(read_spec(file), init=init, now=datetime.now(UTC)))
+        federation = None if settings is None else settings.federation
+        ready = prepared(
+            read_spec(file), source=str(file), federation=federation, init=init, now=datetime.now(UTC)
+        )
+        planned = plan_of(ready)
     if settings is not None:
         with connect(settings) as (operations, _):
             planned = with_timing(planned, operations)

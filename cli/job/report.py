@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chorale.privacy.promise import promise_of
+from chorale.runtime.files import check_folder
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import open_model
 from cli.job.options import operator_options
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @operator_options
 def report(settings: OperatorSettings, job_id: str, out: Path) -> None:
     """Write report.html, report.json and rounds.csv of a job, whether it has ended or not."""
+    check_folder(out, field="--out")
     with connect(settings) as (operations, _):
         digest = operations.find(job_id)
         history = operations.history(digest)

@@ -35,7 +35,13 @@ def submit(
     Of a private job it also prints epsilon and the noise, which it solves for where the file leaves it out.
     """
     with said_if_slow(PREPARING):
-        submission = prepared(read_spec(file), init=init, now=datetime.now(UTC))
+        submission = prepared(
+            read_spec(file),
+            source=str(file),
+            federation=settings.federation,
+            init=init,
+            now=datetime.now(UTC),
+        )
     spec = submission.spec
     for note in submission.notes:
         click.echo(note, err=True)

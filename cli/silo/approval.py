@@ -153,8 +153,9 @@ def reject(config: Path, job: str, reason: str, by: str | None, is_json: bool) -
     the word `rejected` are all that leaves this silo.
     """
     from silo_agent.approval.decisions import reject as reject_job
+    from silo_agent.ledger.decisions import checked_name, checked_reason
 
-    settings, name = load_silo_settings(config), by or _login()
+    settings, name, reason = load_silo_settings(config), checked_name(by or _login()), checked_reason(reason)
     with closing(opened_ledger(settings)) as ledger:
         found = ledger.job(job)
         reject_job(ledger, found.job_digest, by=name, reason=reason)

@@ -1,7 +1,7 @@
 """`chorale silo check`: what an agent would find wrong, found before it starts and before a job is sent.
 
-Nothing is dialed, sent, spent or written: the ledger is opened to read. What is printed is for the
-institution's own eyes, in private jobs too.
+Nothing is dialed, sent or spent, and nothing that is written stays: the ledger is opened to read. What is
+printed is for the institution's own eyes, in private jobs too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import click
 from chorale.credentials import CredentialFiles
 from chorale.job import SignedJob
 from chorale.privacy.plan import planned_epsilon_if_all_others_collude
-from chorale.runtime.files import read_limited
+from chorale.runtime.files import check_folder, read_limited
+from chorale.runtime.software import check_own_digest, own_software
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
@@ -41,7 +42,7 @@ from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Approval, Policy, load_policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
-from silo_agent.settings import SiloSettings, load_silo_settings
+from silo_agent.settings import Device, SiloSettings, load_silo_settings
 from simulation.engine import unsigned_job
 from simulation.trial import PhaseTrial, Trial
 from strategies.phases.training import TRAIN
@@ -92,6 +93,7 @@ class Step(AbstractContextManager[None]):
             return error is None
         # a data function, a model or an objective of this institution may raise anything
         told = str(error) if isinstance(error, ChoraleError) else f"{type(error).__name__}: {error}"
+        told = told.removeprefix(f"{self.what}: ")  # which the finding begins with
         self.findings.problem(
             self.what, " ".join("; ".join([told, *getattr(error, "__notes__", ())]).split())
         )
@@ -105,6 +107,7 @@ def check_silo(config: Path, job_file: Path | None, init: Path | None, *, is_jso
     # what is told beside the findings must not stand in the JSON
     with redirect_stdout(sys.stderr if is_json else sys.stdout):
         findings.fine("settings", f"{config}, silo {settings.name} of federation {settings.federation}")
+        _machine(settings, findings)
         _credentials(settings, findings)
         policies = check_own_files(settings, findings)
         if job_file is not None:
@@ -116,6 +119,20 @@ def check_silo(config: Path, job_file: Path | None, init: Path | None, *, is_jso
         raise CommandFailed(f"{findings.problems} {what}: this silo is not ready")
     if not is_json:
         click.echo("all is well; nothing was sent")
+
+
+def _machine(settings: SiloSettings, findings: Findings) -> None:
+    """Its installed files, and the devices that training asks for."""
+    if settings.software_digest is not None:
+        with findings.step("software_digest"):
+            check_own_digest(own_software(), expected=settings.software_digest)
+            findings.fine("software_digest", settings.software_digest)
+    if settings.objective is None and (settings.device is Device.CUDA or settings.devices > 1):
+        what = "devices" if settings.devices > 1 else "device"
+        with findings.step(what, slow="loading torch"):
+            require_extra("silo", "torch", what="training here")
+            load_objective(settings)
+            findings.fine(what, f"{settings.devices}, {settings.device.value}")
 
 
 def _credentials(settings: SiloSettings, findings: Findings) -> None:
@@ -147,7 +164,10 @@ def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Pol
 
     Returns the policies that can be read, by data set.
     """
-    with findings.step("directory"), _ledger(settings):
+    with findings.step("directory"):
+        check_folder(settings.directory, field="directory")
+        with _ledger(settings):
+            pass
         findings.fine("directory", str(settings.directory))
     policies: dict[str, Policy] = {}
     for data_set in settings.data_sets:
@@ -357,7 +377,5 @@ def _ledger(settings: SiloSettings) -> Iterator[Ledger]:
         with closing(Ledger(settings.ledger_path, is_read_only=True)) as ledger:
             yield ledger
         return
-    if settings.directory.exists() and not settings.directory.is_dir():
-        raise ConfigError(f"directory: {settings.directory} is a file, expected a folder")
     with tempfile.TemporaryDirectory() as folder, closing(Ledger(Path(folder) / "ledger.sqlite")) as empty:
         yield empty

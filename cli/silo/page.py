@@ -26,5 +26,4 @@ def page(config: Path, listen: str) -> None:
     from web.silo_page.app import run
 
     settings = load_silo_settings(config)
-    opened_ledger(settings).close()  # a wrong folder is told now
     run(settings, listen=listen, open_ledger=partial(opened_ledger, settings), screen=screen, say=click.echo)

@@ -25,7 +25,7 @@ from chorale.spec.state import GlobalState, state_from_bytes
 from cli.demo.plan import OPEN_POLICY
 from cli.given_data import DataOptions, data_options
 from cli.simulate.progress import ProgressLine
-from client.errors import require_extra
+from client.errors import about, require_extra
 from client.history import ROW_FIGURES, personal_of, score_word
 from client.submission import draw_notes, head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ConfigError
@@ -286,7 +286,9 @@ def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
 def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
     listed = parse_mapping(read_limited(file, MAX_BYTES), source=str(file)).get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
-    spec = with_code(read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ()))
+    spec = read_spec(file, not_after=NEVER, silos=names if options.silo_files or silos else ())
+    with about(str(file)):
+        spec = with_code(spec)
     own = options.objectives()
     if not spec.model.is_built_in and any(name not in own for name in spec.silos):
         raise ConfigError(

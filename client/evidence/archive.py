@@ -43,6 +43,10 @@ def files_of(data: bytes) -> dict[str, bytes]:
     """
     if len(data) > MAX_BYTES:
         raise EvidenceMismatch(f"archive: expected at most {MAX_BYTES} bytes, got {len(data)}")
+    if not zipfile.is_zipfile(BytesIO(data)):
+        raise EvidenceMismatch(
+            "archive: expected a zip file of `chorale job evidence`, this is none, or only a part of one"
+        )
     _check_directory(data)
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
@@ -50,7 +54,7 @@ def files_of(data: bytes) -> dict[str, bytes]:
             _check_entries(entries, archive_size=len(data))
             files = {entry.filename: archive.read(entry) for entry in entries}
     except _ODD as error:
-        raise EvidenceMismatch(f"archive: expected a zip file: {error}") from None
+        raise EvidenceMismatch(f"archive: it was damaged or changed: {error}") from None
     if archive_bytes(files) != data:
         raise EvidenceMismatch(
             "archive: it is not the file that Chorale wrote: another program packed it again, or added bytes "

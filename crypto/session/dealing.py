@@ -62,7 +62,7 @@ class Received:
 
 
 class EnvelopeMismatch(Exception):
-    """The sender signed an envelope that does not open or does not match its hashes or its advert."""
+    """The sender signed an envelope that cannot be decrypted or does not match its hashes or its advert."""
 
 
 def share_points(terms: SessionTerms) -> dict[str, int]:
@@ -158,8 +158,8 @@ def make_envelope(
 def open_dealt(made: Envelope, secrets: OwnSecrets, *, sum_key_commitment: bytes) -> Received:
     """Contents of an envelope addressed to the holder of `secrets`.
 
-    sum_key_commitment: of the dealer's advert. Raises EnvelopeMismatch if a part does not open or does not
-    match the hash sent with it, or k_u not its commitment.
+    sum_key_commitment: of the dealer's advert. Raises EnvelopeMismatch if a part cannot be decrypted or does
+    not match the hash sent with it, or k_u not its commitment.
     """
     names = {"dealer": made.sender, "receiver": made.receiver}
     shares = _unseal(

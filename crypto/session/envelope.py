@@ -76,7 +76,7 @@ def seal(public: bytes, plaintext: bytes, *, info: bytes) -> bytes:
 
 
 def open_sealed(keypair: KeyPair, ciphertext: bytes, *, info: bytes) -> bytes:
-    """The plaintext. Raises RemoteProtocolError(code=ENVELOPE) if it does not open with key and info."""
+    """The plaintext. Raises RemoteProtocolError(code=ENVELOPE) if key and info do not decrypt it."""
     try:
         return _SUITE.decrypt(ciphertext, keypair.private, info)
     except (InvalidTag, ValueError):

@@ -82,7 +82,7 @@ OVER = frozenset({SiloState.ENDED, SiloState.FAILED})
 
 
 class EnvelopeComplaint(RemoteProtocolError):
-    """A silo dealt an envelope that does not open; the complaint names it."""
+    """A silo dealt an envelope that cannot be decrypted; the complaint names it."""
 
     def __init__(self, message: str, *, complaint: SignedBody) -> None:
         super().__init__(message, code=Refusal.ENVELOPE)

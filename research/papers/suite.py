@@ -21,6 +21,7 @@ from research.accuracy.work import Workers
 from research.papers.catalog import cells, kinds
 from research.papers.cells import Cell, DataSet, Printed
 from research.papers.rehearsal import made_up, small
+from silo_agent.torch_build import torch_build
 
 NAME, REHEARSAL = "paper", "paper-rehearsal"
 SEEDS = (1, 2, 3)
@@ -79,9 +80,7 @@ def rehearsed(trial: Trial, _: Path | None) -> Outcome:
 
 def train(options: Options, say: Callable[[str], None]) -> None:
     """Every job once a seed; whole seeds one after the other. Raises OutOfRuns, ConfigError."""
-    import torch
-
-    gpus = torch.cuda.device_count()
+    gpus = torch_build().gpus
     if not gpus:
         raise ConfigError(f"--device {options.device}: torch sees no GPU here; cpu rehearses the jobs")
     root = options.data or Path()

@@ -16,11 +16,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from chorale.job import JobSpec
 from chorale.runtime.files import read_limited
-from chorale.spec.fields import Name, Sha256
+from chorale.spec.fields import Name, Sha256, in_words
 from chorale.spec.settings_file import MAX_BYTES, load_settings
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Quantity
@@ -42,7 +42,8 @@ ENV_PREFIX = "CHORALE_POLICY_"
 
 Listed = Annotated[
     str,
-    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63})?$"),
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63})?$"),
+    in_words("name or name==version, such as hospital-models==1.2.0"),
 ]
 
 

@@ -62,7 +62,7 @@ class SessionHandler:
         Raises PolicyRefusal or RemoteProtocolError; the session is then over for good.
         """
         if not self._authority().holds_all_of(self._trusted):
-            self._session.end()  # its key may have vouched for roster and cohort
+            self._session.end()  # its key may have signed roster and cohort
             raise RemoteProtocolError(
                 "session: a certificate of the authority was removed since it began", code=Refusal.ROSTER
             )

@@ -212,21 +212,21 @@ REFUSED = [
         "data.volume.hostPath: name the node by nodeSelector",
     ),
     (S, ["coordinator.cidrs=null"], "coordinator.cidrs: give the coordinator's addresses"),
-    (S, ["coordinator.cidrs={0.0.0.0/0}"], "opens the way to far more than one service"),
-    (S, ["coordinator.cidrs={0.0.0.0/1,128.0.0.0/1}"], "opens the way to far more than one service"),
-    (S, ["networkPolicy.dns.cidrs={0.0.0.0/0}"], "opens the way to far more than one service"),
-    (PROXY, ["proxy.cidrs={::/0}"], "opens the way to far more than one service"),
-    (S, ["coordinator.cidrs={203.0.113.10}"], "is no range of addresses; a single one is written as"),
-    (S, ["coordinator.cidrs={203.0.113.300/32}"], "is no range of addresses"),
-    (S, ["coordinator.cidrs={203.0.113.10/64}"], "is no range of addresses"),
-    (S, ["coordinator.cidrs={coordinator.example.org}"], "is no range of addresses"),
-    (C, ["service.loadBalancerSourceRanges={198.51.100.0}"], "is no range of addresses"),
-    (C, ["networkPolicy.clientCidrs={198.51.100.0/33}"], "is no range of addresses"),
-    (S, ["coordinator.address=coordinator.example.org"], "is no host:port with a port from 1 to 65535"),
-    (S, ["coordinator.address=https://hub.example.org:7443"], "is no host:port with a port from 1"),
-    (S, ["coordinator.address=hub.example.org:0"], "is no host:port with a port from 1 to 65535"),
-    (S, ["coordinator.address=hub.example.org:99999"], "is no host:port with a port from 1 to 65535"),
-    (PROXY, ["proxy.address=http://proxy:3128"], "is no host:port with a port from 1 to 65535"),
+    (S, ["coordinator.cidrs={0.0.0.0/0}"], "allows far more addresses than those of one service"),
+    (S, ["coordinator.cidrs={0.0.0.0/1,128.0.0.0/1}"], "allows far more addresses than those of one service"),
+    (S, ["networkPolicy.dns.cidrs={0.0.0.0/0}"], "allows far more addresses than those of one service"),
+    (PROXY, ["proxy.cidrs={::/0}"], "allows far more addresses than those of one service"),
+    (S, ["coordinator.cidrs={203.0.113.10}"], "expected a range of addresses, or a single one such as"),
+    (S, ["coordinator.cidrs={203.0.113.300/32}"], "expected a range of addresses"),
+    (S, ["coordinator.cidrs={203.0.113.10/64}"], "expected a range of addresses"),
+    (S, ["coordinator.cidrs={coordinator.example.org}"], "expected a range of addresses"),
+    (C, ["service.loadBalancerSourceRanges={198.51.100.0}"], "expected a range of addresses"),
+    (C, ["networkPolicy.clientCidrs={198.51.100.0/33}"], "expected a range of addresses"),
+    (S, ["coordinator.address=coordinator.example.org"], "expected host:port with a port from 1 to 65535"),
+    (S, ["coordinator.address=https://hub.example.org:7443"], "expected host:port with a port from 1"),
+    (S, ["coordinator.address=hub.example.org:0"], "expected host:port with a port from 1 to 65535"),
+    (S, ["coordinator.address=hub.example.org:99999"], "expected host:port with a port from 1 to 65535"),
+    (PROXY, ["proxy.address=http://proxy:3128"], "expected host:port with a port from 1 to 65535"),
     (C, ["listenHost=127.0.0.1"], 'listenHost must be one of the following: "0.0.0.0", "[::]"'),
     (S, ["metrics.host=127.0.0.1"], 'metrics.host must be one of the following: "0.0.0.0", "[::]"'),
     (C, ["ingress.host=hub.example.org"], "ingress: host and className do nothing while enabled is false"),
@@ -241,18 +241,18 @@ REFUSED = [
     (S, ["proxy.noProxy={a}"], "proxy: credentialsSecretName and noProxy are of no use without address"),
     (INGRESS, ["tracing.pods=null"], "tracing: give the collector's pods or cidrs"),
     (INGRESS, ["tracing.endpoint="], "tracing: pods, cidrs and secretName are of no use without endpoint"),
-    (INGRESS, ["tracing.cidrs={0.0.0.0/0}"], "opens the way to far more than one service"),
+    (INGRESS, ["tracing.cidrs={0.0.0.0/0}"], "allows far more addresses than those of one service"),
     (INGRESS, ["tracing.endpoint=collector:4318"], "tracing.endpoint: Does not match pattern"),
     (GPU, ["tracing.cidrs=null"], "tracing: give the collector's pods or cidrs"),
     (GPU, ["tracing.endpoint="], "tracing: pods, cidrs and secretName are of no use without endpoint"),
-    (GPU, ["tracing.cidrs={::/0}"], "opens the way to far more than one service"),
-    (S, ["policy.privacy.epsilon=11"], "policy.privacy.epsilon: a budget above 10 hides next to nothing"),
+    (GPU, ["tracing.cidrs={::/0}"], "allows far more addresses than those of one service"),
+    (S, ["policy.privacy.epsilon=11"], "policy.privacy.epsilon: a budget above 10 protects hardly anything"),
     (S, ["policy.privacy.delta=0"], "policy.privacy.delta: Must be greater than or equal to 1e-12"),
     (GPU, ["gpu.count=0"], "settings.device: cuda needs gpu.count of at least 1"),
     (GPU, ["settings.device=cpu"], "gpu.count: settings.device is cpu"),
     (GPU, ["metrics.serviceMonitor.enabled=true"], "metrics: enable serviceMonitor or podMonitor, not both"),
     (GATEWAY, ["tracing.endpoint=http://c:4318/v1/traces"], "tracing: give the collector's pods or cidrs"),
-    (INGRESS, ["tracing.cidrs={1.2.3.4}"], "is no range of addresses; a single one is written as"),
+    (INGRESS, ["tracing.cidrs={1.2.3.4}"], "expected a range of addresses, or a single one such as"),
 ]
 # what both charts refuse alike
 OPEN_DNS = ["networkPolicy.dns.podLabels.k8s-app=null"]
@@ -262,7 +262,7 @@ MEETS = ["tolerationSeconds=60", "tolerations[0].operator=Exists"]
 UNREACHABLE = ["tolerationSeconds=60", "tolerations[0].key=node.kubernetes.io/unreachable"]
 CONFIG_MAP = "extraEnvFrom[0].configMapRef.name=x"
 BOTH = [
-    (["security.runAsUser=5"], "security: it is podSecurityContext now, with the same keys"),
+    (["security.runAsUser=5"], "security: expected podSecurityContext in its place, with the same keys"),
     (
         ["identity.authorityKey=ca.crt"],
         "identity.authorityKey: the authority's certificate comes from a ConfigMap",
@@ -272,10 +272,10 @@ BOTH = [
     (["image.repository=registry.example.org/chorale/silo"], "names a registry; it goes into image.registry"),
     (["image.repository=localhost:5000/silo"], "names a registry; it goes into image.registry"),
     ([r"commonLabels.app\.kubernetes\.io/name=x"], "belongs to the chart, Services and the network policy"),
-    ([r"commonAnnotations.helm\.sh/hook=test"], "would make another thing of the object, a hook or a pod"),
+    ([r"commonAnnotations.helm\.sh/hook=test"], "is not allowed: it makes the object a hook, or its pod one"),
     (
         [r"podAnnotations.container\.apparmor\.security\.beta\.kubernetes\.io/silo=unconfined"],
-        "would make another thing of the object, a hook or a pod without AppArmor",
+        "is not allowed: it makes the object a hook, or its pod one without AppArmor",
     ),
     (
         ["serviceAccount.create=false", "serviceAccount.annotations.a=b"],
@@ -312,9 +312,12 @@ BOTH = [
     (["extraVolumes[0].name=state"], " is the name of another volume of the pod"),
     (
         ["extraVolumes[0].name=x", "extraVolumes[0].hostPath.path=/"],
-        "the restricted Pod Security standard knows no ",
+        "the restricted Pod Security standard does not allow ",
     ),
-    (["extraVolumeMounts[0].name=state", "extraVolumeMounts[0].mountPath=/x"], " is none of extraVolumes"),
+    (
+        ["extraVolumeMounts[0].name=state", "extraVolumeMounts[0].mountPath=/x"],
+        "expected the name of one of extraVolumes, got ",
+    ),
     *(
         ([*MOUNT, f"extraVolumeMounts[0].mountPath={path}"], " would cover ")
         for path in (

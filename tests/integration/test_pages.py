@@ -77,7 +77,7 @@ LISTENED = {
         *TOP,
         'navigation "Breadcrumb"',
         'heading "What is proved of one" [level=1]',
-        'heading "What could not be decided" [level=2]',
+        'heading "What could not be checked" [level=2]',
         'heading "What is not here" [level=2]',
     ],
     "lost": [*TOP, 'heading "Not found" [level=1]'],

@@ -24,7 +24,7 @@ CONSOLE = "console"
 
 
 def own_certificate(folder: Path) -> dict[str, str]:
-    """A certificate for 127.0.0.1 that vouches for itself, and its key, as a page's `tls`."""
+    """A certificate for 127.0.0.1 signed by itself, and its key, as a page's `tls`."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     names = [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")]

@@ -90,7 +90,7 @@ class CertificateLogins:
         self._anchors, self._stamps = anchors, stamps
 
     @property
-    def vouching(self) -> bytes:
+    def trusted_pem(self) -> bytes:
         """PEM of who signs operators' certificates."""
         return self._anchors.pem
 

@@ -40,7 +40,7 @@ async def serve(settings: ConsoleSettings) -> None:
             roster=settings.roster,
             clock=partial(datetime.now, UTC),
         )
-    context = tls_context(settings.tls, clients=None if certificates is None else certificates.vouching)
+    context = tls_context(settings.tls, clients=None if certificates is None else certificates.trusted_pem)
     listening = bound_socket(settings.listen)
     async with connected(settings, clock=time.monotonic) as coordinator:
         console = Console(

@@ -56,7 +56,8 @@ class OidcSettings(BaseModel):
         description="file of the client's secret, which nobody else may read; null: a public client",
     )
     authority: Path | None = Field(
-        default=None, description="certificates that vouch for the provider, PEM; null: those of the system"
+        default=None,
+        description="certificates that are trusted to sign the provider's, PEM; null: those of the system",
     )
     scope: str = Field(default="openid profile", description="what is asked for; openid must be in it")
     role_claim: str = Field(

@@ -61,7 +61,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def tls_context(files: IdentityFiles, *, clients: bytes | None) -> ssl.SSLContext:
-    """clients: PEM of who vouches for certificates of browsers; None asks for none.
+    """clients: PEM of the authority whose certificates browsers may show; None asks for none.
 
     Raises ConfigError that names the file.
     """

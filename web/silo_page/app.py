@@ -27,6 +27,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from chorale.observability.logs import get_logger
+from chorale.spec.fields import checked_address
 from chorale.transport.route import split_address
 from chorale.transport.wire import MAX_REJECTION_CHARACTERS
 from crypto.errors import ChoraleError, ConfigError
@@ -227,11 +228,15 @@ def run(
 
     Raises ConfigError for an address that is not on loopback, ChoraleError where it is taken.
     """
-    host, _ = split_address(listen)
+    try:
+        host, _ = split_address(checked_address(listen))
+    except ValueError as error:
+        raise ConfigError(f"--listen: {error}") from None
     if host not in LOOPBACK:
         raise ConfigError(
             f"--listen: expected an address of this machine alone (127.0.0.1:PORT), got {listen}"
         )
+    open_ledger().close()  # a wrong folder is told now
     listening = bound_socket(listen)
     port = listening.getsockname()[1]
     silo = SiloPage(

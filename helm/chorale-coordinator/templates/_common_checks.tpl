@@ -18,7 +18,7 @@
 {{/* Values that have a new name: helm/UPGRADE.md. The schema lets them pass to here, for the sentence. */}}
 {{- define "chorale-coordinator.checkOldNames" -}}
 {{- if hasKey .Values "security" -}}
-{{- fail "security: it is podSecurityContext now, with the same keys" -}}
+{{- fail "security: expected podSecurityContext in its place, with the same keys" -}}
 {{- end -}}
 {{- if hasKey .Values.identity "authorityKey" -}}
 {{- fail "identity.authorityKey: the authority's certificate comes from a ConfigMap now, by authority.configMapName" -}}
@@ -41,7 +41,7 @@
 {{- range $value := list "podAnnotations" "commonAnnotations" -}}
 {{- range $name, $_ := default dict (get $.Values $value) -}}
 {{- if regexMatch "^(checksum|helm[.]sh|meta[.]helm[.]sh|container[.]apparmor[.]security[.]beta[.]kubernetes[.]io)/" $name -}}
-{{- fail (printf "%s: %s would make another thing of the object, a hook or a pod without AppArmor" $value $name) -}}
+{{- fail (printf "%s: %s is not allowed: it makes the object a hook, or its pod one without AppArmor" $value $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -104,14 +104,14 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- end -}}
 {{- range $kind := keys $volume -}}
 {{- if not (has $kind $kinds) -}}
-{{- fail (printf "extraVolumes: %s: the restricted Pod Security standard knows no %s" $volume.name $kind) -}}
+{{- fail (printf "extraVolumes: %s: the restricted Pod Security standard does not allow %s" $volume.name $kind) -}}
 {{- end -}}
 {{- end -}}
 {{- $extras = append $extras .name -}}
 {{- end -}}
 {{- range $mount := .Values.extraVolumeMounts -}}
 {{- if not (has .name $extras) -}}
-{{- fail (printf "extraVolumeMounts: %s is none of extraVolumes" .name) -}}
+{{- fail (printf "extraVolumeMounts: expected the name of one of extraVolumes, got %s" .name) -}}
 {{- end -}}
 {{- range $own := list "/etc/chorale" "/var/lib/chorale" "/opt/chorale" "/data" "/tmp" "/dev" "/proc" "/sys" "/run" "/usr" "/bin" "/sbin" "/lib" "/lib32" "/lib64" "/etc/ld.so.preload" "/etc/ld.so.cache" "/etc/ssl" -}}
 {{- if or (hasPrefix (print $own "/") (print $mount.mountPath "/")) (hasPrefix (print $mount.mountPath "/") $own) -}}
@@ -162,7 +162,7 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- $six := `[0-9a-fA-F:]*:[0-9a-fA-F:.]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9])` -}}
 {{- range index . 1 -}}
 {{- if not (regexMatch (printf "^(%s|%s)$" $four $six) .) -}}
-{{- fail (printf "%s: %s is no range of addresses; a single one is written as 203.0.113.10/32 or 2001:db8::10/128" $name .) -}}
+{{- fail (printf "%s: expected a range of addresses, or a single one such as 203.0.113.10/32 or 2001:db8::10/128, got %s" $name .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -173,7 +173,7 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- $name := index . 0 -}}
 {{- range index . 1 -}}
 {{- if regexMatch "/[0-7]$" . -}}
-{{- fail (printf "%s: %s opens the way to far more than one service; name its addresses" $name .) -}}
+{{- fail (printf "%s: %s allows far more addresses than those of one service; give its own" $name .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

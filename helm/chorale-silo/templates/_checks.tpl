@@ -11,7 +11,7 @@
 {{- include "chorale-silo.checkNetwork" . -}}
 {{- $privacy := default dict .Values.policy.privacy -}}
 {{- if and (gt (float64 (default 0 $privacy.epsilon)) 10.0) (gt (float64 $privacy.epsilon) (float64 (default 0 $privacy.accept_epsilon_up_to))) -}}
-{{- fail "policy.privacy.epsilon: a budget above 10 hides next to nothing; say the number in accept_epsilon_up_to, too" -}}
+{{- fail "policy.privacy.epsilon: a budget above 10 protects hardly anything; if it is meant, give the same number in policy.privacy.accept_epsilon_up_to" -}}
 {{- end -}}
 {{- if and (has .Values.settings.device (list "cuda")) (not .Values.gpu.count) -}}
 {{- fail "settings.device: cuda needs gpu.count of at least 1" -}}
@@ -20,7 +20,7 @@
 {{- fail "gpu.runtimeClassName: it brings a GPU's libraries, give gpu.count, too" -}}
 {{- end -}}
 {{- if and (has .Values.settings.device (list "cpu")) .Values.gpu.count -}}
-{{- fail "gpu.count: settings.device is cpu, the GPU would stand idle" -}}
+{{- fail "gpu.count: settings.device is cpu, which would leave the GPU unused" -}}
 {{- end -}}
 {{- include "chorale-silo.commonChecks" . -}}
 {{- end -}}
@@ -132,6 +132,6 @@
 {{- $address := default "" (index . 1) -}}
 {{- $isOne := regexMatch `^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[1-9][0-9]{0,4}$` $address -}}
 {{- if and $address (not (and $isOne (le (regexFind "[0-9]+$" $address | int) 65535))) -}}
-{{- fail (printf "%s: %s is no host:port with a port from 1 to 65535, such as coordinator.example.org:7443" (index . 0) $address) -}}
+{{- fail (printf "%s: expected host:port with a port from 1 to 65535, such as coordinator.example.org:7443, got %s" (index . 0) $address) -}}
 {{- end -}}
 {{- end -}}

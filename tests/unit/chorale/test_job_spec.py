@@ -92,8 +92,8 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ),
         ({"name": "Digits"}, "name: expected 1 to 63 lower-case letters.*, got 'Digits'"),
         ({"federation": "a b"}, "federation: expected 1 to 63 lower-case letters"),
-        ({"nonce": "xyz"}, "nonce: expected text like .*, got 'xyz'"),
-        ({"initial_state": "ab"}, "initial_state: expected text like"),
+        ({"nonce": "xyz"}, "nonce: expected 32 hexadecimal digits in lower case, got 'xyz'"),
+        ({"initial_state": "ab"}, "initial_state: expected 64 hexadecimal digits in lower case"),
         ({"not_after": datetime(2027, 1, 1)}, "not_after: expected a time with its zone"),  # noqa: DTZ001
         (
             {"not_after": "9999-12-31T23:00:00-02:00"},
@@ -185,7 +185,7 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
             },
             r"input_shape: expected \[2\], the number of inputs that the columns make, got \[1\]",
         ),
-        ({"data": "two words"}, "data: expected text like"),
+        ({"data": "two words"}, "data: expected 1 to 63 letters, digits, dots, underscores"),
         ({"columns": [{"name": "a", "scale": 0}], "input_shape": [1]}, "columns.0.scale: .*more than 0"),
         ({"columns": [{"name": "a", "mean": float("inf")}]}, "columns.0.mean: .*finite"),
         ({"training": {}}, "training.learning_rate: a value is required"),
@@ -250,7 +250,7 @@ def test_a_job_of_more_silos_than_a_federation_has_room_for_is_simulated_alone(m
     with pytest.raises(ConfigError, match=told):
         filled.check_submittable(now=NOW)
     with pytest.raises(ConfigError, match=told):
-        prepared(spec, now=NOW)
+        prepared(spec, source="job.yaml", federation=None, now=NOW)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,53 @@ def test_without_a_job_all_of_a_silos_own_files_are_checked(desk: Desk, chorale:
     assert files_below(desk.folder) == before, "not even the folder of the ledger is made"
 
 
+def test_a_field_is_named_once_in_a_finding(desk: Desk, chorale: Calls) -> None:
+    # "directory: directory: ..." was read as a field in a field
+    (desk.folder / "taken").write_text("")
+    data = {"format": "module", "module": "tests.nowhere:Data"}
+    config = desk.silo(directory=str(desk.folder / "taken"), data=data, objective="tests.nowhere:Model")
+    ended = chorale("silo", "check", "--config", config)
+    assert problems(ended) == [
+        f"directory: {desk.folder / 'taken'} is a file, expected a folder",
+        "data.module: cannot load tests.nowhere:Data: No module named 'tests.nowhere'",
+        "objective: cannot load tests.nowhere:Model: No module named 'tests.nowhere'",
+    ]
+
+
+def test_what_would_stop_the_agent_at_its_start_is_found(desk: Desk, chorale: Calls) -> None:
+    # all was said to be well: the first job, or the start, found it
+    config = desk.silo(directory="/proc/silo-0", software_digest="0" * 64)
+    ended = chorale("silo", "check", "--config", config)
+    assert [line.partition(",")[0] for line in problems(ended)] == [
+        f"software_digest: expected {'0' * 64}",
+        "directory: /proc cannot be written to: " + problems(ended)[1].rpartition(": ")[2],
+    ], ended.out
+    assert ended.code == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "told"),
+    [
+        (0, {"device": "cuda"}, "device: cuda is set but torch finds no GPU; allowed here: auto, cpu"),
+        (2, {"devices": 4}, "devices: 4 are set, torch finds 2 GPUs on this machine"),
+        (0, {"devices": 4}, None),  # processes of the CPU
+    ],
+)
+def test_devices_that_the_machine_does_not_have_are_found(
+    desk: Desk,
+    chorale: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    settings: dict[str, object],
+    told: str | None,
+) -> None:
+    torch = pytest.importorskip("torch", reason="asks torch for GPUs: needs the extra silo")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    ended = chorale("silo", "check", "--config", desk.silo(**settings))
+    assert problems(ended) == ([] if told is None else [told]), ended.out
+
+
 def test_all_is_well_ends_with_zero(desk: Desk, chorale: Calls) -> None:
     login = desk.folder / "login"
     login.write_text("olga:word\n")

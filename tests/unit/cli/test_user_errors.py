@@ -201,6 +201,67 @@ def _name_is_not_allowed(desk: Desk) -> Arguments:
     return ["silo", "csr", "--name", "Clinic A", "--federation", "f", "--out", desk.folder]
 
 
+def _federation_of_an_authority_is_not_allowed(desk: Desk) -> Arguments:
+    # it said "authority", which is another option's value
+    return ["authority", "init", "--federation", "Heart", "--directory", desk.folder / "ca"]
+
+
+def _federation_of_a_request_is_not_allowed(desk: Desk) -> Arguments:
+    return ["silo", "csr", "--name", "a", "--federation", "Heart", "--out", desk.folder]
+
+
+def _rejected_without_a_reason(desk: Desk) -> Arguments:
+    # the ledger, which is not there, was looked for first
+    return ["silo", "reject", "--config", desk.silo(), "abc", "--reason", " "]
+
+
+def _page_listens_nowhere(desk: Desk) -> Arguments:
+    return ["silo", "page", "--config", desk.silo(), "--listen", "foo"]
+
+
+def _page_listens_for_all(desk: Desk) -> Arguments:
+    return ["silo", "page", "--config", desk.silo(), "--listen", "0.0.0.0:8000"]
+
+
+def _model_has_no_folder(desk: Desk) -> Arguments:
+    # the coordinator, which is not there, was asked first
+    out = desk.folder / "none" / "model.safetensors"
+    return ["job", "fetch", "abc", "--config", desk.operator(), "--out", out]
+
+
+def _model_is_a_folder(desk: Desk) -> Arguments:
+    return ["job", "fetch", "abc", "--config", desk.operator(), "--out", desk.folder]
+
+
+def _evidence_has_no_folder(desk: Desk) -> Arguments:
+    return ["job", "evidence", "abc", "--config", desk.operator(), "--out", desk.folder / "none" / "e.zip"]
+
+
+def _report_folder_is_a_file(desk: Desk) -> Arguments:
+    (desk.folder / "taken").write_text("")
+    return ["job", "report", "abc", "--config", desk.operator(), "--out", desk.folder / "taken" / "report"]
+
+
+def _no_rounds_and_no_model(desk: Desk) -> Arguments:
+    return ["job", "submit", desk.job(rounds=0), "--config", desk.operator()]
+
+
+def _distribution_is_not_installed(desk: Desk) -> Arguments:
+    model = {"name": "unet", "from": "nowhere-models==1.0.0"}
+    return ["job", "submit", desk.job(model=model), "--config", desk.operator()]
+
+
+def _job_of_another_federation(desk: Desk) -> Arguments:
+    # the coordinator refused it, after torch had drawn the weights
+    return ["job", "submit", desk.job(federation="lungs"), "--config", desk.operator()]
+
+
+def _cnn_has_no_hidden_layers(desk: Desk) -> Arguments:
+    # it was passed over
+    job = desk.job(model={"name": "cnn", "hidden": [10]})
+    return ["job", "submit", job, "--config", desk.operator()]
+
+
 HERE = [
     (_missing_field, 2, r"silo\.yaml: federation, .*, data: values are required"),
     (_missing_file, 2, r"nowhere\.yaml: no such file or directory"),
@@ -221,8 +282,8 @@ HERE = [
     (_unknown_strategy, 2, r"job\.yaml: strategy\.preset: expected one of .*fedavg.*, got fedmagic"),
     (_unknown_demo_strategy, 2, r"strategy\.preset: expected one of .*fedavg.*, got fedmagic"),
     (_two_silos_in_a_job, 2, r"job\.yaml: silos: .* at least 3"),
-    (_job_is_over, 2, r"not_after: 2001-01-01T00:00:00\+00:00 has passed"),
-    (_state_is_no_safetensors, 2, r"state\.safetensors: expected a safetensors file: state: "),
+    (_job_is_over, 2, r"job\.yaml: job digits: not_after: 2001-01-01T00:00:00\+00:00 has passed"),
+    (_state_is_no_safetensors, 2, r"state\.safetensors: this is no safetensors file, or only a part of one$"),
     (_drops_too_many, 2, r"--drop: expected 0 to 1, as 4 silos must keep the 3 that a sum needs, got 2"),
     (_drops_in_a_round_that_is_not, 2, r"--drop: silos are killed in round 2, so --rounds is at least 2"),
     (_too_few_silos, 2, r"'--silos': 2 is not in the range 3<=x<=200"),
@@ -239,7 +300,36 @@ HERE = [
     (_job_is_not_in_the_ledger, 2, r"job abcdef: expected the id of one offered job, none begins with it"),
     (_request_is_none, 2, r"\.crt: request: expected a PEM certificate request"),
     (_authority_is_not_there, 2, r"expected an authority's folder, it has no authority\.crt"),
-    (_name_is_not_allowed, 2, r"silo: expected 1 to 63 lower-case letters, digits and inner hyphens"),
+    (
+        _name_is_not_allowed,
+        2,
+        r"--name: expected 1 to 63 lower-case letters, digits and inner hyphens, got 'C",
+    ),
+    (_federation_of_an_authority_is_not_allowed, 2, r"--federation: expected 1 to 63 .*, got 'Heart'"),
+    (_federation_of_a_request_is_not_allowed, 2, r"--federation: expected 1 to 63 .*, got 'Heart'"),
+    (_rejected_without_a_reason, 2, r"--reason: expected 1 to 200 printable characters on one line, got 0"),
+    (_page_listens_nowhere, 2, r"--listen: expected host:port .*, got 'foo'"),
+    (
+        _page_listens_for_all,
+        2,
+        r"--listen: expected an address of this machine alone .*, got 0\.0\.0\.0:8000",
+    ),
+    (_model_has_no_folder, 2, r"--out: .*/none: no such folder"),
+    (_model_is_a_folder, 2, r"--out: .* is a folder, expected a file"),
+    (_evidence_has_no_folder, 2, r"--out: .*/none: no such folder"),
+    (_report_folder_is_a_file, 2, r"--out: .*/taken is a file, expected a folder"),
+    (_no_rounds_and_no_model, 2, r"job\.yaml: rounds: 0 evaluates a given model"),
+    (
+        _distribution_is_not_installed,
+        2,
+        r"job\.yaml: nowhere-models==1\.0\.0: no distribution nowhere-models is",
+    ),
+    (
+        _job_of_another_federation,
+        2,
+        r"job\.yaml: federation: expected test, as in the operator's settings, got l",
+    ),
+    (_cnn_has_no_hidden_layers, 2, r"job\.yaml: model\.hidden: expected it with mlp alone, got it with cnn"),
 ]
 
 

@@ -507,7 +507,7 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         lambda lab, _: lab.sealed(
             _coordinator(lab, lambda values: values.update(status="done\n- 4 silos signed the accuracy"))
         ),
-        r"coordinator.json: status: expected text like",
+        r"coordinator.json: status: expected 1 to 32 lower-case letters, got",
     ),
     "control characters in a reason": (
         lambda lab, _: lab.sealed(_coordinator(lab, _phase(2, reason="\x1b[2Jdone"))),
@@ -800,7 +800,7 @@ def _claiming(lab: Lab) -> bytes:
 
 
 ZIPS: dict[str, tuple[Callable[[Lab], bytes], str]] = {
-    "no zip": (lambda lab: b"evidence", "expected a zip file"),
+    "no zip": (lambda lab: b"evidence", "`chorale job evidence`, this is none, or only a part of one$"),
     "cut": (lambda lab: lab.archive[:-40], "expected a zip file"),
     "bytes before": (
         lambda lab: b"#!/bin/sh\n" + lab.archive,
@@ -819,8 +819,11 @@ ZIPS: dict[str, tuple[Callable[[Lab], bytes], str]] = {
         lambda lab: archive_bytes({**lab.files, "/etc/passwd": b""}),
         "is no name of a file",
     ),
-    "more than there is": (_claiming, "its files claim|expected a zip file"),
-    "a bit": (lambda lab: lab.archive.replace(b"rounds: 3", b"rounds: 2"), "expected a zip file: Bad CRC"),
+    "more than there is": (_claiming, "its files claim|it was damaged or changed"),
+    "a bit": (
+        lambda lab: lab.archive.replace(b"rounds: 3", b"rounds: 2"),
+        "it was damaged or changed: Bad CRC",
+    ),
 }
 
 

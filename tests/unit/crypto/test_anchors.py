@@ -84,7 +84,7 @@ def test_a_stolen_key_signs_nothing_for_who_has_removed_its_certificate(
         read(old, anchors)
 
 
-def test_an_expired_one_of_two_vouches_for_nothing_more(old: Authority, new: Authority) -> None:
+def test_an_expired_one_of_two_is_not_trusted(old: Authority, new: Authority) -> None:
     """Its key could have signed rosters for as long as somebody left it in the file."""
     anchors, days = Anchors.load(pem(old, new)), 20
     member = new.issue(Role.SILO, "a", valid_days=90)

@@ -1,4 +1,4 @@
-"""A member removes a certificate of the authority while it runs: what that key vouched for holds no more.
+"""A member removes a certificate of the authority while it runs: what that key signed is not trusted.
 
 Source: docs/protocol.md 1.6.
 """
