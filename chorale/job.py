@@ -407,7 +407,7 @@ class Job:
     def _context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
         # no attempt in the seed: later ones sum the same input
         seed = encoding.digest("projection", self.digest, key.round, key.phase)
-        tests_model = self.names_everyone(key.phase) or tests_in(self.spec, key.round)
+        tests_model = self.names_everyone(key.phase) or tests_in(self.spec)
         return phase_context(self.spec, key.round, state, members, public_seed=seed, tests_model=tests_model)
 
 

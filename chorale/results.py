@@ -122,13 +122,14 @@ class JobResults:
         """
         name, table = figure or self.main, self.frame()
         known = [each for each in table.columns[7:] if table[each].notna().any()]
-        if name not in known:
+        drawn = [name] if figure else [each for each in (name, name + ALL) if each in known]
+        if not set(drawn) & set(known):
             raise ConfigError(f"figure {name}: expected one of {', '.join(known) or 'none yet'}")
         if ax is None:
             ax = library("matplotlib.pyplot", "a plot").subplots()[1]
-        for drawn in (name, name + ALL) if figure is None and name + ALL in known else (name,):
-            points = table[drawn].dropna()
-            ax.plot(points.index, points.to_numpy(), marker="o", markersize=3, label=drawn)
+        for curve in drawn:
+            points = table[curve].dropna()
+            ax.plot(points.index, points.to_numpy(), marker="o", markersize=3, label=curve)
         if len(ax.lines) > 1:
             ax.legend()
         ax.set_xlabel("round")

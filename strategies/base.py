@@ -94,7 +94,7 @@ class PhaseContext:
     update_clip: L2 norm to which every silo's update is clipped, where noise protects silos; else None.
     survivors: silos whose values a revealed sum holds; None before there is a sum.
     draw_seed: what the opening enrollment of a job that draws its rounds writes into the state; else None.
-    tests_model: False in a round whose model all silos have just tested in a phase of its own.
+    tests_model: False in the rounds of a job whose silos all test models between them.
     noise: of each noised quantity, the standard deviation of the noise of all m silos in a number of the
     sum, in the quantity's units; public, and of no use to what a silo computes.
     """

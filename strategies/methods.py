@@ -96,7 +96,7 @@ class Strategy:
 
     def reads_state(self, kind: str) -> bool:
         """Whether silos put into such a phase what follows from the training arrays: all but the opening, and
-        phases whose sums are the same whatever the data are."""
+        phases whose sums tell at most how many samples a silo has."""
         if kind in self.opening:
             return False
         context = _smallest_context(self.options, has_buffers=False, update_bits=max(RING_BITS))

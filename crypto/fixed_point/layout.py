@@ -35,7 +35,7 @@ class Disclosure(Enum):
     reads before a job is approved. Source: docs/privacy.md.
     """
 
-    CONSTANT = "nothing of the data"
+    CONSTANT = "at most how many samples"  # rounded; nothing at all in a private job
     UPDATE = "what training changed"
     FROM_UPDATE = "a number on that change"  # or from the declared number of steps
     STATISTIC = "totals over records"

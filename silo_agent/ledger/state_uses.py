@@ -19,10 +19,13 @@ from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
-from strategies.phases.evaluation import EVALUATE_ALL
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
+from strategies.phases.training import TRAIN
 
 READS_TRAINING, READS_HOLDOUT = 1, 2
 READS_ALL = READS_TRAINING | READS_HOLDOUT
+# kinds that sum how good the model is, the first one where its round tests
+TESTS = frozenset({TRAIN, EVALUATE, EVALUATE_ALL})
 _SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 
 
@@ -77,8 +80,8 @@ def check_use(connection: sqlite3.Connection, use: StateUse, *, data_set: str, m
     """Before data are touched, and again before anything leaves.
 
     Raises PolicyRefusal(code=STATE_USED_UP) where as many sums as are allowed read these arrays, and
-    PolicyRefusal(code=STATE) where nothing proves who was in one of them, or one was of the same kind and
-    rounds are drawn.
+    PolicyRefusal(code=STATE) where nothing proves who was in one of them, or where rounds are drawn and one
+    was of the same kind, or tested the model as this one does.
     """
     own = _row(connection, data_set, use.of_phase)
     if own is not None and own["training_digest"] != use.training_digest:
@@ -92,11 +95,13 @@ def check_use(connection: sqlite3.Connection, use: StateUse, *, data_set: str, m
         )
     for row in earlier:
         before = f"job {row['job_digest'].hex()[:12]} round {row['round']} {row['phase']}"
-        is_same_kind = phase_kind(row["phase"]) == phase_kind(use.phase)
-        if is_same_kind and (use.is_drawn or row["is_drawn"]):
+        kinds = {phase_kind(row["phase"]), phase_kind(use.phase)}
+        is_test = kinds <= TESTS and bool(use.reads & row["reads"] & READS_HOLDOUT)
+        if (len(kinds) == 1 or is_test) and (use.is_drawn or row["is_drawn"]):
             # nobody sees all sums over the state, and too few see two of them to keep one from being revealed
+            once = "one sum of a kind" if len(kinds) == 1 else "one test of a model"
             raise use.refusal(
-                f"drawn rounds take one sum of a kind over a model of each silo, and {before} took it",
+                f"where rounds are drawn each silo is in {once} over a model, and {before} took it",
                 Refusal.STATE,
             )
         if row["survivors"] is None:
@@ -192,11 +197,11 @@ def forget_use(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> None
 
 
 def _reads(job: Job, key: PhaseKey) -> int:
-    """An evaluation between rounds sums what hold-outs give, and the phases of the round after it do not."""
+    """An evaluation between rounds sums what hold-outs give, and the rounds of such a job do not."""
     if key.kind == EVALUATE_ALL:
         return READS_HOLDOUT
     is_round = not job.names_everyone(key.phase)
-    return READS_TRAINING if is_round and not tests_in(job.spec, key.round) else READS_ALL
+    return READS_TRAINING if is_round and not tests_in(job.spec) else READS_ALL
 
 
 def _row(connection: sqlite3.Connection, data_set: str, of_phase: dict[str, Any]) -> sqlite3.Row | None:
@@ -215,7 +220,7 @@ def _others(connection: sqlite3.Connection, use: StateUse, data_set: str) -> lis
     """
     return connection.execute(
         """
-        SELECT job_digest, round, phase, min_distance, members, is_drawn,
+        SELECT job_digest, round, phase, min_distance, members, is_drawn, reads,
             coalesce(revealed.survivors, state_uses.survivors) AS survivors
         FROM state_uses LEFT JOIN (
             SELECT job_digest, round, phase, survivors FROM reveals WHERE status = 'revealed'

@@ -17,7 +17,7 @@ a, a^2 and 1, before each round's training and at the end (closing/fine_tuning.p
 common body, with an own body the common head on the initial one, and says little. A silo alone has the
 initial model for a global one. That never moves, so it is tested once, at the end: a test of one model in
 every round, each time by other silos, would tell single silos' answers. Rounds in which silos train alone
-sum p and nothing of the data.
+sum p, which tells how many samples they have, and nothing else.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ async def test_a_silo_is_in_one_sum_of_a_kind_over_a_state_where_rounds_are_draw
         for name in following.session.terms.names:
             rogue.agents[name].tell(task=following.task)
             if name in before:
-                await rogue.agents[name].refuses(Refusal.STATE, "drawn rounds take one sum of a kind")
+                await rogue.agents[name].refuses(Refusal.STATE, "each silo is in one sum of a kind")
             else:
                 await rogue.agents[name].answer("advert")
         rogue.check_nothing_left(following)

@@ -43,7 +43,7 @@ class LoginsUnderWay:
         token = request.cookies.get(COOKIE, "")
         try:
             values: dict[str, Any] = json.loads(
-                self._box.decrypt_at_time(token, MOST_SECONDS, int(self._clock()))
+                self._box.decrypt_at_time(token.encode(), MOST_SECONDS, int(self._clock()))
             )
         except InvalidToken:
             return None

@@ -43,7 +43,9 @@ from strategies.recipe import Closing, Need, Options, always
 
 LEAST_CLASS_SAMPLES = 8  # at a silo that counts as holder of a class
 BATCH, MOMENTUM = 64, 0.9
-MAX_PRODUCTS = 1 << 36  # of numbers, in drawing and training: minutes; a job asks every silo for them
+# what a job may ask every silo for: products of numbers, in minutes, and numbers held at once, half a GiB
+MAX_PRODUCTS, MAX_NUMBERS = 1 << 36, 1 << 26
+SOFTMAX_PRODUCTS, STEP_PRODUCTS = 64, 256  # what a score's softmax, and a sample's part of a step, take like
 
 
 class CcvrOptions(PartOptions):
@@ -79,18 +81,11 @@ class VirtualFeaturesPhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: class_counts (C,), class_feature_sums (C, D), class_feature_products (C, T).
 
-        Raises ConfigError for a state without a head, and where the head would take hours to learn.
+        Raises ConfigError for a state without a head, and where the head would take hours to learn, or its
+        virtual features more memory than a silo may have.
         """
         classes, width = self._head(context).shape
-        samples = classes * self.options.virtual_features
-        work = width * (
-            samples * (2 * classes * self.options.virtual_epochs + width) + classes * width * width
-        )
-        if work > MAX_PRODUCTS:
-            raise ConfigError(
-                f"strategy.options.virtual_features: {samples} of width {width} take {work:.1e} products in "
-                f"{self.options.virtual_epochs} epochs, more than the {MAX_PRODUCTS:.1e} allowed"
-            )
+        _check_work(classes, width, self.options)
         counts = Quantity(
             name="class_counts",
             shape=(classes,),
@@ -183,6 +178,24 @@ class VirtualFeaturesPhase:
                 f"calibrate: expected the array {HEAD} in the global state: it is what ccvr calibrates"
             )
         return context.state[HEAD]
+
+
+def _check_work(classes: int, width: int, options: CcvrOptions) -> None:
+    """Security: the operator chooses all of it, and each silo's agent computes it. Raises ConfigError."""
+    samples = classes * options.virtual_features
+    of_epoch = samples * (classes * (2 * width + SOFTMAX_PRODUCTS) + STEP_PRODUCTS)
+    work = options.virtual_epochs * of_epoch + width * width * (samples + classes * width)
+    if work > MAX_PRODUCTS:
+        raise ConfigError(
+            f"strategy.options.virtual_features: {samples} of width {width} take {work:.1e} products in "
+            f"{options.virtual_epochs} epochs, more than the {MAX_PRODUCTS:.1e} allowed"
+        )
+    numbers = samples * max(width + 1, classes)  # features with a one, or their scores
+    if numbers > MAX_NUMBERS:
+        raise ConfigError(
+            f"strategy.options.virtual_features: {samples} of width {width} with {classes} scores each are "
+            f"{numbers:.1e} numbers, more than the {MAX_NUMBERS:.1e} allowed"
+        )
 
 
 def moments_of(sums: Mapping[str, Array]) -> Iterator[Moments]:

@@ -261,6 +261,31 @@ def test_a_head_that_takes_every_silo_hours_is_refused() -> None:
         VirtualFeaturesPhase(options=options).quantities(replace(context(), state=state))
 
 
+@pytest.mark.parametrize(
+    ("classes", "width", "options", "what"),
+    [
+        # features of two numbers, but gigabytes of scores, and 80 of them for 1,000 classes
+        (1_000, 2, CcvrOptions(virtual_features=10_000, virtual_epochs=1), "products in 1 epochs"),
+        (100, 2, CcvrOptions(virtual_features=10_000, virtual_epochs=1), "numbers, more than"),
+        # the softmax of 100 scores takes longer than the product of 2 numbers: an hour and a half
+        (100, 2, CcvrOptions(virtual_features=2_000, virtual_epochs=800), "products in 800 epochs"),
+        (100, 512, CcvrOptions(), None),
+        (10, 512, CcvrOptions(virtual_features=1_000, virtual_epochs=100), None),
+    ],
+)
+def test_virtual_features_that_take_a_silos_memory_or_hours_are_refused(
+    classes: int, width: int, options: CcvrOptions, what: str | None
+) -> None:
+    """What an operator asks of every silo. The controls: as many as CCVR has in its paper."""
+    phase = VirtualFeaturesPhase(options=options)
+    asked = replace(context(), classes=classes, state={HEAD: np.zeros((classes, width), np.float32)})
+    if what is None:
+        assert len(phase.quantities(asked)) == 4
+        return
+    with pytest.raises(ConfigError, match=what):
+        phase.quantities(asked)
+
+
 @pytest.mark.parametrize("way", ["records", "sums"])
 def test_private_job_refuses_sums_of_features_without_a_bound(way: str) -> None:
     protected: dict[str, Any] = {"clip_norm": 1.0} | ({"sample_rate": 0.1} if way == "records" else {})

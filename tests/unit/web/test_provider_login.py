@@ -197,6 +197,9 @@ def test_a_login_ends_in_its_own_browser_and_in_time(console: ProviderPages) -> 
     assert "No login was begun here" in thief.get(back).text
     thief.cookies.set(COOKIE, olga.cookies[COOKIE][:-4] + "AAA=", domain="console.example")
     assert "No login was begun here" in thief.get(back).text
+    # bytes that no token has: the console failed on them
+    odd = console.browser().get(back, headers={"cookie": f"{COOKIE}=é".encode("latin-1")})
+    assert (odd.status_code, "No login was begun here" in odd.text) == (403, True)
     console.seconds += MOST_SECONDS + 1
     assert "it took too long" in olga.get(back).text
     console.seconds -= 1
