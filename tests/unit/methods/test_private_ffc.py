@@ -145,6 +145,7 @@ def test_ridge_keeps_what_calibration_without_it_loses(monkeypatch: pytest.Monke
         assert level.installed == level.with_ridge  # by the noised squared error it is the better one
 
 
+@pytest.mark.soak
 def test_a_random_backbone_learns_by_calibration_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed_noise(monkeypatch)
     figure = private_ffc.measure(RANDOM, seeds=(1, 2), epsilons=(8.0,))
@@ -157,6 +158,7 @@ def test_a_random_backbone_learns_by_calibration_alone(monkeypatch: pytest.Monke
 # --- the program
 
 
+@pytest.mark.soak
 def test_program_prints_rows_and_draws(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
