@@ -35,7 +35,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 def planned(spec: JobSpec) -> Plan:
     """As `job submit` and `job plan` take a job: digests, first state, phases and sums."""
-    return plan_of(prepared(spec, now=NOW))
+    return plan_of(prepared(spec, source="job.yaml", federation=None, now=NOW))
 
 
 def table_cells(name: str) -> dict[tuple[str, str], Cell]:

@@ -89,7 +89,7 @@ def test_end_of_the_holdout_is_not_all_one_class(tmp_path: Path) -> None:
 
 
 def test_job_with_another_number_of_classes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="classes: the digits data has 10 classes, the job says 3"):
+    with pytest.raises(ConfigError, match="classes: expected 10 for the digits data, got 3"):
         load(make_job(classes=3), format="digits")
 
 

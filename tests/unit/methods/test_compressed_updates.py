@@ -12,6 +12,7 @@ import pytest
 from silo_agent.data.base import SiloData
 from silo_agent.training.models.state import initial_state
 from strategies.base import Array
+from strategies.parts.personalization import ALONE, OWN_BODY
 from strategies.presets import PRESETS
 from strategies.update_scale import RMS
 from tests.support.agents import Hub
@@ -46,7 +47,12 @@ def model_of(state: Mapping[str, Array]) -> Array:
     return np.concatenate(floats).astype(np.float64)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+BODY_STAYS = {OWN_BODY, ALONE}  # nothing of it is summed, in any number of bits
+
+
+@pytest.mark.parametrize(
+    "preset", [name for name, recipe in PRESETS.items() if recipe.personalization not in BODY_STAYS]
+)
 def test_sixteen_bits_lead_where_thirty_two_lead(preset: str) -> None:
     half, whole = run(preset, update_bits=16), run(preset)
     start_P, end_P = model_of(whole[0].state), model_of(whole[-1].state)
