@@ -24,7 +24,10 @@ class CoordinatorSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     federation: Name = Field(description="the federation's name, as in every certificate")
-    listen: Address = Field(description="host:port for gRPC; port 0 takes a free one")
+    listen: Address = Field(
+        description="host:port for gRPC; 0.0.0.0 is every interface of this machine, 127.0.0.1 this machine "
+        "alone; port 0 takes a free one"
+    )
     metrics_listen: Address | None = Field(
         default="127.0.0.1:0",
         description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",

@@ -19,7 +19,7 @@ INSTALLS = {
     "an operator of private jobs": ("privacy",),
     "`chorale demo`": ("demo",),
     "a silo, `chorale simulate`": ("silo",),
-    "the tests": ("silo", "tables", "export", "examples", "otel", "dev", "docs"),
+    "the tests": ("silo", "tables", "export", "examples", "ray", "otel", "dev", "docs"),
 }
 OWN, COMPILED = "chorale", ".pyc"
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"

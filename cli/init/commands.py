@@ -11,6 +11,7 @@ import click
 from chorale.spec.settings_file import check_values
 from cli.authority.commands import LONGEST_DAYS, found
 from cli.authority.folder import CERTIFICATE
+from cli.authority.history import ROSTER
 from cli.init.commented import commented
 from cli.keys import check_new, make_request, write_new
 from cli.schema import model_of
@@ -88,8 +89,9 @@ def federation(federation: str, coordinator: str, silos: tuple[str, ...], operat
         "--name hub",
         *(f"at {silo}: {at_silo} {silo}" for silo in silos),
         f"at the authority, with all requests: chorale authority sign CSR... --directory {authority}",
-        f"then: chorale authority roster CERT... --directory {authority} --out roster.json",
-        f"to each member: {authority / CERTIFICATE} and its own certificate; to the coordinator: roster.json",
+        f"then: chorale authority roster CERT... --directory {authority}",
+        f"to each member: {authority / CERTIFICATE} and its own certificate; to the coordinator also: "
+        f"{authority / ROSTER}",
         f"once all run: chorale job submit {home / 'job.yaml'} --config {home / 'operator.yaml'}",
     )
 

@@ -26,10 +26,15 @@ def check_would_run(ledger: Ledger, view: JobView, grants: Grants = NO_GRANTS) -
         told = "; ".join(f"{each.told} [{each.field}]" for each in standing)
         names = ledger.decisions().take_back(view.job_digest)
         taken_back = f"; the approval of {', '.join(names)} is taken back" if names else ""
-        raise PolicyRefusal(
+        refusal = PolicyRefusal(
             f"job {view.id}: this silo would refuse it although it is approved: {told}; change the policy "
             f"and restart the agent, or reject the job{taken_back}"
         )
+        refusal.add_note(
+            "the operator sees only that it waits: if the policy stays as it is, reject it with this reason, "
+            f"chorale silo reject {view.id} --reason TEXT"
+        )
+        raise refusal
 
 
 def approve(ledger: Ledger, view: JobView, *, by: str, grants: Grants = NO_GRANTS) -> int:

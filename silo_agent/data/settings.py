@@ -113,8 +113,8 @@ class DataSettings(BaseModel):
 
     format: DataFormat | PlugInName = Field(
         union_mode="left_to_right",
-        description="how the data is stored: digits, mnist, npz, image-folder, csv, parquet, sql, cifar10, "
-        "cifar100 or module; or with `from` an entry point of its group chorale.data",
+        description="how the data is stored: digits, mnist, npz, image-folder, csv, parquet, sql, dicom, "
+        "nifti, cifar10, cifar100 or module; or with `from` an entry point of its group chorale.data",
     )
     source: Distribution | None = Field(
         default=None,

@@ -129,5 +129,5 @@ def test_an_operator_without_the_distribution_signs_nothing(hospitals: Hospitals
     hospitals.site = tmp_path / "empty"
     done = hospitals.submit()
     assert done.returncode == 2
-    assert f"chorale: error: {PINNED}: no distribution hospital-models is installed here" in done.stderr
+    assert f"{PINNED}: no distribution hospital-models is installed here" in done.stderr
     assert all(line.get("event") != "job submitted" for line in hospitals.federation.hub.records())

@@ -95,7 +95,8 @@ def test_every_package_says_that_it_is_typed(wheel: set[str]) -> None:
 def test_install_of_the_demo_holds_nothing_of_tests_linters_and_schemas() -> None:
     """A demo environment of 1.8 GB held them all."""
     extras = project()["optional-dependencies"]
-    own = {canonical(line) for name in ("dev", "fuzz", "otel", "examples", "export") for line in extras[name]}
+    others = ("dev", "fuzz", "otel", "examples", "export", "ray")
+    own = {canonical(line) for name in others for line in extras[name]}
     assert closure(("demo",)) & own == {"setuptools"}  # torch asks for it
     assert {"torch", "opacus", "scikit-learn", "dp-accounting"} <= closure(("demo",))
 

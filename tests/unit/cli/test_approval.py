@@ -165,6 +165,9 @@ def test_approve_names_every_rule_that_refuses_and_show_lists_them(
     for field in ("operators", "max_rounds", "class_statistics", "initial_state"):
         assert f"[{field}]" in ended.err
         assert f"refuses it by {field}: " in lines_of(ended, "policy")
+    # nobody else is told of it, so the operator waited for an approval that could not come
+    assert "the operator sees only that it waits" in ended.err
+    assert f"chorale silo reject {job.id} --reason TEXT" in ended.err
     assert decision_of(desk, job) is Decision.OFFERED
     shown = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)
     assert {each["field"] for each in shown["refusals"]} == {

@@ -13,6 +13,7 @@ import yaml
 from chorale.spec.settings_file import check_values, parse_mapping
 from cli.init.commented import commented
 from cli.schema import model_of
+from silo_agent.data.settings import DataFormat
 from tests.unit.cli.conftest import Ended
 
 FEDERATION = ("--federation", "heart")
@@ -88,6 +89,20 @@ def test_a_new_federation_tells_the_coordinator_its_port(
     command = ["init", "federation", *FEDERATION, "--coordinator", "hub:17443", *silos, "--operator", "olga"]
     ended = chorale(*command, "--out", tmp_path / "new")
     assert "--host hub --port 17443 --name hub" in ended.out, ended.err
+    assert f"to the coordinator also: {tmp_path / 'new' / 'authority' / 'roster.json'}" in ended.out
+
+
+def test_files_name_every_format_and_what_an_address_listens_on(
+    chorale: Callable[..., Ended], tmp_path: Path
+) -> None:
+    """dicom and nifti were not among the formats, and 0.0.0.0 stood there without a word."""
+    text = " ".join(text_of("silo").replace("#", "").split())
+    sentence = text[text.index("how the data is stored") :]
+    assert all(f" {each.value}" in sentence[: sentence.index("; or with")] for each in DataFormat)
+    assert chorale("init", "coordinator", *FEDERATION, "--host", "hub", "--out", tmp_path / "hub").code == 0
+    written = (tmp_path / "hub" / "coordinator.yaml").read_text()
+    listen = " ".join(written[: written.index("\nlisten:")].replace("#", "").split())
+    assert "0.0.0.0 is every interface of this machine, 127.0.0.1 this machine alone" in listen
 
 
 def test_nothing_is_overwritten_and_nothing_is_half_written(
@@ -105,7 +120,7 @@ def test_nothing_is_overwritten_and_nothing_is_half_written(
     ("command", "sentence"),
     [
         (["silo", *HUB, "--name", "Ward A"], "name: expected 1 to 63 lower-case letters, digits and inner"),
-        (["silo", *HUB, "--name", "a", "--format", "csv"], "data: path: format csv needs one"),
+        (["silo", *HUB, "--name", "a", "--format", "csv"], "data.path: a value is required with format csv"),
         (["silo", "--coordinator", "hub", "--name", "a"], "coordinator: expected host:port"),
         (["federation", *HUB, "--silo", "a", "--silo", "b"], "--silo: expected at least 3 names, got 2"),
         (["federation", *HUB, "--silo", "a", "--silo", "a", "--silo", "b"], "at least 3 names, got 2"),

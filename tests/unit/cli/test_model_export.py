@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -26,10 +27,13 @@ from tests.unit.cli.conftest import Ended
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
 
+from silo_agent.data.formats.csv import load as load_csv  # noqa: E402
+from silo_agent.data.settings import DataFormat, DataSettings  # noqa: E402
 from silo_agent.training.models import export as exporting  # noqa: E402
 from silo_agent.training.models import registry  # noqa: E402
 from silo_agent.training.models.registry import build_model  # noqa: E402
 from silo_agent.training.models.state import initial_state, load_arrays  # noqa: E402
+from tests.support.fork_server import ROOT  # noqa: E402
 from tests.support.objectives import make_job  # noqa: E402
 
 Calls = Callable[..., Ended]
@@ -146,6 +150,36 @@ def test_a_model_that_torch_cannot_export_has_no_onnx_file_and_says_why(
     assert ended.err == (
         "no model.onnx: it needs the extra 'export' (no onnxscript here): pip install 'chorale[export]'\n"
     )
+
+
+def test_rows_made_as_the_page_says_are_those_that_silos_train_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """preprocessing.json had the columns, and nothing said what is done with them."""
+    columns = [
+        {"name": "age", "mean": 54.0, "scale": 9.0, "fill": 50.0},
+        {"name": "sex", "categories": ("f", "m")},
+        {"name": "pain", "categories": ("none", "typical"), "encoding": "index", "fill": -1.0, "scale": 2.0},
+    ]
+    job = make_job(classes=2, input_shape=(4,), columns=columns, label_column="ill")
+    facts = facts_of(job, job_digest=bytes(32), round=3)
+    (tmp_path / "preprocessing.json").write_text(json.dumps(exporting.preprocessing(facts)))
+    table = tmp_path / "patients.csv"
+    table.write_text("pain,ill,age,sex\ntypical,1,63,m\nnone,0,,f\n?,0,40, ?\n")
+    trained = load_csv(DataSettings(format=DataFormat.CSV, path=table), job).train.features
+
+    rows: list[Any] = []
+    monkeypatch.setitem(
+        sys.modules, "load", SimpleNamespace(load=lambda: lambda given: rows.append(given) or given)
+    )
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "own-models.md").read_text()
+    (block,) = [
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "preprocessing" in each
+    ]
+    exec(compile(block, "own-models.md", "exec"), {})
+    np.testing.assert_array_almost_equal(rows[0].numpy(), trained)
+    assert capsys.readouterr().out.startswith("tensor(")
 
 
 def test_a_file_without_facts_is_one_sentence(tmp_path: Path, chorale: Calls) -> None:

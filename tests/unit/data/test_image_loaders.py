@@ -170,9 +170,7 @@ def test_images_of_every_listed_suffix_are_read(tmp_path: Path, suffix: str) -> 
 
 
 def test_image_folder_needs_an_image_shape(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"expected \(1 or 3, height, width\) for .*, got \(5,\)"
-    ):
+    with pytest.raises(ConfigError, match=r"expected \(1 or 3, height, width\) for .*, got \(5,\)"):
         load(make_job(2, (5,)), format="image-folder", path=tmp_path)
 
 

@@ -187,9 +187,9 @@ def test_fedopt_moments_stay_where_a_round_is_not_applied() -> None:
 @pytest.mark.parametrize(
     "option, value, message",
     [
-        ("server_optimizer", "lion", "'sgd', 'adam' or 'yogi', got lion"),
+        ("server_optimizer", "lion", "'sgd', 'adam' or 'yogi', got 'lion'"),
         ("server_momentum", 1.0, "less than 1, got 1.0"),
-        ("server_tau", 0.0, "greater than 0, got 0.0"),
+        ("server_tau", 0.0, "expected more than 0, got 0.0"),
         ("tau", 1e-3, "unknown option, fedopt has server_beta1, server_beta2, .*server_tau"),
     ],
 )

@@ -226,7 +226,7 @@ def test_a_matrix_of_another_shape_is_refused() -> None:
 
 
 def test_unknown_initial_matrix_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(ConfigError, match="init_slm: .*'skip', 'identity' or 'uniform', got random"):
+    with pytest.raises(ConfigError, match="init_slm: .*'skip', 'identity' or 'uniform', got 'random'"):
         strategy_for("feddw", {"init_slm": "random"})
 
 

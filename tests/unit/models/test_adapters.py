@@ -220,5 +220,5 @@ def test_a_base_that_is_not_the_named_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_running_means_go_with_no_adapter() -> None:
-    with pytest.raises(ValueError, match="adapters: model.norm batch has running means"):
+    with pytest.raises(ValueError, match="model.norm: expected group or none with adapters, got batch"):
         make_job(model={"name": "resnet18"}, input_shape=[3, 8, 8], adapters=ADAPTERS)

@@ -51,7 +51,8 @@ def test_every_metric_has_help_and_the_prefix() -> None:
 
 def test_the_closed_list_of_phase_kinds_is_that_of_the_methods() -> None:
     methods = [strategy_for(preset, {}) for preset in PRESETS]
-    assert set().union(*(method.phases for method in methods)) == set(PHASE_KINDS)
+    evaluated = strategy_for("fedavg", {}).evaluated_between_rounds()
+    assert set().union(*(method.phases for method in [*methods, evaluated])) == set(PHASE_KINDS)
 
 
 def test_a_phase_kind_outside_the_closed_list_gets_no_label() -> None:

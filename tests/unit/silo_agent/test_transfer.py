@@ -186,7 +186,7 @@ async def test_a_part_longer_than_announced_is_thrown_away(make_stub: MakeStub, 
     [
         (STATE, len(STATE) - 1, "do not fit"),
         (STATE[:-1], len(STATE), "bytes, got"),
-        (STATE[:-1] + b"!", len(STATE), "digest is another"),
+        (STATE[:-1] + b"!", len(STATE), "the digest is not the announced one"),
     ],
 )
 async def test_bytes_other_than_announced_are_refused(
@@ -454,7 +454,7 @@ async def test_a_coordinator_that_claims_more_bytes_than_there_are_is_refused(
 
     masker, encoded, _ = masked_vector()
     carrier = transfer(await make_stub(Upload=Upload))
-    with pytest.raises(RemoteProtocolError, match="more bytes than there are"):
+    with pytest.raises(RemoteProtocolError, match="more bytes than were sent"):
         await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
 
 

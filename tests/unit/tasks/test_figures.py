@@ -12,7 +12,7 @@ from sklearn import metrics
 from torch.nn.functional import softmax
 
 from chorale.spec.job_spec import JobSpec
-from strategies.base import Array
+from strategies.base import Array, PhaseContext
 from strategies.phases.evaluation import EvaluatePhase
 from tests.support.task_samples import answers, both_of, job_of, targets
 from tests.unit.tasks.test_sensitivities import summed
@@ -37,7 +37,8 @@ class Pooled:
         self.said, self.true = said.double(), true.numpy()
         phase = self.job.method.phase("evaluate")
         assert isinstance(phase, EvaluatePhase)
-        self.figures = phase.figures(None, self.sums)  # type: ignore[arg-type]
+        context = PhaseContext(round=0, members=len(SILOS), classes=self.job.classes, state={}, trained=())
+        self.figures = phase.figures(context, self.sums)
         self.tables = phase.tables(self.sums)
 
 
