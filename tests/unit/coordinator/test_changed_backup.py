@@ -202,7 +202,9 @@ def test_room_for_a_member_is_there_before_it_is_written(
         return
     monkeypatch.setattr(disk, "free_bytes", lambda directory: disk.MIN_FREE_BYTES)
     monkeypatch.setattr(restoring, "_take", lambda content, path: pytest.fail("it was written"))
-    with pytest.raises(disk.NoRoom, match=r"backup\.tar: coordinator\.sqlite: expected \d+ bytes free on the disk of "):
+    with pytest.raises(
+        disk.NoRoom, match=r"backup\.tar: coordinator\.sqlite: expected \d+ bytes free on the disk of "
+    ):
         restore(made, tmp_path / "new")
 
 
