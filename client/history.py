@@ -60,6 +60,7 @@ REASON_WORDS = {
     Refusal.MALFORMED: "malformed message",
     Refusal.INTERNAL: "a fault of its own: its log says which",
 }
+CUT_SHORT = ("refused", "budget")  # refusals that end a phase while other silos still have time to answer
 STAGE_WORDS = {  # while silos are waited for, the reason says it all
     "waiting": "",
     "advertise": "as keys were exchanged",
@@ -162,8 +163,13 @@ def why_told(left: LeftOut) -> str:
     return printable(": ".join([left.reason, *_details(left)]))
 
 
-def left_out_told(left: LeftOut) -> str:
-    """The same in words, and at which stage: `connection lost during its upload`."""
+def left_out_told(left: LeftOut, record: PhaseRecord) -> str:
+    """The same in words, and at which stage: `connection lost during its upload`.
+
+    record: of the phase, whose end says whether a silo without an answer had its time.
+    """
+    if (left.reason, left.stage) == ("no-answer", "waiting") and record.reason in CUT_SHORT:
+        return "no answer yet"
     reason, stage = REASON_WORDS.get(left.reason, left.reason), STAGE_WORDS.get(left.stage, left.stage)
     return printable(" ".join(filter(None, [": ".join([reason, *_details(left)]), stage])))
 

@@ -46,6 +46,11 @@ class AccountReleases:
     jobs: frozenset[bytes] = frozenset()
     first: FirstPlan | None = None
 
+    @property
+    def emptied(self) -> AccountReleases:
+        """The account as if nothing had been charged to it."""
+        return AccountReleases(delta=self.delta, sides_are_fixed=self.sides_are_fixed)
+
     def with_more(
         self, more: Mapping[Release, int], *, job: bytes, plan: Mapping[Release, int]
     ) -> AccountReleases:

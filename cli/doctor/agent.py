@@ -15,22 +15,26 @@ TIMEOUT_SECONDS = 5.0
 SKEW_SECONDS = 60.0  # as the agent's own warning
 
 
-def ask_agent(directory: Path, findings: Findings) -> None:
-    """Whether it is connected, and how its clock stands. To dial beside it would end its own connection."""
+def ask_agent(directory: Path, findings: Findings) -> bool:
+    """How its clock stands; False where it says that it is not connected.
+
+    Otherwise nobody dials beside it: that would end its own connection.
+    """
     values = _metrics(directory)
     if values is None:
         findings.fine("process", "an agent runs on this directory, and tells no metrics (metrics_listen)")
-        return
+        return True
     if values.get("chorale_silo_connected") != 1:
-        fix = "read the reason in the agent's log: it says why at each try to connect"
+        fix = "read the reason below, or in the agent's log: it says why at each try to connect"
         findings.problem("process", "an agent runs on this directory, and is not connected", fix=fix)
-        return
+        return False
     skew = values.get("chorale_silo_clock_skew_seconds", 0.0)
     if abs(skew) > SKEW_SECONDS:
         told = f"differs from the coordinator's by {skew:+.0f} seconds"
         findings.warn("clock", told, fix=CLOCK)
     version = values.get("chorale_silo_roster_version", 0)
     findings.fine("process", f"an agent runs here and is connected, with roster version {version:.0f}")
+    return True
 
 
 def _metrics(directory: Path) -> dict[str, float] | None:

@@ -37,7 +37,8 @@ FIXES = {
     Trouble.OTHER_HOST: "set coordinator_name to the host name in the coordinator's certificate",
     Trouble.EXPIRED: "ask the coordinator's administrator to renew its certificate",
     Trouble.NOT_YET_VALID: CLOCK,
-    Trouble.REFUSED: "ask the authority to list this certificate: chorale authority roster CERT",
+    Trouble.REFUSED: "ask the authority to list this certificate: chorale authority roster CERT, with "
+    "--readmit NAME if it was revoked",
     Trouble.PROXY: "correct proxy, and have the proxy allow CONNECT to {coordinator}",
     Trouble.PROXY_LOGIN: "correct the login in the file of proxy_credentials",
 }

@@ -30,7 +30,8 @@ FIXES = {
     "job": "correct the job file; `chorale schema job` says what each field may be",
     "code": "install the distribution and version that the job names",
     "acceptance": "change the policy if such jobs are wanted here, or ask the operator for another job",
-    "data": "correct this cell, file or label, or leave its record out",
+    "data": "correct this cell, file or label, or leave its record out; where it is right and the job lacks "
+    "it, ask the operator to add it to the job's categories, or map it in data.labels here if it is a label",
     "model": "correct model in the job file, or give --init",
     "refusals": "raise max_data_refusals in the policy, once it is known why the data were refused",
     "budget": "wait for a job with less epsilon, or raise privacy.epsilon in the policy",
@@ -89,8 +90,8 @@ def examine(
         findings.leave_out("line", f"the way to the coordinator and its roster: {own.missing}")
     elif not reaches(settings, say=say, findings=findings):
         return
-    if runs:
-        return ask_agent(settings.directory, findings)
+    if runs and ask_agent(settings.directory, findings):
+        return
     if identity is None or own.authority is None:
         return
     ages = [each.max_roster_age_days for each in policies.values()]

@@ -45,7 +45,9 @@ def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY, draws_r
         share = f", {record.data_share:.0%} of the data" if kind_of(record) == TRAIN else ""
         attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
-    missing = "; ".join(f"without {printable(left.silo)} ({left_out_told(left)})" for left in record.left_out)
+    missing = "; ".join(
+        f"without {printable(left.silo)} ({left_out_told(left, record)})" for left in record.left_out
+    )
     measured = _measured(record, main, draws_rounds=draws_rounds)
     return "  ".join(filter(None, [title, outcome, _approved(record), measured, _rows(record), missing]))
 

@@ -322,14 +322,14 @@ def _first_state(spec: JobSpec, file: Path, init: Path | None, policy: Policy | 
 
 
 def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData | None:
-    """The silo's samples for the job, and a line for each cell, file and label that does not fit."""
+    """The silo's samples for the job, and a line for what does not fit: cells, files and labels."""
     problems = Problems()
     try:
         data = load_data(data_set, spec, problems=problems)
     finally:
         for line in problems.lines:
             findings.problem("data", line)
-        if left := problems.count - len(problems.lines):
+        if left := problems.unlisted:
             findings.problems += left
             click.echo(f"problem  data: and {left} more")
     if data.rows_beyond:

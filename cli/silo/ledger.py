@@ -77,6 +77,7 @@ def show_ledger(
 ) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
     from silo_agent.ledger.accounts import Charged
+    from silo_agent.ledger.reveals import Decision
 
     asked = {
         "--check": check,
@@ -114,7 +115,10 @@ def show_ledger(
             return print_json(ledger_facts(ledger, settings))
         click.echo(f"newest roster: version {ledger.roster_version}")
         for job in ledger.jobs():
-            click.echo(f"{job.id}  {job.decision:<9}  {job.count:>12}  {job.operator}  {job.name}")
+            told = job.decision.value
+            if job.is_over:  # what nobody decided waits for nobody any more
+                told = "over" if job.decision is Decision.OFFERED else f"{told}, over"
+            click.echo(f"{job.id}  {told:<15}  {job.count:>12}  {job.operator}  {job.name}")
         accounts = ledger.accounts()
         known, shown = {each.id: each for each in accounts.all()}, set()
         for each in settings.data_sets:

@@ -22,6 +22,7 @@ from silo_agent.approval.view import (
     SummedQuantity,
 )
 from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.reveals import Decision
 
 MAX_LINES, MAX_COLUMNS = 40, 100
@@ -54,7 +55,7 @@ def screen(view: JobView) -> list[str]:
     ]
     below = [
         *_labelled("noise", _noise_lines(view), most=4),
-        *_labelled("budget", _budget_lines(view), most=2),
+        *_labelled("budget", _budget_lines(view), most=4),
         *_labelled("policy", _policy_lines(view), most=MOST_REFUSALS),
         *_labelled("changed", _change_lines(view), most=MOST_CHANGES),
         *_labelled("said", _said_lines(view), most=MOST_SAID),
@@ -180,17 +181,18 @@ def _row(quantity: SummedQuantity, when: Sequence[str]) -> tuple[str, ...]:
 def _noise_lines(view: JobView) -> list[str]:
     if view.promise is None:
         return [view.noise_told, *([view.no_promise] if view.no_promise else [])]
-    return [*_promise_lines(view.promise)]
+    return _promise_lines(view.promise, has_unit=view.has_unit)
 
 
-def _promise_lines(promise: Promise) -> list[str]:
+def _promise_lines(promise: Promise, *, has_unit: bool) -> list[str]:
+    rows = [] if has_unit else [rows_told(promise.epsilon_of_rows)]  # all rows of one unit are one record
     return [
         f"epsilon {promise.epsilon:.4g} at delta {promise.delta:g} for the whole job, "
         f"{units(promise.epsilon_updates_per_silo, promise.epsilon_statistics_per_record)}",
         f"against the coordinator and {promise.colluders} of {promise.members} silos, by the noise of "
         f"{promise.honest} honest ones; "
         f"{if_all_others_collude(promise.epsilon_if_all_others_collude)}",
-        rows_told(promise.epsilon_of_rows),
+        *rows,
     ]
 
 
@@ -199,14 +201,24 @@ def _budget_lines(view: JobView) -> list[str]:
     if balance is None:
         return ["none: this silo has no such data set"]
     left = f"epsilon {balance.left:.4g} of {balance.budget:g} left at delta {balance.delta:g}"
-    if view.promise is not None:
-        return [f"{left}; this job plans {view.promise.epsilon:.4g}", *_unnoised(balance)]
+    if view.promise is not None and view.charge is not None:
+        return [left, _charge_told(view.promise, view.charge, balance), *_unnoised(balance)]
     if view.is_private:
         return [left, *_unnoised(balance)]
     return [
         f"{left}; this job uses none of it: nothing bounds what its sums tell",
         *_unnoised(balance),
     ]
+
+
+def _charge_told(promise: Promise, charge: PlannedCharge, balance: BudgetBalance) -> str:
+    """What the ledger will say beside what the job promises: of another delta it is another number."""
+    costs = f"this job costs {charge.epsilon:.4g} at this delta"
+    if (promised := f"{promise.epsilon:.4g}") != f"{charge.epsilon:.4g}":
+        costs += f" (it promises {promised} at its own delta {promise.delta:g})"
+    if charge.epsilon_after is None:
+        return f"{costs}; part of it is spent or reserved already"
+    return f"{costs}; with what was spent or reserved: {charge.epsilon_after:.4g} of {balance.budget:g}"
 
 
 def _unnoised(balance: BudgetBalance) -> list[str]:

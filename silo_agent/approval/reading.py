@@ -29,6 +29,7 @@ from silo_agent.approval.view import (
 )
 from silo_agent.data.settings import DataSettings, check_unit, unit_told
 from silo_agent.ledger.budget import Budget
+from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy, load_policy, policy_digest
@@ -88,8 +89,11 @@ def read_view(
         cost = promise.epsilon_if_all_others_collude
         refusals += raised(policy.privacy.check_collusion, spec, cost)
     budget = None if data_set is None else _budget(ledger, policy, data_set)
+    charge: PlannedCharge | None = None
     if budget is not None and data_set is not None:
         refusals += _account_refusals(ledger, policy, data_set, budget, job, spec, drawn.state)
+        if promise is not None and drawn.state is not None:
+            charge = budget.planned_charge(_as_signed(job, spec), drawn.state)
     previous = _previous(ledger, job)
     decisions = ledger.decisions()
     return job_view(
@@ -102,7 +106,9 @@ def read_view(
         no_promise=no_promise,
         data_set=None if data_set is None else data_set.name,
         record="" if data_set is None else _record_told(data_set),
+        has_unit=data_set is not None and data_set.unit is not None,
         balance=None if budget is None else budget.balance(),
+        charge=charge,
         refusals=refusals,
         code=code,
         previous=None if previous is None else (previous.id, _spec_of(previous)),
@@ -131,6 +137,10 @@ def _spec_of(job: LedgerJob) -> JobSpec:
 def _unsigned(job: LedgerJob) -> SignedJob:
     """Of bytes whose signature was checked before the ledger took them."""
     return SignedJob(spec_bytes=job.spec_bytes or b"", signature=b"", operator_certificate=b"")
+
+
+def _as_signed(job: LedgerJob, spec: JobSpec) -> Job:
+    return Job(spec=spec, signed=_unsigned(job), operator=job.operator)
 
 
 def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]:
@@ -209,8 +219,7 @@ def _account_refusals(
         return raised(ledger.data_refusals(policy=policy, data_set=account).check, job.job_digest)
     if state is None:
         return []
-    as_signed = Job(spec=spec, signed=_unsigned(job), operator=job.operator)
-    return raised(budget.check_plan, as_signed, state)
+    return raised(budget.check_plan, _as_signed(job, spec), state)
 
 
 def _previous(ledger: Ledger, job: LedgerJob) -> LedgerJob | None:

@@ -26,6 +26,7 @@ from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.decisions import Given, PersonsDecision
 from silo_agent.ledger.ledger import LedgerJob
 from silo_agent.ledger.reveals import Decision
@@ -132,13 +133,15 @@ class OwnCode:
 class JobView:
     """A job as it is put before a person.
 
-    parameters: of the model; None where only the job's own code knows. unusual: rules that the job's parts
-    break and that it passes over. promise: what a private job's plan
-    costs; None without noise, or where it is not known, and `no_promise` says why. balance: of the data set;
-    None where this silo has none for the job. refusals: what the policy refuses, so that an approval changes
-    nothing. previous: id of the last approved job of this operator. decisions: by people, oldest first.
-    is_over, stops_data: as LedgerJob has them. approved_by: people whose approval waits for another person's.
-    taken_back: those whose approval was under another policy. policy: digest of its file.
+    parameters: of the model; None where only the job's own code knows. unusual: rules that the job's
+    parts break and that it passes over. promise: what a private job's plan costs; None without noise, or
+    where it is not known, and `no_promise` says why. balance: of the data set; None where this silo has
+    none for the job. charge: what it would add there; None where that is not known. has_unit: a record
+    there is all rows of one unit, such as a patient. refusals: what the policy refuses, so that an
+    approval changes nothing. previous: id of the last approved job of this operator. decisions: by
+    people, oldest first. is_over, stops_data: as LedgerJob has them. approved_by: people whose approval
+    waits for another person's. taken_back: those whose approval was under another policy. policy: digest
+    of its file.
     """
 
     id: str
@@ -157,6 +160,7 @@ class JobView:
     policy: bytes
     data_set: str | None
     record: str
+    has_unit: bool
     silos: tuple[str, ...]
     silos_per_round: int
     method: str
@@ -172,6 +176,7 @@ class JobView:
     promise: Promise | None
     no_promise: str
     balance: BudgetBalance | None
+    charge: PlannedCharge | None
     refusals: tuple[PolicyDifference, ...]
     previous: str | None
     changes: tuple[FieldChange, ...]
@@ -200,7 +205,9 @@ def job_view(
     no_promise: str,
     data_set: str | None,
     record: str,
+    has_unit: bool,
     balance: BudgetBalance | None,
+    charge: PlannedCharge | None,
     refusals: Sequence[PolicyRefusal],
     code: Sequence[OwnCode],
     previous: tuple[str, JobSpec] | None,
@@ -232,6 +239,7 @@ def job_view(
         policy=policy,
         data_set=data_set,
         record=record,
+        has_unit=has_unit,
         silos=spec.silos,
         silos_per_round=spec.named_per_round,
         method=_method_told(spec),
@@ -247,6 +255,7 @@ def job_view(
         promise=promise,
         no_promise=no_promise,
         balance=balance,
+        charge=charge,
         refusals=tuple(_difference(each) for each in refusals),
         previous=id_before,
         changes=changes,

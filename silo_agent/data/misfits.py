@@ -28,10 +28,11 @@ def add_misfits(raw: RawData, job: JobSpec) -> None:
     for what, places, samples in splits:
         if not isinstance(samples, Samples):
             continue  # each is looked at when it is read (scan)
-        problems = _targets(samples.labels, target), _features(samples.features, job)
-        for index, told in sorted([each for found in problems for each in found]):
+        found = [(index, told, f"{what}: {told}") for index, told in _targets(samples.labels, target)]
+        found += [(index, told, "") for index, told in _features(samples.features, job)]
+        for index, told, alike in sorted(found):
             where = f"{what} {index}" if places is None else places[index]
-            raw.problems.add(f"{where}: {told}")
+            raw.problems.add(f"{where}: {told}", alike=alike)
 
 
 def _targets(labels: Labels, target: Target) -> list[tuple[int, str]]:

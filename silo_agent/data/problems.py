@@ -1,36 +1,60 @@
-"""What is wrong with single records of a data set: a line each, for the institution's own eyes."""
+"""What is wrong with single records of a data set: for the institution's own eyes."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from crypto.errors import ConfigError
 
-MAX_LINES = 1_000  # kept of a file in which every cell is wrong
+MAX_LINES = 1_000  # kept of a file in which every cell is wrong, and no two are alike
 
 
 class Problems:
     """Loaders add to it and go on reading: who asked for the data decides what one bad record means.
 
     A job without privacy is refused for the first one, a private job counts them, and `chorale silo check`
-    lists them. lines: the first MAX_LINES; count: of all.
+    lists them. lines: the first MAX_LINES, where problems that are alike share one; count: of all problems.
     """
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self._first: dict[str, str] = {}  # by what its problems have in common, the first of a line
+        self._times: Counter[str] = Counter()  # of those that have a line
         self.count = 0
 
-    def add(self, line: str) -> None:
-        """line: the file, the place in it, what is expected and what is there."""
+    def add(self, line: str, *, alike: str = "") -> None:
+        """line: the file, the place in it, what is expected and what is there. alike: what it has in common
+        with others, such as a column and a wrong value; empty: nothing."""
         self.count += 1
-        if len(self.lines) < MAX_LINES:
-            self.lines.append(line)
+        self._keep(alike or line, line, times=1)
 
     def take(self, other: Problems) -> None:
         """Those of another one, after one's own."""
         self.count += other.count
-        self.lines += other.lines[: MAX_LINES - len(self.lines)]
+        for alike, line in other._first.items():
+            self._keep(alike, line, times=other._times[alike])
+
+    @property
+    def lines(self) -> list[str]:
+        more = {alike: times - 1 for alike, times in self._times.items()}
+        return [
+            f"{line}, and {more[alike]} more like it" if more[alike] else line
+            for alike, line in self._first.items()
+        ]
+
+    @property
+    def unlisted(self) -> int:
+        """How many are in no line."""
+        return self.count - self._times.total()
 
     def raise_first(self) -> None:
         """Raises ConfigError if there is one."""
         if self.count:
             more = "" if self.count == 1 else " (the first of several: `chorale silo check` lists them all)"
-            raise ConfigError(f"{self.lines[0]}{more}")
+            raise ConfigError(f"{next(iter(self._first.values()))}{more}")
+
+    def _keep(self, alike: str, line: str, *, times: int) -> None:
+        if alike not in self._first:
+            if len(self._first) == MAX_LINES:
+                return
+            self._first[alike] = line
+        self._times[alike] += times

@@ -30,7 +30,7 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
-from silo_agent.ledger.costs import Cost, Costs, composed, write_cost, write_plan
+from silo_agent.ledger.costs import Cost, Costs, PlannedCharge, composed, write_cost, write_plan
 from silo_agent.ledger.known_states import keep_check
 from silo_agent.ledger.standing import check_not_put_back
 from silo_agent.ledger.state_uses import StateUse, record_use
@@ -159,12 +159,23 @@ class Budget:
         except ConfigError as error:
             raise PolicyRefusal(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
         with self._database.transaction() as connection:
-            begun = connection.execute(
-                "SELECT 1 FROM releases WHERE data_set = ? AND job_digest = ? LIMIT 1",
-                (self._data_set, job.digest),
-            ).fetchone()
-            if begun is None:
+            if not self._has_begun(connection, job):
                 self._check_fits(connection, job, planned, planned, what=f"job {job.id}: its plan")
+
+    def planned_charge(self, job: Job, state: GlobalState) -> PlannedCharge:
+        """What the data set's own account would be charged for the whole job, composed as it is when the job
+        reserves. state: the initial one. Raises ConfigError.
+        """
+        plan = self._plan(job, state)
+        with self._database.transaction() as connection:
+            held = self._releases(connection, self._data_set)
+            has_begun = self._has_begun(connection, job)
+        alone, after = (each.with_more(plan, job=job.digest, plan=plan) for each in (held.emptied, held))
+        return PlannedCharge(
+            delta=held.delta,
+            epsilon=alone.epsilon(),
+            epsilon_after=None if has_begun else after.epsilon(),
+        )
 
     def reserve(
         self, job: Job, key: PhaseKey, state: GlobalState, *, members: int, use: StateUse | None = None
@@ -360,15 +371,21 @@ class Budget:
             most = next((budget for budget in sorted(budgets) if not after.fits(budget)), None)
             if most is None:
                 continue
+            alone = held.emptied.with_more(more, job=job.digest, plan=plan)
             of = f"data set {self._data_set}"
             if account != self._data_set:
                 of = f"account {account}, which holds records of data set {self._data_set},"
             raise PolicyRefusal(
                 f"{what}: expected at most epsilon {most:g} on {of} (delta {held.delta:g}), got "
-                f"{after.epsilon():.4g}: {held.epsilon():.4g} spent or reserved before, "
-                f"{epsilon(more, held.delta):.4g} by itself",
+                f"{after.epsilon():.4g}: {held.epsilon():.4g} spent or reserved before and "
+                f"{alone.epsilon():.4g} by itself, which are composed, not added",
                 code=Refusal.BUDGET,
             )
+
+    def _has_begun(self, connection: sqlite3.Connection, job: Job) -> bool:
+        """Whether the job has touched the data."""
+        query = "SELECT 1 FROM releases WHERE data_set = ? AND job_digest = ? LIMIT 1"
+        return connection.execute(query, (self._data_set, job.digest)).fetchone() is not None
 
     def _plan(self, job: Job, state: GlobalState) -> Mapping[Release, int]:
         """Raises ConfigError."""
@@ -467,17 +484,6 @@ class Charge:
 
     def release(self) -> None:
         self._budget.release(self._input_id)
-
-
-def is_covered(connection: sqlite3.Connection, data_set: str, of_phase: Mapping[str, object]) -> bool:
-    """Whether epsilon covers all that this silo sends in a phase: a private job's quantities carry noise, or
-    follow from DP-SGD, or are the same whatever the data are. of_phase: job, round, phase."""
-    rows = connection.execute(
-        "SELECT DISTINCT cost_digest IS NOT NULL AS is_bounded FROM releases"
-        " WHERE data_set = :data_set AND job_digest = :job AND round = :round AND phase = :phase",
-        {"data_set": data_set, **of_phase},
-    ).fetchall()
-    return [row["is_bounded"] for row in rows] == [1]
 
 
 def spend_of(row: sqlite3.Row) -> Spend:

@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias, overload
 
 from chorale.privacy.composition import FirstPlan
@@ -15,6 +16,19 @@ from crypto.errors import ConfigError
 from silo_agent.ledger.accounts import sides_are_fixed
 
 Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where nothing bounds it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCharge:
+    """What a whole planned job would add to an account, at the account's delta.
+
+    epsilon: of the job by itself. epsilon_after: of the job and all that is spent or reserved, composed; None
+    of a job that has touched the data already, as part of it stands in the account.
+    """
+
+    delta: float
+    epsilon: float
+    epsilon_after: float | None
 
 
 def write_cost(connection: sqlite3.Connection, cost: Cost) -> bytes:
@@ -101,3 +115,14 @@ def composed(inputs: Counter[Cost | None]) -> Counter[Release]:
         for release in cost or ():
             composed[release] += count
     return composed
+
+
+def is_covered(connection: sqlite3.Connection, data_set: str, of_phase: Mapping[str, object]) -> bool:
+    """Whether epsilon covers all that this silo sends in a phase: a private job's quantities carry noise, or
+    follow from DP-SGD, or are the same whatever the data are. of_phase: job, round, phase."""
+    rows = connection.execute(
+        "SELECT DISTINCT cost_digest IS NOT NULL AS is_bounded FROM releases"
+        " WHERE data_set = :data_set AND job_digest = :job AND round = :round AND phase = :phase",
+        {"data_set": data_set, **of_phase},
+    ).fetchall()
+    return [row["is_bounded"] for row in rows] == [1]

@@ -19,7 +19,7 @@ from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import LedgerMark, SessionTerms
 from crypto.session.reveal import PendingReveal
-from silo_agent.ledger.budget import is_covered
+from silo_agent.ledger.costs import is_covered
 from silo_agent.ledger.standing import Standing, check_not_put_back, next_mark
 from silo_agent.ledger.state_uses import StateUse, check_survivors, check_use, forget_use, settle_use
 from silo_agent.policy.policy import Policy

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import yaml
+from prometheus_client import start_http_server
 
 from chorale.runtime.audit import AuditLog
 from chorale.transport.line_probe import Trouble
@@ -27,6 +28,7 @@ from cli.doctor.line import FIXES
 from cli.doctor.machine import Machine
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
+from silo_agent.metrics import SiloMetrics
 from silo_agent.torch_build import TorchBuild
 from tests.support.ceremony import stranger
 from tests.support.federation import COORDINATOR, OPERATOR, LocalFederation
@@ -408,7 +410,8 @@ def test_cell_that_does_not_fit_a_job_is_found_with_its_fix(ward: Ward) -> None:
     (finding,) = ails(ward.silo(data={"format": "csv", "path": str(table)}), job=job)
     assert finding.check == "data"
     assert "line 62, column age: expected a number, got 'old'" in finding.told
-    assert finding.fix == "correct this cell, file or label, or leave its record out"
+    assert finding.fix.startswith("correct this cell, file or label, or leave its record out")
+    assert "ask the operator to add it to the job's categories" in finding.fix
 
 
 def test_agent_that_runs_is_asked_and_keeps_its_connection(ward: Ward) -> None:
@@ -423,6 +426,30 @@ def test_agent_that_runs_is_asked_and_keeps_its_connection(ward: Ward) -> None:
     assert process == "an agent runs here and is connected, with roster version 2"
     assert [record for record in agent.records()[lines:] if record["event"] == "connected"] == []
     assert agent.stop() == 0
+
+
+def test_agent_that_is_refused_is_found_with_the_reason_and_whom_to_ask(ward: Ward) -> None:
+    """Of a revoked silo it was said that the agent is not connected, and to read its log."""
+    config, directory = ward.silo(REVOKED), ward.folder / "state"
+    directory.mkdir()
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=SiloMetrics().registry)
+    address = f"127.0.0.1:{server.server_port}"
+    (directory / "endpoint.json").write_text(json.dumps({"metrics": address}))
+    with closing(AuditLog(directory / "audit.jsonl")):  # as an agent that runs holds it
+        process, roster = ails(config)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    assert (process.check, process.told) == (
+        "process",
+        "an agent runs on this directory, and is not connected",
+    )
+    told = (
+        f"coordinator refused this silo: roster: version 2 does not list this certificate of silo {REVOKED}"
+    )
+    assert (roster.check, roster.told) == ("roster", told)
+    assert roster.fix.startswith("ask the authority to list this certificate")
+    assert "--readmit NAME if it was revoked" in roster.fix
 
 
 def test_last_line_that_a_crash_cut_short_is_a_warning(ward: Ward) -> None:

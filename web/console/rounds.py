@@ -47,7 +47,7 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
                     "stage": left.stage,
                     "reason": left.reason,
                     "told": left.rule or left.text,
-                    "words": left_out_told(left),
+                    "words": left_out_told(left, record),
                 }
                 for left in record.left_out
             ],

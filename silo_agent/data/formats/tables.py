@@ -48,7 +48,7 @@ class Table:
         return cells
 
     def say(self, row: int, column: str, told: str) -> None:
-        self.problems.add(f"{self.place(row)}, column {column}: {told}")
+        self.problems.add(f"{self.place(row)}, column {column}: {told}", alike=f"{column}: {told}")
 
 
 def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:

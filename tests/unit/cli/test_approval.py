@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from chorale.job import Job, SignedJob
-from chorale.privacy.plan import planned_epsilon_if_all_others_collude
+from chorale.privacy.accountant import epsilon
+from chorale.privacy.plan import planned_epsilon_if_all_others_collude, planned_releases
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from cli.silo.screen import MAX_COLUMNS, MAX_LINES
@@ -100,6 +101,26 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
         assert lines_of(ended, "weights") == "computed from the job, the same as this silo draws"
 
 
+@pytest.mark.parametrize(("delta", "unit"), [(1e-4, None), (1e-5, "patient")])
+def test_silo_is_told_what_its_ledger_will_be_charged_beside_what_the_job_promises(
+    desk: Desk, chorale: Callable[..., Ended], delta: float, unit: str | None
+) -> None:
+    """A job of 5.985 at its own delta was charged 7.203 at the policy's, which nobody had been told before.
+    What several records of one person cost was told where all rows of a patient are one record."""
+    pytest.importorskip("torch", reason="a silo draws the weights")
+    job = drawn(desk, privacy={"records": RECORDS, "statistics_noise_multiplier": 4.0, "delta": delta})
+    data = {"format": "csv", "path": str(desk.folder / "ward.csv"), "unit": unit}
+    shown = chorale("silo", "show", "--config", desk.silo(data=data), job.id)
+    plan = planned_releases(job.spec, first_state.drawn_arrays(job.spec, b"", max_bytes=1 << 20))
+    charged = epsilon(plan, 1e-5, sides_are_fixed=False)  # no account yet says that none ever changed
+    own = f" (it promises {epsilon(plan, delta):.4g} at its own delta {delta:g})"
+    assert lines_of(shown, "budget") == (
+        f"epsilon 10 of 10 left at delta 1e-05 this job costs {charged:.4g} at this delta{own}; "
+        f"with what was spent or reserved: {charged:.4g} of 10"
+    )
+    assert ("records in one silo" in lines_of(shown, "noise")) == (unit is None)
+
+
 def test_silo_is_told_both_promises_of_a_private_job_and_its_policy_holds_them(
     desk: Desk, chorale: Callable[..., Ended]
 ) -> None:
@@ -177,6 +198,8 @@ def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Callable[..., En
     assert waiting("approve") == waiting("show") == [open_job.id]
     listed = json.loads(chorale("silo", "approve", "--config", config, "--json").out)["jobs"]
     assert [each["job"] for each in listed] == [open_job.digest.hex()]
+    line = f"{over.id}  over  "
+    assert line in chorale("silo", "ledger", "--config", config).out, "of a job that nobody decided"
     approved = chorale("silo", "approve", "--config", config, over.id, "--yes")
     assert (approved.code, decision_of(desk, over)) == (2, Decision.OFFERED)
     assert f"job {over.id}: it is over, says the coordinator" in approved.err
@@ -184,6 +207,9 @@ def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Callable[..., En
     rejected = chorale("silo", "reject", "--config", config, over.id, "--reason", "no")
     assert "is rejected; it is over already, says the coordinator" in rejected.out
     assert late.id not in waiting("show")
+    ledger = chorale("silo", "ledger", "--config", config).out  # it said "offered" of a job that is over
+    told = {line.split("  ")[0]: line.split("  ")[1].strip() for line in ledger.splitlines()[1:4]}
+    assert told == {open_job.id: "offered", over.id: "rejected, over", late.id: "offered"}
 
 
 def test_approval_that_waits_holds_under_the_policy_that_was_seen(

@@ -225,7 +225,17 @@ def test_every_reason_and_stage_has_words() -> None:
         (LeftOut(silo="d", stage="unmask", reason="no-answer"), "no answer in time as masks were taken off"),
         (LeftOut(silo="d", stage="\x1b[2J", reason="\x1b]0;"), "?]0; ?[2J"),
     ):
-        assert left_out_told(left) == told
+        assert left_out_told(left, PhaseRecord(reason="unmask-hard-cap")) == told
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "told"), [("refused", "no answer yet"), ("train-hard-cap", "no answer in time")]
+)
+def test_silo_that_had_its_time_still_is_not_told_as_late(ended_by: str, told: str) -> None:
+    """A silo's rejection ended the job, and the others, whom nobody timed out, were "no answer in time"."""
+    left = [LeftOut(silo="a", stage="waiting", reason="no-answer")]
+    record = PhaseRecord(round=1, phase="enrollment.0", result="used-up", reason=ended_by, left_out=left)
+    assert progress.plain_line(record, title="enrollment").endswith(f"without a ({told})")
 
 
 def test_time_that_people_took_to_approve_is_told_by_itself(history: JobHistory) -> None:

@@ -109,7 +109,32 @@ def test_records_of_arrays_are_named_by_their_numbers(tmp_path: Path) -> None:
 
 def test_of_a_file_of_nothing_but_mistakes_some_lines_are_kept_and_all_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
-    file.write_text("age,chol,sick\n" + "x,y,z\n" * MAX_LINES)
+    rows = [f"x{row},y{row},z{row}\n" for row in range(MAX_LINES)]
+    file.write_text("".join(["age,chol,sick\n", *rows]))
     problems = Problems()
     load_data(DataSettings(format="csv", path=file), table_job(), problems=problems)
     assert (len(problems.lines), problems.count) == (MAX_LINES, 3 * MAX_LINES)
+    assert problems.unlisted == 2 * MAX_LINES
+
+
+def test_the_same_mistake_in_a_column_is_one_line_with_its_count_and_first_place(tmp_path: Path) -> None:
+    """A category that the job lacked was a line for each of 153 rows, and a label beyond its classes too."""
+    file = tmp_path / "table.csv"
+    file.write_text("age,smoker,sick\n" + "60,yes,0\n60,no,0\n60,never,2\n" * 50 + "60,no,1\n")
+    columns = (ColumnSpec(name="age"), ColumnSpec(name="smoker", categories=("yes",)))
+    job = make_job(2, (2,), columns=columns, label_column="sick")
+    settings, problems = DataSettings(format="csv", path=file), Problems()
+    load_data(settings, job, problems=problems)
+    expected = "column smoker: expected one of yes, got"
+    assert problems.lines == [
+        f"{file}, line 3, {expected} 'no', and 50 more like it",
+        f"{file}, line 4, {expected} 'never', and 49 more like it",
+        f"{file}, line 4: labels must be 0 to 1 (by the job's task and classes), got 2, and 49 more like it",
+    ]
+    assert (problems.count, problems.unlisted) == (151, 0)
+    twice = Problems()
+    for _ in range(2):
+        twice.take(problems)
+    assert (twice.count, twice.lines[0]) == (302, f"{file}, line 3, {expected} 'no', and 101 more like it")
+    with pytest.raises(ConfigError, match=r"line 3, .* got 'no' \(the first of several"):
+        load_data(settings, job)

@@ -14,7 +14,7 @@ import pytest
 
 from chorale.job import Job
 from chorale.privacy.accountant import delta_at, epsilon
-from chorale.privacy.plan import planned_releases
+from chorale.privacy.plan import planned_epsilon, planned_phases, planned_releases
 from chorale.privacy.privacy_filter import filter_epsilon, fits
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
@@ -99,10 +99,30 @@ def test_what_is_reserved_counts_against_the_budget_before_it_is_spent(make_book
 def test_a_refusal_tells_the_numbers_and_writes_nothing(make_book: MakeBook, job: Job) -> None:
     book = make_book(epsilon=0.1)
     refused(
-        r"round 1 train: expected at most epsilon 0\.1 on data set data \(delta 1e-05\), got .* by itself$",
+        r"round 1 train: expected at most epsilon 0\.1 on data set data \(delta 1e-05\), got ([0-9.]+): "
+        r"0 spent or reserved before and \1 by itself, which are composed, not added$",
         lambda: book.reserve(job),
     )
     assert book.balance.held == 0.0
+
+
+def test_planned_charge_is_what_the_ledger_says_after_the_whole_job(
+    make_book: MakeBook, tmp_path: Path
+) -> None:
+    """A person approved 5.985 at the job's own delta, and the ledger charged 7.203 at the policy's."""
+    book, total = make_book(delta=1e-6), 0.0
+    for nonce in (1, 2):
+        job = private_job(tmp_path, SUMS, nonce=nonce, rounds=3)
+        planned = book.budget.planned_charge(job, STATE)
+        for kind, members, times in planned_phases(job.spec):
+            for round in range(1, times + 1):
+                book.spend(job, round=round, phase=kind, members=members)
+                assert book.budget.planned_charge(job, STATE).epsilon_after is None
+        balance, total = book.balance, total + planned.epsilon
+        assert (balance.jobs[-1].epsilon, balance.spent) == (planned.epsilon, planned.epsilon_after)
+        assert planned.delta == balance.delta == 1e-6
+        assert planned.epsilon > 1.05 * planned_epsilon(job.spec, STATE)  # at the delta of the job
+    assert balance.spent < 0.95 * total  # jobs are composed, not added
 
 
 def test_what_is_given_up_before_it_leaves_costs_nothing(make_book: MakeBook, job: Job) -> None:
