@@ -121,7 +121,7 @@ PLANTS = {
 
 
 def _parameters() -> Iterator[Any]:
-    for place, method in enumerate(METHODS):
+    for method in METHODS:
         marks = [pytest.mark.soak] if method.name != "feddw" else []
         yield pytest.param(method, id="-".join([method.name, *dict(method.options)]), marks=marks)
 
