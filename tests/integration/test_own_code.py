@@ -120,7 +120,8 @@ def test_each_silo_refuses_its_own_way_before_any_phase(
         assert refusal["code"] == code
         assert "drawing the first state" not in federation.services[name].log.read_text()
     watched = federation.cli("job", "watch", done.stdout.split()[0])
-    assert re.search(r"refused by silos: .*(silo-[01] \(code\)|silo-2 \(policy: distributions\))", watched.stderr)
+    named = r"(silo-[01] \(code\)|silo-2 \(policy: distributions\))"
+    assert re.search(rf"refused by silos: .*{named}", watched.stderr)
 
 
 def test_an_operator_without_the_distribution_signs_nothing(hospitals: Hospitals, tmp_path: Path) -> None:

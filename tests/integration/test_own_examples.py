@@ -34,7 +34,7 @@ IN_GATES = ("regression",)  # whose federations are not left to `make soak`
 
 def in_soak(folder: str) -> object:
     """What takes longest."""
-    return pytest.param(folder, marks=pytest.mark.soak) if folder in ("vision", "multi-label") else folder
+    return pytest.param(folder, marks=pytest.mark.soak) if folder in ("vision", "multi-label", "text") else folder
 
 
 def federation_in_soak(example: Example) -> object:
