@@ -34,7 +34,8 @@ IN_GATES = ("regression",)  # whose federations are not left to `make soak`
 
 def in_soak(folder: str) -> object:
     """What takes longest."""
-    return pytest.param(folder, marks=pytest.mark.soak) if folder in ("vision", "multi-label", "text") else folder
+    is_long = folder in ("vision", "multi-label", "text")
+    return pytest.param(folder, marks=pytest.mark.soak) if is_long else folder
 
 
 def federation_in_soak(example: Example) -> object:
