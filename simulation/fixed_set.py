@@ -1,4 +1,5 @@
-"""A fixed test set: one split of the data on which every round's model is tested, whoever was drawn.
+"""A fixed test set: one split of the data on which every round's model is tested, whichever silos
+were drawn.
 
 Only a simulation has one. A federation's coordinator has no data, and the silos' hold-outs leave them as sums
 alone (docs/simulation.md).

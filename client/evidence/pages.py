@@ -94,7 +94,7 @@ def _readme(facts: Mapping[str, Any], statement: CoordinatorStatement, silos: Se
         ),
         ("`coordinator.json`", "the coordinator", "times, figures, who was left out and why, audit lines"),
         ("`manifest.json`", "the operator", "which files there are, with their SHA-256"),
-        ("`facts.json`, pages", "nobody", "whoever checks the archive computes them again"),
+        ("`facts.json`, pages", "nobody", "computed again by the person who checks the archive"),
         ("`sbom/`", "nobody", "listed in the manifest, and not checked: a release signs its own"),
     ]
     absent = sorted(set(facts["silos"]) - set(silos))

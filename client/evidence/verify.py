@@ -138,7 +138,7 @@ def version() -> str:
 
 
 def opened_job(contents: Contents) -> Job:
-    """The job as its bytes say it, whoever signed it. Raises EvidenceMismatch."""
+    """The job that its bytes are; who signed them is another step. Raises EvidenceMismatch."""
     with fits(names.JOB):
         spec = JobSpec.from_yaml(contents.job.spec_bytes, source="it")
         if spec.initial_state is None:

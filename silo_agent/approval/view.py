@@ -1,7 +1,7 @@
 """What a person needs to know of a job to approve or reject it.
 
 Everything is computed at this silo: from the signed job, the silo's policy and its ledger. Nothing here runs
-code of a distribution, and text that an operator chose stays text: whoever shows it escapes it.
+code of a distribution, and text that an operator chose stays text: the program that shows it escapes it.
 """
 
 from __future__ import annotations

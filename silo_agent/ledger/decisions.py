@@ -1,6 +1,6 @@
 """What people at this institution said to jobs, by name and time, and what they granted.
 
-The names are typed by whoever may run commands on the silo's machine; nothing proves them. A policy that asks
+Anybody who may run commands on the silo's machine can type any name; nothing proves it. A policy that asks
 for two people counts names: an approval waits, open, until another name approves too. It holds under the
 policy that its person saw: where that has changed since, or refuses the job, it is taken back.
 Source: docs/operations.md, "Approve a job".

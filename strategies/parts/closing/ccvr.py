@@ -1,4 +1,4 @@
-"""Classifier calibration with virtual representations: the head learns anew from features that nobody has.
+"""Classifier calibration with virtual representations: the head is trained on features drawn from sums.
 
 CCVR, Luo et al., NeurIPS 2021 (arXiv 2106.05001), algorithm 1, once after the last round, over all silos. Of
 each class c the silos sum the number of their samples n, their features and the products of those, s = sum_i
@@ -37,8 +37,8 @@ from strategies.number_stream import NumberStream
 from strategies.parts.closing.ffc import CALIBRATE, LEAST_PIVOT, unpacked
 from strategies.parts.heads import HEAD, HEAD_BIAS
 from strategies.parts.losses import TASK_LOSS
+from strategies.parts.statistics.class_counts import class_counts
 from strategies.parts.statistics.feature_prototypes import FEATURE_SUM_BOUND, UNBOUNDED_FEATURES
-from strategies.parts.statistics.soft_labels import MAX_CLASS_SAMPLES
 from strategies.recipe import Closing, Need, Options, always
 
 LEAST_CLASS_SAMPLES = 8  # at a silo that counts as holder of a class
@@ -86,16 +86,6 @@ class VirtualFeaturesPhase:
         """
         classes, width = self._head(context).shape
         _check_work(classes, width, self.options)
-        counts = Quantity(
-            name="class_counts",
-            shape=(classes,),
-            bound=MAX_CLASS_SAMPLES,
-            is_count=True,
-            sensitivity_l2=1.0,
-            is_tagged=True,
-            discloses=Disclosure.CLASS_STATISTIC,
-            side=Side.TRAIN,
-        )
         shapes = {
             "class_feature_sums": (classes, width),
             "class_feature_products": (classes, width * (width + 1) // 2),
@@ -114,7 +104,7 @@ class VirtualFeaturesPhase:
         clipped = Quantity(
             name=CLIPPED, bound=float(MAX_VALUES), is_count=True, discloses=Disclosure.DIAGNOSTIC
         )
-        return (counts, *features, clipped)
+        return (class_counts(classes), *features, clipped)
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Install the head that learned, where it is right about no fewer virtual features than before.

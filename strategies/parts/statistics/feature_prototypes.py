@@ -28,7 +28,7 @@ from crypto.errors import Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, Arrays, FloatArray, PhaseContext
 from strategies.parts.heads import HEAD
-from strategies.parts.statistics.soft_labels import MAX_CLASS_SAMPLES
+from strategies.parts.statistics.class_counts import class_counts
 from strategies.recipe import Need, Recipe, Regularizer, Standing, Statistic, always
 
 PROTOTYPES = METHOD + "feature_prototypes"  # (C, D) float64
@@ -73,16 +73,7 @@ class FeaturePrototypes:
                 discloses=Disclosure.TRAINED_CLASS_STATISTIC,
                 side=Side.TRAIN,
             ),
-            Quantity(
-                name="class_counts",
-                shape=(classes,),
-                bound=MAX_CLASS_SAMPLES,
-                is_count=True,
-                sensitivity_l2=1.0,
-                is_tagged=True,
-                discloses=Disclosure.CLASS_STATISTIC,
-                side=Side.TRAIN,
-            ),
+            class_counts(classes),
         )
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:

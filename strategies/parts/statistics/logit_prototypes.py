@@ -26,6 +26,7 @@ from crypto.errors import ConfigError
 from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
 from strategies.parts.csd import CSD
+from strategies.parts.statistics.class_counts import class_counts
 from strategies.phases.enrollment import MAX_SAMPLES
 from strategies.recipe import Need, Options, Standing, Statistic
 
@@ -84,17 +85,7 @@ class PrototypesPhase:
             discloses=Disclosure.CLASS_STATISTIC,
             side=Side.TRAIN,
         )
-        counts = Quantity(
-            name="class_counts",
-            shape=(C,),
-            bound=MAX_SAMPLES,
-            is_count=True,
-            sensitivity_l2=1.0,
-            is_tagged=True,
-            discloses=Disclosure.CLASS_STATISTIC,
-            side=Side.TRAIN,
-        )
-        return sums, counts, clipped
+        return sums, class_counts(C, bound=MAX_SAMPLES), clipped
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/prototypes, (C, C) float64; a row is zero where no silo sent its own."""

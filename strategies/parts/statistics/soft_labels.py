@@ -32,13 +32,13 @@ from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, Arrays, FloatArray, PartOptions, PhaseContext, options_of
 from strategies.exact import total
 from strategies.parts.regularizers import WEIGHTS_ALONE
+from strategies.parts.statistics.class_counts import MAX_CLASS_SAMPLES, class_counts
 from strategies.recipe import Need, Options, Recipe, Regularizer, Standing, Statistic, always
 
 SOFT_LABELS = METHOD + "soft_labels"  # (C, C) float64: row = true class, column = predicted class
 KNOWN_ROWS = METHOD + "soft_labels_valid"  # (C,) uint8: 1 where the row is known
 # (C, C) and (C,) float64: A and c of all rounds so far, where the job asks for those
 ALL_SUMS, ALL_COUNTS = METHOD + "soft_label_sums", METHOD + "soft_label_counts"
-MAX_CLASS_SAMPLES = float(1 << 28)  # of one class at one silo; leaves 16 fractional bits to 4 silos
 
 
 class InitialSoftLabels(StrEnum):
@@ -119,16 +119,7 @@ class SoftLabels:
                 discloses=Disclosure.TRAINED_CLASS_STATISTIC,
                 side=Side.TRAIN,
             ),
-            Quantity(
-                name="class_counts",
-                shape=(classes,),
-                bound=MAX_CLASS_SAMPLES,
-                is_count=True,
-                sensitivity_l2=1.0,
-                is_tagged=True,
-                discloses=Disclosure.CLASS_STATISTIC,
-                side=Side.TRAIN,
-            ),
+            class_counts(classes),
         )
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
