@@ -4,7 +4,7 @@ The suite paper is that of research/papers: the papers' own jobs, whole on GPUs,
 
 A run that ends is a line in OUT/<suite>.jsonl; a killed suite continues from there. With `--update` nothing
 is trained: tables, sentences and a plot of what has ended go on docs/evidence.md, the figures behind them
-into research/evidence/.
+and the lines of their runs into research/evidence/, from where `--committed` takes them up.
 """
 
 from __future__ import annotations
@@ -41,9 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"accuracy: {missing} is left out: its data are not in {options.data}")
     try:
         with Book(options.out / f"{suite.name}.jsonl") as book:
+            if options.committed:
+                taken = book.take((ROOT / evidence.runs_of(suite.name)).read_bytes())
+                _say(f"accuracy: {taken} runs taken from {evidence.runs_of(suite.name)}")
             if options.update:
                 rows = _rows_by_default(suite, options.data)
                 evidence.update(report_of(suite, book, rows_by_default=rows), root=ROOT)
+                (ROOT / evidence.runs_of(suite.name)).write_bytes(book.packed())
             else:
                 train(suite, book, options)
     except OutOfRuns as left:
@@ -123,16 +127,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--update", action="store_true", help="train nothing; write the page of what has ended"
     )
+    parser.add_argument(
+        "--committed", action="store_true", help="begin with the runs behind the page, from research/evidence"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the finished runs")
     options = parser.parse_args(arguments)
     if options.suite == paper.NAME:
-        if options.update:
-            parser.error("--update: docs/papers.md is written by python -m research.papers --update")
+        if options.update or options.committed:
+            parser.error("--update, --committed: python -m research.papers writes the page of paper")
         if (options.device == "cpu") != (options.data is None):
             parser.error(
                 "--data: paper needs the folder of its data sets with --device cuda, and none on cpu"
             )
         return options
+    if options.committed and not (ROOT / evidence.runs_of(options.suite)).exists():
+        parser.error(f"--committed: {evidence.runs_of(options.suite)} is not there: no run is committed yet")
     suite = SUITES[options.suite]
     if suite.needs_data != (options.data is not None):
         wants = "needs the folder of its data set" if suite.needs_data else "brings its own data"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -54,13 +55,33 @@ class Book:
 
     def write(self, trial: Trial, outcome: Outcome) -> None:
         """On the disk when it returns."""
-        line = json.dumps({"trial": json.loads(trial.key), **asdict(outcome)}).encode() + b"\n"
-        self._file.write(line)
+        self._append([json.dumps({"trial": json.loads(trial.key), **asdict(outcome)}).encode() + b"\n"])
+
+    def packed(self) -> bytes:
+        """All its lines, compressed (xz)."""
+        self._file.seek(0)
+        return lzma.compress(self._file.read(), preset=9)
+
+    def take(self, packed: bytes) -> int:
+        """What another book packed, without runs that are finished here; how many those are."""
+        lines = lzma.decompress(packed).splitlines(keepends=True)
+        new = [line for line in lines if _key(line) not in self._outcomes]
+        self._append(new)
+        return len(new)
+
+    def _append(self, lines: Sequence[bytes]) -> None:
+        self._file.write(b"".join(lines))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._add(line)
+        for line in lines:
+            self._add(line)
 
     def _add(self, line: bytes) -> None:
         fields = json.loads(line)
-        key = json.dumps(fields.pop("trial"), sort_keys=True)
-        self._outcomes[key] = Outcome(**fields)
+        del fields["trial"]
+        self._outcomes[_key(line)] = Outcome(**fields)
+
+
+def _key(line: bytes) -> str:
+    """Of the trial that a line is about."""
+    return json.dumps(json.loads(line)["trial"], sort_keys=True)

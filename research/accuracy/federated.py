@@ -25,7 +25,9 @@ from silo_agent.data.partition import split_holdout
 from silo_agent.data.settings import DataSettings
 from silo_agent.policy.policy import Permission, Policy
 from silo_agent.seeding import derive_seed
+from silo_agent.settings import MemoryFormat
 from simulation.engine import Simulation
+from simulation.silos import Compute
 
 JPEGS = "jpegs"  # a format of these experiments alone
 VALIDATION_SHARE = 0.2
@@ -57,7 +59,8 @@ def trained(trial: Trial, silos: Mapping[str, SiloData], *, device: str) -> floa
 
     Raises ChoraleError where a round is lost or the figure is not there.
     """
-    simulation = Simulation(trial.spec(), silos, policy=OPEN_POLICY, device=device)
+    compute = Compute(device=device, memory_format=MemoryFormat.CHANNELS_LAST)
+    simulation = Simulation(trial.spec(), silos, policy=OPEN_POLICY, compute=compute)
     for each in simulation.run():
         if each.reason:
             raise ChoraleError(f"round {each.round} was used up: {each.reason}")

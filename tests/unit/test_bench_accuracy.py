@@ -314,6 +314,22 @@ def test_killed_suite_goes_on_with_what_is_missing(tmp_path: Path) -> None:
         assert [book.outcome(trial).final for trial in trials] == [0.1, 1.0, 0.1, 1.0]
 
 
+def test_a_book_goes_on_from_what_another_packed(tmp_path: Path) -> None:
+    """Its own lines win, and stand once in the file."""
+    first, *others = TINY.tuning()
+    with Book(tmp_path / "there.jsonl") as there:
+        for trial in (first, *others):
+            there.write(trial, ended(0.5))
+        packed = there.packed()
+    with Book(tmp_path / "here.jsonl") as here:
+        here.write(first, ended(0.25))
+        assert here.take(packed) == len(others)
+        assert here.take(packed) == 0
+    with Book(tmp_path / "here.jsonl") as here:
+        assert [here.outcome(trial).final for trial in TINY.tuning()] == [0.25, *(0.5 for _ in others)]
+        assert len((tmp_path / "here.jsonl").read_bytes().splitlines()) == len(others) + 1
+
+
 def test_a_run_with_one_other_setting_is_another_run(tmp_path: Path) -> None:
     trial = final_trial()
     changes: list[dict[str, Any]] = [
@@ -343,6 +359,15 @@ def test_suite_that_needs_data_says_so(capsys: pytest.CaptureFixture[str]) -> No
         command.main(["--suite", "fashion"])
     assert ended_with.value.code == 2
     assert "--data: the suite fashion needs the folder of its data set" in capsys.readouterr().err
+
+
+def test_no_runs_are_committed_of_a_suite_that_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    with pytest.raises(SystemExit):
+        command.main(["--suite", "digits", "--committed"])
+    assert "digits.runs.jsonl.xz is not there: no run is committed yet" in capsys.readouterr().err
 
 
 def test_folder_without_the_suites_data_is_refused(

@@ -293,6 +293,16 @@ def test_page_on_choosing_says_what_the_committed_figures_say() -> None:
     )
 
 
+@pytest.mark.parametrize("suite", MEASURED)
+def test_figures_follow_from_the_runs_that_are_committed(suite: str, tmp_path: Path) -> None:
+    entry = evidence.read(ROOT, suite)
+    assert entry is not None
+    printed = Report.from_json(entry["report"])
+    with Book(tmp_path / "runs.jsonl") as book:
+        book.take((ROOT / evidence.runs_of(suite)).read_bytes())
+        assert report_of(SUITES[suite], book, rows_by_default=printed.rows_by_default) == printed
+
+
 @pytest.mark.skipif("digits" not in MEASURED, reason="research/evidence has no digits")
 @pytest.mark.parametrize(("setting", "arm"), [("Dirichlet 0.5", "fedavg"), ("2 shards", "feddw_identity")])
 def test_a_cell_trained_again_gives_what_is_committed(setting: str, arm: str) -> None:

@@ -43,6 +43,11 @@ def read(root: Path, suite: str) -> dict[str, Any] | None:
     return {**entry, "report": {**entry["report"], **lists}}
 
 
+def runs_of(suite: str) -> Path:
+    """Where the lines of its runs are committed, compressed."""
+    return FIGURES / f"{suite}.runs.jsonl.xz"
+
+
 def update(report: Report, *, root: Path, moment: datetime | None = None) -> None:
     """Commit to it: figures, plots and the suite's place on the page."""
     entry = committed(report, moment=moment or datetime.now(UTC))
