@@ -25,6 +25,7 @@ from crypto.errors import Refusal
 from crypto.identity.certificates import Role
 from crypto.masking.stored_sum import StoredParts
 from crypto.session.cohort import draw_seed, named_set
+from tests.support.agents import PATIENCE_SECONDS
 from tests.unit.coordinator.fake_silo import FakeSilo
 
 
@@ -548,7 +549,7 @@ async def test_a_phase_that_nobody_was_there_to_abandon_is_proven_before_the_nex
     for fake in hub.fakes.values():
         await fake.wait_for("survivors", 2)  # the opening phase's, and the round's
     with closing(Store(hub.settings.directory / "coordinator.sqlite")) as store:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while store.phases(digest)[-1].round < 2:
                 await asyncio.sleep(0.02)
         assert [phase.sequence for phase in store.unproven_phases(digest, after=0)] == [2]

@@ -21,7 +21,7 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.masking.masks import Masker, Source
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
-from tests.support.agents import Agent, Exchange, Hub, MemoryTransfers
+from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub, MemoryTransfers
 from tests.unit.silo_agent.conftest import MakeHub
 
 SUMS = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
@@ -335,6 +335,6 @@ async def _drive(hub: Hub, exchange: Exchange, reach: str) -> None:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not is_so():
             await asyncio.sleep(0.01)  # the ledger is written in another thread

@@ -38,7 +38,7 @@ from silo_agent.policy.policy import Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.rosters import Rosters
-from tests.support.agents import make_members
+from tests.support.agents import PATIENCE_SECONDS, make_members
 from tests.support.sessions import NOW
 
 MakeStub = Callable[..., Awaitable[Any]]
@@ -199,7 +199,7 @@ async def test_the_line_ends_when_a_certificate_of_the_authority_was_removed(
     agent.check = remove
     stub = await make_stub(Attend=attend(welcome(), heard=heard, replies=1))
     with pytest.raises(Enough):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await agent.stream(stub).run()
     assert agent.polls == (0 if is_removed else 1)
     assert len(heard) == (1 if is_removed else 2)
@@ -348,7 +348,7 @@ async def test_bytes_that_are_no_message_are_left_even_where_the_coordinator_kee
     await server.start()
     stub = FederationStub(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
     with pytest.raises(Enough):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await agent.stream(stub).run()
     await server.stop(None)
 

@@ -25,7 +25,7 @@ from crypto.errors import ConfigError
 from silo_agent.local_storage.local_state import LocalState, LocalStates
 from silo_agent.objective import Work
 from strategies.base import Array
-from tests.support.agents import Agent, Exchange, Hub, OneHot
+from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub, OneHot
 
 JOB = b"j" * 32
 MALFORMED = "chorale_silo_refusals_total"
@@ -226,7 +226,7 @@ async def test_job_that_ends_while_its_state_is_written_leaves_no_arrays(
     await written.wait()
     if not is_ended:
         await agent.answer("advert")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(list((agent.folder / "local").iterdir())) != (0 if is_ended else 1):
             await asyncio.sleep(0.01)
 

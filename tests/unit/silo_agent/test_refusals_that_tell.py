@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from silo_agent.objective import Work
 from strategies.base import Array
-from tests.support.agents import Agent, Hub, OneHot
+from tests.support.agents import PATIENCE_SECONDS, Agent, Hub, OneHot
 
 SECRET = 4.125  # the largest value of a feature at this silo
 PLANTED = "model/votes"
@@ -84,7 +84,7 @@ async def test_questions_asked_at_once_get_one_answer(make_hub: Callable[..., Hu
         hub.add(name, objective=Threshold(gate=lambda work: _until(gate)))
     await hub.run(0, "enrollment.0")
     agent = ask(hub, 3.0, round=1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not agent.objective.works:
             await asyncio.sleep(0)
     ask(hub, 4.0, round=2)

@@ -23,6 +23,7 @@ from crypto.fixed_point.layout import Layout, Quantity
 from crypto.masking.masks import Masker, SignedSeed
 from silo_agent.connection.transfer import CHUNKS_AHEAD, Transfer
 from silo_agent.metrics import SiloMetrics
+from tests.support.agents import PATIENCE_SECONDS
 
 MakeStub = Callable[..., Awaitable[Any]]
 
@@ -120,7 +121,7 @@ async def test_transfers_go_on_over_the_channel_that_the_control_stream_opens_ne
     assert not is_open.is_set()
     stub.open()
     is_open.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert (await downloading).read_bytes() == STATE
     assert offsets == [0, CHUNK_BYTES]
 
