@@ -40,7 +40,8 @@ FOLDER = ROOT / "build" / "peers" / "flower-simulation"
 SIDE = Path(__file__).with_name("simulation_side.py")
 NOT_INSTALLABLE = 3  # exit code
 METHODS = ("fedavg", "feddr_plus", "fedcsd", "feddw")
-ENGINES = ("processes", "ray")
+RAYS = ("ray", "ray of two machines")
+ENGINES = ("processes", *RAYS)
 MAX_SECONDS = 7200.0  # of one program
 CUT = {"kind": "dirichlet", "alpha": 0.5, "seed": 0, "min_samples": 10}
 TRAINING = {"learning_rate": 0.05, "momentum": 0.5, "batch_size": 20, "local_epochs": 1}
@@ -94,12 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(runs: Sequence[Run]) -> str:
-    lines = [f"{'':<12}{'engine':<12}{'seconds':>9}{'CPU s':>9}{'most MB':>9}{'accuracy':>10}  state"]
+    lines = [f"{'':<12}{'engine':<21}{'seconds':>9}{'CPU s':>9}{'most MB':>9}{'accuracy':>10}  state"]
     for run in runs:
         figures = (
             f"{run.seconds:>9.1f}{run.cpu_seconds:>9.1f}{run.most_bytes / 1e6:>9.0f}{run.accuracy:>10.4f}"
         )
-        lines.append(f"{run.method:<12}{run.engine:<12}{figures}  {run.state_digest[:16]}")
+        lines.append(f"{run.method:<12}{run.engine:<21}{figures}  {run.state_digest[:16]}")
     return "\n".join(lines)
 
 
@@ -131,9 +132,10 @@ def _job(folder: Path, options: argparse.Namespace, method: str) -> Path:
 
 def _chorale(folder: Path, job: Path, options: argparse.Namespace, method: str, engine: str) -> Run:
     cut = ["--partition", CUT["kind"], "--alpha", CUT["alpha"], "--min-samples", CUT["min_samples"]]
+    program = ("bench.peers.two_nodes", options.workers // 2) if engine == RAYS[1] else ("cli.main",)
     command = [
-        *(sys.executable, "-m", "cli.main", "simulate", job, "--data", "mnist", "--path", options.data),
-        *(*cut, "--engine", engine, "--parallel", options.workers, "--device", "cpu"),
+        *(sys.executable, "-m", *program, "simulate", job, "--data", "mnist", "--path", options.data, *cut),
+        *("--engine", "ray" if engine in RAYS else engine, "--parallel", options.workers, "--device", "cpu"),
     ]
     lines, spent = _measured([str(each) for each in command], folder)
     *rounds, last = (json.loads(line) for line in lines)
@@ -218,7 +220,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--silos", type=whole(3, 10_000), default=1_000)
     parser.add_argument("--fraction", type=float, default=0.1, help="share of the silos that a round draws")
     parser.add_argument("--rounds", type=whole(1, 1_000), default=20)
-    parser.add_argument("--workers", type=whole(1, 256), default=2)
+    parser.add_argument("--workers", type=whole(2, 256), default=2)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

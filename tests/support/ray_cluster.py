@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from ray.cluster_utils import Cluster
+from bench.peers.two_nodes import two_machines
 
 STORE_BYTES = 100 << 20
 
 
 def main() -> None:
-    cluster = Cluster()
-    for _ in range(2):
-        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, include_dashboard=False)
-    sys.stdout.write(f"{cluster.address}\n")
-    sys.stdout.flush()
-    sys.stdin.read()
-    cluster.shutdown()
+    with two_machines(cpus=1, store_bytes=STORE_BYTES) as address:
+        sys.stdout.write(f"{address}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
 
 
 if __name__ == "__main__":
