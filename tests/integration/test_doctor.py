@@ -354,7 +354,7 @@ def test_fault_of_the_machine_is_found_with_its_fix(
 
 @contextmanager
 def proxy_that_asks_for_a_login() -> Iterator[str]:
-    """Its address; it refuses whoever comes."""
+    """Its address; it refuses every connection."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def refuse() -> None:

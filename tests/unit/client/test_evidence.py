@@ -138,7 +138,7 @@ def _lines(change: Callable[[list[str]], list[str]]) -> Callable[[Values], None]
 
 
 def _own_log(drop: Callable[[Values], bool]) -> Callable[[Values], None]:
-    """A silo writes its log anew, without some lines: numbers and hashes fit."""
+    """A silo writes its log again, without some lines: numbers and hashes fit."""
 
     def change(values: Values) -> None:
         lines = chained([line for line in values["audit"]["lines"] if not drop(json.loads(line))])
@@ -726,7 +726,7 @@ def _put(value: Any, place: tuple[Any, ...], odd: Any) -> Any:
 
 
 def _odd(lab: Lab, rng: random.Random) -> Files:
-    """A document, or a line of an audit log, with an odd value; signed anew by the one whose it is."""
+    """A document, or a line of an audit log, with an odd value; signed again by the one whose it is."""
     file = rng.choice(DOCUMENTS)
     document = json.loads(lab.files[file])
     if file not in (COORDINATOR, SILO):
