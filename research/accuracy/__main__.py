@@ -4,7 +4,7 @@ The suite paper is that of research/papers: the papers' own jobs, whole on GPUs,
 
 A run that ends is a line in OUT/<suite>.jsonl; a killed suite continues from there. With `--update` nothing
 is trained: tables, sentences and a plot of what has ended go on docs/evidence.md, the figures behind them
-and the lines of their runs into research/evidence/, from where `--committed` takes them up.
+and the lines of their runs into research/evidence/, beside what is there; `--committed` begins with those.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"accuracy: {missing} is left out: its data are not in {options.data}")
     try:
         with Book(options.out / f"{suite.name}.jsonl") as book:
-            if options.committed:
+            if options.committed or (options.update and (ROOT / evidence.runs_of(suite.name)).exists()):
                 taken = book.take((ROOT / evidence.runs_of(suite.name)).read_bytes())
                 _say(f"accuracy: {taken} runs taken from {evidence.runs_of(suite.name)}")
             if options.update:

@@ -6,7 +6,7 @@ A control is a job like any other, of the product's own parts; nothing is implem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from strategies.parts.heads import UNIT
 BASELINE = "fedavg"
 SPHEREFED_PARTS = {"head": "frozen-orthonormal", "features": "unit", "loss": "sphere-mse"}
 BETAS = (0.9, 0.99, 0.999)
+UNTRAINED = 1e-9  # a learning rate at which one round moves no float32 weight by more than its rounding
 CSD_MUS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)  # the paper's own is the first
 DW_MUS = (0.01, 0.1, 1.0, 10.0, 100.0)
 
@@ -25,7 +26,9 @@ class Arm:
     """A method or a control. strategy: as a job file says it, without the option that is its strength.
 
     option: the name of its strength (beta, mu), empty where it has none. strengths: the grid.
-    published: the strength of its paper, which is its preset's default.
+    published: its preset's default, which is the strength of its paper, or between two of its paper's.
+    scales_rate: its job has no such option. Its method weighs the loss by it, and so the step: this control
+    takes a learning rate weighed alike. job: fields in place of the setting's, `training` one by one.
     """
 
     name: str
@@ -34,6 +37,13 @@ class Arm:
     option: str = ""
     strengths: tuple[float, ...] = ()
     published: float | None = None
+    scales_rate: bool = False
+    job: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether learning rates make a difference to it."""
+        return "learning_rate" not in self.job.get("training", {})
 
     @property
     def has_unit_features(self) -> bool:
@@ -48,10 +58,17 @@ class Arm:
 
     def at(self, strength: float | None) -> dict[str, Any]:
         """Its `strategy` of a job, with that strength."""
-        if strength is None:
+        if strength is None or self.scales_rate:
             return dict(self.strategy)
         options = {**self.strategy.get("options", {}), self.option: strength}
         return {**self.strategy, "options": options}
+
+    def job_in(self, job: Mapping[str, Any], *, rate: float, strength: float | None) -> dict[str, Any]:
+        """A setting's job as this arm runs it where the grid says `rate`."""
+        training = {**job["training"], **self.job.get("training", {})}
+        if self.scales_rate and strength is not None:
+            training["learning_rate"] = rate * strength
+        return {**job, **self.job, "training": training}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +92,12 @@ _ARMS = (
     Arm(name="spherefed", title="SphereFed", strategy={"preset": "spherefed"}),
     Arm(name="spherefed_no_ffc", title="SphereFed without FFC", strategy={"parts": SPHEREFED_PARTS}),
     Arm(
+        name="spherefed_untrained",
+        title="FFC on the first model",
+        strategy={"preset": "spherefed"},
+        job={"rounds": 1, "training": {"learning_rate": UNTRAINED, "local_epochs": 1}},
+    ),
+    Arm(
         name="feddr_plus",
         title="FedDr+",
         strategy={"preset": "feddr_plus"},
@@ -82,7 +105,15 @@ _ARMS = (
         strengths=BETAS,
         published=0.9,
     ),
-    Arm(name="feddr_plus_no_fd", title="FedDr+ without distillation", strategy={"preset": "dot_regression"}),
+    Arm(
+        name="feddr_plus_no_fd",
+        title="FedDr+ without distillation",
+        strategy={"preset": "dot_regression"},
+        option="beta",
+        strengths=BETAS,
+        published=0.9,
+        scales_rate=True,
+    ),
     Arm(
         name="fedcsd",
         title="FedCSD",
@@ -128,6 +159,7 @@ CONTRASTS = (
         without="the closing calibration",
         sums="`gram` (D(D+1)/2) and `moment` (D x C)",
     ),
+    Contrast(method="spherefed", control="spherefed_untrained", without="all training"),
     Contrast(method="feddr_plus", control="feddr_plus_no_fd", without="the feature distillation"),
     Contrast(
         method="fedcsd",

@@ -56,7 +56,16 @@ DIGITS = Suite(
 
 # FedDr+ (arXiv 2406.02355), table of tuned rates: 0.01 for features as they are, 0.35 and 0.55 for unit ones
 IMAGE_RATES, IMAGE_UNIT_RATES = (0.01, 0.03, 0.1), (0.1, 0.35, 1.0)
-IMAGE_ARMS = ("fedavg", "spherefed", "spherefed_no_ffc", "feddr_plus", "feddr_plus_no_fd", "fedcsd", "feddw")
+IMAGE_ARMS = (
+    "fedavg",
+    "spherefed",
+    "spherefed_no_ffc",
+    "spherefed_untrained",
+    "feddr_plus",
+    "feddr_plus_no_fd",
+    "fedcsd",
+    "feddw",
+)
 CIFAR = Suite(
     name="cifar",
     about="a subset of CIFAR-10 (20,000 training and 4,000 test images), 50 silos of which a round draws 10, "

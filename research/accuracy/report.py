@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from research.accuracy.arms import ARMS
 from research.accuracy.book import Book
 from research.accuracy.paired import Difference, paired
 from research.accuracy.suites import Point, Suite
@@ -32,6 +33,10 @@ class Cell:
     @property
     def mean(self) -> float:
         return statistics.mean(self.accuracy.values())
+
+    def mean_of(self, seeds: Iterable[int]) -> float:
+        """Raises KeyError for one that has not run."""
+        return statistics.mean(self.accuracy[seed] for seed in seeds)
 
     @property
     def deviation(self) -> float:
@@ -78,6 +83,15 @@ class Report:
         """At the chosen point; None where it has not run."""
         choice = self.choices.get((setting, arm))
         return None if choice is None else self.cells.get((setting, arm, *choice.point))
+
+    def shared_seeds(self, setting: str) -> list[int]:
+        """That every method ran with at every common rate, with its published strength, on that cut."""
+        cells = [
+            cell
+            for (name, arm, rate, strength), cell in self.cells.items()
+            if name == setting and rate in self.common and strength == ARMS[arm].published
+        ]
+        return sorted(set.intersection(*(set(cell.accuracy) for cell in cells))) if cells else []
 
     def learns(self, cell: Cell) -> bool:
         """Whether its mean accuracy is ten points above chance."""

@@ -122,6 +122,7 @@ class Suite:
         job = dict(setting.job)
         if tested is Split.VALIDATION and self.tuning_rounds is not None:
             job["rounds"] = self.tuning_rounds
+        job = ARMS[arm].job_in(job, rate=rate, strength=strength)
         return Trial(
             suite=self.name,
             setting=setting.name,

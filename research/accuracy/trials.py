@@ -28,7 +28,8 @@ class Trial:
     """Every setting of a run. job: fields of the job file. partition: of the cut, without silos and seed;
     empty where data names `files`, one for each silo.
 
-    strength: of the arm's own option, which stands in strategy too; None where it has none.
+    learning_rate: of the grid, and the job's where its training names no other. strength: of the arm's own
+    option, which stands in strategy or in that other rate; None where it has none.
     data: format and name of the data set; where it lies on this machine changes nothing.
     """
 
@@ -53,7 +54,7 @@ class Trial:
     def spec(self) -> JobSpec:
         """The job, whose every seed is the trial's. Raises ConfigError."""
         fields = dict(self.job)
-        training = {**fields.pop("training"), "learning_rate": self.learning_rate}
+        training = {"learning_rate": self.learning_rate, **fields.pop("training")}
         model = {**fields.pop("model"), "seed": self.seed}
         return JobSpec.model_validate(
             {

@@ -90,7 +90,7 @@ def test_every_method_has_the_budget_of_its_control(suite: Suite) -> None:
     by_arm: dict[str, list[Any]] = {}
     common = [trial for flag in (True, False) for trial in suite.at_common_rates(is_published=flag)]
     for trial in (*suite.tuning(), *common):
-        point = (trial.setting, trial.tested, trial.seed, trial.learning_rate, trial.strength, trial.job)
+        point = (trial.setting, trial.tested, trial.seed, trial.learning_rate, trial.strength)
         by_arm.setdefault(trial.arm, []).append(point)
     assert set(by_arm) == set(suite.arms)
     for one in CONTRASTS:
@@ -108,10 +108,51 @@ def test_every_method_has_the_budget_of_its_control(suite: Suite) -> None:
 @pytest.mark.parametrize("suite", SUITES.values(), ids=lambda suite: suite.name)
 def test_every_arm_is_a_job_of_the_product(suite: Suite) -> None:
     firsts = {(trial.setting, trial.arm, trial.strength): trial for trial in suite.tuning()}
-    assert all(trial.spec().learning_rate_at(1) == trial.learning_rate for trial in firsts.values())
+    rates = {key: trial.spec().learning_rate_at(1) / trial.learning_rate for key, trial in firsts.items()}
+    assert all(rate == 1 for (_, arm, _), rate in rates.items() if arm in own_rates(suite))
+    assert {rates[key] / (key[2] or 1) for key in rates if ARMS[key[1]].scales_rate} == {1}
 
 
-@pytest.mark.parametrize("arm", [one for one in ARMS.values() if one.option], ids=lambda arm: arm.name)
+def own_rates(suite: Suite) -> list[str]:
+    """Arms that train at the rate of the grid."""
+    return [name for name in suite.arms if ARMS[name].is_trained and not ARMS[name].scales_rate]
+
+
+def test_the_first_step_of_feddr_plus_is_that_of_its_control(tmp_path: Path) -> None:
+    """Its distance is zero there, so both differ in nothing; at the method's own rate the control steps wider."""
+    data = numbers(tmp_path / "numbers.npz")
+    suite = replace(TINY, arms=("feddr_plus", "feddr_plus_no_fd", "fedavg"), common=(0.3,))
+    method, control, _ = suite.at_common_rates(is_published=True)[:3]
+
+    def after_one_step(trial: Trial) -> np.ndarray:
+        training = {**trial.job["training"], "local_steps": 1, "local_epochs": None}
+        trial = replace(trial, job={**trial.job, "rounds": 1, "training": training})
+        simulation = Simulation(trial.spec(), silos_of(trial, data), device="cpu")
+        list(simulation.run())
+        return np.concatenate([np.ravel(simulation.state[name]) for name in sorted(simulation.state)])
+
+    np.testing.assert_allclose(after_one_step(control), after_one_step(method), rtol=0, atol=1e-6)
+    unscaled = {key: value for key, value in control.job["training"].items() if key != "learning_rate"}
+    wide = after_one_step(replace(control, job={**control.job, "training": unscaled}))
+    assert np.abs(wide - after_one_step(method)).max() > 1e-4
+
+
+def test_the_first_model_is_calibrated_and_not_trained(tmp_path: Path) -> None:
+    data = numbers(tmp_path / "numbers.npz")
+    suite = replace(TINY, arms=("spherefed_untrained",), common=(0.3, 1.0))
+    low, high = (trial for trial in suite.at_common_rates(is_published=True) if trial.seed == 1)
+    simulation = Simulation(low.spec(), silos_of(low, data), device="cpu")
+    first = dict(simulation.state)
+    list(simulation.run())
+    body = [name for name in first if name.startswith("model/body")]
+    assert body
+    assert all(np.abs(simulation.state[name] - first[name]).max() < 1e-6 for name in body)
+    assert run(low, data).accuracy == run(high, data).accuracy
+
+
+@pytest.mark.parametrize(
+    "arm", [one for one in ARMS.values() if one.option and not one.scales_rate], ids=lambda arm: arm.name
+)
 def test_a_strength_is_in_the_job_and_the_published_one_is_the_presets_own(arm: Arm) -> None:
     for strength in arm.grid:
         assert strength is not None
@@ -193,16 +234,17 @@ def test_the_best_mean_is_chosen_and_a_tie_goes_to_the_smaller_rate() -> None:
 
 
 def test_strength_and_rate_are_chosen_together_and_common_rates_try_each_strength() -> None:
-    suite = replace(TINY, arms=("feddr_plus", "feddr_plus_no_fd"), common=(0.3,), tunes_strength=True)
+    suite = replace(TINY, arms=("feddr_plus", "fedprox"), common=(0.3,), tunes_strength=True)
     (choice, control) = chosen(
         suite.tuning(),
         lambda trial: ended(0.6 if (trial.strength, trial.learning_rate) == (0.99, 0.1) else 0.5),
     )
-    assert (choice.point, control.point) == ((0.99, 0.1)[::-1], (0.1, None))
+    assert choice.point == (0.1, 0.99)
+    assert control.point == (0.1, None)
     others = [(trial.arm, trial.strength) for trial in suite.at_common_rates(is_published=False)]
     assert others == [("feddr_plus", 0.99), ("feddr_plus", 0.999)] * 2
     published = [(trial.arm, trial.strength) for trial in suite.at_common_rates(is_published=True)]
-    assert published == [("feddr_plus", 0.9), ("feddr_plus_no_fd", None)] * 2
+    assert published == [("feddr_plus", 0.9), ("fedprox", None)] * 2
 
 
 def ended(accuracy: float) -> Outcome:

@@ -229,7 +229,34 @@ def test_tables_show_differences_with_interval_and_verdict() -> None:
     assert "| FedProx against FedAvg | +4.9 (" in table
     assert table.endswith(", better |")
     assert "| FedAvg | 0.1* (50.0) |" in words.choice_table(found)
-    assert "2 comparisons" not in words.family_note(families.baseline_tuned(found))
+    note = words.family_note(families.baseline_tuned(found), found)
+    assert note.startswith("1 comparisons of 10 seeds, 2 tests")
+    assert "provisional" not in note
+
+
+def test_verdicts_of_a_table_without_all_of_its_seeds_are_provisional() -> None:
+    """A table that is judged after 13 seeds and again after 20 has more chances than 5 % to be wrong."""
+    (one,) = cells("even", "fedprox", 0.85)
+    fewer = replace(one, accuracy={seed: one.accuracy[seed] for seed in range(1, 8)})
+    found = report([fewer], cells("even", BASELINE, 0.8))
+    note = words.family_note(families.baseline_tuned(found), found)
+    assert note.startswith("1 comparisons of 7 seeds")
+    assert "these verdicts are provisional" in note
+
+
+def test_means_at_common_rates_are_over_the_seeds_that_all_methods_have() -> None:
+    """Seeds differ by more than methods do."""
+    (one,) = cells("even", "fedprox", 0.8)
+    fewer = replace(one, accuracy={3: 0.9, 4: 0.7})
+    found = report([fewer], cells("even", BASELINE, 0.8, spread=0.0))
+    assert "| FedAvg | 80.5 |" in words.rate_table(found)
+    assert "| FedProx | 80.0 |" in words.rate_table(found)
+
+
+def test_no_rate_is_told_of_an_arm_that_does_not_train() -> None:
+    found = report(cells("even", "spherefed_untrained", 0.8), cells("even", "spherefed", 0.8))
+    assert "| FFC on the first model | none (50.0) |" in words.choice_table(found)
+    assert "| SphereFed | 0.1* (50.0) |" in words.choice_table(found)
 
 
 # the page

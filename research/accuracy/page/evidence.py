@@ -161,7 +161,7 @@ def _family(report: Report, family: Family, title: str, *, is_short: bool = Fals
     """Its table with a line above; nothing of a family that has not run."""
     if not family.differences:
         return []
-    note = words.family_note(family)
+    note = words.family_note(family, report)
     if is_short:
         told = "difference in points at each rate, and the first letter of its verdict"
         return [f"{title}: {told}. {note}", words.strength_table(family, report.settings)]

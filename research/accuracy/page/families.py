@@ -44,9 +44,16 @@ class Family:
         return level_of(self.differences)
 
     @property
-    def detectable(self) -> float:
-        """In points: what half of the comparisons would find with 80 % power."""
-        return statistics.median(one.detectable(self.level) for one in self.differences)
+    def detectable(self) -> tuple[float, float]:
+        """In points: what half of the comparisons would find with 80 % power, and what all would."""
+        found = [one.detectable(self.level) for one in self.differences]
+        return statistics.median(found), max(found)
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """The fewest of a comparison, and the most."""
+        found = [one.seeds for one in self.differences]
+        return min(found), max(found)
 
     def interval(self, row: Row, setting: str) -> Interval | Missing:
         found = row.found[setting]

@@ -67,13 +67,21 @@ def strength_table(family: Family, settings: Sequence[str]) -> str:
     return _table(["comparison", *settings], lines)
 
 
-def family_note(family: Family) -> str:
+def family_note(family: Family, report: Report) -> str:
     """How many comparisons are decided together, at which level, and what they could have found."""
     count, share = len(family.differences), 100 * (1 - family.level)
+    (fewest, most), (half, all_of_them) = family.seeds, family.detectable
+    seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    told = (
+        f"{count} comparisons of {seeds} seeds, {2 * count} tests (is it zero, is it within {MARGIN:g} points), "
+        f"decided together by Holm's procedure at {100 * ALPHA:g} %: intervals are of {share:.2f} %. Half of "
+        f"the comparisons would find a true difference of {half:.1f} points with 80 % power, all of them one "
+        f"of {all_of_them:.1f}."
+    )
+    if fewest == len(report.seeds):
+        return told
     return (
-        f"{count} comparisons, {2 * count} tests (is it zero, is it within {MARGIN:g} points), decided "
-        f"together by Holm's procedure at {100 * ALPHA:g} %: intervals are of {share:.2f} %. Half of the "
-        f"comparisons would find a true difference of {family.detectable:.1f} points with 80 % power."
+        f"{told} Seeds are missing, so these verdicts are provisional: the level is that of one look, at all."
     )
 
 
@@ -174,7 +182,10 @@ def _accuracy(cell: Cell | None) -> str:
 def _at_rates(report: Report, setting: str, name: str) -> str:
     strength = ARMS[name].published
     cells = [report.cells.get((setting, name, rate, strength)) for rate in report.common]
-    return " / ".join(NOT_YET if cell is None else f"{100 * cell.mean:.1f}" for cell in cells)
+    seeds = report.shared_seeds(setting)
+    return " / ".join(
+        NOT_YET if cell is None or not seeds else f"{100 * cell.mean_of(seeds):.1f}" for cell in cells
+    )
 
 
 def _has_common(report: Report, name: str) -> bool:
@@ -186,6 +197,8 @@ def _choice(report: Report, setting: str, name: str) -> str:
     if choice is None:
         return NOT_YET
     rate, strength = choice.point
+    if not ARMS[name].is_trained:
+        return f"none ({100 * choice.validation[choice.point]:.1f})"
     edge = "*" if choice.is_at_the_edge else ""
     option = "" if strength is None else f", {ARMS[name].option} {strength:g}"
     return f"{rate:g}{edge}{option} ({100 * choice.validation[choice.point]:.1f})"
