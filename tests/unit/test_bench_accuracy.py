@@ -119,7 +119,7 @@ def own_rates(suite: Suite) -> list[str]:
 
 
 def test_the_first_step_of_feddr_plus_is_that_of_its_control(tmp_path: Path) -> None:
-    """Its distance is zero there, so both differ in nothing; at the method's own rate the control steps wider."""
+    """Its distance is zero there; at the method's own rate the control would step wider."""
     data = numbers(tmp_path / "numbers.npz")
     suite = replace(TINY, arms=("feddr_plus", "feddr_plus_no_fd", "fedavg"), common=(0.3,))
     method, control, _ = suite.at_common_rates(is_published=True)[:3]

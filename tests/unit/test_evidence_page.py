@@ -230,7 +230,7 @@ def test_tables_show_differences_with_interval_and_verdict() -> None:
     assert table.endswith(", better |")
     assert "| FedAvg | 0.1* (50.0) |" in words.choice_table(found)
     note = words.family_note(families.baseline_tuned(found), found)
-    assert note.startswith("1 comparisons of 10 seeds, 2 tests")
+    assert note.startswith("1 comparison of 10 seeds, 2 tests")
     assert "provisional" not in note
 
 
@@ -240,8 +240,8 @@ def test_verdicts_of_a_table_without_all_of_its_seeds_are_provisional() -> None:
     fewer = replace(one, accuracy={seed: one.accuracy[seed] for seed in range(1, 8)})
     found = report([fewer], cells("even", BASELINE, 0.8))
     note = words.family_note(families.baseline_tuned(found), found)
-    assert note.startswith("1 comparisons of 7 seeds")
-    assert "these verdicts are provisional" in note
+    assert note.startswith("1 comparison of 7 seeds")
+    assert "verdicts are provisional" in note
 
 
 def test_means_at_common_rates_are_over_the_seeds_that_all_methods_have() -> None:
