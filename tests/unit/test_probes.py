@@ -179,6 +179,7 @@ HEAD = {"date": "2026-11-23", "machine": "a machine", "command": "a command"}
 def test_sentence_of_a_mechanism_follows_from_the_interval(gain: float, said: str) -> None:
     text = mechanism.page_text([HEAD, *lines(gain)])
     assert f"alignment lost on unobserved classes, 2 shards: round 1 {said}" in text
+    assert "accuracy lost on unobserved classes, 2 shards: round 1 no difference in any seed" in text
     assert "FedCSD against" not in text  # nothing has run
 
 

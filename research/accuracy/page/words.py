@@ -73,10 +73,10 @@ def family_note(family: Family, report: Report) -> str:
     (fewest, most), (half, all_of_them) = family.seeds, family.detectable
     seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     told = (
-        f"{count} comparison{'s' * (count != 1)} of {seeds} seeds, {2 * count} tests (is it zero, is it within "
-        f"{MARGIN:g} points), decided together by Holm's procedure at {100 * ALPHA:g} %: intervals are of "
-        f"{share:.2f} %. Half of the comparisons would find a true difference of {half:.1f} points with 80 % "
-        f"power, all of them one of {all_of_them:.1f}."
+        f"{count} comparison{'s' * (count != 1)} of {seeds} seeds, {2 * count} tests (is it zero, is it "
+        f"within {MARGIN:g} points), decided together by Holm's procedure at {100 * ALPHA:g} %: intervals "
+        f"are of {share:.2f} %. Half of the comparisons would find a true difference of {half:.1f} points "
+        f"with 80 % power, all of them one of {all_of_them:.1f}."
     )
     if fewest == len(report.seeds):
         return told
