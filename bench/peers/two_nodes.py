@@ -8,13 +8,12 @@ are children of this program, so memory and CPU of the whole can be looked at.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ray.cluster_utils import Cluster
-
-from cli.main import run
 
 MACHINES = 2
 STORE_BYTES = 500 << 20  # of each machine: Fashion-MNIST is 220 MB in float32
@@ -36,7 +35,8 @@ def main(arguments: list[str]) -> int:
     """The command's exit code."""
     cpus, *command = arguments
     with two_machines(cpus=int(cpus)) as address:
-        return run([*command, "--address", address])
+        own = [sys.executable, "-m", "cli.main", *command, "--address", address]
+        return subprocess.run(own, check=False).returncode
 
 
 if __name__ == "__main__":
