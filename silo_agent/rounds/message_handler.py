@@ -209,7 +209,9 @@ class MessageHandler:
         for name in [name for name in self._tasks if name[0] == digest]:
             self._tasks.pop(name).end()
         for key in [key for key in self._summing if key.job_digest == digest]:
-            self._summing.pop(key).cancel()
+            summing = self._summing.pop(key)
+            summing.add_done_callback(lambda _: self._forget_states())  # what came of it is kept until then
+            summing.cancel()
         self._inputs.drop_job(digest)
         self._checks.forget(digest)
         is_news = self._jobs.end(digest)

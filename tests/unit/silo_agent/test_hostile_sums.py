@@ -193,6 +193,29 @@ async def test_nothing_is_left_of_sums_that_broke_off(hub: Hub, monkeypatch: pyt
     await hub.agree(exchange)  # the control
 
 
+async def test_nothing_is_left_of_a_sum_that_was_on_its_way_when_the_job_ended(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo behind a slow line kept what had come of it until the next job."""
+    exchange = await revealed(hub, 1)
+    agent, begun = hub.agents[VICTIM], asyncio.Event()
+
+    async def stalled(*, target: Path, **_: Any) -> None:
+        target.with_suffix(".part").write_bytes(b"what came so far")
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(agent.transfers, "download", stalled)
+    show(agent, exchange)
+    await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
+    summing = agent.handler._summing[exchange.key]
+    assert [name for name in cached(agent) if name.endswith(".part")]  # the control
+    agent.tell(job_ended=pb.JobEnded(job_digest=exchange.key.job_digest, status="done"))
+    await asyncio.wait([summing])
+    await asyncio.sleep(0)  # what follows from its end
+    assert not [name for name in cached(agent) if name.endswith(".part")]
+
+
 async def test_false_sums_of_one_phase_are_looked_at_once_and_noted_once(hub: Hub) -> None:
     """Each look is another chance of 2^-66, and each note another line of the audit log."""
     exchange = await revealed(hub, 1)
