@@ -242,6 +242,10 @@ def test_verdicts_of_a_table_without_all_of_its_seeds_are_provisional() -> None:
     note = words.family_note(families.baseline_tuned(found), found)
     assert note.startswith("1 comparison of 7 seeds")
     assert "verdicts are provisional" in note
+    lacking = report([one], cells("even", BASELINE, 0.8), cells("odd", BASELINE, 0.8))
+    note = words.family_note(families.baseline_tuned(lacking), lacking)
+    assert note.startswith("1 comparison of 10 seeds")
+    assert "verdicts are provisional" in note
 
 
 def test_means_at_common_rates_are_over_the_seeds_that_all_methods_have() -> None:

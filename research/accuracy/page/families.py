@@ -55,6 +55,11 @@ class Family:
         found = [one.seeds for one in self.differences]
         return min(found), max(found)
 
+    def is_whole(self, seeds: int) -> bool:
+        """Whether all of its comparisons have so many."""
+        has_run = all(one is not Missing.NOT_RUN for row in self.rows for one in row.found.values())
+        return has_run and self.seeds[0] == seeds
+
     def interval(self, row: Row, setting: str) -> Interval | Missing:
         found = row.found[setting]
         return found if isinstance(found, Missing) else found.interval(self.level)

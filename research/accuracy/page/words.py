@@ -78,9 +78,9 @@ def family_note(family: Family, report: Report) -> str:
         f"are of {share:.2f} %. Half of the comparisons would find a true difference of {half:.1f} points "
         f"with 80 % power, all of them one of {all_of_them:.1f}."
     )
-    if fewest == len(report.seeds):
+    if family.is_whole(len(report.seeds)):
         return told
-    return f"{told} Seeds are missing, so verdicts are provisional: the level is of one look, at all seeds."
+    return f"{told} Runs are missing, so verdicts are provisional: the level is of one look, at all of them."
 
 
 def contrast_sentences(report: Report) -> list[str]:
