@@ -159,7 +159,19 @@ def test_sentence_says_what_the_interval_shows(method: float, spread: float, sai
     (sentence,) = words.contrast_sentences(found)
     assert sentence.startswith("**FedDr+ against FedDr+ without distillation**, which leaves out the feature")
     assert said in sentence
-    assert sentence.endswith("and at every common rate.")
+    at_ends = " with FedDr+ and FedDr+ without distillation at an end of the rates tried"
+    assert sentence.endswith(f"){at_ends} and at every common rate.")
+
+
+def test_a_choice_between_others_is_told_without_a_word_on_the_rates() -> None:
+    found = report(cells("even", "fedprox", 0.85), cells("even", BASELINE, 0.8))
+    wide = {
+        key: replace(one, validation={**one.validation, (0.03, None): 0.4, (0.3, None): 0.4})
+        for key, one in found.choices.items()
+    }
+    (sentence,) = words.baseline_sentences(replace(found, choices=wide))
+    assert "an end of the rates" not in sentence
+    assert "with FedProx and FedAvg at an end of the rates tried" in words.baseline_sentences(found)[0]
 
 
 def test_sentence_that_holds_at_one_rate_alone_names_it() -> None:

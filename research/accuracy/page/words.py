@@ -111,11 +111,11 @@ def _contrast(report: Report, contrast: Contrast, tuned: Family, common: Family)
 
 
 def _sides(report: Report, method: str, reference: str, tuned: Family, common: Family) -> str:
-    said = [_on_cut(name, method, reference, tuned, common) for name in report.settings]
+    said = [_on_cut(report, name, method, reference, tuned, common) for name in report.settings]
     return "; ".join(one for one in said if one) + "."
 
 
-def _on_cut(setting: str, method: str, reference: str, tuned: Family, common: Family) -> str:
+def _on_cut(report: Report, setting: str, method: str, reference: str, tuned: Family, common: Family) -> str:
     """What one cut shows: in one phrase where tuned and common rates agree, else each by itself."""
     at_tuned = tuned.interval(_rows(tuned, method, reference)[0], setting)
     by_word: dict[str, list[str]] = {}
@@ -125,9 +125,17 @@ def _on_cut(setting: str, method: str, reference: str, tuned: Family, common: Fa
     if at_tuned is Missing.NOT_RUN:
         return f"on {setting} {', '.join(others)} (tuned rates have not run)" if others else ""
     first = f"{_word(at_tuned)} at tuned rates{_shown(at_tuned)}"
+    ends = [ARMS[name].title for name in (method, reference) if _is_at_an_end(report, setting, name)]
+    if ends and isinstance(at_tuned, Interval):
+        first += f" with {' and '.join(ends)} at an end of the rates tried"
     if set(by_word) == {_word(at_tuned)}:
         return f"on {setting} {first} and at every common rate"
     return f"on {setting} {', '.join([first, *others])}"
+
+
+def _is_at_an_end(report: Report, setting: str, name: str) -> bool:
+    choice = report.choices.get((setting, name))
+    return ARMS[name].is_trained and choice is not None and choice.is_at_the_edge
 
 
 def _rows(family: Family, method: str, reference: str) -> list[Row]:
@@ -197,7 +205,7 @@ def _choice(report: Report, setting: str, name: str) -> str:
     rate, strength = choice.point
     if not ARMS[name].is_trained:
         return f"none ({100 * choice.validation[choice.point]:.1f})"
-    edge = "*" if choice.is_at_the_edge else ""
+    edge = "*" if _is_at_an_end(report, setting, name) else ""
     option = "" if strength is None else f", {ARMS[name].option} {strength:g}"
     return f"{rate:g}{edge}{option} ({100 * choice.validation[choice.point]:.1f})"
 
