@@ -494,9 +494,4 @@ class MessageHandler:
 
 
 def _fields(key: PhaseKey) -> dict[str, Any]:
-    return {
-        "job": key.job_digest.hex()[:12],
-        "round": key.round,
-        "phase": key.phase,
-        "attempt": key.attempt,
-    }
+    return {"job": key.job_digest.hex()[:12], "round": key.round, "phase": key.phase, "attempt": key.attempt}
