@@ -40,7 +40,8 @@ FOLDER = ROOT / "build" / "peers" / "flower-simulation"
 SIDE = Path(__file__).with_name("simulation_side.py")
 NOT_INSTALLABLE = 3  # exit code
 METHODS = ("fedavg", "feddr_plus", "fedcsd", "feddw")
-RAYS = ("ray", "ray of two machines")
+TWO_MACHINES = "ray of two machines"
+RAYS = ("ray", TWO_MACHINES)
 ENGINES = ("processes", *RAYS)
 MAX_SECONDS = 7200.0  # of one program
 CUT = {"kind": "dirichlet", "alpha": 0.5, "seed": 0, "min_samples": 10}
@@ -132,7 +133,7 @@ def _job(folder: Path, options: argparse.Namespace, method: str) -> Path:
 
 def _chorale(folder: Path, job: Path, options: argparse.Namespace, method: str, engine: str) -> Run:
     cut = ["--partition", CUT["kind"], "--alpha", CUT["alpha"], "--min-samples", CUT["min_samples"]]
-    program = ("bench.peers.two_nodes", options.workers // 2) if engine == RAYS[1] else ("cli.main",)
+    program = ("bench.peers.two_nodes", -(-options.workers // 2)) if engine == TWO_MACHINES else ("cli.main",)
     command = [
         *(sys.executable, "-m", *program, "simulate", job, "--data", "mnist", "--path", options.data, *cut),
         *("--engine", "ray" if engine in RAYS else engine, "--parallel", options.workers, "--device", "cpu"),

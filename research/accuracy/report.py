@@ -89,7 +89,9 @@ class Report:
         cells = [
             cell
             for (name, arm, rate, strength), cell in self.cells.items()
-            if name == setting and rate in self.common and strength == ARMS[arm].published
+            if (name, strength) == (setting, ARMS[arm].published)
+            and arm in self.common_arms
+            and rate in self.common
         ]
         return sorted(set.intersection(*(set(cell.accuracy) for cell in cells))) if cells else []
 

@@ -269,6 +269,13 @@ def test_means_at_common_rates_are_over_the_seeds_that_all_methods_have() -> Non
     assert "| FedProx | 80.0 |" in words.rate_table(found)
 
 
+def test_a_tuned_rate_among_the_common_ones_makes_no_row_of_common_rates() -> None:
+    found = report(cells("even", "fedprox", 0.8), cells("even", BASELINE, 0.8))
+    found = replace(found, common_arms=(BASELINE,))
+    assert "| FedAvg |" in words.rate_table(found)
+    assert "FedProx" not in words.rate_table(found)
+
+
 def test_no_rate_is_told_of_an_arm_that_does_not_train() -> None:
     found = report(cells("even", "spherefed_untrained", 0.8), cells("even", "spherefed", 0.8))
     assert "| FFC on the first model | none (50.0) |" in words.choice_table(found)

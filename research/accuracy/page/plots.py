@@ -40,7 +40,7 @@ def _curves(axes: Axes, report: Report, setting: str) -> None:
     controls = {one.control: one.method for one in CONTRASTS}
     colors: dict[str, str] = {}
     broken: dict[str, list[str]] = {}  # by method, the lines that are left for its controls
-    for name in report.arms:
+    for name in report.common_arms:  # of others a tuned rate may be among the common ones
         cells = [report.cells.get((setting, name, rate, ARMS[name].published)) for rate in report.common]
         counted = [
             (cell, len(cell.accuracy)) for cell in cells if cell is not None and len(cell.accuracy) > 1

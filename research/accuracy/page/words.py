@@ -33,7 +33,7 @@ def choice_table(report: Report) -> str:
 
 def rate_table(report: Report) -> str:
     """Mean accuracy at each common rate, with the published strength."""
-    names = [name for name in report.arms if _has_common(report, name)]
+    names = [name for name in report.common_arms if _has_common(report, name)]
     lines = [
         [ARMS[name].title, *(_at_rates(report, setting, name) for setting in report.settings)]
         for name in names
