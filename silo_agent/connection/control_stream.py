@@ -24,6 +24,7 @@ from crypto.identity.certificates import Anchors
 from silo_agent.connection.backoff import Backoff
 from silo_agent.connection.channel import FederationStub
 from silo_agent.connection.greeting import explain, greet
+from silo_agent.connection.status import FirstStatus
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.rosters import Rosters
 
@@ -170,6 +171,7 @@ class ControlStream:
             max(heartbeat_seconds, channel_options.MIN_HEARTBEAT_SECONDS),
             channel_options.MAX_HEARTBEAT_SECONDS,
         )
+        status = FirstStatus(call)
         reading = asyncio.ensure_future(self._read(call))
         listening = asyncio.ensure_future(self._listen(4 * every + SILENCE_SECONDS))
         writing = asyncio.ensure_future(self._write(call))
@@ -187,7 +189,7 @@ class ControlStream:
         reason = listening.result() if reading.cancelled() else reading.result()
         if reason is not None:
             return reason  # the call is still open, and the coordinator need never end it
-        code, details = await call.code(), await call.details()
+        code, details = await status.get()
         if code is grpc.StatusCode.UNAVAILABLE:
             return f"the line to the coordinator at {self._target} was cut, or the coordinator is restarting"
         return explain(code, details)

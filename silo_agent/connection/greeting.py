@@ -15,6 +15,7 @@ from chorale.runtime.software import Software
 from chorale.transport.wire import PROTOCOL_VERSION
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import RemoteProtocolError
+from silo_agent.connection.status import FirstStatus
 
 WELCOME_SECONDS = 30.0
 
@@ -33,6 +34,7 @@ async def greet(
         roster_version=roster_version,
         software_digest=bytes.fromhex(software.sha256),
     )
+    status = FirstStatus(call)
     try:
         async with asyncio.timeout(WELCOME_SECONDS):
             await call.write(pb.SiloMessage(hello=hello))
@@ -42,7 +44,7 @@ async def greet(
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         message = grpc.aio.EOF
     if message is grpc.aio.EOF:
-        code, details = await call.code(), await call.details()
+        code, details = await status.get()
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             raise RemoteProtocolError(f"coordinator refused: {details}")
         return None if code is grpc.StatusCode.UNAVAILABLE else explain(code, details)

@@ -32,6 +32,7 @@ from silo_agent.connection.control_stream import (
     Outbox,
 )
 from silo_agent.connection.greeting import explain
+from silo_agent.connection.status import FirstStatus
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import Policy
@@ -487,3 +488,20 @@ def test_silos_that_lost_their_coordinator_together_do_not_return_together() -> 
     """Each wait is drawn from nine tenths of its step."""
     for early, late in zip(waits(jitter=0.0, tries=8), waits(jitter=1.0, tries=8), strict=True):
         assert early == pytest.approx(late / 10)
+
+
+async def test_refusal_is_told_whatever_grpc_makes_of_a_message_that_came_too_late(
+    make_stub: MakeStub,
+) -> None:
+    async def refuse(self: object, messages: object, context: Any) -> None:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "roster: version 2 does not list it")
+
+    call = (await make_stub(Attend=refuse)).Attend()
+    status = FirstStatus(call)
+    assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+    call._cython_call.set_internal_error("Failed execute_batch")  # what a write does that finds no stream
+    assert await call.code() is grpc.StatusCode.INTERNAL
+    assert await status.get() == (
+        grpc.StatusCode.PERMISSION_DENIED,
+        "roster: version 2 does not list it",
+    )
