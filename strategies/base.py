@@ -30,6 +30,11 @@ TOTAL = "method/total"  # sum of the rounded sample counts, written by enrollmen
 DRAW_SEED = "method/draw_seed"  # (32,) uint8: what rounds are drawn by, written once, at the opening
 
 
+def model_in(state: Arrays) -> Arrays:
+    """The model's parameters and buffers, under their names in the state."""
+    return {name: array for name, array in state.items() if name.startswith(MODEL)}
+
+
 Pieces: TypeAlias = Callable[[slice], FloatArray]  # of a flat vector of numbers, anywhere in it
 
 BLOCK_VALUES = 1 << 16  # of one piece: 512 KiB, which stay in a core's cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from crypto.errors import ConfigError
+from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS
 from strategies.recipe import Options, Recipe
 from strategies.tasks.base import DeclaredTask
 
@@ -58,6 +59,26 @@ def check_training(recipe: Recipe, *, classes: int, optimizer: str) -> None:
     if update.counts_steps and optimizer != "sgd":
         raise ConfigError(
             f"training.optimizer: {update} knows the weights of gradients under sgd alone, got {optimizer}"
+        )
+
+
+def check_models(recipe: Recipe, *, draws_rounds: bool, has_layers: bool) -> None:
+    """Raises ConfigError where what silos sum hardly follows from a model that moves, and would be told silo
+    by silo.
+
+    draws_rounds: whether a round names fewer silos than the job has. has_layers: whether the features are
+    more than the inputs. Source: docs/threat-model.md, features by class.
+    """
+    own, statistic = recipe.personalization, recipe.statistic
+    if own.shares_nothing and statistic is not None and draws_rounds:
+        raise ConfigError(
+            f"fraction: expected 1 with personalization {own} and statistic {statistic}: silos answer with "
+            "models of their own, nearly the same in every round, and many draws would tell each silo's sums"
+        )
+    if statistic is FEATURE_PROTOTYPE_SUMS and not has_layers:
+        raise ConfigError(
+            f"model.hidden: expected a hidden layer with statistic {statistic}: without one the features are "
+            "the inputs, and sums of the records themselves would leave"
         )
 
 

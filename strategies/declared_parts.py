@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crypto.errors import ConfigError
+from strategies.expected import did_you_mean
 from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC, calibration
 from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING, FINE_TUNING, NO_CLOSING
@@ -65,7 +66,8 @@ def part_named(field: str, word: str) -> Part:
     for part in PARTS[field]:
         if part.word == word:
             return part
-    raise ConfigError(f"expected one of {', '.join(map(str, PARTS[field]))}, got {word}")
+    known = [part.word for part in PARTS[field]]
+    raise ConfigError(f"expected one of {', '.join(known)}, got {word}{did_you_mean(word, known)}")
 
 
 def recipe_from(words: Mapping[str, str | None]) -> Recipe:

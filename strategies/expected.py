@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date
+from difflib import get_close_matches
 
 from pydantic_core import ErrorDetails
 
 MAX_SHOWN = 60  # characters of a wrong value that are shown again
+MAX_ALIKE = 2  # words that are offered for a misspelled one
 
 EXPECTED = {  # by kind of error; {…} are limits
     "string_type": "text",
@@ -72,6 +75,18 @@ def got(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()  # as YAML writes it, which reads yes as true
     return "nothing" if value is None else repr(value)[:MAX_SHOWN]
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """The known words that another may be a misspelling of, in brackets; else empty."""
+    word = word.lower()
+    alike = [word] if word in known else get_close_matches(word, known, MAX_ALIKE)
+    return meant(alike)
+
+
+def meant(words: Sequence[str]) -> str:
+    """In brackets; empty where there are none."""
+    return f" (did you mean {' or '.join(words)}?)" if words else ""
 
 
 def kind_of(value: object) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from crypto import encoding
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import RING_BITS, Disclosure, Quantity
-from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, options_of
+from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, model_in, options_of
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER
@@ -103,19 +103,37 @@ class Strategy:
         summed = self.phase(kind).quantities(context)
         return any(each.discloses is not Disclosure.CONSTANT for each in summed)
 
+    def moves_model(self, kind: str) -> bool:
+        """Whether what such a phase gives may be another state to the phases that follow (`use_digest`)."""
+        return self.reads_state(kind) and kind not in self._kinds_before_training
+
     def training_arrays(self, state: Arrays) -> list[str]:
         """Names of the arrays that silos train and test with: the model's, and what parts declare."""
         read = (MODEL, *(name for part in self.recipe.parts.values() for name in part.reads))
         return [name for name in sorted(state) if name.startswith(read)]
 
-    def training_digest(self, state: Arrays) -> bytes:
-        """Digest of the arrays that silos train and test with: equal for states that are the same to them.
+    def use_digest(self, kind: str, state: Arrays) -> bytes:
+        """Digest of what silos are asked with in such a phase: equal for states that are the same to it.
 
-        An array that a part reads and does not declare (`Part.reads`) is not in it: a state that moves
-        that array alone is then the same one, which is the cautious mistake. Source: docs/protocol.md 6.10.
+        The model decides, whatever else moved: what a method keeps beside it changes an input little, and a
+        state that moved that alone would be asked again as another one. What is sent before the training
+        follows from `Statistic.asks`, and has no number in common with what is sent otherwise. Where the
+        state's model never moves, because silos keep their own, what parts read of the state decides, too.
+        Source: docs/protocol.md 6.10.
         """
-        arrays = [[name, *_fingerprint(state[name])] for name in self.training_arrays(state)]
-        return encoding.digest("training-arrays", arrays)
+        if kind in self._kinds_before_training:
+            assert self.recipe.statistic is not None
+            asked = self.recipe.statistic.asks(state)
+            return encoding.digest("asked-arrays", kind, _fingerprints(asked))
+        if self.recipe.personalization.shares_nothing:
+            asked = {name: state[name] for name in self.training_arrays(state)}
+        else:
+            asked = model_in(state)
+        return encoding.digest("training-arrays", _fingerprints(asked))
+
+    @property
+    def _kinds_before_training(self) -> tuple[str, ...]:
+        return self.round_phases[: self.round_phases.index(TRAIN)]
 
     def under_noise(self) -> Strategy:
         """The method in a private job: without the class-presence phase (strategies/phases/enrollment.py)."""
@@ -231,6 +249,11 @@ def parts_with_options(recipe: Recipe) -> list[Part]:
     """Whose numbers a job with this recipe may set: without a regularizer there is nothing to mix."""
     has_mix = recipe.regularizer is not NO_REGULARIZER
     return [part for part in recipe.parts.values() if has_mix or part is not recipe.mix]
+
+
+def _fingerprints(arrays: Arrays) -> list[encoding.Field]:
+    """Name, type, shape and SHA-256 of each array, in order of name."""
+    return [[name, *_fingerprint(array)] for name, array in sorted(arrays.items())]
 
 
 def _fingerprint(array: Array) -> list[encoding.Field]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from crypto.errors import ConfigError
+from strategies.expected import did_you_mean
 from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC
 from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING, FINE_TUNING, NO_CLOSING
@@ -134,6 +135,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
 def recipe_of(preset: str) -> Recipe:
     """The row of that name. Raises ConfigError."""
     if preset not in PRESETS:
-        known = ", ".join(sorted(PRESETS))
-        raise ConfigError(f"strategy.preset: expected one of {known}, got {preset}")
+        known = sorted(PRESETS)
+        told = f"expected one of {', '.join(known)}, got {preset}{did_you_mean(preset, known)}"
+        raise ConfigError(f"strategy.preset: {told}")
     return PRESETS[preset]

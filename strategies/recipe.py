@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from strategies.base import (
+    Arrays,
     FloatArray,
     Keeper,
     OptionValue,
@@ -20,6 +21,7 @@ from strategies.base import (
     Phase,
     ServerRule,
     SummedBeside,
+    model_in,
 )
 from strategies.number_stream import NumberStream
 
@@ -163,10 +165,14 @@ class ServerUpdate(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Statistic(Part):
-    """What a method sums by class in every round: with the deltas, or in a phase before the training."""
+    """What a method sums by class in every round: with the deltas, or in a phase before the training.
+
+    asks: the arrays from which all that silos send before the training follows.
+    """
 
     beside_training: tuple[SummedBeside, ...] = ()
     before_training: tuple[Phase, ...] = ()
+    asks: Callable[[Arrays], Arrays] = model_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

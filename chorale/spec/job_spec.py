@@ -60,7 +60,13 @@ from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
-from strategies.checks import check_private, check_steps, check_training, check_trains_head
+from strategies.checks import (
+    check_models,
+    check_private,
+    check_steps,
+    check_training,
+    check_trains_head,
+)
 from strategies.methods import Strategy
 from strategies.tasks.base import TaskSizes
 
@@ -433,6 +439,11 @@ class JobSpec(SpecPart):
             if self.task is None or self.task.source is None or self.task.target is not None:
                 self._check_target(method.task.target.shape)
             check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+            check_models(
+                method.recipe,
+                draws_rounds=self.draws_rounds,
+                has_layers=self.model.name != "mlp" or bool(self.model.hidden),
+            )
             check_count(self)
             check_ends(self, method)
             if self.trains == "head":

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, With
 
 from chorale.spec.fields import DataSetName, Finite, Positive, Sha256, SpecPart, checked, in_words
 from crypto.errors import ConfigError
+from strategies.expected import did_you_mean
 from strategies.tasks.base import DeclaredTask, Sum, Target, TaskSizes
 from strategies.tasks.declared_tasks import task_of
 from strategies.tasks.stated import StatedTask
@@ -34,7 +35,10 @@ Distribution = Annotated[
     WithJsonSchema({"type": "string", "pattern": _DISTRIBUTION.pattern}),
 ]
 OptionValue = bool | int | Finite | Annotated[str, Field(max_length=1_000)]
-OptionValues = OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length=1_000)] | None
+OptionValues = Annotated[
+    OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length=1_000)] | None,
+    in_words("a finite number, true or false, text of up to 1000 characters, a list of up to 1000 such, or null"),
+]
 
 SHALLOW_MODELS = ("mlp", "cnn", "lenet", "lenet_linear", "alexnet")
 DEEP_MODELS = (  # hard to train without normalization
@@ -258,7 +262,7 @@ class ModelSpec(PlugInSpec):
         if self.source is None and self.name not in (*OWN_MODELS, CUSTOM):
             raise ValueError(
                 f"name: expected one of {', '.join(OWN_MODELS)}, or a model of an installed distribution "
-                f"with `from: distribution==version`, got {self.name}"
+                f"with `from: distribution==version`, got {self.name}{did_you_mean(self.name, OWN_MODELS)}"
             )
         if self.source is None and self.options:
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
-from chorale.spec.fields import Finite, SpecPart
+from chorale.spec.fields import Finite, SpecPart, in_words
 from chorale.spec.plug_in_specs import GivenPartSpec, TaskSpec
 from crypto.errors import ConfigError
 from strategies.declared_parts import PARTS, part_named, recipe_from
@@ -22,6 +22,8 @@ from strategies.published import PUBLISHED, published_recipe
 from strategies.recipe import Part, Recipe
 from strategies.server_optimizer import StepOptimizer
 from strategies.tasks.base import TaskSizes
+
+Option = Annotated[bool | Finite | str | None, in_words("a finite number, true or false, text or null")]
 
 
 def _words(field: str) -> WithJsonSchema:
@@ -86,7 +88,7 @@ class StrategySpec(SpecPart):
         description="weighted: a silo's update weighs by its share of the samples; uniform: every silo's "
         "weighs the same; null: weighted, in a private job by the declared weight",
     )
-    options: dict[str, bool | Finite | str] = Field(
+    options: dict[str, Option] = Field(
         default_factory=dict, max_length=64, description="the method's own numbers; fedavg has none"
     )
     loss: GivenPartSpec | None = Field(

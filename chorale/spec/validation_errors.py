@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any, TypeAlias, get_args
+from types import UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from strategies.expected import wrong_value
+from strategies.expected import MAX_ALIKE, did_you_mean, meant, wrong_value
 
 MAX_NAMED = 3  # unknown fields that are named; a file of another kind has them by the dozen
-MAX_ALIKE = 2  # fields that are offered for a misspelled one
 REQUIRED = "a value is required"
 
 ONE, MANY = "(one)", "(many)"  # forms of a field that is a mapping or a list of them: no part of its name
@@ -52,21 +51,31 @@ def explain(
     if missing:
         required = REQUIRED if len(missing) == 1 else "values are required"
         messages.insert(0, f"{', '.join(missing)}: {required}")
-    for place, fields in unknown.items():
-        more = f" and {len(fields) - MAX_NAMED} more" if len(fields) > MAX_NAMED else ""
-        what = "unknown field" if len(fields) == 1 else "unknown fields"
-        allowed = _fields_at(model, place)
-        alike = _alike(*fields, allowed=allowed) if len(fields) == 1 else ""
-        shown = ", ".join([*fields.values()][:MAX_NAMED])
-        messages.append(f"{shown}{more}: {what}{alike}, expected one of {', '.join(allowed)}")
+    messages += [_unknown(fields, model, place) for place, fields in unknown.items()]
     is_none_of_the_file = all(each.startswith(tuple(named.values())) for each in messages)
     return "; ".join(messages) if named and is_none_of_the_file else f"{source}: {'; '.join(messages)}"
+
+
+def _unknown(fields: Mapping[str, str], model: type[BaseModel], place: Place) -> str:
+    """What is said of unknown fields that lie at one place. fields: how each is called, by its name there."""
+    more = f" and {len(fields) - MAX_NAMED} more" if len(fields) > MAX_NAMED else ""
+    shown, allowed = ", ".join([*fields.values()][:MAX_NAMED]), _fields_at(model, place)
+    what, alike = "unknown fields", ""
+    if len(fields) == 1:
+        (field,) = fields
+        elsewhere = list(_places_of(field, model, ""))
+        what = "unknown field"
+        if 0 < len(elsewhere) <= MAX_ALIKE:
+            alike = meant([each if "." in each else f"{each} outside {place[0]}" for each in elsewhere])
+        else:
+            alike = did_you_mean(field, allowed)
+    return f"{shown}{more}: {what}{alike}, expected one of {', '.join(allowed)}"
 
 
 def _details(error: ValidationError) -> Iterator[ErrorDetails]:
     """Without lists that are too short only because wrong entries of theirs do not count."""
     details = error.errors(include_url=False)
-    inner = {detail["loc"][:-1] for detail in details}
+    inner = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
     return (each for each in details if each["type"] != "too_short" or each["loc"] not in inner)
 
 
@@ -94,21 +103,40 @@ def _field(place: Place, named: Mapping[str, str]) -> str:
 
 def _fields_at(model: type[BaseModel], place: Place) -> list[str]:
     """Names, as a file has them, of the fields of the model that lies at the place."""
+    choice = [model]  # more than one where a word of theirs, such as `kind`, says which it is
     for part in place:
-        of_model = {field.alias or name: field for name, field in model.model_fields.items()}
-        if isinstance(part, str) and part in of_model:
-            model = _model_in(of_model[part].annotation) or model
-    return [field.alias or name for name, field in model.model_fields.items()]
+        fields = choice[0].model_fields
+        by_name = {field.alias or name: field for name, field in fields.items()}
+        tagged = [each for each in choice if len(choice) > 1 and part in _tags(each)]
+        if tagged:
+            choice = tagged
+        elif isinstance(part, str) and part in by_name:
+            choice = list(_models_in(by_name[part].annotation)) or choice
+    return [field.alias or name for name, field in choice[0].model_fields.items()]
 
 
-def _alike(field: str, *, allowed: Sequence[str]) -> str:
-    """The fields that an unknown one may be a misspelling of, in brackets; else empty."""
-    alike = get_close_matches(field, allowed, MAX_ALIKE)
-    return f" (did you mean {' or '.join(alike)}?)" if alike else ""
+def _places_of(field: str, model: type[BaseModel], outer: str) -> Iterator[str]:
+    """Where a model and its parts, though no list of parts, have a field of that very name."""
+    for name, info in model.model_fields.items():
+        shown = outer + (info.alias or name)
+        if (info.alias or name) == field:
+            yield shown
+        annotation = info.annotation
+        alternatives = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        for each in alternatives:
+            if isinstance(each, type) and issubclass(each, BaseModel):
+                yield from _places_of(field, each, f"{shown}.")
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(argument) for argument in get_args(annotation))
-    return next((model for model in found if model is not None), None)
+        yield annotation
+    else:
+        for argument in get_args(annotation):
+            yield from _models_in(argument)
+
+
+def _tags(model: type[BaseModel]) -> set[object]:
+    """Words of which a field of the model has to be one."""
+    kinds = (info.annotation for info in model.model_fields.values())
+    return {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}

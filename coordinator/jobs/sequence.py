@@ -56,6 +56,8 @@ def next_step(
     following = job.next_after(last.round, last_of_round if skips_round else last.phase, steps=steps)
     if skips_round and following is not None and phase_kind(following[1]) in job.strategy.between:
         following = job.next_after(*following, steps=steps)
+    if following is not None and _has_sum_of(job, rows, following[1]):
+        following = job.next_after(*following, steps=steps)
     if following is None or job.names_everyone(following[1]) or following[0] == last.round:
         return following
     if has_stalled:
@@ -68,6 +70,15 @@ def next_step(
         return following
     number = 1 + max(phase_number(row.phase) for row in enrollments)
     return last.round, f"{phase_kind(job.opening)}.{number}"  # outside rounds: the last round's number
+
+
+def _has_sum_of(job: Job, rows: Sequence[PhaseRow], kind: str) -> bool:
+    """Whether a statistic before the training was summed over the present model, in a round whose training
+    came to nothing: what silos would send is the same, and they refuse to send it again and again."""
+    if kind not in job.strategy.round_phases or job.strategy.moves_model(kind):
+        return False
+    since = model_since(job, rows)
+    return any(row.sequence > since and row.phase == kind and row.state is PhaseState.APPLIED for row in rows)
 
 
 def _repeated(job: Job, rows: Sequence[PhaseRow]) -> Step:
@@ -92,8 +103,8 @@ def model_since(job: Job, rows: Sequence[PhaseRow]) -> int:
     """Sequence number of the phase that led to the present model; 0 if it is the first. rows: all phases so
     far."""
     for row in reversed(rows):
-        record, reads = row.record, job.strategy.reads_state(phase_kind(row.phase))
-        if reads and record is not None and record.state_digest != row.state_digest:
+        record, moves = row.record, job.strategy.moves_model(phase_kind(row.phase))
+        if moves and record is not None and record.state_digest != row.state_digest:
             return row.sequence
     return 0
 

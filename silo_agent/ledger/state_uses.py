@@ -33,8 +33,8 @@ _SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 class StateUse:
     """A phase whose sum reads training arrays.
 
-    training_digest: of them (Strategy.training_digest). min_distance: silos by which the U3 of two such sums
-    differ at least, unless they are equal. members: m, 0 of a use from before it was kept.
+    training_digest: of what silos are asked with (Strategy.use_digest). min_distance: silos by which the U3
+    of two such sums differ at least, unless they are equal. members: m, 0 of a use from before it was kept.
     is_drawn: whether the phase names silos by a draw. reads: of which samples its sums tell, as bits; sums
     that have none in common have no number of a silo in common either.
     """
@@ -59,7 +59,7 @@ class StateUse:
             job_digest=key.job_digest,
             round=key.round,
             phase=key.phase,
-            training_digest=job.strategy.training_digest(state),
+            training_digest=job.strategy.use_digest(key.kind, state),
             # a difference of two sums then holds two honest silos at least
             min_distance=max(rule.min_cohort, assumed_colluders + 2),
             members=rule.members,

@@ -358,9 +358,11 @@ class Policy(BaseModel):
         )
 
     def _rate_refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
-        """Where a state would hardly move, or move beyond what the silos sent.
+        """Where a state would not move, or move beyond what the silos sent.
 
-        Security: a state that does not move is asked again as another one (docs/protocol.md 6.10).
+        Security: a state that does not move is asked again as another one (docs/protocol.md 6.10). One that
+        moves little still gives sums that nearly depend on each other (docs/threat-model.md, differences of
+        cohorts): no rate that a method needs keeps it from that.
         """
         first, server = spec.training.learning_rate, spec.method.server_rate
         lowest = (

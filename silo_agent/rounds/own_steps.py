@@ -37,20 +37,22 @@ def own_lengths(
 ) -> dict[str, float]:
     """L2 norm of what each array would move by if every silo had sent these values.
 
-    A silo with fewer samples than the mean one takes fewer local steps than the others; its length is
-    scaled by as much. Rows of classes that it does not hold stay where they are in its own step, so rows
-    count as if all had moved like those that did. Empty where the server would not apply them.
+    A silo with fewer samples than the job's mean one takes fewer local steps than the others, unless the job
+    counts steps; its length is scaled by as much. Rows of classes that it does not hold stay where they are
+    in its own step, so rows count as if all had moved like those that did. Empty where the server would not
+    apply them.
     """
     if job.spec.privacy is not None:
         return _private_lengths(job, context) if values.keys() & {WEIGHT, GRADIENT} else {}
     own_weight = float(values[WEIGHT]) if WEIGHT in values else 1.0 / context.members
     if own_weight <= 0.0:
         return {}
-    scale = 1.0 / own_weight
+    scale, fewer_samples = 1.0 / own_weight, 1.0
+    if WEIGHT in values and job.spec.training.local_steps is None:
+        fewer_samples = max(1.0, scale / len(job.spec.silos))
     result = job.next_state(key.phase, context, _Scaled(values, scale), survivors=1)
     if result.state is None:
         return {}
-    fewer_samples = max(1.0, scale / context.members)
     after = {name: result.state[name] for name in job.strategy.training_arrays(result.state)}
     lengths = {name: _by_class(name, array, context) for name, array in after.items()}
     lengths |= _lifted(lengths, after, [MODEL + name for name in context.trained], classes=context.classes)

@@ -15,7 +15,17 @@ import numpy as np
 from pydantic import Field
 
 from crypto.errors import ConfigError
-from strategies.base import METHOD, MODEL, Array, Arrays, PartOptions, PhaseContext, blocks, options_of
+from strategies.base import (
+    METHOD,
+    MODEL,
+    Array,
+    Arrays,
+    PartOptions,
+    PhaseContext,
+    blocks,
+    model_in,
+    options_of,
+)
 from strategies.parts.regularizers import TemperatureOptions
 from strategies.recipe import Options, Recipe, Regularizer, Standing
 
@@ -52,9 +62,7 @@ class EmaTeacher:
 def teacher_state(state: Arrays) -> dict[str, Array]:
     """The teacher under the model's own names: what the state keeps of it, else the model itself."""
     return {
-        name: state.get(TEACHER + name.removeprefix(MODEL), array)
-        for name, array in state.items()
-        if name.startswith(MODEL)
+        name: state.get(TEACHER + name.removeprefix(MODEL), array) for name, array in model_in(state).items()
     }
 
 
@@ -94,6 +102,11 @@ class CsdOptions(TemperatureOptions, TeacherOptions):
 
 
 def _check_prototypes(recipe: Recipe, options: Options) -> None:
+    if recipe.statistic is not None and options_of(TeacherOptions, options).alpha == 1:
+        raise ConfigError(
+            f"strategy.options.alpha: expected less than 1 with the statistic {recipe.statistic}: the first "
+            "model would be the teacher for ever, and silos refuse to sum its answers again in every round"
+        )
     if options_of(CsdOptions, options).own_prototypes and recipe.statistic is not None:
         raise ConfigError(
             "strategy.options.own_prototypes: each silo compares with its own, and the statistic "

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crypto.errors import ConfigError
+from strategies.expected import did_you_mean
 from strategies.base import options_of
 from strategies.tasks.base import DeclaredTask, TaskSizes
 from strategies.tasks.classification import Classification
@@ -30,7 +31,8 @@ def task_of(
     """The task of a job. Raises ConfigError for unknown words, options and metrics, and for sizes that the
     task cannot have."""
     if word not in TASKS:
-        raise ConfigError(f"task.name: expected one of {', '.join(TASKS)}, got {word}")
+        told = f"expected one of {', '.join(TASKS)}, got {word}{did_you_mean(word, list(TASKS))}"
+        raise ConfigError(f"task.name: {told}")
     kind = TASKS[word]
     unknown = sorted(set(options) - set(kind.options.model_fields))
     if unknown:

@@ -25,7 +25,7 @@ from pydantic import Field
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
-from strategies.parts.csd import CSD
+from strategies.parts.csd import CSD, teacher_state
 from strategies.parts.statistics.class_counts import class_counts
 from strategies.phases.enrollment import MAX_SAMPLES
 from strategies.recipe import Need, Options, Standing, Statistic
@@ -117,6 +117,7 @@ LOGIT_PROTOTYPES = Statistic(
     needs_classes=True,
     options=PrototypeOptions,
     before_training=(PrototypesPhase(),),
+    asks=teacher_state,
     needs=(
         Need(
             holds=lambda recipe: recipe.regularizer is CSD,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 import pytest
+from google.protobuf import json_format
 
 from chorale.job import Job
-from coordinator.jobs.sequence import JobFailed, Step, next_step
+from chorale.v1 import records_pb2
+from coordinator.jobs.sequence import JobFailed, Step, model_since, next_step
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow
 from tests.unit.coordinator.job_phases import make_job, make_row
@@ -18,11 +20,13 @@ OPENING = [(0, "enrollment.0"), (0, "class-presence.0")]
 def walk(
     job: Job, *, lost: Container[Step] = (), is_outdated: Callable[[PhaseRow], bool] = lambda _: False
 ) -> list[Step]:
-    """Every phase of the job in turn; those in `lost` are used up, the others applied."""
+    """Every phase of the job in turn; those in `lost` are used up, the others applied and move the state."""
     rows: list[PhaseRow] = []
+    moved = json_format.MessageToJson(records_pb2.PhaseRecord(state_digest=b"next"))
     while (step := next_step(job, rows, is_outdated=is_outdated)) is not None:
-        state = PhaseState.USED_UP if step in lost else PhaseState.APPLIED
-        rows.append(make_row(len(rows), step, state))
+        is_lost = step in lost
+        state = PhaseState.USED_UP if is_lost else PhaseState.APPLIED
+        rows.append(make_row(1 + len(rows), step, state, record_json=None if is_lost else moved))
     return [(row.round, row.phase) for row in rows]
 
 
@@ -62,6 +66,39 @@ def test_prototypes_that_were_used_up_use_up_their_round() -> None:
 
 def test_the_last_rounds_prototypes_used_up_lead_to_the_closing_phase() -> None:
     assert walk(make_job("fedcsd"), lost=[(3, "prototypes")])[-2:] == [(3, "prototypes"), (3, "evaluate.0")]
+
+
+def test_prototypes_of_a_model_that_stayed_are_not_summed_again() -> None:
+    """Silos refuse to be asked the same over and over: a job whose trainings came to nothing ended by it."""
+    steps = walk(make_job("fedcsd"), lost=[(1, "train"), (2, "train")])
+    assert steps == [*OPENING, *rounds(1), (2, "train"), (3, "train"), (3, "evaluate.0")]
+    steps = walk(make_job("fedcsd"), lost=[(1, "train"), (2, "prototypes")])
+    assert steps == [*OPENING, *rounds(1), (2, "train"), *rounds(3), (3, "evaluate.0")]
+
+
+def test_an_enrollment_after_a_lost_training_leads_on_to_training() -> None:
+    outdated = walk(
+        make_job("fedcsd"), lost=[(1, "train")], is_outdated=lambda enrollment: enrollment.round == 0
+    )
+    assert outdated == [
+        *OPENING,
+        *rounds(1),
+        (1, "enrollment.1"),
+        (2, "train"),
+        *rounds(3),
+        (3, "evaluate.0"),
+    ]
+
+
+def test_phases_since_the_present_model_begin_where_one_moved_it() -> None:
+    """What became of phases since then has to be proven; prototypes make no other model of it."""
+    job, moved = make_job("fedcsd"), json_format.MessageToJson(records_pb2.PhaseRecord(state_digest=b"next"))
+    steps = [*OPENING, *rounds(1), (2, "prototypes")]
+    rows = [
+        make_row(1 + place, step, PhaseState.APPLIED, record_json=moved) for place, step in enumerate(steps)
+    ]
+    assert model_since(job, rows) == 4
+    assert model_since(job, rows[:3]) == 0
 
 
 def test_training_that_was_used_up_leads_to_the_next_round() -> None:

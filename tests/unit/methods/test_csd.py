@@ -22,7 +22,7 @@ from silo_agent.training.parts.regularizers.csd import ClassSimilarityDistillati
 from strategies.methods import strategy_for, strategy_of
 from strategies.parts.csd import CSD, CsdOptions, Mask
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
-from strategies.presets import FEDAVG
+from strategies.presets import FEDAVG, recipe_of
 from tests.support.objectives import (
     CPU,
     gradient_by_backward,
@@ -402,6 +402,14 @@ def test_fedcsd_has_the_papers_numbers_and_prototypes_before_training() -> None:
 def test_values_outside_an_options_range_are_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"strategy\.options\.{option}: .*got"):
         strategy_for("fedcsd", {option: value})
+
+
+def test_a_teacher_that_never_moves_is_refused_with_prototypes_and_not_without() -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.options\.alpha: expected less than 1"):
+        strategy_for("fedcsd", {"alpha": 1.0})
+    strategy_of(
+        "custom", replace(recipe_of("fedcsd"), statistic=None), {"alpha": 1.0, "own_prototypes": True}
+    )
 
 
 def test_prototypes_that_nothing_reads_are_refused() -> None:

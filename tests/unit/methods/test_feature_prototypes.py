@@ -149,3 +149,27 @@ def test_features_that_are_summed_are_those_that_the_head_is_given() -> None:
     np.testing.assert_allclose(
         sums["feature_sums"].sum(axis=0), outputs.features_ND.double().sum(dim=0).numpy(), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"fraction": 0.75},
+            "fraction: expected 1 with personalization alone and statistic feature-prototypes",
+        ),
+        (
+            {"model": {"name": "mlp", "hidden": ()}},
+            "model.hidden: expected a hidden layer with statistic feat",
+        ),
+    ],
+)
+def test_sums_that_hardly_change_are_refused_where_they_would_tell_each_silos(
+    fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        make_job({"preset": "fedproto"}, **fields)
+    # the controls: the method with all silos, and others in the same job
+    make_job({"preset": "fedproto"}, **(fields | {"fraction": 1.0, "model": {"name": "mlp"}}))
+    make_job({"preset": "lg_fedavg"}, **fields)
+    make_job({"preset": "local_only"}, **fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,6 +199,31 @@ def test_a_state_that_was_built_raises_an_alarm_at_every_silo() -> None:
     assert {(silo, name) for silo, _, _, name, _ in watched.alarms} == {
         (silo, "model/body.1.weight") for silo in range(5)
     }
+
+
+@pytest.mark.parametrize(
+    ("weight", "fields", "longer"),
+    [
+        (0.2, {}, 1.0),
+        (0.05, {}, 4.0),  # as many fewer steps as it has fewer samples
+        (0.05, {"training": {"local_epochs": None, "local_steps": 5}}, 1.0),  # all take as many steps
+        (0.2, {"fraction": 0.6}, 1.0),  # a draw makes no silo smaller
+        (0.05, {"fraction": 0.6}, 4.0),
+    ],
+)
+def test_a_silo_with_fewer_samples_than_the_mean_one_allows_longer_steps(
+    weight: float, fields: dict[str, Any], longer: float
+) -> None:
+    spec = make_job({"preset": "fedavg"}, silos=SILOS, **fields)
+    state = initial_state(spec)
+    of = unsigned_job(spec, state)
+    key = PhaseKey(job_digest=of.digest, round=1, phase="train", attempt=1)
+    context = PhaseRequest.of(of, key, state, members=spec.named_per_round).context
+    moved = np.full(context.trained_values, 0.01 * weight, np.float32)
+    sums = {each.name: np.zeros(each.shape) for each in of.layout(key, state, 5).quantities}
+    lengths = own_lengths(of, key, context, {**sums, "weight": np.array(weight), "delta": moved})
+    size = state["model/body.1.weight"].size
+    assert lengths["model/body.1.weight"] == pytest.approx(longer * 0.01 * np.sqrt(size), rel=1e-3)
 
 
 def test_small_steps_in_one_direction_add_up() -> None:

@@ -1,4 +1,4 @@
-"""Which arrays of the global state make it another one: those that change what a silo sums, and no other."""
+"""Which arrays of the global state make it another one, and which silos compare with their own steps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,18 @@ WRITTEN = {
     "scaffold": {"method/control"},
     "fedopt": {"method/server_moment"},
 }
+# phases to which a state is another one where that array of it moved alone
+ANOTHER = {
+    ("fedcsd", "method/teacher"): {"prototypes"},
+    ("fedproto", "method/feature_prototypes"): {"train", "evaluate"},
+    ("fedproto", "method/feature_prototypes_valid"): {"train", "evaluate"},
+}
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_an_array_is_in_the_digest_exactly_where_inputs_follow_from_it(preset: str) -> None:
-    """A state that moves nothing else is no new one; a part that reads what it does not declare is found."""
+def test_an_array_is_declared_exactly_where_inputs_follow_from_it(preset: str) -> None:
+    """A part that reads what it does not declare is found. And none of what a method keeps beside the model
+    makes a state a new one when it moves alone, but what own models or a phase before the training go by."""
     spec = make_job({"preset": preset}, rounds=2)
     draw = np.random.default_rng(5)
     data = [
@@ -58,23 +65,47 @@ def test_an_array_is_in_the_digest_exactly_where_inputs_follow_from_it(preset: s
             found |= TorchObjective(device="cpu").compute(work)
         return found
 
-    before, digest = values(state), method.training_digest(state)
+    before, declared = values(state), method.training_arrays(state)
+    digests = {phase: method.use_digest(phase, state) for phase in (*method.round_phases, *method.closing)}
     for name in kept:
         moved = {**state, name: _moved(state[name])}
         is_read = any(not np.array_equal(before[each], value) for each, value in values(moved).items())
-        counts = method.training_digest(moved) != digest
-        assert counts == is_read or (counts and name.startswith("method/soft_labels")), name
-        assert not (counts and name in (TOTAL, PRESENCE, RMS))
+        is_declared = name in declared
+        assert is_declared == is_read or (is_declared and name.startswith("method/soft_labels")), name
+        assert not (is_declared and name in (TOTAL, PRESENCE, RMS))
+        another = {phase for phase, digest in digests.items() if method.use_digest(phase, moved) != digest}
+        kept_as = "method/teacher" if name.startswith("method/teacher/") else name
+        assert another == ANOTHER.get((preset, kept_as), set()), name
 
 
 def test_the_model_decides_and_so_do_shape_and_type() -> None:
     method = make_job().method
     state = {MODEL + "a": np.ones((2, 3), np.float32), TOTAL: np.array(5)}
-    digest = method.training_digest(state)
-    assert method.training_digest(dict(reversed(state.items()))) == digest
-    assert method.training_digest({**state, TOTAL: np.array(6)}) == digest
+    digest = method.use_digest("train", state)
+    assert method.use_digest("evaluate", state) == digest
+    assert method.use_digest("train", dict(reversed(state.items()))) == digest
+    assert method.use_digest("train", {**state, TOTAL: np.array(6)}) == digest
     for other in (np.zeros((2, 3), np.float32), np.ones((3, 2), np.float32), np.ones((2, 3), np.float64)):
-        assert method.training_digest({**state, MODEL + "a": other}) != digest
+        assert method.use_digest("train", {**state, MODEL + "a": other}) != digest
+
+
+def test_prototypes_are_asked_again_where_the_teacher_stands_still() -> None:
+    """Silos answer with the teacher, whatever became of the model: to them it is one state."""
+    method = make_job({"preset": "fedcsd"}).method
+    model, teacher = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    first = {MODEL + "head.weight": model}
+    state = {**first, "method/teacher/head.weight": teacher}
+    digest = method.use_digest("prototypes", state)
+    assert method.use_digest("prototypes", {**state, MODEL + "head.weight": model + 1}) == digest
+    assert method.use_digest("train", {**state, MODEL + "head.weight": model + 1}) != (
+        method.use_digest("train", state)
+    )
+    assert method.use_digest("prototypes", {**state, "method/teacher/head.weight": teacher + 1}) != digest
+    # until there is a teacher the model is it, and no sum of another kind is compared with this one
+    assert method.use_digest("prototypes", {MODEL + "head.weight": model + 1}) != (
+        method.use_digest("prototypes", first)
+    )
+    assert method.use_digest("prototypes", first) != method.use_digest("train", first)
 
 
 def test_the_opening_reads_no_state() -> None:

@@ -346,7 +346,7 @@ def test_a_use_is_made_of_job_and_state(book: UseBook) -> None:
     use = made()
     assert use is not None
     assert (use.min_distance, use.members) == (4, 6)
-    assert use.training_digest == book.job.strategy.training_digest(STATE)
+    assert use.training_digest == book.job.strategy.use_digest("train", STATE)
     many = made(assumed_colluders=5)
     assert many is not None
     assert many.min_distance == 7  # two more than may collude
