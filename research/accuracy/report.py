@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from research.accuracy.arms import ARMS
 from research.accuracy.book import Book
-from research.accuracy.paired import Difference, paired
+from research.accuracy.paired import MARGIN, Difference, paired
 from research.accuracy.suites import Point, Suite
 from research.accuracy.trials import Trial
 from research.accuracy.tuning import Choice, chosen
@@ -83,6 +83,20 @@ class Report:
         """At the chosen point; None where it has not run."""
         choice = self.choices.get((setting, arm))
         return None if choice is None else self.cells.get((setting, arm, *choice.point))
+
+    def passed_over(self, setting: str, arm: str) -> Cell | None:
+        """The best other point of an arm that has run with all seeds of the tuned one, if it is ahead of it by
+        more than the margin: what the few validation samples did not choose."""
+        tuned = self.tuned(setting, arm)
+        if tuned is None:
+            return None
+        whole = [
+            cell
+            for (name, of, _, _), cell in self.cells.items()
+            if (name, of) == (setting, arm) and tuned.accuracy.keys() <= cell.accuracy.keys()
+        ]
+        best = max(whole, key=lambda cell: cell.mean_of(tuned.accuracy))
+        return best if 100 * (best.mean_of(tuned.accuracy) - tuned.mean) > MARGIN else None
 
     def shared_seeds(self, setting: str) -> list[int]:
         """That every method ran with at every common rate, with its published strength, on that cut."""

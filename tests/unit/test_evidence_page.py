@@ -174,6 +174,17 @@ def test_a_choice_between_others_is_told_without_a_word_on_the_rates() -> None:
     assert "with FedProx and FedAvg at an end of the rates tried" in words.baseline_sentences(found)[0]
 
 
+def test_a_reference_that_does_better_at_another_rate_than_the_chosen_one_is_told() -> None:
+    """FedAvg had 79.7 at the rate that two thirds of the validation samples chose, and 87.5 at another."""
+    tuned = cells("even", BASELINE, 0.8)
+    for elsewhere, is_told in ((0.87, True), (0.815, False)):
+        found = report(cells("even", "fedprox", 0.85), tuned)
+        other = cells("even", BASELINE, elsewhere, rates=(0.3,))
+        more = {(one.setting, one.arm, one.rate, one.strength): one for one in other}
+        (sentence,) = words.baseline_sentences(replace(found, cells={**found.cells, **more}))
+        assert ("(at 0.3 FedAvg has 88.1 and not 81.1)" in sentence) == is_told, sentence
+
+
 def test_sentence_that_holds_at_one_rate_alone_names_it() -> None:
     rates = (0.03, 0.1, 1.0)
     worse = cells("even", "feddr_plus", 0.7, rates=(1.0,))

@@ -128,9 +128,22 @@ def _on_cut(report: Report, setting: str, method: str, reference: str, tuned: Fa
     ends = [ARMS[name].title for name in (method, reference) if _is_at_an_end(report, setting, name)]
     if ends and isinstance(at_tuned, Interval):
         first += f" with {' and '.join(ends)} at an end of the rates tried"
+    if isinstance(at_tuned, Interval):
+        first += "".join(_passed_over(report, setting, name) for name in (method, reference))
     if set(by_word) == {_word(at_tuned)}:
         return f"on {setting} {first} and at every common rate"
     return f"on {setting} {', '.join([first, *others])}"
+
+
+def _passed_over(report: Report, setting: str, name: str) -> str:
+    """Where another point did better on these seeds: a reader would else take the tuned one for its best."""
+    tuned, best = report.tuned(setting, name), report.passed_over(setting, name)
+    if tuned is None or best is None:
+        return ""
+    has_other = best.strength != tuned.strength
+    at = f"{best.rate:g}" + (f", {ARMS[name].option} {best.strength:g}," if has_other else "")
+    figures = f"{100 * best.mean_of(tuned.accuracy):.1f} and not {100 * tuned.mean:.1f}"
+    return f" (at {at} {ARMS[name].title} has {figures})"
 
 
 def _is_at_an_end(report: Report, setting: str, name: str) -> bool:
