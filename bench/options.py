@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -10,10 +11,10 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Named like its module: `python -m bench.secagg` says `secagg: error: ...`."""
+    """Named like its module: `python -m bench.secagg` says `secagg: error: ...`. package: of that module."""
 
-    def __init__(self, name: str, description: str | None) -> None:
-        super().__init__(prog=f"python -m bench.{name}", description=(description or "").splitlines()[0])
+    def __init__(self, name: str, description: str | None, *, package: str = "bench") -> None:
+        super().__init__(prog=f"python -m {package}.{name}", description=(description or "").splitlines()[0])
         self._name = name
 
     def error(self, message: str) -> NoReturn:
@@ -24,6 +25,20 @@ class Parser(argparse.ArgumentParser):
 def end_with_sigterm() -> None:
     """A benchmark that is told to end takes its processes with it, as at Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def ended(main: Callable[[], int]) -> int:
+    """The exit code of a program: 130 at Ctrl-C and 141 where the reader of its output is gone, as a shell
+    counts both, and no traceback."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 128 + signal.SIGPIPE
+    return code
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 APPLIED, USED_UP = "applied", "used-up"  # as in the record of a real round
 ALL = "_all"  # ends the name of a figure over all silos, where rounds draw theirs
 SILOS = "silos"
+OWN = (
+    "personal_"  # begins the name of a figure of the silos' own models, which a round tests before it trains
+)
 FIRST = ("accuracy", "loss")  # figures that come first in a table, after the task's main one
 
 
@@ -143,7 +146,8 @@ class JobResults:
         found: dict[int, dict[str, float]] = {each.round: {} for each in self.rounds}
         for each in self.rounds:
             for name, value in each.figures.items():
-                after = each.round - 1 if name in self.measured else each.round
+                is_before = name in self.measured or name.startswith(OWN)
+                after = each.round - 1 if is_before else each.round
                 if after in found:
                     found[after][name] = value
         of_all = dict(self.evaluations)

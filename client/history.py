@@ -22,7 +22,9 @@ from crypto.session.cohort import drawn_count
 ACCURACY, TESTED = "accuracy", "tested"
 ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
 EVALUATE_ALL = "evaluate-all"
-ROW_FIGURES = ("soft_label_rows", "classes_with_prototype")  # classes whose rows are in a sum
+# classes whose rows are in a round's sum, and in the closing one of a method that calibrates by them
+ROW_FIGURES = ("soft_label_rows", "classes_with_prototype", "prototype_rows")
+CALIBRATED = "calibrated_classes"
 MAX_RECORDS = 10 * MAX_ROUNDS  # of a job whose text this release does not read, or that is not told yet
 MAX_RECORDS_BYTES = 64 << 20  # as much as the statement of a job's evidence may have, which says the same
 
@@ -147,6 +149,11 @@ class JobHistory:
         (noise included). None if there was none."""
         closing = [record for record in self.of_kind(EVALUATE) if record.result == APPLIED]
         return closing[-1].figures.get(figure) if closing else None
+
+    @property
+    def last_model_round(self) -> int:
+        """The last round that moved the model: the closing evaluation is of the model after it."""
+        return self._taken[-1] if self._taken else 0
 
 
 def _most_records(spec_bytes: bytes) -> int:

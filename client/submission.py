@@ -17,10 +17,10 @@ from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import read_model
-from chorale.spec.plug_in_specs import OWN_MODELS, ModelSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
 from client.errors import about, require_extra, with_hint
+from client.written import check_written
 from crypto.errors import ConfigError, PolicyRefusal
 from crypto.session.cohort import default_colluders, draw_risk
 from strategies.base import DRAW_SEED, MODEL
@@ -90,10 +90,8 @@ def spec_of(
     filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
     given = {"silos": list(silos)} if silos else {}
     spec = check_values(JobSpec, {**filled, **values, **given}, source=source)
-    named, unused = spec.model.name, ModelSpec.model_fields["hidden"].default
-    # not in JobSpec: what was signed with it stays readable
-    if named in OWN_MODELS and named != "mlp" and spec.model.source is None and spec.model.hidden != unused:
-        raise ConfigError(f"{source}: model.hidden: expected it with mlp alone, got it with {named}")
+    with about(source):
+        check_written(values, spec)
     return spec
 
 
@@ -197,7 +195,8 @@ def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE)
     if init is not None:
         return state_to_bytes(_given(spec, init, base))
     if spec.rounds == 0:
-        raise with_hint(ConfigError("rounds: 0 evaluates a given model"), "give it: --init FILE.safetensors")
+        missing = ConfigError("rounds: 0 evaluates a given model, and none is given")
+        raise with_hint(missing, "give it: --init FILE.safetensors")
     if not spec.model.is_built_in:
         message = f"model.name: nothing is drawn for a model that is not built in, got {spec.model.name}"
         raise with_hint(ConfigError(message), "give its starting weights: --init FILE.safetensors")

@@ -15,13 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.options import ended
 from chorale.results import RoundResult
 from chorale.spec.job_spec import JobSpec
 from silo_agent.data.loading import load_partition
@@ -212,10 +214,11 @@ def run(method: str, cut: str, rule: str, seed: int) -> dict[str, Any]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Mean and standard error over the seeds of each rule, and of its difference from the default.
+    """Mean and standard error over the seeds of each rule that ran, and of its difference from the default.
 
     Of a run: the mean of its last TAIL rounds, because single rounds of such cuts go up and down.
     """
+    planned = len(METHODS) * len(CUTS) * len(RULES) * len(SEEDS)
     told = ["| method | cut | rule | rows sent | accuracy | against the default |", "|---" * 6 + "|"]
     for method in METHODS:
         for cut in CUTS:
@@ -228,11 +231,16 @@ def table(lines: list[dict[str, Any]]) -> str:
                 for rule in RULES
             }
             for rule, found in of.items():
+                if not found:
+                    continue
                 values = [100 * _tail(each) for each in found.values()]
-                against = [100 * (_tail(each) - _tail(of["default"][seed])) for seed, each in found.items()]
+                both = [seed for seed in found if seed in of["default"]]
+                against = [100 * (_tail(found[seed]) - _tail(of["default"][seed])) for seed in both]
                 share = np.mean([each["share"] for each in found.values()])
                 difference = "" if rule == "default" else _told(against, sign="+")
                 told.append(f"| {method} | {cut} | {rule} | {share:.2f} | {_told(values)} | {difference} |")
+    if len(lines) < planned:
+        told += ["", f"Provisional: {len(lines)} of {planned} runs have ended."]
     return "\n".join(told)
 
 
@@ -241,23 +249,30 @@ def _tail(line: Mapping[str, Any]) -> float:
 
 
 def _told(values: list[float], *, sign: str = "") -> str:
-    error = np.std(values, ddof=1) / math.sqrt(len(values))
-    return f"{np.mean(values):{sign}.1f} +- {error:.1f}"
+    """One value has no standard error."""
+    if not values:
+        return ""
+    error = f" +- {np.std(values, ddof=1) / math.sqrt(len(values)):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):{sign}.1f}{error}"
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> int:
     """Run what the file has not, or print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m research.class_rows",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("--out", type=Path, required=True, help="a line of JSON a run")
     parser.add_argument(
         "--table", action="store_true", help="print the table of what is there, and run nothing"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     path: Path = arguments.out
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if arguments.table:
         print(table(lines))
-        return
+        return 0
     done = {(each["method"], each["cut"], each["rule"], each["seed"]) for each in lines}
     for seed in SEEDS:
         for method in METHODS:
@@ -266,7 +281,8 @@ def main() -> None:
                     if (method, cut, rule, seed) not in done:
                         with path.open("a") as file:
                             file.write(json.dumps(run(method, cut, rule, seed)) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ended(main))

@@ -194,7 +194,7 @@ def _words(found: Level) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("correlated_noise", __doc__)
+    parser = Parser("correlated_noise", __doc__, package="research")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of MNIST's four idx files")
     parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=5, help="of the accuracies")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")

@@ -335,7 +335,7 @@ def _say(line: str) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("private_ffc", __doc__)
+    parser = Parser("private_ffc", __doc__, package="research")
     parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=5, help="runs of each backbone")
     parser.add_argument("--plot", type=Path, help="write the figure to this file, .svg or .png")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")

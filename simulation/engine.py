@@ -41,12 +41,13 @@ from simulation.members import enroll
 from simulation.on_ray import Ray, RayPool
 from simulation.pool import Pool
 from simulation.processes import ProcessPool
-from simulation.results import PhaseReport, SimulationFailed, listed, round_result
+from simulation.results import PERSONAL, PhaseReport, SimulationFailed, listed, round_result
 from simulation.silos import Answer, Answered, Compute, Locals, SilosHere, built_in, unwatched
 from simulation.stored import KeptFile, Scratch
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
+from strategies.phases.evaluation import ACCURACY as PERSONAL_ACCURACY
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
 from strategies.tasks.base import TESTED
@@ -68,7 +69,8 @@ class Progress:
     following: None after the last phase. local: by silo, what it keeps between rounds, in a file.
     closing: figures of the closing phases so far. tables: their matrices and curves, as lists.
     measured: what the rounds said of their models. best: the best of them and its round, where the job keeps
-    it. evaluations: by round, figures of the model after it over all silos' hold-outs, between rounds.
+    it; best_figures: what the test that made it the best said of it. evaluations: in a job that says
+    `evaluate_all_every`, by round, figures of the model after it over all silos' hold-outs.
     """
 
     following: Step | None
@@ -77,6 +79,7 @@ class Progress:
     closing: Mapping[str, Mapping[str, float]]
     measured: Measurements = field(default=Measurements())
     best: tuple[int, GlobalState] | None = field(default=None, repr=False)
+    best_figures: Mapping[str, float] = field(default_factory=dict)
     tables: Mapping[str, Any] = field(default_factory=dict)
     evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
@@ -171,21 +174,33 @@ class Simulation:
 
     @property
     def closing(self) -> Mapping[str, Mapping[str, float]]:
-        """Figures by closing phase: evaluate, calibrate, ..."""
+        """Figures by closing phase: evaluate, calibrate, ... All are of the last model, also where the job
+        hands out another."""
         return self.progress.closing
 
     @property
+    def shares_model(self) -> bool:
+        """Whether silos train a common model, or a part of one."""
+        return not self.job.strategy.recipe.personalization.shares_nothing
+
+    @property
+    def main_figure(self) -> str:
+        """What the job's task tells first, such as accuracy or dice; of the silos' own models where they
+        share none."""
+        return self.job.strategy.task.main if self.shares_model else PERSONAL_ACCURACY
+
+    @property
     def final_figure(self) -> float | None:
-        """What the job's task tells first of the final model, such as accuracy or dice."""
-        return self.closing.get("evaluate", {}).get(self.job.strategy.task.main)
+        """The main figure of the last model."""
+        return self.closing.get(EVALUATE, {}).get(self.main_figure)
 
     @property
     def final_accuracy(self) -> float | None:
-        return self.closing.get("evaluate", {}).get("accuracy")
+        return self.closing.get(EVALUATE, {}).get("accuracy")
 
     @property
     def final_loss(self) -> float | None:
-        return self.closing.get("evaluate", {}).get("loss")
+        return self.closing.get(EVALUATE, {}).get("loss")
 
     def run(self) -> Iterator[RoundResult]:
         """Every round that is left, as it ends, then the closing phases.
@@ -221,7 +236,7 @@ class Simulation:
     def _results(self) -> JobResults:
         task = self.job.strategy.task
         return JobResults(
-            main=task.main,
+            main=self.main_figure,
             measured=(*task.round_metrics, TESTED.name),
             draws_rounds=self.job.spec.draws_rounds,
             evaluations=self.progress.evaluations,
@@ -261,7 +276,10 @@ class Simulation:
     def _run_outside(self, round: int, phase: str) -> None:
         report, kind = self._run_phase(round, phase), phase_kind(phase)
         if kind == EVALUATE_ALL:
-            self._note_evaluation(round, report)
+            if not report.reason:  # one without a sum leaves the curve without a point
+                measured = self.progress.measured.after_evaluation(self._watched(report.figures))
+                self._keep(measured, self.state, report.figures)
+                self._add_to_curve(report)
             steps = steps_taken(self.state)
             following = self.job.closing if self.stopped else self.job.next_after(round, phase, steps=steps)
             self.progress = replace(self.progress, following=following)
@@ -269,23 +287,32 @@ class Simulation:
         if report.reason:
             told = "".join(f" ({silo}: {why})" for silo, why in list(report.left_out.items())[:1])
             raise SimulationFailed(f"{kind}: {report.reason}{told}")
-        closing = self.progress.closing
+        closing, figures, tables = self.progress.closing, report.figures, report.tables
+        if not self.shares_model:  # the evaluation tests the first model, too, which nobody trained
+            figures, tables = {name: figures[name] for name in PERSONAL if name in figures}, {}
         if kind in self.job.strategy.closing:
-            closing = {**closing, kind: report.figures}
+            closing = {**closing, kind: figures}
         if kind == EVALUATE:
-            self._keep(self.progress.measured.after_closing(self._watched(report.figures)), self.state)
+            measured = self.progress.measured.after_closing(self._watched(report.figures))
+            self._keep(measured, self.state, report.figures)
+            is_calibrated = self.job.strategy.recipe.closing.before_evaluation is not None
+            if self.job.spec.evaluate_all_every is not None and not is_calibrated:
+                self._add_to_curve(report)
         following = self.job.next_after(round, phase)
-        tables = {**self.progress.tables, **{name: listed(table) for name, table in report.tables.items()}}
-        self.progress = replace(self.progress, following=following, closing=closing, tables=tables)
+        listed_tables = {name: listed(table) for name, table in tables.items()}
+        self.progress = replace(
+            self.progress,
+            following=following,
+            closing=closing,
+            tables={**self.progress.tables, **listed_tables},
+        )
 
-    def _note_evaluation(self, round: int, report: PhaseReport) -> None:
-        """One without a sum leaves the curve without a point."""
-        if report.reason:
-            return
-        self._keep(self.progress.measured.after_evaluation(self._watched(report.figures)), self.state)
-        figures = {"silos": float(len(report.silos)), **report.figures}
-        evaluations = {**self.progress.evaluations, round: figures}
-        self.progress = replace(self.progress, evaluations=evaluations)
+    def _add_to_curve(self, report: PhaseReport) -> None:
+        """Without the metrics that the closing evaluation alone has."""
+        names = (*self.job.strategy.task.round_metrics, TESTED.name, *PERSONAL)
+        figures = {name: value for name, value in report.figures.items() if name in names}
+        point = {self.progress.measured.trained: {"silos": len(report.silos), **figures}}
+        self.progress = replace(self.progress, evaluations={**self.progress.evaluations, **point})
 
     def _run_round(self, round: int) -> RoundResult:
         """All phases of the round; one that is used up uses up the round."""
@@ -299,8 +326,9 @@ class Simulation:
                 break
         else:
             by_all = self.job.spec.evaluate_all_every is not None
-            figures = None if by_all else self._watched(reports[-1].figures)
-            self._keep(self.progress.measured.after_round(round, figures), before)
+            figures = None if by_all else reports[-1].figures
+            watched = None if figures is None else self._watched(figures)
+            self._keep(self.progress.measured.after_round(round, watched), before, figures)
         applied = steps_taken(self.state)
         following = self.job.closing if self.stopped else self.job.next_after(round, kinds[-1], steps=applied)
         if reports[-1].reason and following is not None and phase_kind(following[1]) == EVALUATE_ALL:
@@ -317,13 +345,16 @@ class Simulation:
         wanted = {rule.metric for rule in rules if rule is not None}
         return {name: value for name, value in figures.items() if name in wanted}
 
-    def _keep(self, measured: Measurements, tested: GlobalState) -> None:
-        """tested: the state whose model was measured last, the one after the last round that was applied."""
-        rule, best = self.job.spec.keep, self.progress.best
+    def _keep(self, measured: Measurements, tested: GlobalState, figures: Mapping[str, float] | None) -> None:
+        """tested: the state whose model was measured last, the one after the last round that was applied.
+        figures: what was measured of it; None where nothing was."""
+        rule, trained = self.job.spec.keep, self.progress.measured.trained
         found = None if rule is None else measured.best(rule)
-        if found is not None and found[0] == self.progress.measured.trained:
-            best = found[0], tested
-        self.progress = replace(self.progress, measured=measured, best=best)
+        self.progress = replace(self.progress, measured=measured)
+        if figures is not None and found is not None and found[0] == trained:
+            names = (*self.job.strategy.task.round_metrics, TESTED.name)
+            of_model = {name: figures[name] for name in names if name in figures}
+            self.progress = replace(self.progress, best=(trained, tested), best_figures=of_model)
 
     def _run_phase(self, round: int, phase: str) -> PhaseReport:
         state = self.progress.state

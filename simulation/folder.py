@@ -1,7 +1,9 @@
-"""What a simulation leaves in its folder: a line a round, the model, and what it resumes from after a kill.
+"""What a simulation leaves in its folder: a line a round, the curve over all silos' hold-outs, the model, and
+what it resumes from after a kill.
 
 A round counts once `progress.json` names what it led to; the file is replaced in one step, after everything
-it names is on disk. Whatever else lies there is of a round that did not end, and is removed.
+it names is on disk. Whatever else lies there is of a round that did not end, and is removed. The curve is
+written again from `progress.json` when a simulation resumes.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from chorale.spec.selection import Measurements
 from chorale.spec.state import state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
 from simulation.engine import Progress, Simulation
+from simulation.results import curve
 from simulation.stored import KeptFile
 from strategies.base import Arrays
 
-PROGRESS, ROUNDS, MODEL, LOCK = "progress.json", "rounds.jsonl", "model.safetensors", ".chorale-simulation"
+PROGRESS, ROUNDS, CURVE = "progress.json", "rounds.jsonl", "evaluations.jsonl"
+MODEL, LOCK = "model.safetensors", ".chorale-simulation"
 STATES, SCRATCH = "states", "scratch"
 
 
@@ -37,6 +41,8 @@ class SimulationFolder:
         self._identity = identity
         self._local: dict[str, tuple[KeptFile, str]] = {}  # with the names of their files here
         self._best: tuple[Arrays, str] | None = None
+        self._curve: Mapping[int, Mapping[str, float]] = {}  # as it is in its file
+        self.curve_path = directory / CURVE
         self.rounds_path = directory / ROUNDS
         self.model_path = directory / MODEL
         self.scratch_path = directory / SCRATCH
@@ -71,6 +77,17 @@ class SimulationFolder:
                 yield self._kept()
             finally:
                 shutil.rmtree(self.scratch_path, ignore_errors=True)
+
+    def ended(self) -> list[str]:
+        """How each round ended, applied or used-up, of those that count now: a simulation resumes after the
+        last of them."""
+        try:
+            kept = json.loads((self._directory / PROGRESS).read_bytes())["rounds_bytes"]
+        except FileNotFoundError:
+            return []
+        if not kept:
+            return []
+        return [json.loads(line)["result"] for line in self.rounds_path.read_bytes()[:kept].splitlines()]
 
     def add(self, result: RoundResult, progress: Progress) -> None:
         """A round and where it led: durable once this returns."""
@@ -108,11 +125,13 @@ class SimulationFolder:
             "measured": measured.by_round,
             "measured_at_the_end": measured.closing,
             "best": best,
+            "best_figures": progress.best_figures,
             "tables": progress.tables,
             "evaluations": progress.evaluations,
             "rounds_bytes": self.rounds_path.stat().st_size if self.rounds_path.exists() else 0,
         }
         write_atomic(self._directory / PROGRESS, json.dumps(written).encode())
+        self._write_curve(progress.evaluations)
         for path in states.iterdir():
             if path.name not in {state, *local.values(), *([] if best is None else [best[1]])}:
                 path.unlink()
@@ -125,10 +144,17 @@ class SimulationFolder:
         write_atomic(self.model_path, with_facts(state_parts(state), facts))
         self.keep(simulation.progress)
 
+    def _write_curve(self, evaluations: Mapping[int, Mapping[str, float]]) -> None:
+        if evaluations != self._curve:
+            lines = [json.dumps(point) + "\n" for point in curve(evaluations)]
+            write_atomic(self.curve_path, "".join(lines).encode(), mode=0o644)
+            self._curve = evaluations
+
     def _kept(self) -> Progress | None:
         path = self._directory / PROGRESS
         if not path.exists():
-            self.rounds_path.unlink(missing_ok=True)  # of a first round that was not kept
+            for stale in (self.rounds_path, self.curve_path):  # of a first round that was not kept
+                stale.unlink(missing_ok=True)
             return None
         try:
             written = json.loads(path.read_bytes())
@@ -142,7 +168,9 @@ class SimulationFolder:
                 "choose another folder or delete it"
             )
         try:
-            return self._restored(written)
+            progress = self._restored(written)
+            self._write_curve(progress.evaluations)  # a kill may have left it without its last point
+            return progress
         except (AttributeError, KeyError, TypeError, ValueError, OSError, RemoteProtocolError) as error:
             raise ConfigError(f"{path}: the simulation cannot resume from it: {error}") from None
 
@@ -170,6 +198,7 @@ class SimulationFolder:
             closing=written["closing"],
             measured=Measurements(trained=int(written["trained"]), by_round=by_round, closing=at_the_end),
             best=best,
+            best_figures=dict(written.get("best_figures", {})),  # a folder of earlier releases has none
             tables=written["tables"],
             evaluations={int(round): dict(told) for round, told in written["evaluations"].items()},
         )

@@ -67,7 +67,7 @@ class RayPool(Pool["Actor"]):
         except BaseException:
             self.close()
             raise
-        self.told = f"ray: {workers} workers on {machines} machine{'s' * (machines > 1)}"
+        self.told = f"ray: {workers} worker{'s' * (workers > 1)} on {machines} machine{'s' * (machines > 1)}"
         self.told += f"; dashboard {dashboard}" if dashboard else ""
 
     def ready(self, busy: Sequence[Actor]) -> list[Actor]:

@@ -40,7 +40,7 @@ class ProcessPool(Pool["Process"]):
         stored = data if isinstance(data, StoredSilos) else StoredSilos(scratch, data.items())
         super().__init__(stored.samples)
         workers = min(workers, len(stored))
-        self.told = f"processes: {workers} workers on this machine"
+        self.told = f"processes: {workers} worker{'s' * (workers > 1)} on this machine"
         try:
             for place in range(workers):
                 load = Load(job=job, policy=policy, compute=compute, objective=objective, place=place)

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from chorale.results import APPLIED, USED_UP, RoundResult
+from chorale.results import APPLIED, USED_UP, RoundResult, finite
 from crypto.errors import ChoraleError
 from strategies.base import Array
+from strategies.phases.evaluation import ACCURACY, DEVIATION, SILOS
 
 PREFIX = "test_"  # of figures on a fixed test set
+PERSONAL = (ACCURACY, DEVIATION, SILOS)  # figures of the silos' own models
 
 
 class SimulationFailed(ChoraleError):
@@ -37,6 +39,14 @@ def listed(table: Array) -> Any:
     numbers = table.astype(object)
     numbers[~np.isfinite(table)] = None
     return numbers.tolist()
+
+
+def curve(evaluations: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """The model over all silos' hold-outs, a point each, in the order of the rounds; null for NaN."""
+    return [
+        {"round": round, **{name: finite(value) for name, value in figures.items()}}
+        for round, figures in sorted(evaluations.items())
+    ]
 
 
 def round_result(round: int, phases: list[PhaseReport], *, wall_seconds: float) -> RoundResult:

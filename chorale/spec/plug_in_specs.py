@@ -37,7 +37,9 @@ Distribution = Annotated[
 OptionValue = bool | int | Finite | Annotated[str, Field(max_length=1_000)]
 OptionValues = Annotated[
     OptionValue | Annotated[tuple[OptionValue, ...], Field(max_length=1_000)] | None,
-    in_words("a finite number, true or false, text of up to 1000 characters, a list of up to 1000 such, or null"),
+    in_words(
+        "a finite number, true or false, text of up to 1000 characters, a list of up to 1000 such, or null"
+    ),
 ]
 
 SHALLOW_MODELS = ("mlp", "cnn", "lenet", "lenet_linear", "alexnet")

@@ -4,9 +4,10 @@ the optimizer steps."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
@@ -152,6 +153,12 @@ class ScheduleSpec(SpecPart):
         default=(), max_length=100, description="last rounds before the rate falls, such as [160, 240]"
     )
     gamma: float = Field(default=0.1, gt=0, le=1, description="factor of one step")
+    USED: ClassVar[Mapping[str, tuple[str, ...]]] = {  # by kind, the other fields that it reads
+        "constant": (),
+        "step": ("step_rounds", "gamma"),
+        "milestones": ("milestones", "gamma"),
+        "cosine": (),
+    }
 
     @model_validator(mode="after")
     def _has_milestones(self) -> ScheduleSpec:
@@ -175,7 +182,13 @@ class TrainingSpec(SpecPart):
         description="steps of one batch, the same number at every silo, in place of local_epochs: a silo "
         "whose data end sooner shuffles them and goes on",
     )
-    batch_size: int = Field(default=32, ge=1, le=65_536, description="samples of one step")
+    batch_size: int = Field(
+        default=32,
+        ge=1,
+        le=65_536,
+        description="samples of one step; with batch normalization at least 2, and a last batch of one is "
+        "left out",
+    )
     optimizer: Literal["sgd", "adam"] = Field(
         default="sgd",
         description="adam has betas 0.9 and 0.999 and no momentum; new in each round at a silo, one for "

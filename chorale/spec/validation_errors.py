@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 

@@ -107,7 +107,7 @@ def convnet7(sizes: Sizes, *, norm: str = "batch") -> nn.Module:
 @model(head="head")
 def lenet(sizes: Sizes, *, norm: str = "none") -> nn.Module:
     """For images of 16x16 and more; feature width 84."""
-    layers, width = _lenet(sizes, norm=norm)
+    layers, width = _lenet(sizes, "lenet", norm=norm)
     layers += [nn.Linear(width, 120), norm1d(norm, 120), nn.ReLU()]
     layers += [nn.Linear(120, 84), norm1d(norm, 84), nn.ReLU()]
     return with_head(layers, 84, sizes.outputs)
@@ -116,7 +116,7 @@ def lenet(sizes: Sizes, *, norm: str = "none") -> nn.Module:
 @model(head="head")
 def lenet_linear(sizes: Sizes, *, norm: str = "none") -> nn.Module:
     """For images of 16x16 and more; feature width 128, of both signs."""
-    layers, width = _lenet(sizes, norm=norm)
+    layers, width = _lenet(sizes, "lenet_linear", norm=norm)
     layers += [nn.Linear(width, 256), norm1d(norm, 256), nn.ReLU(), nn.Linear(256, 128)]
     return with_head(layers, 128, sizes.outputs)
 
@@ -152,9 +152,9 @@ def _vgg(sizes: Sizes, stages: tuple[tuple[int, ...], ...], *, norm: str) -> tup
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()], before
 
 
-def _lenet(sizes: Sizes, *, norm: str) -> tuple[list[nn.Module], int]:
+def _lenet(sizes: Sizes, network: str, *, norm: str) -> tuple[list[nn.Module], int]:
     """The convolutions without padding, and how many numbers they end in."""
-    _check_size(sizes, "lenet", smallest=LENET_SMALLEST)
+    _check_size(sizes, network, smallest=LENET_SMALLEST)
     layers: list[nn.Module] = []
     before, (height, width) = image_channels(sizes), sizes.input_shape[1:]
     for channels in LENET_CHANNELS:

@@ -220,7 +220,7 @@ def job_plan(
         rules = {**policy.model_dump(mode="json"), "operators": None}  # the demo's own signs
     elif init is not None:
         rules["initial_state"] = "given"
-    return Plan(
+    plan = Plan(
         out=out,
         drop=drop,
         federation=spec.federation,
@@ -229,6 +229,8 @@ def job_plan(
         policy={**rules, "federation": spec.federation, "approval": "automatic"},
         init=None if init is None else init.resolve(),
     )
+    options.check_cut(spec)
+    return plan
 
 
 def _noise(dp: str | None, noise: str | None) -> str | None:

@@ -49,6 +49,8 @@ def end_of(history: JobHistory) -> None:
     check_done(history)
     figure, personal = history.closing(history.main), personal_figures(history)
     measured = "" if figure is None else f"  final {history.main} {figure:.4f}"
+    if measured and summary.kept and summary.model_round != history.last_model_round:
+        measured += f" of the model after round {history.last_model_round}"
     measured += "" if personal is None else f"  personal {score_word(history.main)} {personal}"
     done = f"{summary.rounds_completed} rounds" if not summary.steps else counted(summary)
     click.echo(f"{summary.job_digest.hex()[:12]}  done  {done}{measured}")

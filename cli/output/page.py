@@ -165,6 +165,8 @@ def _rows_told(report: Document) -> str:
 def _headline(report: Document) -> str:
     final, main = report["final_figure"], report["main_figure"]
     figure = f"no final {main}" if final is None else f"final {main} {final:.4f}"
+    if report["kept"] and final is not None and report["model_round"] != report["final_model_round"]:
+        figure += f" of the model after round {report['final_model_round']}"
     why = f" ({report['reason']})" if report["reason"] else ""
     kept = (
         f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""

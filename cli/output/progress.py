@@ -16,6 +16,7 @@ from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 from client.errors import printable
 from client.history import (
     ACCURACY,
+    CALIBRATED,
     EVALUATE,
     EVALUATE_ALL,
     ROW_FIGURES,
@@ -57,7 +58,7 @@ def _rows(record: PhaseRecord) -> str:
     found = class_rows([record])
     if found is not None:
         return f"by the default policy silos send rows of {found.by_default} of {found.classes} classes"
-    counts = [record.figures[name] for name in ROW_FIGURES if name in record.figures]
+    counts = [record.figures[name] for name in (*ROW_FIGURES, CALIBRATED) if name in record.figures]
     return f"rows of {counts[0]:.0f} classes" if counts else ""
 
 

@@ -73,6 +73,8 @@ def document(
         # the model that the operator fetches; kept: its metric, where the job keeps the best
         "model_round": summary.model_round,
         "kept": summary.kept or None,
+        # final_...: of the last model, after this round, also where the job keeps an earlier one
+        "final_model_round": history.last_model_round,
         "final_accuracy": history.closing(ACCURACY),
         "accuracy_by_round": figure_by_round(history, ACCURACY),
         # what the job's task tells first: accuracy, dice, mae ...

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chorale.privacy.plan import planned_epsilon_if_all_others_collude
-from chorale.privacy.promise import promise_of
-from chorale.results import RoundResult, finite
 from chorale.runtime.files import read_limited
 from chorale.spec.fields import MAX_SIMULATED_SILOS
 from chorale.spec.job_spec import JobSpec
@@ -24,9 +22,18 @@ from chorale.spec.settings_file import MAX_BYTES, parse_mapping
 from chorale.spec.state import GlobalState, state_from_bytes
 from cli.demo.plan import OPEN_POLICY
 from cli.given_data import DataOptions, data_options
+from cli.simulate.lines import (
+    RowRule,
+    after,
+    closing_lines,
+    curve_line,
+    last_line,
+    round_line,
+    row_rule_line,
+    said_if_interrupted,
+)
 from cli.simulate.progress import ProgressLine
 from client.errors import about, require_extra
-from client.history import ROW_FIGURES, personal_of, score_word
 from client.submission import draw_notes, head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -35,27 +42,31 @@ from silo_agent.settings import MemoryFormat, Precision
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
 from simulation.on_ray import Ray
-from simulation.results import PREFIX
 from simulation.silos import Compute, OwnObjectives
 from simulation.stored import Scratch
 from strategies.phases.enrollment import CLASS_PRESENCE
-from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-FEW_ROWS = (
-    "class rows: held back as by a federation's default policy, where few silos hold the class "
-    "(--all-class-rows sends them)"
-)
-ALL_ROWS = "class rows: all are sent, as by no federation's default policy (--all-class-rows)"
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
 MAX_WORKERS = 256
 PROCESSES, RAY = "processes", "ray"  # engines
 
 
-@click.command()
+class _Simulate(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name != "--workers":
+                raise
+            told = "no such option '--workers'; --parallel says how many workers compute"
+            raise click.NoSuchOption("--workers", told, ctx=ctx) from None
+
+
+@click.command(cls=_Simulate)
 @click.argument("file", type=click.Path(path_type=Path), metavar="JOB.yaml")
 @click.option(
     "--silos",
@@ -166,21 +177,27 @@ def simulate(
     )
     spec = _spec(file, options, silos)
     _check_compute(spec, compute)
+    rows = _row_rule(spec, policy, sends_all_rows=sends_all_rows)
+    if has_test_set and (own := spec.method.recipe.personalization).shares_nothing:
+        raise ConfigError(
+            f"--test: expected none with personalization {own}, where no model is common to all"
+        )
     unusual = [f"unusual: passes over a rule: {rule}" for rule in spec.method.passed_over]
     for note in (*unusual, *draw_notes(spec), *head_notes(spec, init)):
         click.echo(note, err=True)
     rules = _policy(spec, policy, sends_all_rows=sends_all_rows)
-    if any(kind == CLASS_PRESENCE for kind in spec.method.opening):
-        click.echo(ALL_ROWS if sends_all_rows else FEW_ROWS, err=True)
+    if rows is not None:
+        click.echo(row_rule_line(rows, rules.min_class_holders), err=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then ends it as Ctrl-C does
     folder = None
     if out is not None:
         folder = _folder(out, spec, options, rules, init=init, is_secure=is_secure, compute=compute)
     held: AbstractContextManager[Progress | None] = nullcontext() if folder is None else folder.held()
-    with held as progress:
+    with held as progress, said_if_interrupted(spec, folder):
         objectives = options.objectives()
         data = options.load(spec, Scratch(None if folder is None else folder.scratch_path))
-        drawn = initial_bytes(spec, init)
+        with about(str(file)) if init is None else nullcontext():
+            drawn = initial_bytes(spec, init)
         state = state_from_bytes(drawn)
         if spec.privacy is not None and spec.privacy.unsolved:
             click.echo(f"solving for the noise of epsilon {spec.privacy.epsilon:g}", err=True)
@@ -207,25 +224,21 @@ def simulate(
         if progress is not None:
             simulation.progress = progress
         _run(simulation, folder, shown)
-        _conclude(simulation, folder)
+        _conclude(simulation, folder, rows)
 
 
 def _run(simulation: Simulation, folder: SimulationFolder | None, shown: ProgressLine) -> None:
     spec = simulation.job.spec
     drawn = f"{spec.named_per_round} of {len(spec.silos)} silos"
     click.echo(f"{spec.strategy.name}, {spec.count} of {drawn}; {simulation.computed_by}", err=True)
-    following = simulation.progress.following
-    if following is not None and following[0] > 1:
-        taken = steps_taken(simulation.state)
-        done = f"round {following[0] - 1}" if spec.steps is None else f"step {taken}"
-        click.echo(f"continuing after {done}", err=True)
-    told = set(simulation.progress.evaluations)
+    ended = [] if folder is None else folder.ended()
+    if ended and simulation.progress.following is not None:
+        click.echo(f"continuing after {after(spec, ended)}", err=True)
+    told = simulation.progress.evaluations
     for result in simulation.run():
         shown.round_ended(result.round)
         shown.clear()
-        for round in simulation.progress.evaluations.keys() - told:
-            told.add(round)
-            click.echo(_evaluation_line(simulation, round), err=True)
+        told = _tell_curve(simulation, told)
         if folder is None:
             click.echo(json.dumps(result.to_json()))
         else:
@@ -234,53 +247,29 @@ def _run(simulation: Simulation, folder: SimulationFolder | None, shown: Progres
         if spec.steps is not None:
             taken = steps_taken(simulation.state)
             title = f"step {taken + bool(result.reason)} of {spec.steps}"
-        click.echo(_line(result, title=title, spec=spec), err=True)
+        click.echo(round_line(result, title=title, spec=spec), err=True)
     shown.clear()
+    _tell_curve(simulation, told)
 
 
-def _conclude(simulation: Simulation, folder: SimulationFolder | None) -> None:
-    closing = {
-        kind: {name: finite(value) for name, value in figures.items()}
-        for kind, figures in simulation.closing.items()
-    }
-    own = personal_of({name: value for figures in closing.values() for name, value in figures.items()})
-    main, spec = simulation.job.strategy.task.main, simulation.job.spec
-    noise = None
-    if spec.privacy is not None and simulation.final_accuracy is not None:
-        tested = simulation.closing[EVALUATE].get("tested", 0.0)
-        deviation = promise_of(spec, simulation.state).accuracy_deviation
-        noise = finite(deviation(simulation.final_accuracy, tested))
-    document: dict[str, Any] = {
-        "closing": closing,
-        "final_accuracy": finite(simulation.final_accuracy),
-        "accuracy_noise": noise,
-        "final_loss": finite(simulation.final_loss),
-        "main_figure": main,
-        "final_figure": finite(simulation.final_figure),
-        "final_personal_accuracy": None if own is None else own.accuracy,
-        "model_after_round": simulation.model[0],
-        "evaluations": [
-            {"round": round, **{name: finite(value) for name, value in figures.items()}}
-            for round, figures in sorted(simulation.progress.evaluations.items())
-        ],
-        "stopped": simulation.stopped,
-        "state_digest": simulation.state_digest,
-    }
-    if simulation.progress.tables:
-        document["tables"] = simulation.progress.tables
-    if simulation.stopped:
-        click.echo(simulation.stopped, err=True)
-    if simulation.job.spec.keep is not None:
-        click.echo(f"kept: the model after round {simulation.model[0]}", err=True)
+def _tell_curve(
+    simulation: Simulation, told: Mapping[int, Mapping[str, float]]
+) -> Mapping[int, Mapping[str, float]]:
+    """What of the curve over all silos' hold-outs is new."""
+    curve = simulation.progress.evaluations
+    for round, figures in curve.items():
+        if told.get(round) is not figures:
+            click.echo(curve_line(simulation, round), err=True)
+    return curve
+
+
+def _conclude(simulation: Simulation, folder: SimulationFolder | None, rows: RowRule | None) -> None:
     if folder is not None:
         folder.finish(simulation)
-        document["model"] = str(folder.model_path)
-    if noise is not None:
-        told = f"final accuracy {simulation.final_accuracy:.4f}"
-        click.echo(f"{told} (measured under noise of standard deviation {noise:.3f})", err=True)
-    if own is not None:
-        click.echo(f"final personal models: {score_word(main)} {own}", err=True)
-    click.echo(json.dumps(document))
+    for line in closing_lines(simulation):
+        click.echo(line, err=True)
+    model = None if folder is None else str(folder.model_path)
+    click.echo(json.dumps(last_line(simulation, rows=rows, model=model)))
 
 
 def _spec(file: Path, options: DataOptions, silos: int | None) -> JobSpec:
@@ -326,9 +315,7 @@ def _check_compute(spec: JobSpec, compute: Compute) -> None:
 
 def _policy(spec: JobSpec, path: Path | None, *, sends_all_rows: bool) -> Policy:
     """Class rows are held back as by the default policy, unless all are sent. Raises PolicyRefusal where a
-    given policy would refuse the job, ConfigError where it and --all-class-rows both decide."""
-    if path is not None and sends_all_rows:
-        raise ConfigError("--all-class-rows: --policy says which class rows are sent (min_class_holders)")
+    given policy would refuse the job."""
     if path is None:
         code = spec.distributions
         open_policy = {**OPEN_POLICY, "min_class_holders": 1 if sends_all_rows else None}
@@ -336,6 +323,23 @@ def _policy(spec: JobSpec, path: Path | None, *, sends_all_rows: bool) -> Policy
     policy = load_policy(path)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
     return policy
+
+
+def _row_rule(spec: JobSpec, policy: Path | None, *, sends_all_rows: bool) -> RowRule | None:
+    """None for a method that holds back no rows. Raises ConfigError where --all-class-rows has no effect, and
+    where it and a policy both decide."""
+    if policy is not None and sends_all_rows:
+        raise ConfigError("--all-class-rows: --policy says which class rows are sent (min_class_holders)")
+    if CLASS_PRESENCE not in spec.method.opening:
+        if sends_all_rows:
+            method = spec.strategy.name
+            raise ConfigError(
+                f"--all-class-rows: expected none with {method}, which holds back no class rows"
+            )
+        return None
+    if sends_all_rows:
+        return RowRule.ALL
+    return RowRule.DEFAULT if policy is None else RowRule.POLICY
 
 
 def _check_noise(spec: JobSpec, state: GlobalState, policy: Policy) -> None:
@@ -367,39 +371,3 @@ def _folder(
         told["form"] = [compute.precision.value, compute.memory_format.value]
     identity = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
     return SimulationFolder(out, identity=identity)
-
-
-def _evaluation_line(simulation: Simulation, round: int) -> str:
-    figures, main = simulation.progress.evaluations[round], simulation.job.strategy.task.main
-    silos = f"{figures['silos']:.0f} silos"
-    return f"{EVALUATE_ALL}  {silos}  model after round {round}, all silos' hold-outs: {_told(figures, main)}"
-
-
-def _told(figures: Mapping[str, float], main: str) -> str:
-    figure, loss = finite(figures.get(main)), finite(figures.get("loss"))
-    with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
-    return "" if figure is None else f"{main} {figure:.3f}{with_loss}"
-
-
-def _line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
-    main = spec.method.task.main
-    parts = [title, f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
-    parts += [
-        f"rows of {result.figures[name]:.0f} of {spec.classes} classes"
-        for name in ROW_FIGURES
-        if name in result.figures
-    ]
-    if result.reason:
-        parts.append(f"used up ({result.reason})")
-    if told := _told(result.figures, main):
-        over = ", drawn silos' hold-outs" if spec.draws_rounds else ""
-        parts.append(f"model after round {result.round - 1}{over}: {told}")
-    on_test_set = finite(result.figures.get(f"{PREFIX}{main}"))
-    if on_test_set is not None:
-        parts.append(f"model after round {result.round}, test set: {main} {on_test_set:.3f}")
-    own = personal_of(result.figures)
-    if own is not None:
-        parts.append(f"personal models: {score_word(main)} {own}")
-    if result.left_out:
-        parts.append(f"without {', '.join(result.left_out)}")
-    return "  ".join(parts)

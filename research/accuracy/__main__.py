@@ -116,7 +116,7 @@ def _say(line: str) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("accuracy", __doc__)
+    parser = Parser("accuracy", __doc__, package="research")
     parser.add_argument(
         "--suite", choices=sorted((*SUITES, paper.NAME)), default="digits", help="what to train"
     )

@@ -85,8 +85,8 @@ class Report:
         return None if choice is None else self.cells.get((setting, arm, *choice.point))
 
     def passed_over(self, setting: str, arm: str) -> Cell | None:
-        """The best other point of an arm that has run with all seeds of the tuned one, if it is ahead of it by
-        more than the margin: what the few validation samples did not choose."""
+        """The best point of an arm that has run with all seeds of the tuned one, if it is ahead by more than
+        the margin: what the few validation samples did not choose."""
         tuned = self.tuned(setting, arm)
         if tuned is None:
             return None

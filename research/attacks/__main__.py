@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_one(name: str, arguments: Sequence[str]) -> int:
-    parser = Parser(f"attacks {name}", __doc__)
+    parser = Parser(f"attacks {name}", __doc__, package="research")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     measure = ATTACKS[name](parser)
     options = vars(parser.parse_args(arguments))
@@ -142,7 +142,7 @@ def _run_others(options: argparse.Namespace) -> int:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("attacks", __doc__)
+    parser = Parser("attacks", __doc__, package="research")
     parser.epilog = f"one attack by itself: {', '.join(ATTACKS)}"
     parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=5, help="of the membership attack")
     parser.add_argument("--attacked", type=whole(1, 200), default=20, help="silos whose update is attacked")

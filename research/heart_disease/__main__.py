@@ -89,7 +89,7 @@ def _say(line: str) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("heart_disease", __doc__)
+    parser = Parser("heart_disease", __doc__, package="research")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the four files")
     parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=10, help="splits, weights and shuffles")
     parser.add_argument("--workers", type=whole(1, 64), default=2, help="processes of one thread")

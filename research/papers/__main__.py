@@ -1,7 +1,7 @@
 """Every table and figure of the five papers, and what no job can say: `python -m research.papers`.
 
 `--table "FedCSD, Table III"` shows its numbers, the paper's beside ours; with `--row` and `--column` it
-prints that number's job file. `--update` writes docs/papers.md.
+prints that number's job file, below the command that runs it. `--update` writes docs/papers.md.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.options import Parser
+from bench.options import Parser, ended
 from bench.report import figures
 from research.accuracy.book import Book
 from research.papers import words
 from research.papers.catalog import TABLES, summary
+from research.papers.simulated import job_file
 from research.papers.suite import NAME
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +27,7 @@ PLACE = "papers"  # between the page's comments
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 2 for a table, row or column that there is not."""
-    parser = Parser("papers", __doc__)
+    parser = Parser("papers", __doc__, package="research")
     parser.add_argument("--json", action="store_true", help="all of it, with every job, for a program")
     parser.add_argument("--table", help="a table's name, such as 'FedCSD, Table III'")
     parser.add_argument("--row", help="with --table and --column: print that number's job file")
@@ -51,11 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with Book(options.out / f"{NAME}.jsonl") as book:
                 print(words.compared(table, book))
             return 0
-        place = (options.row, options.column)
-        cell = next((each for each in table.cells if (each.row, each.column) == place), None)
-        if cell is None:
-            parser.error(f"--row, --column: {table.name} has no {options.row} at {options.column}")
-        sys.stdout.buffer.write(cell.spec().to_yaml())
+        of_row = {each.column: each for each in table.cells if each.row == options.row}
+        if not of_row:
+            parser.error(f"--row: expected one of {'; '.join(table.methods)}; got {options.row}")
+        if options.column not in of_row:
+            columns = "; ".join(of_row)
+            parser.error(f"--column: of {options.row} expected one of {columns}; got {options.column}")
+        sys.stdout.buffer.write(job_file(of_row[options.column]))
     return 0
 
 
@@ -66,4 +69,4 @@ def update(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

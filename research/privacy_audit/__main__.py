@@ -127,7 +127,7 @@ def _say(line: str) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("privacy_audit", __doc__)
+    parser = Parser("privacy_audit", __doc__, package="research")
     parser.add_argument("--runs", type=whole(1 << 12, 1 << 24), default=RUNS, help="of each world")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     return parser.parse_args(arguments)

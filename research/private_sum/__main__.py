@@ -83,7 +83,7 @@ def _say(line: str) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("private_sum", __doc__)
+    parser = Parser("private_sum", __doc__, package="research")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of mnist, fashion_mnist and cifar10")
     parser.add_argument(
         "--only", nargs="+", choices=list(SHAPES), default=list(SHAPES), help="these data sets"

@@ -10,6 +10,7 @@ K = silos, C = classes. Index arrays are sorted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,13 +58,22 @@ def cut_shards(
     """Equal single-class shards, `shards_per_silo` (s) to each silo: at most s classes a silo.
 
     The list of classes that a silo draws holds for train and test.
-    Raises ConfigError if silos * s shards do not divide evenly among the classes.
+    Raises ConfigError if silos * s shards do not divide evenly among the classes, or are more than the
+    training samples.
     """
     shards = silos * shards_per_silo
     if shards % classes:
         raise ConfigError(
             f"data.partition.shards_per_silo: {silos} silos x {shards_per_silo} shards cannot be shared "
             f"evenly by {classes} classes; silos x shards_per_silo must be a multiple of {classes}"
+        )
+    if shards > len(train):
+        step = classes // math.gcd(silos, classes)
+        most = len(train) // silos // step * step
+        allowed = f"expected at most {most} for each silo" if most else "expected fewer silos"
+        raise ConfigError(
+            f"data.partition.shards_per_silo: {silos} silos x {shards_per_silo} are {shards:,} shards, more "
+            f"than there are training samples; {allowed}"
         )
     class_of_shard = rng.permutation(np.repeat(np.arange(classes), shards // classes))
     lists_KS = class_of_shard.reshape(silos, shards_per_silo)

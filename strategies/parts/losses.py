@@ -36,7 +36,8 @@ class ScaledSoftmaxOptions(PartOptions):
         default=16.0,
         gt=0,
         le=1e4,
-        description="tau of SphereFed's cross-entropy ablation, a factor on the scores; no value is given",
+        description="tau of SphereFed's cross-entropy ablation, a factor on the scores; the paper gives no "
+        "value",
     )
 
 

@@ -63,7 +63,11 @@ class LocalAggregationOptions(PartOptions):
     """FedALA."""
 
     ala_layers: int = Field(
-        default=1, ge=1, le=1_000, description="p of FedALA: last layers of which a silo takes over a part"
+        default=1,
+        ge=1,
+        le=1_000,
+        description="p of FedALA: last layers of which a silo takes over a part; as many as the model has, "
+        "or more: all",
     )
     ala_share: float = Field(
         default=0.8, gt=0, le=1, description="s of FedALA: share of the samples that its weights learn from"

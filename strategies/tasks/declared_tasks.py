@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from crypto.errors import ConfigError
-from strategies.expected import did_you_mean
 from strategies.base import options_of
+from strategies.expected import did_you_mean
 from strategies.tasks.base import DeclaredTask, TaskSizes
 from strategies.tasks.classification import Classification
 from strategies.tasks.multi_label import MultiLabel

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from chorale.spec.strategy_spec import PartsSpec
+from crypto.fixed_point.layout import RING_BITS
 from strategies.base import TOTAL, PhaseContext
 from strategies.declared_parts import PARTS
 from strategies.methods import Strategy, parts_with_options, strategy_for
@@ -34,7 +35,8 @@ Row = tuple[str, ...]
 
 
 def method_rows() -> Iterator[Row]:
-    """Preset, parts that are not FedAvg's, phases, what is also summed, options with their defaults."""
+    """Preset, parts that are not FedAvg's, phases, what is also summed, what a policy has to allow, options
+    with their defaults."""
     for name, recipe in PRESETS.items():
         method = strategy_for(name, {})
         yield (
@@ -42,8 +44,18 @@ def method_rows() -> Iterator[Row]:
             _joined(_parts(recipe)),
             "; ".join(", ".join(kinds) for kinds in (method.opening, method.round_phases, method.closing)),
             _joined(dict.fromkeys(_beside(method))),
+            _joined(allowances(method)),
             _joined(_options(method)),
         )
+
+
+def allowances(method: Strategy) -> Iterator[str]:
+    """Fields of a policy that refuse the method by default, in a job without noise."""
+    summed = method.quantities(has_buffers=True, update_bits=RING_BITS[0])
+    if any(quantity.discloses.is_by_class for quantity in summed):
+        yield "`class_statistics`"
+    if method.recipe.keeps_local_state:
+        yield "`local_state`"
 
 
 def part_rows() -> Iterator[Row]:
@@ -59,16 +71,22 @@ def part_rows() -> Iterator[Row]:
 
 
 def option_rows() -> Iterator[Row]:
-    """Option, what it is, presets that have it."""
-    meanings: dict[str, str] = {}
+    """Option, what it is, presets that have it; of one that no preset has, the parts."""
+    declared = [
+        (name, str(info.description), f"{field} `{part}` (default {_shown(info.default)})")
+        for field, parts in PARTS.items()
+        for part in parts
+        for name, info in part.options.model_fields.items()
+    ]
     presets: dict[str, list[str]] = {}
     for preset, recipe in PRESETS.items():
         for part in parts_with_options(recipe):
-            for name, info in part.options.model_fields.items():
-                meanings[name] = str(info.description)
+            for name in part.options.model_fields:
                 presets.setdefault(name, []).append(f"`{preset}`")
+    meanings = {name: meaning for name, meaning, _ in declared}
     for name in sorted(meanings):
-        yield f"`{name}`", meanings[name], ", ".join(presets[name])
+        parts_with_it = ", ".join(part for each, _, part in declared if each == name)
+        yield f"`{name}`", meanings[name], ", ".join(presets.get(name, [f"none: {parts_with_it}"]))
 
 
 def published_rows() -> Iterator[Row]:

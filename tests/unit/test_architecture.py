@@ -83,8 +83,8 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
     "< on_ray < sums < engine < folder < trial",
-    "client": "errors < settings < history < operations < submission < planning < evidence < results "
-    "< mlflow_export < federation",
+    "client": "errors < settings < history < operations < written < submission < planning < evidence "
+    "< results < mlflow_export < federation",
     "web": "shared < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",

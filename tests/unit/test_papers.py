@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +16,8 @@ import numpy as np
 import pytest
 
 from chorale.spec.job_spec import JobSpec
+from cli.given_data import DataOptions, data_options
+from cli.simulate.command import simulate
 from client.planning import Plan, plan_of
 from client.submission import prepared
 from crypto.errors import ConfigError
@@ -27,10 +33,13 @@ from research.papers.cells import Cell, Printed
 from research.papers.feddr import CIFAR100
 from research.papers.methods import preset, with_parts
 from research.papers.rehearsal import made_up, small
+from research.papers.simulated import job_file
 from research.papers.suite import Options, distinct, ours, rehearse, rehearsed
+from silo_agent.data.settings import DataSettings
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+OF_CUT = {"iid": [], "shards": ["shards_per_silo"], "dirichlet": ["alpha", "balance", "min_samples"]}
 
 
 def planned(spec: JobSpec) -> Plan:
@@ -152,10 +161,71 @@ def test_command_prints_the_catalog_and_a_job(capsysbinary: pytest.CaptureFixtur
     facts = json.loads(capsysbinary.readouterr().out)
     assert set(facts) == {"tables", "expressible", "missing"}
     assert set(facts["missing"][0]) == {"name", "reason"}
-    asked = ["--table", "FedCSD, Table III", "--row", "Base", "--column", "a=0.5"]
+    asked = ["--table", "FedCSD, Table III", "--row", "FedCSD", "--column", "a=0.5"]
     assert command.main(asked) == 0
-    spec = JobSpec.from_yaml(capsysbinary.readouterr().out, source="job.yaml")
-    assert (spec.model.name, spec.strategy.options["alpha"]) == ("resnet50", 0.0)
+    job = capsysbinary.readouterr().out
+    spec = JobSpec.from_yaml(job, source="job.yaml")
+    assert (spec.model.name, spec.strategy.name) == ("resnet50", "fedcsd")
+    told = job.decode().splitlines()[1].removeprefix("# ")
+    assert f"\n{told}\n" in (ROOT / command.PAGE).read_text()
+
+
+def test_command_of_a_printed_job_trains_it_on_the_cut_of_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job was printed without its data and its cut, so nobody could run it. Of each federation one."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[tuple[DataOptions, bool]] = []
+    monkeypatch.setattr(simulate, "callback", data_options(remembered(asked)))
+    of_federation = {repr(cell.federation): cell for cell in cells()}
+    for cell in of_federation.values():
+        comments = [line[2:] for line in job_file(cell).decode().splitlines() if line.startswith("# ")]
+        for line in comments[2:]:
+            name, _, values = line.partition(" is one line: ")
+            Path(name).write_text(values)
+        simulate.main(shlex.split(comments[1])[2:], standalone_mode=False)
+        (options, sends_all_rows), trial = asked.pop(), cell.trial(0)
+        assert sends_all_rows == ("class-presence" in trial.spec().method.opening)
+        if trial.partition:
+            first = next(iter(options.settings_of(trial.spec()).values()))
+            whole = DataSettings.model_validate(first["data"])
+            assert whole.partition is not None
+            used = {"kind", "silos", "seed", *OF_CUT[trial.cut.kind]}
+            assert whole.partition.model_dump(include=used) == trial.cut.model_dump(include=used)
+            assert whole.holdout == DataSettings.model_validate({**trial.data, "path": "x"}).holdout
+        else:
+            assert options.names((), None) == list(cell.federation.data.of_silos)
+
+
+def remembered(asked: list[tuple[DataOptions, bool]]) -> Callable[..., None]:
+    """In place of a simulation."""
+
+    def remember(file: Path, *, data_options: DataOptions, sends_all_rows: bool, **rest: object) -> None:
+        data_options.check_used()
+        asked.append((data_options, sends_all_rows))
+
+    return remember
+
+
+def test_command_is_named_as_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    assert "usage: python -m research.papers " in capsys.readouterr().out
+
+
+def test_command_ends_without_a_traceback_where_its_reader_does() -> None:
+    """`--json | head` ended in one."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "research.papers", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.read(10) == b'{"tables":'
+        run.stdout.close()
+        assert (run.stderr.read(), run.wait(60)) == (b"", 141)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +235,11 @@ def test_command_prints_the_catalog_and_a_job(capsysbinary: pytest.CaptureFixtur
         (["--row", "Base"], "--row: expected with --table and --column"),
         (
             ["--table", "FedCSD, Table III", "--row", "M9", "--column", "a=0.5"],
-            "FedCSD, Table III has no M9 at a=0.5",
+            "--row: expected one of FedAvg; Base; M1: similarity and mask; M2: ",
+        ),
+        (
+            ["--table", "FedCSD, Table III", "--row", "Base", "--column", "a=9"],
+            "--column: of Base expected one of a=0.5; got a=9",
         ),
     ],
 )

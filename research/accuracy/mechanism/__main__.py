@@ -116,7 +116,7 @@ def trials() -> list[Trial]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: every run has ended, or the page is written."""
-    parser = Parser(NAME, __doc__)
+    parser = Parser(NAME, __doc__, package="research.accuracy")
     parser.add_argument(
         "--update", action="store_true", help="train nothing; write the page of what has ended"
     )

@@ -19,6 +19,7 @@ from silo_agent.data.base import RawData, Records, Samples, required_path, whole
 from silo_agent.data.private import stored
 from silo_agent.data.settings import DataSettings
 
+MOST_TOLD, LONGEST_TOLD = 20, 60  # names of arrays in a message, and characters of one
 TRAIN_KEYS = (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"))
 TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
 
@@ -54,17 +55,23 @@ def _read(path: Path, unit: str | None) -> tuple[Samples, Samples | None, list[s
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ConfigError(f"{path}: expected an .npz archive, got a single array")
-            arrays = {name: archive[name] for name in archive.files if name in known}
+            names = list(archive.files)
+            arrays = {name: archive[name] for name in names if name in known}
     except ConfigError:
         raise
     except Exception as error:  # what zipfile and numpy raise is on no list
         raise ConfigError(f"{path}: not a readable .npz archive of plain arrays") from error
     train = _first(arrays, TRAIN_KEYS, path)
     if train is None:
-        names = ", ".join(sorted(arrays)) or "nothing"
-        raise ConfigError(f"{path}: expected arrays x and y, or x_train and y_train; it holds {names}")
+        accepted = ", or ".join(" and ".join(pair) for pair in reversed(TRAIN_KEYS))
+        raise ConfigError(f"{path}: expected arrays {accepted}; it holds {_told(names)}")
     units = None if unit is None else _units(arrays, unit, path)
     return train, _first(arrays, TEST_KEYS, path), units
+
+
+def _told(names: list[str]) -> str:
+    more = [f"{len(names) - MOST_TOLD} more"] if len(names) > MOST_TOLD else []
+    return ", ".join([*(name[:LONGEST_TOLD] for name in names[:MOST_TOLD]), *more]) or "no array"
 
 
 def _units(arrays: Mapping[str, NDArray[Any]], name: str, path: Path) -> list[str | int]:

@@ -128,7 +128,7 @@ def train_locally(
                 constant_work=constant_work,
             )
     optimizer, plan = optimizer_of(model, spec, round), spec.training
-    least = min_batch(model, len(samples))
+    least = min_batch(model, len(samples), plan)
     model.train()
     steps, loss_N = 0, torch.zeros(0)
     for epoch in epochs_of(plan):
@@ -274,10 +274,15 @@ def optimizer_of(model: nn.Module, spec: JobSpec, round: int) -> Optimizer:
     return SGD(parameters, lr=rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
 
 
-def min_batch(model: nn.Module, samples: int) -> int:
-    """Batch normalization has no statistics of a single sample, so such a last batch is left out."""
+def min_batch(model: nn.Module, samples: int, plan: TrainingSpec) -> int:
+    """Batch normalization has no statistics of a single sample, so such a last batch is left out.
+
+    Raises ConfigError where every batch would be.
+    """
     if not any(isinstance(layer, BATCH_NORM) for layer in model.modules()):
         return 1
+    if plan.batch_size < 2:
+        raise ConfigError("training.batch_size: batch normalization needs at least 2 samples, got 1")
     if samples < 2:
         raise ConfigError("data: batch normalization needs at least 2 training samples in each silo")
     return 2

@@ -49,8 +49,8 @@ class FineTuningOptions(PartOptions):
         default=5,
         ge=0,
         le=1_000,
-        description="passes over the silo's data; 0 tests the final model as it is; null, of `as_published: "
-        "paper` alone: as many epochs or steps as a round",
+        description="passes over the silo's data; 0 tests the final model as it is; null: as many epochs or "
+        "steps as a round",
     )
     fine_tune_learning_rate: float | None = Field(
         default=None, gt=0, le=100, description="of all of them; left out, that of the last round"

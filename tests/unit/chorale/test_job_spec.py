@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from chorale.spec import job_spec
 from chorale.spec.job_spec import JobSpec
-from client.submission import prepared
+from client.submission import prepared, spec_of
 from crypto.errors import ConfigError
 from tests.unit.chorale.conftest import NOW, SILOS, job_fields
 
@@ -85,6 +85,30 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ),
         ({"strategy": {"aggregate": "median"}}, "strategy.aggregate: expected .*weighted.*uniform"),
         ({"strategy": {"preset": "fedbest"}}, "strategy.preset: expected one of .*fedavg.*, got fedbest"),
+        # a misspelt method or network was told all that there are, and not which was meant
+        (
+            {"strategy": {"preset": "fedagv"}},
+            r"preset: .*, got fedagv \(did you mean fedavg or lg_fedavg\?\)",
+        ),
+        ({"strategy": {"preset": "FedAvg"}}, r"preset: .*, got FedAvg \(did you mean fedavg\?\)$"),
+        ({"strategy": {"parts": {"loss": "sphere_mse"}}}, r"got sphere_mse \(did you mean sphere-mse\?\)"),
+        ({"model": {"name": "mobilnet"}}, r"model.name: .*, got mobilnet \(did you mean mobilenet or mobile"),
+        ({"task": {"name": "clasification"}}, r"got clasification \(did you mean classification\?\)"),
+        # a field in the wrong section was told the fields of that section alone
+        ({"local_steps": 4}, r"local_steps: unknown field \(did you mean training.local_steps\?\), expected"),
+        (
+            {"aggregate": "uniform"},
+            r"aggregate: unknown field \(did you mean strategy.aggregate\?\), expected",
+        ),
+        (
+            {"strategy": {"allow_unusual": True}},
+            r"strategy.allow_unusual: unknown field \(did you mean allow_unusual outside strategy\?\), exp",
+        ),
+        # one that many sections have is nobody's
+        (
+            {"training": {"learning_rate": 1, "name": "x"}},
+            "training.name: unknown field, expected one of local",
+        ),
         ({"strategy": {"options": {"mu": 1}}}, "strategy.options.mu: unknown option, fedavg has none"),
         (
             {"strategy": {"preset": "fedntd"}, "classes": 2},
@@ -196,11 +220,107 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
             {"training": {"learning_rate": 1, "schedule": {"kind": "milestones"}}},
             "schedule.milestones: expected a list with kind: mil",
         ),
+        # each kind of value that an option may have added a clause of its own
+        (
+            {"strategy": {"preset": "spherefed", "options": {"ridge": [1]}}},
+            "strategy.options.ridge: expected a finite number, true or false, text or null, got a list$",
+        ),
+        (
+            {"strategy": {"preset": "fedprox", "options": {"mu": None}}},
+            "strategy.options.mu: expected a number, got nothing$",
+        ),
+        (
+            {"model": {"name": "unet", "from": "x==1", "options": {"depths": [[1]]}}},
+            "model.options.depths: expected a finite number, [^;]*, got a list$",
+        ),
+        # the list was called too short, because its entry did not count
+        (
+            {"augment": [{"kind": "horizontal-flip", "chance": 2}]},
+            "augment.0.horizontal-flip.chance: expected at most 1, got 2$",
+        ),
+        # fields of another transform were offered
+        (
+            {"augment": [{"kind": "horizontal-flip", "chanse": 1}]},
+            r"chanse: unknown field \(did you mean chance\?\), expected one of kind, chance$",
+        ),
     ],
 )
 def test_a_wrong_job_is_refused_by_field(make_spec: MakeSpec, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^job.yaml: .*{message}"):
         make_spec(**fields)
+
+
+@pytest.mark.parametrize(
+    ("preset", "option"),
+    [("spherefed", "ridge"), ("feddw", "mu_decay_rounds"), ("fedavg_ft", "fine_tune_epochs")],
+)
+def test_an_option_whose_default_is_null_may_say_null(make_spec: MakeSpec, preset: str, option: str) -> None:
+    spec = make_spec(strategy={"preset": preset, "options": {option: None}})
+    again = JobSpec.from_yaml(spec.to_yaml(), source="job.yaml")
+    assert again == spec
+    assert again.method.options[option] is None
+
+
+def scheduled(**schedule: Any) -> dict[str, Any]:
+    return {"training": {"learning_rate": 0.1, "schedule": schedule}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            scheduled(step_rounds=1, gamma=1e-6),
+            "step_rounds: expected it with kind step alone, got it with c",
+        ),
+        (scheduled(step_rounds=10), "step_rounds: .* step alone, got it with constant, the default kind"),
+        (
+            scheduled(kind="constant", gamma=0.5),
+            "gamma: expected it with kind step or milestones alone, got it",
+        ),
+        (scheduled(kind="constant", gamma=0.1), "gamma: .* alone, got it with constant$"),
+        (scheduled(kind="milestones", milestones=[3], step_rounds=2), "step_rounds: .*, got it with milest"),
+        (scheduled(kind="cosine", gamma=0.5), "gamma: .*, got it with cosine$"),
+        (
+            {"model": {"name": "vgg13", "hidden": [64]}},
+            "model.hidden: expected it with mlp alone, got it with v",
+        ),
+        (
+            {"model": {"name": "unet", "from": "x==1", "hidden": [64]}},
+            "model.hidden: expected none with `from`: what unet takes is options",
+        ),
+        # every batch was left out, and rounds were applied that trained nothing
+        (
+            {"model": {"name": "mlp", "norm": "batch"}, "training": {"learning_rate": 1, "batch_size": 1}},
+            "training.batch_size: expected 2 or more with model.norm batch, got 1: normalizing by the batch",
+        ),
+        (
+            {"model": {"name": "resnet18"}, "training": {"learning_rate": 1, "batch_size": 1}},
+            "training.batch_size: expected 2 or more with model.norm batch, got 1",
+        ),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_where_a_file_is_read(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^job.yaml: .*{message}"):
+        spec_of(job_fields() | fields, source="job.yaml")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        scheduled(kind="step"),
+        scheduled(kind="milestones", milestones=[3], gamma=0.5),
+        {"model": {"name": "cnn", "norm": "group"}},
+        {"model": {"name": "cnn"}, "training": {"learning_rate": 1, "batch_size": 1}},
+    ],
+)
+def test_a_file_that_says_every_field_is_read_again(fields: dict[str, Any]) -> None:
+    """Of a signed job, or an example: what nobody chose stands at its default."""
+    spec = spec_of(job_fields() | fields, source="job.yaml")
+    whole = yaml.safe_load(spec.to_yaml())
+    assert {"hidden", "seed"} <= set(whole["model"])
+    assert spec_of(whole, source="job.yaml") == spec
 
 
 def test_a_job_may_raise_the_sizes_of_its_rounds_and_never_lower_them(make_spec: MakeSpec) -> None:

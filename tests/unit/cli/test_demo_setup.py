@@ -202,6 +202,17 @@ def test_a_job_file_is_run_by_silos_that_its_options_name(desk: Desk, chorale: C
     assert not (desk.folder / "out").exists(), "nothing was started"
 
 
+def test_data_that_cannot_be_cut_are_told_before_anything_starts(desk: Desk, chorale: Calls) -> None:
+    """Six programs were started, and the cut's mistake stood in the log of a silo."""
+    pytest.importorskip("torch", reason="reads digits: needs the extra silo")
+    out, file = desk.folder / "out", desk.job(silos=["a", "b", "c", "d"])
+    cut = ("--partition", "shards")
+    ended, simulated = chorale("demo", "--job", file, "--out", out, *cut), chorale("simulate", file, *cut)
+    assert (ended.code, out.exists()) == (2, False)
+    assert "4 silos x 2 shards cannot be shared evenly by 10 classes" in ended.err
+    assert ended.err == simulated.err
+
+
 def test_a_job_file_and_its_silos_are_what_the_parties_accept(desk: Desk) -> None:
     digits = {"format": "digits", "name": "ward", "policy": "of-the-hospital.yaml"}
     files = []

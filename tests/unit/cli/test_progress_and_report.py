@@ -18,6 +18,7 @@ from chorale.job import SignedJob
 from chorale.privacy.promise import Promise, Spent
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
+from cli.job.following import end_of
 from cli.output import progress, report
 from cli.output.page import page
 from client.errors import JobNotDone
@@ -193,7 +194,7 @@ def test_the_consoles_chart_has_two_lines_where_rounds_draw_their_silos(
 PRESENCE = {"classes": 10.0, "class_rows_by_default": 2.0, "classes_without_holder": 0.0}
 
 
-@pytest.mark.parametrize("figure", ["soft_label_rows", "classes_with_prototype"])
+@pytest.mark.parametrize("figure", ["soft_label_rows", "classes_with_prototype", "prototype_rows"])
 def test_the_share_of_class_rows_is_told_in_lines_report_and_page(figure: str) -> None:
     history = _history(
         _record(0, "class-presence.0", figures=PRESENCE),
@@ -206,6 +207,25 @@ def test_the_share_of_class_rows_is_told_in_lines_report_and_page(figure: str) -
     told = report.document(history)
     assert told["class_rows"] == {"classes": 10, "by_default": 2, "by_round": {"1": 2, "2": 4}, "share": 0.3}
     assert "Of the 10 classes, rows of 30% were in a round's sum" in page(told)
+
+
+def test_a_line_says_of_how_many_classes_a_calibration_had_rows() -> None:
+    record = _record(3, "calibrate.0", figures={"calibrated_classes": 0.0})
+    assert progress.plain_line(record, title="calibrate") == "calibrate  4 silos, 0.5 s  rows of 0 classes"
+
+
+def test_a_final_figure_beside_a_kept_model_says_which_model_it_is_of(
+    history: JobHistory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`final accuracy 0.8000` and the round of the kept model stood side by side."""
+    history.summary.kept, history.summary.model_round = "loss 0.2, the lowest", 1
+    told = report.document(history)
+    assert (told["final_model_round"], told["model_round"]) == (3, 1)
+    assert "final accuracy 0.8000 of the model after round 3" in page(told)
+    end_of(history)
+    assert "final accuracy 0.8000 of the model after round 3\n" in capsys.readouterr().out
+    history.summary.model_round = 3
+    assert "final accuracy 0.8000, " in page(report.document(history))
 
 
 def test_a_method_without_class_statistics_has_no_share_of_rows(history: JobHistory) -> None:

@@ -288,7 +288,9 @@ def test_a_job_with_transforms_metrics_and_an_end_of_its_own_runs_on_one_batch(
     assert ended.code == 0, ended.out + ended.err
     evaluation = desk.job(rounds=0)
     unknown = chorale("silo", "check", "--config", desk.silo(), "--job", evaluation)
-    assert problems(unknown) == ["model: rounds: 0 evaluates a given model; give it: --init FILE.safetensors"]
+    assert problems(unknown) == [
+        "model: rounds: 0 evaluates a given model, and none is given; give it: --init FILE.safetensors"
+    ]
 
 
 @pytest.mark.parametrize("unit", [None, "patient"])

@@ -228,6 +228,13 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
         (["--out", "/dev/null"], "--out: /dev/null is a file, expected a folder"),
         (["--address", "10.0.0.1:6379"], "--address: belongs to --engine ray, got processes"),
         (["--gpus", "0.5"], "--gpus: belongs to --engine ray, got processes"),
+        (
+            ["--partition", "shards", "--shards-per-silo", "500"],
+            "3 silos x 500 are 1,500 shards, more than there are training samples; expected at most 470",
+        ),
+        # it was taken, and changed nothing
+        (["--all-class-rows"], "--all-class-rows: expected none with fedavg, which holds back no class rows"),
+        (["--workers", "2"], "no such option '--workers'; --parallel says how many workers compute"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )

@@ -144,8 +144,15 @@ def test_npz_bytes_become_channels_first_between_0_and_1(
 @pytest.mark.parametrize(
     "arrays, message",
     [
-        ({"a": np.zeros(3)}, "expected arrays x and y, or x_train and y_train; it holds nothing"),
-        ({"x": np.zeros((3, 2))}, "expected arrays x and y, or x_train and y_train; it holds x"),
+        # it said "it holds nothing" of a file of other arrays, and named two of three accepted pairs
+        (
+            {"jpeg": np.zeros(3), "labels": np.zeros(3)},
+            "expected arrays x and y, or train_images and train_labels, or x_train and y_train; "
+            "it holds jpeg, labels$",
+        ),
+        ({"x": np.zeros((3, 2))}, "it holds x$"),
+        ({}, "it holds no array$"),
+        ({f"{place:099}": np.zeros(1) for place in range(22)}, f"{'0' * 60}, 2 more$"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"4 labels for features of shape \(3, 2\)"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 0.5])}, "labels are whole numbers, got a fraction"),
         ({"x": np.zeros((3, 2)), "y": np.array(["a", "b", "c"])}, "labels are one whole number per sample"),

@@ -85,6 +85,28 @@ def test_shards_that_do_not_divide_are_refused_with_what_is_allowed() -> None:
         cut_shards(labels, labels, classes=10, silos=4, shards_per_silo=2, rng=np.random.default_rng(0))
 
 
+@pytest.mark.parametrize(
+    ("silos", "shards", "said"),
+    [
+        (10, 500, "10 silos x 500 are 5,000 shards, more .*; expected at most 20 for each silo"),
+        (4, 60, "4 silos x 60 are 240 shards, more .*; expected at most 50 for each silo"),
+        (4, 50, ""),
+        (210, 1, "210 silos x 1 are 210 shards, more .*; expected fewer silos"),
+    ],
+)
+def test_more_shards_than_samples_are_refused_with_what_is_allowed(
+    silos: int, shards: int, said: str
+) -> None:
+    """A silo without a sample was told, which named neither the shards nor a way out."""
+    labels, rng = balanced_labels(10, 20), np.random.default_rng(0)
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            cut_shards(labels, labels, classes=10, silos=silos, shards_per_silo=shards, rng=rng)
+    else:
+        cut = cut_shards(labels, labels, classes=10, silos=silos, shards_per_silo=shards, rng=rng)
+        assert {len(part) for part in cut.train} == {shards}
+
+
 def test_dirichlet_cuts_train_and_test_in_the_same_fractions() -> None:
     train, test = balanced_labels(10, 1000), balanced_labels(10, 1000)
     rng = np.random.default_rng(3)

@@ -142,8 +142,9 @@ def test_training_begins_from_the_model_that_was_tested() -> None:
     )
 
 
-def test_more_layers_are_the_ones_before_the_head() -> None:
-    setting = setting_of(ala_layers=2)
+@pytest.mark.parametrize("layers", [2, 9])
+def test_more_layers_are_the_ones_before_the_head_and_at_most_all(layers: int) -> None:
+    setting = setting_of(ala_layers=layers)
     work = replace(setting.work)
     TorchObjective(device="cpu").compute(work)
     assert work.local.proposed is not None
@@ -151,6 +152,7 @@ def test_more_layers_are_the_ones_before_the_head() -> None:
         TRAINED + "body.1.bias",
         TRAINED + "body.1.weight",
     }
+    assert {TRAINED + "head.bias", TRAINED + "head.weight"} <= set(work.local.proposed)
 
 
 def test_local_state_of_another_model_is_refused() -> None:

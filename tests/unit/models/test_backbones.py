@@ -99,7 +99,12 @@ def test_every_network_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "least"), [("lenet", (1, 15, 28), "16x16"), ("alexnet", (3, 32, 32), "63x63")]
+    ("name", "shape", "least"),
+    [
+        ("lenet", (1, 15, 28), "16x16"),
+        ("lenet_linear", (1, 15, 28), "16x16"),
+        ("alexnet", (3, 32, 32), "63x63"),
+    ],
 )
 def test_network_says_which_images_are_too_small(name: str, shape: tuple[int, ...], least: str) -> None:
     told = rf"model.name: {name} takes images of {least} and more, the job's input_shape is \["

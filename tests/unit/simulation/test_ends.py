@@ -28,6 +28,7 @@ def test_rounds_stop_and_the_best_model_is_handed_out(make: Makes) -> None:
     assert simulation.final_loss == pytest.approx(LAST)  # the closing evaluation is of the last model
     round, state = simulation.model
     assert round == 2
+    assert simulation.progress.best_figures["loss"] == pytest.approx(1.0)  # of the model that is handed out
     np.testing.assert_allclose(state["model/votes"], np.full(SILOS, 2 / SILOS), atol=1e-6)
     np.testing.assert_allclose(simulation.state["model/votes"], np.full(SILOS, 5 / SILOS), atol=1e-6)
 
@@ -38,7 +39,9 @@ def test_a_stopped_simulation_that_continues_keeps_the_same_model(
 ) -> None:
     run_in(tmp_path / "whole", scripted(make))
     run_in(tmp_path / "killed", scripted(make), rounds=rounds)
-    run_in(tmp_path / "killed", scripted(make))
+    resumed = scripted(make)
+    run_in(tmp_path / "killed", resumed)
+    assert resumed.progress.best_figures["loss"] == pytest.approx(1.0)
     whole, killed = (tmp_path / name / "model.safetensors" for name in ("whole", "killed"))
     assert killed.read_bytes() == whole.read_bytes()
     assert read_model(killed)[1]["round"] == "2"

@@ -81,7 +81,7 @@ def test_every_k_rounds_the_curve_is_that_of_the_fixed_test_set(
     """2 shards: the three drawn silos hold at most six of ten classes, so their own curve is far from it."""
     rounds = {result.round: result for result in drawn.ended}
     evaluations = drawn.progress.evaluations
-    assert list(evaluations) == [2, 4]
+    assert list(evaluations) == [2, 4, ROUNDS]  # the last one by the closing evaluation
     for round, figures in evaluations.items():
         assert figures["silos"] == 10
         assert figures["accuracy"] == pytest.approx(rounds[round].figures["test_accuracy"], abs=1e-12)
@@ -135,7 +135,7 @@ def test_an_objective_that_always_tests_does_so_for_nothing(make: Makes) -> None
     """One of an institution's own, that knows nothing of such rounds."""
     simulation = make(simulation={"objective": OneHot()}, rounds=3, evaluate_all_every=1)
     assert [(result.result, result.accuracy) for result in simulation.run()] == [("applied", None)] * 3
-    assert set(simulation.progress.evaluations) == {1, 2}
+    assert set(simulation.progress.evaluations) == {1, 2, 3}
     ordinary = make(simulation={"objective": OneHot()}, rounds=3)
     assert all(result.accuracy is not None for result in ordinary.run())
 
@@ -184,6 +184,31 @@ def test_a_job_that_ends_before_its_first_evaluation_is_refused() -> None:
         ConfigError, match="evaluate_all_every: expected fewer than the job's 3 rounds, got 3"
     ):
         spec_of(rounds=3, evaluate_all_every=3)
+
+
+def test_a_method_that_calibrates_ends_its_curve_with_the_model_of_the_rounds() -> None:
+    """Its closing evaluation tests the calibrated model, which no round led to."""
+    simulation = on_digits(**DRAWN, evaluate_all_every=EVERY, strategy={"preset": "ccvr"})
+    list(simulation.run())
+    assert list(simulation.progress.evaluations) == [2, 4]
+
+
+def test_the_closing_point_has_no_figures_that_the_others_have_not() -> None:
+    metrics = {"name": "classification", "metrics": ["calibration"]}
+    simulation = on_digits(**DRAWN, evaluate_all_every=EVERY, task=metrics)
+    list(simulation.run())
+    first, *_, last = simulation.progress.evaluations.values()
+    assert set(last) == set(first) < set(simulation.closing["evaluate"]) | {"silos"}
+
+
+def test_figures_of_own_models_are_of_the_round_before_and_a_table_says_so() -> None:
+    """A round's stood in its own row, though the round trained on after it."""
+    pytest.importorskip("pandas", reason="needs the extra notebook")
+    simulation = on_digits(rounds=2, strategy={"preset": "fedper"})
+    first, second = simulation.run()
+    own = simulation.results()["personal_accuracy"]
+    assert own[1] == second.figures["personal_accuracy"] != first.figures["personal_accuracy"]
+    assert own[2] == simulation.closing["evaluate"]["personal_accuracy"]
 
 
 def test_a_job_whose_silos_share_no_model_has_none_to_test() -> None:

@@ -80,6 +80,42 @@ def test_a_round_that_was_written_but_not_kept_is_run_again(make: Makes, tmp_pat
     assert {path.name for path in (stopped / "states").iterdir()} == named
 
 
+def test_the_curve_over_all_silos_is_whole_wherever_the_process_was_killed(
+    make: Makes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def curved() -> Simulation:
+        return make(fraction=0.6, rounds=5, evaluate_all_every=1, simulation={"objective": Keeping()})
+
+    def points(folder: Path) -> list[int]:
+        return [json.loads(line)["round"] for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    run_in(whole, curved())
+    assert points(whole) == [1, 2, 3, 4, 5]
+    run_in(stopped, curved(), rounds=3)
+    assert points(stopped) == [1, 2]
+    with monkeypatch.context() as killed:  # between progress.json and the curve
+        killed.setattr(SimulationFolder, "_write_curve", lambda *_: None)
+        run_in(stopped, curved(), rounds=1)
+    assert points(stopped) == [1, 2]
+    with SimulationFolder(stopped, identity="one").held():
+        assert points(stopped) == [1, 2, 3]
+    run_in(stopped, curved())
+    assert (stopped / "evaluations.jsonl").read_bytes() == (whole / "evaluations.jsonl").read_bytes()
+    (stopped / "progress.json").unlink()
+    run_in(stopped, curved(), rounds=1)
+    assert not (stopped / "evaluations.jsonl").exists()
+
+
+def test_rounds_that_count_are_those_that_were_kept(make: Makes, tmp_path: Path) -> None:
+    folder = SimulationFolder(tmp_path / "one", identity="one")
+    assert folder.ended() == []
+    run_in(tmp_path / "one", fresh(make), rounds=2)
+    with folder.rounds_path.open("a") as file:
+        file.write('{"round": 3, "result"')  # killed while it wrote
+    assert folder.ended() == ["applied", "applied"]
+
+
 def test_lines_of_a_first_round_that_was_not_kept_are_gone(make: Makes, tmp_path: Path) -> None:
     run_in(tmp_path / "stopped", fresh(make), rounds=1)
     (tmp_path / "stopped" / "progress.json").unlink()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
 from silo_agent.data.base import Samples, SiloData
 from silo_agent.seeding import shuffler
 from silo_agent.training.base.batches import Tensors
@@ -99,8 +100,7 @@ def test_local_steps_end_within_a_pass_and_every_pass_is_shuffled_anew() -> None
     assert sum(drawn) == SAMPLES + 4
 
 
-def test_local_steps_end_where_no_batch_is_large_enough_for_the_model() -> None:
-    steps, _, _ = trained(
-        {"local_epochs": None, "local_steps": 4, "batch_size": 1}, hidden=(4,), norm="batch"
-    )
-    assert steps == 0
+def test_batches_of_one_are_refused_where_the_model_normalizes_by_the_batch() -> None:
+    """They were left out one and all, so rounds were applied that trained nothing."""
+    with pytest.raises(ConfigError, match="training.batch_size: batch normalization needs at least 2"):
+        trained({"batch_size": 1}, hidden=(4,), norm="batch")

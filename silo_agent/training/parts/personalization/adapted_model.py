@@ -50,8 +50,8 @@ def train_for_adaptation(
     """
     model, spec = setting.received, setting.work.spec
     optimizer = optimizer_of(model, spec, setting.work.round)
-    rate, least = setting.options(AdaptedOptions).inner_rate, min_batch(model, len(samples))
     plan = spec.training
+    rate, least = setting.options(AdaptedOptions).inner_rate, min_batch(model, len(samples), plan)
     model.train()
     steps = 0
     for epoch in epochs_of(plan):

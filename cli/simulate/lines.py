@@ -1,0 +1,197 @@
+"""What `chorale simulate` says: lines of progress for people, and the last line of stdout for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+import click
+
+from chorale.privacy.promise import promise_of
+from chorale.results import APPLIED, RoundResult, finite
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.selection import KeepSpec
+from chorale.spec.state import state_digest, state_to_bytes
+from cli.simulate.progress import CLEAR
+from client.history import CALIBRATED, ROW_FIGURES, personal_of, score_word
+from simulation.engine import Simulation
+from simulation.folder import SimulationFolder
+from simulation.results import PREFIX, curve
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
+
+
+class RowRule(StrEnum):
+    """What says which class rows are sent, in a method that sums some."""
+
+    DEFAULT = "default"
+    POLICY = "policy"
+    ALL = "all"
+
+
+def row_rule_line(rule: RowRule, min_class_holders: int | None) -> str:
+    """min_class_holders: of the policy; None: the job's default."""
+    if rule is RowRule.ALL:
+        return "class rows: all are sent, as by no federation's default policy (--all-class-rows)"
+    if rule is RowRule.DEFAULT:
+        return (
+            "class rows: held back as by a federation's default policy, where few silos hold the class "
+            "(--all-class-rows sends them)"
+        )
+    if min_class_holders is None:
+        return (
+            "class rows: held back where few silos hold the class, by the job's default, to which --policy "
+            "leaves it (min_class_holders)"
+        )
+    told = f"as --policy says (min_class_holders: {min_class_holders})"
+    if min_class_holders == 1:
+        return f"class rows: all are sent, {told}"
+    return f"class rows: held back where fewer than {min_class_holders} silos hold the class, {told}"
+
+
+def round_line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
+    """title: how far the job is. Each figure says which model it is of."""
+    main = spec.method.task.main
+    parts = [title, f"{len(result.silos)} silos, {result.wall_seconds:.2f} s"]
+    parts += [_rows(result.figures[name], spec) for name in ROW_FIGURES if name in result.figures]
+    if result.reason:
+        parts.append(f"used up ({result.reason})")
+    if told := _measured(result.figures, main):
+        over = ", drawn silos' hold-outs" if spec.draws_rounds else ""
+        parts.append(f"model after round {result.round - 1}{over}: {told}")
+    on_test_set = finite(result.figures.get(f"{PREFIX}{main}"))
+    if on_test_set is not None:
+        parts.append(f"model after round {result.round}, test set: {main} {on_test_set:.3f}")
+    own = personal_of(result.figures)
+    if own is not None:
+        parts.append(f"personal models: {score_word(main)} {own}")
+    if result.left_out:
+        parts.append(f"without {', '.join(result.left_out)}")
+    return "  ".join(parts)
+
+
+def curve_line(simulation: Simulation, round: int) -> str:
+    """The model after a round over all silos' hold-outs; the last one is tested by the closing evaluation."""
+    figures, main = simulation.progress.evaluations[round], simulation.job.strategy.task.main
+    kind = EVALUATE if simulation.progress.following is None else EVALUATE_ALL
+    silos = f"{figures['silos']:.0f} silos"
+    return f"{kind}  {silos}  model after round {round}, all silos' hold-outs: {_measured(figures, main)}"
+
+
+def after(spec: JobSpec, ended: Sequence[str]) -> str:
+    """Where a simulation stands after rounds that ended so: `round 3`, or `step 3` in a job of steps."""
+    return f"round {len(ended)}" if spec.steps is None else f"step {ended.count(APPLIED)}"
+
+
+@contextmanager
+def said_if_interrupted(spec: JobSpec, folder: SimulationFolder | None) -> Iterator[None]:
+    """Ctrl-C and SIGTERM: what is kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder is None:
+            told = "interrupted: nothing is kept without --out"
+        elif ended := folder.ended():
+            told = f"interrupted after {after(spec, ended)}: the same command goes on from there"
+        else:
+            told = "interrupted before a round had ended: the same command starts again"
+        click.echo(f"{CLEAR if sys.stderr.isatty() else ''}{told}", err=True)
+        raise
+
+
+def last_line(simulation: Simulation, *, rows: RowRule | None, model: str | None) -> dict[str, Any]:
+    """The document of the last line. model: where the model is written, if it is."""
+    spec, progress = simulation.job.spec, simulation.progress
+    closing = {
+        kind: {name: finite(value) for name, value in figures.items()}
+        for kind, figures in simulation.closing.items()
+    }
+    own = personal_of({name: value for figures in closing.values() for name, value in figures.items()})
+    document: dict[str, Any] = {
+        "closing": closing,
+        "final_accuracy": finite(simulation.final_accuracy),
+        "accuracy_noise": accuracy_noise(simulation),
+        "final_loss": finite(simulation.final_loss),
+        "main_figure": simulation.main_figure,
+        "final_figure": finite(simulation.final_figure),
+        "final_personal_accuracy": None if own is None else own.accuracy,
+        "final_model_after_round": progress.measured.trained,
+        "state_digest": simulation.state_digest,
+        "model_after_round": simulation.model[0],
+        "kept": _kept(simulation),
+        "evaluations": curve(progress.evaluations),
+        "stopped": simulation.stopped,
+        "class_rows": rows,
+        "unusual": list(spec.method.passed_over),
+    }
+    if progress.tables:
+        document["tables"] = progress.tables
+    return document if model is None else {**document, "model": model}
+
+
+def closing_lines(simulation: Simulation) -> Iterator[str]:
+    """How the job ended, and what stands in no round's line."""
+    spec, main = simulation.job.spec, simulation.job.strategy.task.main
+    figures = {name: value for each in simulation.closing.values() for name, value in each.items()}
+    if CALIBRATED in figures:
+        yield f"calibrate  {_rows(figures[CALIBRATED], spec)}"
+    if simulation.stopped:
+        yield simulation.stopped
+    if spec.keep is not None and simulation.progress.best is not None:
+        yield from _kept_lines(simulation, spec.keep)
+    noise = accuracy_noise(simulation)
+    if noise is not None:
+        told = f"final accuracy {simulation.final_accuracy:.4f}"
+        yield f"{told} (measured under noise of standard deviation {noise:.3f})"
+    own = personal_of(figures)
+    if own is not None:
+        yield f"final personal models: {score_word(main)} {own}"
+
+
+def accuracy_noise(simulation: Simulation) -> float | None:
+    """Standard deviation that the noise of a private job gives the final accuracy."""
+    spec = simulation.job.spec
+    if spec.privacy is None or simulation.final_accuracy is None:
+        return None
+    tested = simulation.closing[EVALUATE].get("tested", 0.0)
+    deviation = promise_of(spec, simulation.state).accuracy_deviation
+    return finite(deviation(simulation.final_accuracy, tested))
+
+
+def _kept(simulation: Simulation) -> dict[str, Any] | None:
+    """The model of the best round, where the job hands it out, by the test that made it the best."""
+    rule, best = simulation.job.spec.keep, simulation.progress.best
+    if rule is None or best is None:
+        return None
+    return {
+        "after_round": best[0],
+        "metric": rule.metric,
+        "figures": {name: finite(value) for name, value in simulation.progress.best_figures.items()},
+        "state_digest": state_digest(state_to_bytes(best[1])).hex(),
+    }
+
+
+def _kept_lines(simulation: Simulation, rule: KeepSpec) -> Iterator[str]:
+    main, of_best = simulation.main_figure, simulation.progress.best_figures
+    trained, (kept, _) = simulation.progress.measured.trained, simulation.model
+    told = f"kept: the model after round {kept}"
+    if rule.metric in of_best:
+        told += f", {rule.metric} {of_best[rule.metric]:.4g}, the {rule.best}"
+    if main in of_best and main != rule.metric:
+        told += f"; {main} {of_best[main]:.4g}"
+    yield told
+    if kept != trained:
+        last = _measured(simulation.closing[EVALUATE], main)
+        yield f"the final figures are of the model after round {trained}: {last}"
+
+
+def _rows(classes: float, spec: JobSpec) -> str:
+    return f"rows of {classes:.0f} of {spec.classes} classes"
+
+
+def _measured(figures: Mapping[str, float], main: str) -> str:
+    figure, loss = finite(figures.get(main)), finite(figures.get("loss"))
+    with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
+    return "" if figure is None else f"{main} {figure:.3f}{with_loss}"
