@@ -58,5 +58,13 @@ async def serve(settings: ConsoleSettings) -> None:
             stopping=asyncio.Event(),
         )
         await coordinator.try_once()
-        log.info("console serves", url=settings.url, listen=settings.listen, operator=coordinator.own_name)
-        await serve_app(application(console), listening, tls=context, stopping=console.stopping)
+        operator = coordinator.own_name
+        await serve_app(
+            application(console),
+            listening,
+            tls=context,
+            stopping=console.stopping,
+            say=lambda: log.info(
+                "console serves", url=settings.url, listen=settings.listen, operator=operator
+            ),
+        )

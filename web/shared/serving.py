@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,9 +106,17 @@ class _Server(uvicorn.Server):
 
 
 async def serve_app(
-    app: ASGIApp, listening: socket.socket, *, tls: ssl.SSLContext | None, stopping: asyncio.Event
+    app: ASGIApp,
+    listening: socket.socket,
+    *,
+    tls: ssl.SSLContext | None,
+    stopping: asyncio.Event,
+    say: Callable[[], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT, which set `stopping`: live pages end then."""
+    """Serve until SIGTERM or SIGINT, which set `stopping`: live pages end then.
+
+    say: that it serves, once it may be stopped: who read it before would end the process without a farewell.
+    """
     context: dict[str, Any] = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
     config = uvicorn.Config(
         app,
@@ -132,6 +140,7 @@ async def serve_app(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
+    say()
     await server.serve(sockets=[listening])
 
 

@@ -253,5 +253,11 @@ def run(
             is_secure=False,
         ),
     )
-    say(silo.address)
-    asyncio.run(serve_app(application(silo), listening, tls=None, stopping=asyncio.Event()))
+    serving = serve_app(
+        application(silo),
+        listening,
+        tls=None,
+        stopping=asyncio.Event(),
+        say=lambda: say(silo.address),
+    )
+    asyncio.run(serving)

@@ -38,11 +38,12 @@ async def _served(tls: ssl.SSLContext | None, answer: Answer = _who) -> AsyncIte
     """The port of a small application, which is stopped as by SIGTERM."""
     stopping, app = asyncio.Event(), Starlette(routes=[Route("/", answer, methods=["GET", "POST"])])
     listening = bound_socket("127.0.0.1:0")
-    task = asyncio.create_task(serve_app(app, listening, tls=tls, stopping=stopping))
+    told = asyncio.Event()
+    task = asyncio.create_task(serve_app(app, listening, tls=tls, stopping=stopping, say=told.set))
     try:
+        await told.wait()
         yield listening.getsockname()[1]
     finally:
-        await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
         await task
         assert stopping.is_set()
@@ -140,3 +141,16 @@ def test_address_that_is_taken_and_files_that_are_none_are_named(tmp_path: Path)
     files = IdentityFiles(certificate=tmp_path / "none.crt", key=tmp_path / "none.key")
     with pytest.raises(ConfigError, match="none.crt, .*none.key: expected a certificate and its key"):
         tls_context(files, clients=None)
+
+
+async def test_who_reads_that_it_serves_may_stop_it_at_once() -> None:
+    """The console said so first and was ready to be stopped later: in between SIGTERM ended it with -15."""
+    stopping = asyncio.Event()
+    await serve_app(
+        Starlette(),
+        bound_socket("127.0.0.1:0"),
+        tls=None,
+        stopping=stopping,
+        say=lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
+    assert stopping.is_set()
