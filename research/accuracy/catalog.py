@@ -69,7 +69,7 @@ IMAGE_ARMS = (
 CIFAR = Suite(
     name="cifar",
     about="a subset of CIFAR-10 (20,000 training and 4,000 test images), 50 silos of which a round draws 10, "
-    "the network cnn, crops and flips, 60 rounds of 3 local epochs in batches of 50; 10 rounds in tuning",
+    "the network cnn, crops and flips, 60 rounds of 3 local epochs in batches of 10; 10 rounds in tuning",
     arms=IMAGE_ARMS,
     seeds=(1, 2, 3),
     tuning_seeds=(101,),
@@ -92,7 +92,7 @@ CIFAR = Suite(
                 "model": {"name": "cnn"},
                 "normalize": {"mean": [0.4908, 0.4818, 0.4467], "std": [0.2455, 0.2430, 0.2606]},
                 "augment": [{"kind": "random-crop", "padding": 4}, {"kind": "horizontal-flip"}],
-                "training": {**SGD, "local_epochs": 3, "batch_size": 50},
+                "training": {**SGD, "local_epochs": 3, "batch_size": 10},
             },
         )
         for name in ("2 shards", "Dirichlet 0.1")
@@ -101,11 +101,10 @@ CIFAR = Suite(
 CHEST = Suite(
     name="chest",
     about="PneumoniaMNIST with as many images of each class (2,428 for training, 468 for tests), 20 silos, "
-    "the network cnn, 20 rounds of 2 local epochs in batches of 32; 10 rounds in tuning",
+    "the network cnn, 20 rounds of 2 local epochs in batches of 8",
     arms=IMAGE_ARMS,
     seeds=(1, 2, 3, 4, 5),
-    tuning_seeds=(101, 102),
-    tuning_rounds=10,
+    tuning_seeds=(101,),
     settings=tuple(
         Setting(
             name=name,
@@ -121,7 +120,7 @@ CHEST = Suite(
                 "input_shape": [1, 28, 28],
                 "rounds": 20,
                 "model": {"name": "cnn"},
-                "training": {**SGD, "local_epochs": 2, "batch_size": 32},
+                "training": {**SGD, "local_epochs": 2, "batch_size": 8},
             },
         )
         for name in ("Dirichlet 0.3", "Dirichlet 1")
