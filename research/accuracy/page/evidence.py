@@ -107,10 +107,10 @@ def _accuracies(report: Report) -> list[str]:
 
 def _sections(report: Report) -> list[str]:
     """Tables and sentences of what has run."""
+    sentences = [*words.contrast_sentences(report), *words.baseline_sentences(report)]
     found = [
         _setting(report),
-        "What follows from the tables below:",
-        _list([*words.contrast_sentences(report), *words.baseline_sentences(report)]),
+        *(["What follows from the tables below:", _list(sentences)] if sentences else []),
         *_accuracies(report),
         *_family(
             report,
