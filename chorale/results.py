@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 APPLIED, USED_UP = "applied", "used-up"  # as in the record of a real round
 ALL = "_all"  # ends the name of a figure over all silos, where rounds draw theirs
 SILOS = "silos"
-OWN = (
-    "personal_"  # begins the name of a figure of the silos' own models, which a round tests before it trains
-)
+OWN = "personal_"  # begins the name of a figure of silos' own models, which a round tests before it trains
 FIRST = ("accuracy", "loss")  # figures that come first in a table, after the task's main one
 
 

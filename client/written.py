@@ -40,7 +40,8 @@ def _check_model(written: Mapping[str, object], spec: JobSpec) -> None:
 
 def _check_schedule(written: Mapping[str, object], spec: JobSpec) -> None:
     schedule = spec.training.schedule
-    for field in _chosen(written, schedule, {"step_rounds", "milestones", "gamma"}):
+    of_kinds = {field for used in schedule.USED.values() for field in used}
+    for field in _chosen(written, schedule, of_kinds):
         kinds = [kind for kind, used in schedule.USED.items() if field in used]
         if schedule.kind not in kinds:
             where = f"got it with {schedule.kind}" + ("" if "kind" in written else ", the default kind")

@@ -13,7 +13,7 @@ from silo_agent.data.settings import PartitionSettings
 from strategies.phases.enrollment import CLASS_PRESENCE
 
 JOB, DATA, FOLDER = "job.yaml", "data.yaml", "FOLDER"
-OPTIONS = ("kind", "alpha", "shards_per_silo")  # of a cut, which `chorale simulate` has options for
+NUMBERS = ("alpha", "shards_per_silo")  # of a cut, which `chorale simulate` has options for
 
 
 def job_file(cell: Cell) -> bytes:
@@ -40,7 +40,7 @@ def command(cell: Cell, spec: JobSpec) -> list[str]:
     else:
         data = cell.federation.data
         words += ["--data", data.form, "--path", f"{FOLDER}/{data.place}", "--partition", str(cut["kind"])]
-        for name in ("alpha", "shards_per_silo"):
+        for name in NUMBERS:
             if name in cut:
                 words += [f"--{name.replace('_', '-')}", f"{cut[name]:g}"]
         if cut["kind"] == "dirichlet":
@@ -63,6 +63,6 @@ def settings_files(cell: Cell) -> Mapping[str, Mapping[str, Any]]:
             f"{name}.yaml": {"name": name, "data": {**source, "path": f"{path}/{name}.npz"}}
             for name in data.of_silos
         }
-    if data.holdout is None and set(cut) <= set(OPTIONS):
+    if data.holdout is None and set(cut) <= {"kind", *NUMBERS}:
         return {}
     return {DATA: {**source, "partition": {**cut, "silos": cell.federation.silos, "index": 0}}}

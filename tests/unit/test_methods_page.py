@@ -45,7 +45,7 @@ def test_every_preset_has_its_row_and_names_its_paper() -> None:
 
 
 def test_choosing_a_method_says_of_every_preset_what_a_policy_has_to_allow() -> None:
-    """Methods that were added later were missing, so whoever chose one was told of it by a refusal."""
+    """The page left out newer methods, and who chose one learned it when the silos refused."""
     rows = [line.split("|") for line in CHOOSING.splitlines() if line.startswith("| `")]
     told = {preset: said for _, presets, said, *_ in rows for preset in re.findall("`([a-z_]+)`", presets)}
     fields = {"`class_statistics`", "`local_state`"}
