@@ -25,6 +25,7 @@ from client.settings import operator_settings
 from crypto.identity.certificates import Role
 from tests.support.ceremony import Ceremony
 from tests.support.halting import SENT, Halt
+from tests.support.ports import free_ports
 from tests.support.processes import Record, Service, run_cli, wait_until
 
 COORDINATOR = "hub"
@@ -54,6 +55,9 @@ class LocalFederation:
     services: dict[str, Service] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # a coordinator that comes back must listen where the silos dial, and a silo that dials meanwhile from
+        # a port that the system chose may have chosen that one
+        self.coordinator = {"listen": f"127.0.0.1:{free_ports(1)[0]}", **self.coordinator}
         self.ceremony = Ceremony(folder=self.folder / "members")
         self.ceremony.enroll(Role.COORDINATOR, COORDINATOR)
         self.ceremony.enroll(Role.OPERATOR, OPERATOR)
@@ -99,8 +103,6 @@ class LocalFederation:
         )
         assert endpoint.exists(), service.tail()
         self.endpoint = json.loads(endpoint.read_text())
-        # a coordinator that comes back must listen where the silos dial
-        self.coordinator = {**self.coordinator, "listen": self.endpoint["grpc"]}
         return service
 
     def start_silo(
@@ -201,7 +203,6 @@ class LocalFederation:
     def _coordinator_settings(self) -> Settings:
         return {
             "federation": self.ceremony.federation,
-            "listen": "127.0.0.1:0",
             "identity": self._identity(Role.COORDINATOR, COORDINATOR),
             "authority": str(self.ceremony.certificate_path),
             "roster": str(self.ceremony.roster_path),
