@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,6 +40,7 @@ MULTIPLIER = 1.0  # low, so that one release can be seen
 SAMPLE_RATE = 0.2
 SEED = bytes(32)
 FloatArray = NDArray[np.float64]
+Random = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +93,15 @@ def audited_job(preset: str, *, silos: int = SILOS, hidden: tuple[int, ...] = (1
 
 
 def audits(
-    spec: JobSpec, *, runs: int = RUNS, missing: float = 0.0, skipped: frozenset[str] = frozenset()
+    spec: JobSpec,
+    *,
+    runs: int = RUNS,
+    missing: float = 0.0,
+    skipped: frozenset[str] = frozenset(),
+    random: Random = os.urandom,
 ) -> Iterator[Audit]:
     """Each noised quantity of each phase but the skipped ones. missing: a share of the noise's variance that
-    is left out, to see that it would be noticed."""
+    is left out, to see that it would be noticed. random: of the keys of noise, roundings and draws."""
     state = {**initial_state(spec), TOTAL: np.array(1)}
     kinds = (*spec.method.opening, *spec.method.round_phases, *spec.method.closing)
     for kind in dict.fromkeys(kinds):
@@ -106,11 +112,19 @@ def audits(
         for quantity in _noised(spec, kind, state, members):
             if quantity.name in skipped:
                 continue
-            yield audit(spec, kind, quantity, released[quantity.name], runs=runs, missing=missing)
+            release = released[quantity.name]
+            yield audit(spec, kind, quantity, release, runs=runs, missing=missing, random=random)
 
 
 def audit(
-    spec: JobSpec, kind: str, quantity: Quantity, release: Release, *, runs: int, missing: float = 0.0
+    spec: JobSpec,
+    kind: str,
+    quantity: Quantity,
+    release: Release,
+    *,
+    runs: int,
+    missing: float,
+    random: Random,
 ) -> Audit:
     """The bounds of one release, by `runs` runs of each world."""
     rule, members = spec.rule(len(spec.silos)), len(spec.silos)
@@ -119,9 +133,9 @@ def audit(
     assert isinstance(release, Gaussian | SampledGaussian)
     thinner = replace(quantity.noise, variance=quantity.noise.variance * (1.0 - missing))
     moved = _moved(quantity, thinner)
-    is_drawn_N = _drawn(release, runs)
+    is_drawn_N = _drawn(release, runs, random)
     noise_N, with_N = (
-        _seen(quantity, thinner, values_N, honest=rule.min_honest, colluders=colluders)
+        _seen(quantity, thinner, values_N, honest=rule.min_honest, colluders=colluders, random=random)
         for values_N in (np.zeros(runs), np.where(is_drawn_N, moved, 0.0))
     )
     multiplier = noise_at_most(noise_N) / (moved / _unit(quantity, thinner))
@@ -157,17 +171,23 @@ def _unit(quantity: Quantity, noise: Noise) -> float:
     return noise.scale if quantity.is_whole_units else 1.0
 
 
-def _drawn(release: Release, runs: int) -> NDArray[np.bool_]:
+def _drawn(release: Release, runs: int, random: Random) -> NDArray[np.bool_]:
     """Whether the record is in the run: always, or as the silo draws its batches."""
     if not isinstance(release, SampledGaussian):
         return np.ones(runs, bool)
     is_drawn_N = np.zeros(runs, bool)
-    is_drawn_N[Draws(os.urandom).records(runs, rate=release.sample_rate)] = True
+    is_drawn_N[Draws(random).records(runs, rate=release.sample_rate)] = True
     return is_drawn_N
 
 
 def _seen(
-    quantity: Quantity, noise: Noise, values_N: FloatArray, *, honest: int, colluders: int
+    quantity: Quantity,
+    noise: Noise,
+    values_N: FloatArray,
+    *,
+    honest: int,
+    colluders: int,
+    random: Random,
 ) -> FloatArray:
     """What the adversary has: the sum less what the colluders sent. values_N: of the target."""
     stretched = replace(quantity, shape=(len(values_N),), noise=noise, is_tagged=False)
@@ -176,7 +196,7 @@ def _seen(
     for place in range(honest + colluders):
         values = values_N if place == 0 else np.zeros(len(values_N))
         handed = values.astype(np.int64) if quantity.is_whole_units else values
-        words = Encoder({quantity.name: handed}, layout=layout).encode().vectors
+        words = Encoder({quantity.name: handed}, layout=layout, random=random).encode().vectors
         ring.add_into(total, words)
         if place >= honest:
             _subtract(total, words)

@@ -1,4 +1,8 @@
-"""The audit finds nothing where noise is right, and finds what is wrong where it is not."""
+"""The audit finds nothing where noise is right, and finds what is wrong where it is not.
+
+Noise of single quantities is drawn under fixed keys, so these tests pass or fail for good: under fresh ones a
+right mechanism is refuted once in some hundred runs of five quantities.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,8 @@ TWO = {"skipped": frozenset({"correct", "tested", "loss_sum"})}  # leaves a coun
 
 
 def _audits(**options: Any) -> dict[str, Audit]:
-    return {each.quantity: each for each in audits(audited_job("fedavg"), runs=RUNS, **options)}
+    random, spec = np.random.default_rng(6).bytes, audited_job("fedavg")
+    return {each.quantity: each for each in audits(spec, runs=RUNS, random=random, **options)}
 
 
 def test_bound_by_counting_is_below_the_true_epsilon_and_not_far() -> None:
@@ -81,12 +86,13 @@ def test_noise_of_silos_that_may_collude_is_noticed_where_it_is_counted(
 
 
 def test_colluders_with_every_sum_key_leave_the_noise_of_the_others() -> None:
-    """Six silos, two of which take their words off the sum of a whole session."""
+    """Six silos, two of which take their words off the sum of a whole session. Its width is known to 0.5 %:
+    alarm at some six standard deviations over the bound's own three."""
     found = collusion.measure()
     honest = audited_job("fedavg", silos=found.silos).rule(found.silos).min_honest
     left = math.sqrt((found.silos - found.colluders) / honest)
     assert found.measured > found.promised
-    assert found.measured == pytest.approx(left * found.promised, rel=0.03)
+    assert found.measured == pytest.approx(left * found.promised, rel=0.05)
 
 
 @pytest.mark.gate
