@@ -288,8 +288,6 @@ class Simulation:
             told = "".join(f" ({silo}: {why})" for silo, why in list(report.left_out.items())[:1])
             raise SimulationFailed(f"{kind}: {report.reason}{told}")
         closing, figures, tables = self.progress.closing, report.figures, report.tables
-        if not self.shares_model:  # the evaluation tests the first model, too, which nobody trained
-            figures, tables = {name: figures[name] for name in PERSONAL if name in figures}, {}
         if kind in self.job.strategy.closing:
             closing = {**closing, kind: figures}
         if kind == EVALUATE:

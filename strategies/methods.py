@@ -105,7 +105,7 @@ class Strategy:
 
     def moves_model(self, kind: str) -> bool:
         """Whether what such a phase gives may be another state to the phases that follow (`use_digest`)."""
-        return self.reads_state(kind) and kind not in self._kinds_before_training
+        return self.reads_state(kind) and kind not in self.kinds_before_training
 
     def training_arrays(self, state: Arrays) -> list[str]:
         """Names of the arrays that silos train and test with: the model's, and what parts declare."""
@@ -121,7 +121,7 @@ class Strategy:
         state's model never moves, because silos keep their own, what parts read of the state decides, too.
         Source: docs/protocol.md 6.10.
         """
-        if kind in self._kinds_before_training:
+        if kind in self.kinds_before_training:
             assert self.recipe.statistic is not None
             asked = self.recipe.statistic.asks(state)
             return encoding.digest("asked-arrays", kind, _fingerprints(asked))
@@ -132,7 +132,8 @@ class Strategy:
         return encoding.digest("training-arrays", _fingerprints(asked))
 
     @property
-    def _kinds_before_training(self) -> tuple[str, ...]:
+    def kinds_before_training(self) -> tuple[str, ...]:
+        """Of the phases that sum a statistic of the received model before a round trains it."""
         return self.round_phases[: self.round_phases.index(TRAIN)]
 
     def under_noise(self) -> Strategy:
@@ -282,21 +283,23 @@ def _compose(name: str, recipe: Recipe, options: Options, task: DeclaredTask) ->
     own_models = recipe.personalization.beside_evaluation
     beside = () if statistic is None else statistic.beside_training
     if recipe.personalization.shares_nothing:
-        # the model in the state never moves: a test of it in every round would be one sum taken many times
+        # nobody trains the model in the state: a test would tell of the data, and say nothing of a method
         train = TrainPhase(update=None, statistics=(*own_models, *beside) if beside else ())
+        closing_sums = own_models
     else:
         train = TrainPhase(
             update=recipe.server_update.rule,
             statistics=(UpdateScale(), Evaluation(task=task), *own_models, *beside),
             keepers=() if keeper is None else (keeper,),
         )
+        closing_sums = (Evaluation(task=task, is_closing=True), *own_models)
     has_rows = statistic is not None or close.least_class_samples > 0
     opening: list[Phase] = [EnrollmentPhase(), *([ClassPresencePhase()] if has_rows else [])]
     rounds: list[Phase] = [*(() if statistic is None else statistic.before_training), train]
     calibration = () if close.before_evaluation is None else close.before_evaluation(options)
     closing: list[Phase] = [
         *calibration,
-        EvaluatePhase(statistics=(Evaluation(task=task, is_closing=True), *own_models)),
+        EvaluatePhase(statistics=closing_sums),
         *close.after_evaluation,
     ]
     return Strategy(

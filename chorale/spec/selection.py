@@ -146,6 +146,11 @@ def check_ends(spec: _HasEnds, method: Strategy) -> None:
             f"evaluate_all_every: with personalization {method.recipe.personalization} the whole model is "
             "each silo's own, and there is none that all silos could test: expected none"
         )
+    if method.task.asked and method.recipe.personalization.shares_nothing:
+        raise ConfigError(
+            f"task.metrics: with personalization {method.recipe.personalization} the whole model is each "
+            "silo's own, and they measure the common one: expected none"
+        )
     known = method.task.round_metrics
     for name, rule in (("keep", keep), ("stop", stop)):
         if rule is not None and rule.metric not in known:

@@ -342,8 +342,11 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     command, silo = _own_command(), out / "federation" / plan.names[0]
     figure, noise, main = report["final_figure"], report["accuracy_noise"], report["main_figure"]
     told = f"final {main} {figure:.4f}" if isinstance(figure, float) else f"final {main} unknown"
-    click.echo(told if noise is None else f"{told} (measured under noise of standard deviation {noise:.3f})")
-    if report["personal_accuracy"] is not None:
+    told += "" if noise is None else f" (measured under noise of standard deviation {noise:.3f})"
+    has_own = report["personal_accuracy"] is not None
+    if figure is not None or not has_own:  # silos that train alone have no common model to test
+        click.echo(told)
+    if has_own:
         click.echo(
             f"personal {score_word(main)} {report['personal_accuracy']:.4f} +- "
             f"{report['personal_accuracy_deviation']:.4f} over {report['personal_silos']} silos, "
@@ -363,9 +366,7 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     click.echo(f"{out / 'report.html'}  {out / 'report.json'}  {out / 'model.safetensors'}  {out / EVIDENCE}")
     click.echo("try next:")
     click.echo(f"  {command} evidence verify {out / EVIDENCE} --model {out / 'model.safetensors'}")
-    shown = "ledger" if plan.is_private else "policy"
-    if report["personal_accuracy"] is not None:
-        shown = "personal"
+    shown = "personal" if has_own else "ledger" if plan.is_private else "policy"
     click.echo(f"  {command} silo {shown} --config {silo / 'silo.yaml'}")
     privacy = plan.job.get("privacy") or {}
     dp = "".join(f" --dp {word}" for word in EPSILONS if privacy.get(word))

@@ -164,7 +164,11 @@ def _rows_told(report: Document) -> str:
 
 def _headline(report: Document) -> str:
     final, main = report["final_figure"], report["main_figure"]
-    figure = f"no final {main}" if final is None else f"final {main} {final:.4f}"
+    own = report["personal_accuracy"]
+    if final is not None:
+        figure = f"final {main} {final:.4f}"
+    else:
+        figure = f"no final {main}" if own is None else f"personal {score_word(main)} {own:.4f}"
     if report["kept"] and final is not None and report["model_round"] != report["final_model_round"]:
         figure += f" of the model after round {report['final_model_round']}"
     why = f" ({report['reason']})" if report["reason"] else ""

@@ -74,10 +74,9 @@ def _personal_line(kept: KeptModel, *, is_confirmed: bool) -> str:
     facts = kept.facts
     measured = "no hold-out to test it on"
     if "accuracy" in facts:
-        measured = (
-            f"accuracy {facts['accuracy']}, the global model {facts['accuracy_of_global_model']}, "
-            f"on {facts['tested']} samples"
-        )
+        before = facts.get("accuracy_of_global_model")
+        beside = "" if before is None else f"the global model {before}, "
+        measured = f"accuracy {facts['accuracy']}, {beside}on {facts['tested']} samples"
     origin = "the one that the other silos had" if is_confirmed else "not confirmed by a sum with this silo"
     return (
         f"{kept.id}  {facts['name']}  {facts['method']}  {measured}\n"

@@ -75,7 +75,7 @@ def next_step(
 def _has_sum_of(job: Job, rows: Sequence[PhaseRow], kind: str) -> bool:
     """Whether a statistic before the training was summed over the present model, in a round whose training
     came to nothing: what silos would send is the same, and they refuse to send it again and again."""
-    if kind not in job.strategy.round_phases or job.strategy.moves_model(kind):
+    if kind not in job.strategy.kinds_before_training:
         return False
     since = model_since(job, rows)
     return any(row.sequence > since and row.phase == kind and row.state is PhaseState.APPLIED for row in rows)

@@ -31,15 +31,15 @@ ANY_ATTEMPT = 1  # all attempts at a phase send the same input
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonalModel:
     """What a silo fine-tuned. score and score_before: how good this model and the global one that it came
-    from are on the hold-out, from 0 to 1 (`DeclaredTask.score`). epochs: passes over the data. learning_rate:
-    0 where nothing was trained by steps."""
+    from are on the hold-out, from 0 to 1 (`DeclaredTask.score`); None where silos share no model. epochs:
+    passes over the data. learning_rate: 0 where nothing was trained by steps."""
 
     arrays: Arrays = field(repr=False)
     tuned: str
     epochs: float
     learning_rate: float
     tested: int
-    score_before: float
+    score_before: float | None
     score: float
 
 
@@ -87,7 +87,8 @@ class PersonalModels:
         }
         if model.tested:
             facts["accuracy"] = f"{model.score:.6f}"
-            facts["accuracy_of_global_model"] = f"{model.score_before:.6f}"
+            if model.score_before is not None:
+                facts["accuracy_of_global_model"] = f"{model.score_before:.6f}"
         write_atomic(path, safetensors.numpy.save(dict(model.arrays), metadata=facts))
 
     def is_confirmed(self, kept: KeptModel) -> bool:

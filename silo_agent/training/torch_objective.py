@@ -230,41 +230,41 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
     """The received model's figures on the hold-out and, where a part of it is the silo's own, how good the
     silo's own model is. At the end that model stays with the institution.
 
-    In rounds in which the whole model is the silo's own, those of its own model alone, and none where a round
-    sums nothing of the data.
+    Where the whole model is the silo's own, the sums are of that one alone, and there are none in a round
+    that sums nothing of the data.
     """
     work, method = setting.work, setting.work.spec.method
-    is_alone = method.recipe.personalization.shares_nothing and work.phase_kind == TRAIN
-    if is_alone and method.recipe.statistic is None:
+    own_models, score = method.recipe.personalization, method.task.score
+    if own_models.shares_nothing and work.phase_kind == TRAIN and method.recipe.statistic is None:
         return {}
     tested = _test_of(setting)
-    find_own = computed(method.recipe.personalization, PERSONALIZATIONS).model
-    if is_alone and find_own is not None:
-        own = tested(find_own(setting, setting.train, loss_for(setting)))
-        return own.personal_quantities(method.task.score)
-    figures = tested(
-        setting.received,
-        metrics=method.task.asked if work.phase_kind == EVALUATE else NO_METRICS,
-        loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
-        weight_steps=setting.weight_steps,
-    )
+    received: Figures | None = None
+    if not own_models.shares_nothing:
+        received = tested(
+            setting.received,
+            metrics=method.task.asked if work.phase_kind == EVALUATE else NO_METRICS,
+            loss_clip=None if work.spec.privacy is None else LOSS_CLIP,
+            weight_steps=setting.weight_steps,
+        )
+    sums = {} if received is None else received.sums
+    find_own = computed(own_models, PERSONALIZATIONS).model
     if find_own is None:
-        return figures.sums
+        return sums
     model = find_own(setting, setting.train, loss_for(setting))
-    own, score = tested(model), method.task.score
+    own = tested(model)
     if work.phase_kind == EVALUATE:
         work.keep_personal(
             PersonalModel(
                 arrays=model_arrays(model),
-                tuned=method.recipe.personalization.word,
+                tuned=own_models.word,
                 epochs=work.spec.training.passes_over(len(work.data.train)),
                 learning_rate=work.spec.learning_rate_at(work.spec.rounds),
                 tested=own.tested,
-                score_before=score(figures.sums),
+                score_before=None if received is None else score(received.sums),
                 score=score(own.sums),
             )
         )
-    return {**figures.sums, **own.personal_quantities(score)}
+    return {**sums, **own.personal_quantities(score)}
 
 
 def _test_of(setting: Setting) -> Callable[..., Figures]:

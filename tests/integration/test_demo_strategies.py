@@ -55,8 +55,9 @@ BESIDE: dict[str, set[str]] = {
     "lg_fedavg": PERSONAL,
     "fedala": PERSONAL,
 }
-# of the update: nothing where silos train alone, who clip nothing where they sum nothing
-LEFT_OUT = {"local_only": {"delta", "clipped"}, "fedproto": {"delta"}}
+# where silos train alone they sum no update, and test no common model; who sums nothing clips nothing
+ALONE = {"delta", "correct", "tested", "loss_sum"}
+LEFT_OUT = {"local_only": ALONE | {"clipped"}, "fedproto": ALONE}
 # the global model has an untrained head or body
 OWN_PARTS = ("fedper", "fedrep", "local_only", "fedproto", "lg_fedavg")
 ALWAYS = "fedcsd"
@@ -76,6 +77,7 @@ def test_demo_of_a_method_ends_and_reports_what_was_summed(preset: str, tmp_path
     assert told["dropped"] == []
     figure = "personal_accuracy" if preset in OWN_PARTS else "final_accuracy"
     assert told[figure] > 0.5  # chance is 0.1
+    assert (told["final_accuracy"] is None) == (preset in LEFT_OUT)
 
 
 def test_every_preset_has_its_sums_written_down_here() -> None:

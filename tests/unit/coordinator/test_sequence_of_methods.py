@@ -12,6 +12,7 @@ from chorale.v1 import records_pb2
 from coordinator.jobs.sequence import JobFailed, Step, model_since, next_step
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow
+from strategies.presets import PRESETS
 from tests.unit.coordinator.job_phases import make_job, make_row
 
 OPENING = [(0, "enrollment.0"), (0, "class-presence.0")]
@@ -36,6 +37,15 @@ def rounds(*numbers: int) -> list[Step]:
 
 def test_class_presence_runs_once_before_the_first_round_and_prototypes_before_every_training() -> None:
     assert walk(make_job("fedcsd")) == [*OPENING, *rounds(1, 2, 3), (3, "evaluate.0")]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_method_trains_in_every_round(preset: str) -> None:
+    """Also where silos train alone, and no training moves the model of the global state."""
+    job = make_job(preset, model={"name": "mlp", "hidden": [8]})
+    kinds = job.strategy.round_phases
+    in_rounds = [step for step in walk(job) if step[1] in kinds]
+    assert in_rounds == [(number, kind) for number in (1, 2, 3) for kind in kinds]
 
 
 def test_class_presence_that_was_used_up_is_repeated_under_its_next_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from silo_agent.data.base import SiloData
+from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.seeding import shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
@@ -118,6 +120,29 @@ def test_lg_fedavg_with_the_received_body_is_a_round_of_fedavg() -> None:
     own, together = (make_work(job_of(preset, **plain), data_of(0)) for preset in ("lg_fedavg", "fedavg"))
     head_P = TorchObjective(device="cpu").compute(own)["delta"]
     assert np.array_equal(head_P, TorchObjective(device="cpu").compute(together)["delta"][-head_P.size :])
+
+
+@pytest.mark.parametrize(
+    ("preset", "has_figures"), [("local_only", False), ("fedproto", False), ("lg_fedavg", True)]
+)
+def test_model_that_nobody_trains_is_not_tested_at_the_end(preset: str, has_figures: bool) -> None:
+    """Its accuracy would stand in reports as the method's; a silo keeps none beside its own model's."""
+    kept: list[PersonalModel] = []
+    work = replace(make_work(job_of(preset), data_of(0), kind="evaluate"), keep_personal=kept.append)
+    sums = TorchObjective(device="cpu").compute(work)
+    assert ({"correct", "tested", "loss_sum"} <= sums.keys()) == has_figures
+    assert {"personal_accuracy", "personal_accuracy_square", "personal_silos"} <= sums.keys()
+    assert (kept[0].score_before is not None) == has_figures
+    figures = run(preset)[-1].figures
+    assert ("accuracy" in figures) == has_figures
+    assert figures["personal_silos"] == 4
+
+
+def test_metrics_of_a_model_that_nobody_trains_are_refused() -> None:
+    task = {"name": "classification", "metrics": ["confusion"]}
+    with pytest.raises(ValueError, match=r"task\.metrics: with personalization alone the whole model is"):
+        job_of("local_only", task=task)
+    job_of("lg_fedavg", task=task)
 
 
 @pytest.mark.parametrize("preset", ["local_only", "fedproto"])

@@ -93,6 +93,12 @@ def test_a_silo_without_a_holdout_has_a_model_and_no_accuracy(shelf: Shelf) -> N
     assert (facts["tested"], "accuracy" in facts) == ("0", False)
 
 
+def test_a_model_beside_which_none_is_shared_is_compared_with_none(shelf: Shelf) -> None:
+    shelf.keep(1.0, score_before=None)
+    facts = shelf.models.find(shelf.job.id).facts
+    assert (facts["accuracy"], "accuracy_of_global_model" in facts) == ("0.950000", False)
+
+
 def test_a_phase_that_comes_again_replaces_the_model_until_its_sum_was_revealed(shelf: Shelf) -> None:
     shelf.keep(1.0)
     shelf.keep(2.0, phase="fine-tune.1")

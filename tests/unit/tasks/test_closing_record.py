@@ -133,7 +133,11 @@ def test_methods_by_class_refuse_tasks_that_have_none() -> None:
     refused = []
     for preset in PRESETS:
         try:
-            job_of("regression", strategy={"preset": preset})
+            job_of(
+                "regression",
+                task={"name": "regression", "options": {"low": -20.0, "high": 60.0}},
+                strategy={"preset": preset},
+            )
         except ValueError as error:
             refused.append((preset, "needs task classification" in str(error)))
     by_class = ("feddw", "fedcsd", "fedntd", "fedetf", "fedgela", "dot_regression", "feddr_plus")
