@@ -33,6 +33,12 @@ OPERATOR = "ops"
 Settings = dict[str, Any]
 
 
+def _own_address() -> str:
+    """Where a coordinator that comes back can listen again: what dials meanwhile may be given any port that the
+    system chooses from."""
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
 @dataclass(kw_only=True)
 class LocalFederation:
     """silos: how many. `coordinator`, `policy`, `silo` override fields of the files of each kind.
@@ -53,11 +59,9 @@ class LocalFederation:
     coordinator_module: str = "cli.main"
     executed: Collection[str] = ()
     services: dict[str, Service] = field(default_factory=dict)
+    listen: str = field(default_factory=_own_address)
 
     def __post_init__(self) -> None:
-        # a coordinator that comes back must listen where the silos dial, and a silo that dials meanwhile from
-        # a port that the system chose may have chosen that one
-        self.coordinator = {"listen": f"127.0.0.1:{free_ports(1)[0]}", **self.coordinator}
         self.ceremony = Ceremony(folder=self.folder / "members")
         self.ceremony.enroll(Role.COORDINATOR, COORDINATOR)
         self.ceremony.enroll(Role.OPERATOR, OPERATOR)
@@ -203,6 +207,7 @@ class LocalFederation:
     def _coordinator_settings(self) -> Settings:
         return {
             "federation": self.ceremony.federation,
+            "listen": self.listen,
             "identity": self._identity(Role.COORDINATOR, COORDINATOR),
             "authority": str(self.ceremony.certificate_path),
             "roster": str(self.ceremony.roster_path),
