@@ -34,8 +34,7 @@ Settings = dict[str, Any]
 
 
 def _own_address() -> str:
-    """Where a coordinator that comes back can listen again: what dials meanwhile may be given any port that the
-    system chooses from."""
+    """Where a coordinator can listen again that comes back: no port that the system may give away meanwhile."""
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
