@@ -34,7 +34,7 @@ Settings = dict[str, Any]
 
 
 def _own_address() -> str:
-    """Where a coordinator can listen again that comes back: no port that the system may give away meanwhile."""
+    """No port that the system may give away while the coordinator is down: it listens where silos dial."""
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
