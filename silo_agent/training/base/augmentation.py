@@ -11,7 +11,7 @@ N = samples of a batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from chorale.spec.image_specs import (
 from silo_agent.objective import Work
 from silo_agent.seeding import derive_seed, reseeding
 from silo_agent.training.base.batches import Batch
+from silo_agent.training.base.crops_and_flips import Move, crops_and_flips
 
 BORDERS = {"zeros": "constant", "reflect": "reflect", "edge": "edge"}
 
@@ -54,27 +55,20 @@ class Augmentation:
         has_dense_labels: bool,
         is_private: bool,
     ) -> None:
-        # a second to load, and most jobs do not need it
-        from silo_agent.torchvision_compat import tv_tensors, v2
-
-        self._transform = v2.Compose([_made(each, size) for each in transforms])
-        self._image: Callable[[Tensor], Tensor] = tv_tensors.Image
-        self._mask: Callable[[Tensor], Tensor] = tv_tensors.Mask
+        quick = None if has_dense_labels else crops_and_flips(transforms)
+        self._move = quick or by_torchvision(transforms, size, has_masks=has_dense_labels)
         self._seed, self._has_dense_labels, self._is_private = seed, has_dense_labels, is_private
 
     def __call__(self, batch: Batch, *, step: int) -> Batch:
         """Shapes: inputs (N, channels, height, width), labels (N, ...) -> the same. N: at least 1."""
-        images, masks = [], []
+        images, labels = [], []
         with reseeding() as reseed:
             for image, label, known in zip(batch.inputs, batch.labels_N, self._names(batch), strict=True):
                 reseed(derive_seed("augment", self._seed, step, known))
-                if self._has_dense_labels:
-                    moved, mask = self._transform(self._image(image), self._mask(label))
-                    masks.append(mask.as_subclass(Tensor))
-                else:
-                    moved = self._transform(self._image(image))
-                images.append(moved.as_subclass(Tensor))
-        labels_N = torch.stack(masks) if masks else batch.labels_N
+                moved, its_label = self._move(image, label)
+                images.append(moved)
+                labels.append(its_label)
+        labels_N = torch.stack(labels) if self._has_dense_labels else batch.labels_N
         return replace(batch, inputs=torch.stack(images), labels_N=labels_N)
 
     def _names(self, batch: Batch) -> list[str]:
@@ -97,6 +91,22 @@ def augmentation_of(work: Work) -> Augmentation | None:
         has_dense_labels=has_dense_labels(input_shape=spec.input_shape, target_shape=target.shape),
         is_private=spec.privacy is not None,
     )
+
+
+def by_torchvision(transforms: Sequence[TransformSpec], size: tuple[int, int], *, has_masks: bool) -> Move:
+    """All of them; has_masks: labels are one number a pixel, and go with their image."""
+    # a second to load, and most jobs do not need it
+    from silo_agent.torchvision_compat import tv_tensors, v2
+
+    transform = v2.Compose([_made(each, size) for each in transforms])
+
+    def move(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        if not has_masks:
+            return transform(tv_tensors.Image(image)).as_subclass(Tensor), label
+        moved, mask = transform(tv_tensors.Image(image), tv_tensors.Mask(label))
+        return moved.as_subclass(Tensor), mask.as_subclass(Tensor)
+
+    return move
 
 
 def _made(spec: TransformSpec, size: tuple[int, int]) -> Any:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from silo_agent.data.base import SiloData
 from silo_agent.objective import Work
-from silo_agent.training.base.augmentation import Augmentation, augmentation_of
+from silo_agent.seeding import seeded
+from silo_agent.training.base.augmentation import Augmentation, augmentation_of, by_torchvision
 from silo_agent.training.base.batches import Batch
+from silo_agent.training.base.crops_and_flips import crops_and_flips
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.local_loss import local_loss
@@ -90,6 +92,31 @@ def test_a_sample_becomes_the_same_wherever_it_stands_in_a_batch() -> None:
     assert torch.equal(made(batch_of([9]), step=3).inputs[0], together[1])
     assert together.shape == (3, *SHAPE)
     assert type(together) is Tensor
+
+
+@pytest.mark.parametrize("border", ["zeros", "reflect", "edge"])
+def test_crops_and_flips_are_torchvisions_to_the_bit(border: str) -> None:
+    """Both orders, because each draws what the one before has left."""
+    crop = {"kind": "random-crop", "padding": 3, "border": border}
+    for transforms in ([crop, EVERY[1], EVERY[2]], [EVERY[2], crop, crop, EVERY[1]]):
+        spec = image_work(augment=transforms).spec
+        assert spec.augment is not None
+        quick, whole = crops_and_flips(spec.augment), by_torchvision(spec.augment, (8, 8), has_masks=False)
+        assert quick is not None
+        for place, image in enumerate(torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(1))):
+            found = []
+            for move in (quick, whole):
+                with seeded(place):
+                    found.append((*move(image, torch.tensor(place)), torch.rand(1)))
+            assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_job_of_crops_and_flips_alone_asks_nothing_of_torchvision() -> None:
+    quick, other = (image_work(augment=each).spec.augment for each in (CROP, [*CROP, BLUR]))
+    assert quick is not None
+    assert other is not None
+    assert crops_and_flips(quick) is not None
+    assert crops_and_flips(other) is None
 
 
 @pytest.mark.parametrize(
