@@ -19,7 +19,7 @@ from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.plug_in_specs import ModelSpec
-from chorale.spec.selection import is_evaluated_after, tests_in
+from chorale.spec.selection import is_by_groups, is_evaluated_after, tests_in
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState
 from chorale.spec.strategy_spec import ScheduleSpec, StrategySpec, TrainingSpec
@@ -257,6 +257,7 @@ class Job:
             round=round,
             fraction=self.spec.fraction if is_drawn else 1.0,
             draw_seed=draw_seed if is_drawn else None,
+            by_groups=is_by_groups(self.spec),
         )
 
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:

@@ -17,6 +17,7 @@ from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import read_model
+from chorale.spec.selection import draws, is_by_groups
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
 from client.errors import about, require_extra, with_hint
@@ -132,11 +133,16 @@ def draw_notes(spec: JobSpec) -> list[str]:
 
     silos, members = len(spec.silos), spec.named_per_round
     colluders = default_colluders(silos)
-    risk = float(draw_risk(silos, members, colluders=colluders, rounds=spec.rounds))
+    risk = float(draw_risk(silos, members, colluders=colluders, rounds=draws(spec)))
     told = [
         f"fraction {spec.fraction:g}: if {colluders} of {silos} silos collude, a round names more than "
         f"{members // 3} of them with a chance of at most {risk:.2g} over the job"
     ]
+    if not is_by_groups(spec) and spec.rounds >= silos:
+        told.append(
+            f"each of {spec.rounds} rounds is drawn anew: where the model moves slowly, their sums tell of "
+            "single silos, and those of draw: groups do not"
+        )
     try:
         Policy(federation=spec.federation).check_draw(spec)
     except PolicyRefusal as refusal:

@@ -47,9 +47,11 @@ from chorale.spec.plug_in_specs import (
 from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
 from chorale.spec.selection import (
     MAX_ROUNDS,
+    Draw,
     KeepSpec,
     StopSpec,
     check_count,
+    check_draw,
     check_ends,
     expected_cohort_changes,
     with_rounds_of_steps,
@@ -123,6 +125,10 @@ class JobSpec(SpecPart):
         gt=0,
         le=1,
         description="share of the silos that each round names, by a draw of what all silos contribute to",
+    )
+    draw: Draw | None = Field(
+        default=None,
+        description="what a fraction below 1 draws: each of the rounds (null), or groups, which take turns",
     )
     evaluate_all_every: int | None = Field(
         default=None,
@@ -405,11 +411,7 @@ class JobSpec(SpecPart):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
-        if self.named_per_round < SMALLEST_FEDERATION:
-            raise ValueError(
-                f"fraction: expected at least {SMALLEST_FEDERATION} silos in a round, got "
-                f"{self.named_per_round} of {len(self.silos)}"
-            )
+        check_draw(self)
         self._check_data()
         pinned = [each.distribution for each in self.code or ()]
         if self.code is not None and sorted(pinned) != list(self.distributions):

@@ -1,8 +1,9 @@
-"""Which round's model is handed out, when rounds end early, and when all silos test the model between rounds.
+"""Whom rounds name, which round's model is handed out, when rounds end early, and when all silos test it.
 
 Round r + 1 tests the model after round r, so a job learns of a model one round later; where it says
 `evaluate_all_every`, the tests over all silos alone decide (docs/protocol.md 7.18). Pure: the coordinator
-and a simulation decide alike. Silos know the rules and check none of it: docs/decisions/0018-best-round.md.
+and a simulation decide alike. Silos know these rules and check none of it: docs/decisions/0018-best-round.md.
+Whom a round names they compute themselves; why groups: docs/decisions/0030-groups-that-take-turns.md.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pydantic import Field
 from chorale.spec.fields import SpecPart
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import ConfigError
-from crypto.session.cohort import CohortRule, expected_overlaps
+from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, expected_overlaps, group_fractions
 from strategies.methods import Strategy
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.phases.evaluation import EVALUATE
 
+Draw: TypeAlias = Literal["rounds", "groups"]  # what a fraction below 1 draws
 Measured: TypeAlias = tuple[int, float]  # a round, and the metric of the model after it
 Figures: TypeAlias = Mapping[str, float]
 
@@ -251,7 +253,37 @@ class _Drawn(Protocol):
     @property
     def draws_rounds(self) -> bool: ...
 
+    @property
+    def draw(self) -> Draw | None: ...
+
     def rule(self, members: int) -> CohortRule: ...
+
+
+def is_by_groups(spec: _Drawn) -> bool:
+    """Whether the silos of rounds are drawn once, into groups that take turns."""
+    return spec.draw == "groups"
+
+
+def draws(spec: _Drawn) -> int:
+    """How many sets of silos are drawn: one a round, or the groups."""
+    return len(spec.silos) // spec.named_per_round if is_by_groups(spec) else spec.rounds
+
+
+def check_draw(spec: _Drawn) -> None:
+    """Raises ValueError for rounds of too few silos, where nothing is drawn, and for groups of different
+    sizes."""
+    silos, members = len(spec.silos), spec.named_per_round
+    if members < SMALLEST_FEDERATION:
+        raise ValueError(
+            f"fraction: expected at least {SMALLEST_FEDERATION} silos in a round, got {members} of {silos}"
+        )
+    if spec.draw is not None and not spec.draws_rounds:
+        raise ValueError(f"draw: expected none where a round names all {silos} silos, got {spec.draw}")
+    if is_by_groups(spec) and silos % members:
+        fitting = ", ".join(f"{each:g}" for each in group_fractions(silos)) or "none"
+        raise ValueError(
+            f"draw: groups of {members} do not divide {silos} silos; fractions that do: {fitting}"
+        )
 
 
 def evaluations(spec: _Drawn) -> int:
@@ -285,5 +317,7 @@ def expected_cohort_changes(spec: _Drawn) -> float:
     """Of the rounds, and of the tests between them, each of which overlaps where a round names nearly all."""
     silos, named = len(spec.silos), spec.named_per_round
     min_cohort = spec.rule(named).min_cohort
-    of_rounds = expected_overlaps(silos, named, min_cohort=min_cohort, rounds=spec.rounds)
+    of_rounds = 0.0  # a group is disjoint from the others
+    if not is_by_groups(spec):
+        of_rounds = expected_overlaps(silos, named, min_cohort=min_cohort, rounds=spec.rounds)
     return of_rounds + (evaluations(spec) if spec.draws_rounds and names_nearly_all(spec) else 0)

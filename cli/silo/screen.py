@@ -36,14 +36,13 @@ HEADINGS = ("sum", "when", "numbers", "per record", "noise", "what the sum tells
 def screen(view: JobView) -> list[str]:
     """At most MAX_LINES lines of MAX_COLUMNS columns; what does not fit is counted."""
     offered, until = (f"{moment:%Y-%m-%d}" for moment in (view.offered, view.not_after))
-    named = "all" if view.silos_per_round == len(view.silos) else str(view.silos_per_round)
     parameters = "" if view.parameters is None else f"; {view.parameters:,} parameters"
     above = [
         _clipped(f"job {view.id}  {view.name}: {_decision_told(view)}"),
         *_labelled("asked by", [f"{view.operator}, offered {offered}, may run until {until}"]),
         *_labelled(
             "method",
-            [f"{view.count}, {named} of the silos in each, task {view.task}: {view.method}"],
+            [f"{view.count}, {view.named}, task {view.task}: {view.method}"],
             most=2,
         ),
         *_labelled("unusual", [f"passes over a rule: {rule}" for rule in view.unusual], most=MOST_UNUSUAL),

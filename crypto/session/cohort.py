@@ -75,12 +75,13 @@ def named_set(
     round: int,
     fraction: float = 1.0,
     draw_seed: bytes | None = None,
+    by_groups: bool = False,
 ) -> tuple[str, ...]:
-    """Names of the round's silos, sorted: all of the job's R silos that stand on the roster,
-    or the ceil(q R) smallest hashes of them.
+    """Names of the round's silos, sorted: all of the job's R silos that stand on the roster, or the ceil(q R)
+    smallest hashes of them, or those of the group whose turn it is.
 
-    draw_seed: 32 bytes, of the job; needed where not all R silos are wanted.
-    Source: docs/protocol.md 3.2.
+    draw_seed: 32 bytes, of the job; needed where not all R silos are wanted. by_groups: the job's silos are
+    drawn once into R / ceil(q R) groups, which divides. Source: docs/protocol.md 3.2.
     """
     present = [name for name in silos if name in on_roster]
     wanted = drawn_count(len(silos), fraction)
@@ -88,6 +89,11 @@ def named_set(
         return tuple(sorted(present))
     if draw_seed is None:
         raise LocalProtocolError("named set: a draw needs the job's draw seed")
+    if by_groups:
+        # of all silos, present or not: one that leaves moves nobody into another group
+        ranked = sorted(silos, key=lambda name: encoding.digest("group", draw_seed, name))
+        start = wanted * ((round - 1) % (len(silos) // wanted))
+        return tuple(sorted(name for name in ranked[start : start + wanted] if name in on_roster))
     ranked = sorted(present, key=lambda name: encoding.digest("named-set", draw_seed, round, name))
     return tuple(sorted(ranked[:wanted]))
 
@@ -113,6 +119,12 @@ def draw_seed(job_digest: bytes, self_mask_seeds: Mapping[str, bytes]) -> bytes:
 def drawn_count(silos: int, fraction: float) -> int:
     """ceil(q R), with q as it is written: 0.07 of 100 silos are 7, though 0.07 * 100 is a little more."""
     return math.ceil(Fraction(str(fraction)) * silos)
+
+
+def group_fractions(silos: int) -> list[float]:
+    """What divides R silos into groups of equal size, at least two of them, as decimals."""
+    sizes = [size for size in range(SMALLEST_FEDERATION, silos // 2 + 1) if silos % size == 0]
+    return [fraction_for(size, silos) for size in sizes]
 
 
 def default_colluders(silos: int) -> int:

@@ -21,6 +21,7 @@ from chorale.privacy.promise import Promise
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
+from chorale.spec.selection import is_by_groups
 from chorale.spec.state import GlobalState, trained_names
 from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import PolicyRefusal, Refusal
@@ -162,7 +163,7 @@ class JobView:
     record: str
     has_unit: bool
     silos: tuple[str, ...]
-    silos_per_round: int
+    named: str
     method: str
     model: str
     parameters: int | None
@@ -241,7 +242,7 @@ def job_view(
         record=record,
         has_unit=has_unit,
         silos=spec.silos,
-        silos_per_round=spec.named_per_round,
+        named=_named_told(spec),
         method=_method_told(spec),
         model=_model_told(spec),
         parameters=parameters,
@@ -353,6 +354,14 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
     named = refusal.rule or refusal.code
     field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else named.value
     return PolicyDifference(field=field, told=str(refusal).removeprefix("policy: "))
+
+
+def _named_told(spec: JobSpec) -> str:
+    """Which silos a round is of."""
+    if not spec.draws_rounds:
+        return "all of the silos in each"
+    how = "groups that take turns" if is_by_groups(spec) else "drawn anew"
+    return f"{spec.named_per_round} of the silos in each, {how}"
 
 
 def _method_told(spec: JobSpec) -> str:

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sized
 from enum import StrEnum
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -27,11 +26,9 @@ from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import (
     SMALLEST_FEDERATION,
     default_colluders,
-    draw_risk,
-    fraction_for,
-    smallest_draw,
 )
 from crypto.session.messages import SessionTerms
+from silo_agent.policy.drawn_rounds import check_drawn_rounds
 from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, raised
 from strategies.expected import got
 from strategies.presets import PRESETS
@@ -160,6 +157,10 @@ class Policy(BaseModel):
         le=1,
         description="chance, over a whole job with fraction below 1, that assumed colluders are more than a "
         "third of the silos that a round names; 1 accepts every fraction",
+    )
+    redrawn_rounds: Permission = Field(
+        default=Permission.ALLOW,
+        description="jobs that draw each round anew, of whose sums one silo's may follow: refuse or allow",
     )
     max_openings: int = Field(
         default=100,
@@ -334,27 +335,12 @@ class Policy(BaseModel):
         )
 
     def check_draw(self, spec: JobSpec) -> None:
-        """Raises PolicyRefusal where a job's rounds are so small that colluders may be too many in one.
-
-        Source: docs/protocol.md 3.2.
-        """
-        if not spec.draws_rounds:
-            return
-        silos, members, rounds = len(spec.silos), spec.named_per_round, spec.rounds
-        colluders = self.colluders(spec)
-        limit = Fraction(str(self.max_draw_risk))
-        risk = draw_risk(silos, members, colluders=colluders, rounds=rounds)
-        if risk <= limit:
-            return
-        enough = smallest_draw(silos, colluders=colluders, rounds=rounds, max_risk=limit)
-        way_out = "no fraction below 1 has so little"
-        if enough is not None:
-            way_out = f"{enough} silos a round are enough (fraction {fraction_for(enough, silos):g})"
-        raise _refusal(
-            f"{float(risk):.2g} by rounds of {members} of {silos} silos; {way_out}",
-            f"a chance of at most {self.max_draw_risk:g} (max_draw_risk) that a round names more than "
-            f"{members // 3} of {colluders} colluders",
-            Rule.MAX_DRAW_RISK,
+        """Raises PolicyRefusal, as `check_drawn_rounds`."""
+        check_drawn_rounds(
+            spec,
+            colluders=self.colluders(spec),
+            max_risk=self.max_draw_risk,
+            may_redraw=self.redrawn_rounds is Permission.ALLOW,
         )
 
     def _rate_refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
@@ -464,6 +450,8 @@ class Policy(BaseModel):
             refused.append("every statistic by class without noise")
         if self.shared_sums is Permission.REFUSE:
             refused.append("every method whose statistics by class other silos see")
+        if self.redrawn_rounds is Permission.REFUSE:
+            refused.append("every job that draws each round anew, and not groups")
         if self.local_state is Permission.REFUSE:
             refused.append("every method with local state whose sums have no noise")
         if self.initial_state is not FirstState.GIVEN:

@@ -213,7 +213,7 @@ def _tap(federation: LocalFederation, taps: ExitStack, role: Role, name: str) ->
         role,
         name,
         coordinator=COORDINATOR,
-        target=federation.coordinator["listen"],
+        target=federation.listen,
         folder=federation.folder / "wire",
     )
     return taps.enter_context(tap)

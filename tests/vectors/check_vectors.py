@@ -278,13 +278,20 @@ def in_units(value: float, quantity: Any, rounding_bits: int) -> int:
 
 
 def check_draw(vectors: Any) -> int:
-    """The seed of b in order of name, and the ceil(q R) smallest hashes of those on the roster."""
+    """The seed of b in order of name, and the ceil(q R) smallest hashes of those on the roster, or those of
+    them in the group of all silos whose turn it is."""
     for vector in vectors:
         seeds = {name: bytes.fromhex(seed) for name, seed in vector["self_mask_seeds"].items()}
         seed = digest("draw", bytes.fromhex(vector["job_digest"]), [seeds[name] for name in sorted(seeds)])
         expect("draw seed", seed.hex(), vector["draw_seed"])
         wanted = math.ceil(Fraction(vector["fraction"]) * len(seeds))
+        groups = sorted(seeds, key=lambda name: digest("group", seed, name))
         for round, named in vector["named"].items():
+            if vector["draw"] == "groups":
+                first = (int(round) - 1) * wanted % len(seeds)
+                turn = set(groups[first : first + wanted]) & set(vector["on_roster"])
+                expect(f"group of round {round}", sorted(turn), named)
+                continue
             ranked = {digest("named-set", seed, int(round), name): name for name in vector["on_roster"]}
             expect(
                 f"named set of round {round}", sorted(ranked[rank] for rank in sorted(ranked)[:wanted]), named

@@ -343,7 +343,12 @@ def noise_vector(
 def draw_vectors() -> list[dict[str, Any]]:
     """Jobs of R silos, of which the last is not on the roster where `is_one_away`."""
     vectors = []
-    for silos, fraction, is_one_away in [(5, "0.6", False), (30, "0.3", True), (100, "0.07", False)]:
+    for silos, fraction, is_one_away, draw in [
+        (5, "0.6", False, "rounds"),
+        (30, "0.3", True, "rounds"),
+        (100, "0.07", False, "rounds"),
+        (20, "0.25", True, "groups"),
+    ]:
         random = counter_bytes(f"draw {silos}")
         names = [f"clinic-{place}" for place in range(silos)]
         job_digest, seeds = random(32), {name: random(32) for name in names}
@@ -351,15 +356,21 @@ def draw_vectors() -> list[dict[str, Any]]:
         present = names[:-1] if is_one_away else names
         named = {
             str(round): cohort.named_set(
-                names, on_roster=present, round=round, fraction=float(fraction), draw_seed=seed
+                names,
+                on_roster=present,
+                round=round,
+                fraction=float(fraction),
+                draw_seed=seed,
+                by_groups=draw == "groups",
             )
-            for round in (1, 2, 100_000)
+            for round in (1, 2, 3, 4, 100_000)
         }
         vectors.append(
             {
                 "job_digest": job_digest.hex(),
                 "self_mask_seeds": {name: each.hex() for name, each in seeds.items()},
                 "fraction": fraction,
+                "draw": draw,
                 "on_roster": present,
                 "draw_seed": seed.hex(),
                 "named": named,

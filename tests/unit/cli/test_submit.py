@@ -72,8 +72,23 @@ def test_silos_that_are_not_there_are_named(connected: dict[str, bool], told: st
 )
 def test_the_risk_of_a_draw_is_told_first(silos: int, fraction: float, told: str, desk: Desk) -> None:
     names = [f"silo-{place}" for place in range(silos)]
-    notes = draw_notes(read_spec(desk.job(silos=names, fraction=fraction, rounds=100)))
-    assert "".join(f"{note}\n" for note in notes) == told
+    spec = read_spec(desk.job(silos=names, fraction=fraction, rounds=100))
+    risk = [note for note in draw_notes(spec) if not note.startswith("each of 100 rounds")]
+    assert "".join(f"{note}\n" for note in risk) == told
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_told"), [({}, True), ({"draw": "groups"}, False), ({"rounds": 29}, False)]
+)
+def test_as_many_draws_as_silos_are_told_to_whoever_submits(
+    fields: dict[str, Any], is_told: bool, desk: Desk
+) -> None:
+    names = [f"silo-{place}" for place in range(30)]
+    notes = draw_notes(read_spec(desk.job(**{"silos": names, "fraction": 0.5, "rounds": 30, **fields})))
+    assert (
+        any("sums tell of single silos, and those of draw: groups do not" in note for note in notes)
+        == is_told
+    )
 
 
 def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk, chorale: Calls) -> None:

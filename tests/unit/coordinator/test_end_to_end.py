@@ -270,8 +270,11 @@ async def test_job_goes_on_by_itself_after_a_fault_of_this_machine(make_hub, mon
     assert list(records[0].cohort) == hub.names
 
 
+@pytest.mark.parametrize(
+    ("silos", "drawn"), [(5, {"fraction": 0.6}), (6, {"fraction": 0.5, "draw": "groups"})]
+)
 async def test_draw_is_fixed_by_the_stored_seeds_where_the_coordinator_stops_before_it_applies(
-    make_hub, monkeypatch
+    silos, drawn, make_hub, monkeypatch
 ):
     """Between the reveal and the next state: nothing but the store knows the silos' b any more."""
     faults = iter([OSError(errno.EMFILE, "too many open files")])
@@ -283,10 +286,10 @@ async def test_draw_is_fixed_by_the_stored_seeds_where_the_coordinator_stops_bef
 
     monkeypatch.setattr("coordinator.jobs.outcome.StoredParts", open_after_a_fault)
     monkeypatch.setattr("coordinator.jobs.job_runner.RESUME_SECONDS", 0.05)
-    hub = make_hub(silos=5)
+    hub = make_hub(silos=silos)
     await hub.start()
     hub.start_silos()
-    digest = await hub.submit(rounds=4, fraction=0.6)
+    digest = await hub.submit(rounds=4, **drawn)
 
     summary, records = await hub.finish(digest)
 
@@ -302,7 +305,12 @@ async def test_draw_is_fixed_by_the_stored_seeds_where_the_coordinator_stops_bef
     assert state["method/draw_seed"].tobytes() == seed
     for record in records[1:-1]:
         assert tuple(record.cohort) == named_set(
-            hub.names, on_roster=hub.names, round=record.round, fraction=0.6, draw_seed=seed
+            hub.names,
+            on_roster=hub.names,
+            round=record.round,
+            fraction=drawn["fraction"],
+            draw_seed=seed,
+            by_groups="draw" in drawn,
         )
     assert list(records[-1].cohort) == hub.names
 

@@ -19,6 +19,7 @@ from crypto.session.cohort import (
     draw_seed,
     drawn_count,
     fraction_for,
+    group_fractions,
     named_set,
     smallest_draw,
 )
@@ -57,6 +58,33 @@ def test_a_roster_moves_no_silo_that_stays_out_of_a_draw() -> None:
         named = drawn(seed, round=round)
         for gone in set(SILOS) - set(named):
             assert drawn(seed, round=round, on_roster=[name for name in SILOS if name != gone]) == named
+
+
+def group(round: int, *, on_roster: Sequence[str] = SILOS, seed: bytes = bytes(32)) -> tuple[str, ...]:
+    return named_set(SILOS, on_roster=on_roster, round=round, fraction=0.5, draw_seed=seed, by_groups=True)
+
+
+def test_groups_are_drawn_once_share_nobody_and_take_turns() -> None:
+    one, other = group(1), group(2)
+    assert sorted([*one, *other]) == sorted(SILOS)
+    assert [group(round) for round in range(3, 9)] == [one, other] * 3
+    seeds = [hashlib.sha256(number.to_bytes(4, "big")).digest() for number in range(400)]
+    assert len({group(1, seed=seed) for seed in seeds}) == math.comb(6, 3)
+
+
+def test_a_silo_that_leaves_the_roster_moves_nobody_into_another_group() -> None:
+    """Then sums over groups as they were and as they are would show whom they moved."""
+    for gone in SILOS:
+        stay = [name for name in SILOS if name != gone]
+        for round in (1, 2):
+            assert group(round, on_roster=stay) == tuple(name for name in group(round) if name != gone)
+
+
+def test_fractions_that_divide_are_told_as_they_are_written() -> None:
+    assert group_fractions(20) == [0.2, 0.25, 0.5]
+    assert group_fractions(1000)[:3] == [0.004, 0.005, 0.008]
+    assert group_fractions(7) == []
+    assert all(60 % drawn_count(60, each) == 0 for each in group_fractions(60))
 
 
 def test_no_silo_is_drawn_more_often_than_another() -> None:

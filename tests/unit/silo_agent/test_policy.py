@@ -185,6 +185,25 @@ def test_a_draw_whose_risk_is_that_of_the_policy_passes(spec: JobSpec) -> None:
     refused("got 0.32 by rounds of 3 of 20 silos", lambda: policy(max_draw_risk=0.315789).check_draw(job))
 
 
+def test_groups_are_as_many_draws_as_there_are_groups(spec: JobSpec) -> None:
+    """Both colluders among 4 of 20: 6 in 190, times 4, times 5 groups, however many rounds there are."""
+    job = drawn_job(spec, 20, 0.2, rounds=500).model_copy(update={"draw": "groups"})
+    told = "got 0.63 by rounds of 4 of 20 silos"
+    refused(told, lambda: policy(max_draw_risk=0.6).check_draw(job))
+    policy(max_draw_risk=0.64).check_draw(job)
+    refused("got 1 by rounds", lambda: policy(max_draw_risk=0.64).check_draw(drawn_job(spec, 20, 0.2)))
+
+
+def test_rounds_that_are_each_drawn_anew_may_be_refused(spec: JobSpec) -> None:
+    careful = policy(redrawn_rounds="refuse", max_draw_risk=1)
+    job = drawn_job(spec, 20, 0.2)
+    refused(r"of groups that are drawn once \(draw: groups\)", lambda: careful.check_draw(job))
+    careful.check_draw(job.model_copy(update={"draw": "groups"}))
+    careful.check_draw(drawn_job(spec, 20, 1.0))
+    policy(max_draw_risk=1).check_draw(job)
+    assert "every job that draws each round anew, and not groups" in careful.describe()
+
+
 def test_a_draw_without_colluders_or_of_all_silos_passes(spec: JobSpec) -> None:
     policy(max_draw_risk=0).check_draw(drawn_job(spec, 19, 0.2))  # one colluder is never more than a third
     policy(max_draw_risk=0).check_draw(drawn_job(spec, 30, 0.3))

@@ -1,0 +1,38 @@
+"""Which draws of the silos of rounds a silo takes part in. Source: docs/protocol.md 3.2."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.selection import draws, is_by_groups
+from crypto.errors import PolicyRefusal, Rule
+from crypto.session.cohort import draw_risk, fraction_for, smallest_draw
+
+
+def check_drawn_rounds(spec: JobSpec, *, colluders: int, max_risk: float, may_redraw: bool) -> None:
+    """Raises PolicyRefusal where rounds are so small that colluders may be too many in one, and where each is
+    drawn anew and may not be."""
+    if not spec.draws_rounds:
+        return
+    if not may_redraw and not is_by_groups(spec):
+        raise PolicyRefusal(
+            "policy: expected rounds of all silos, or of groups that are drawn once (draw: groups), by "
+            "redrawn_rounds: refuse, got rounds that are each drawn anew",
+            rule=Rule.REDRAWN_ROUNDS,
+        )
+    silos, members, drawn = len(spec.silos), spec.named_per_round, draws(spec)
+    limit = Fraction(str(max_risk))
+    risk = draw_risk(silos, members, colluders=colluders, rounds=drawn)
+    if risk <= limit:
+        return
+    enough = smallest_draw(silos, colluders=colluders, rounds=drawn, max_risk=limit)
+    way_out = "no fraction below 1 has so little"
+    if enough is not None:
+        way_out = f"{enough} silos a round are enough (fraction {fraction_for(enough, silos):g})"
+    raise PolicyRefusal(
+        f"policy: expected a chance of at most {max_risk:g} (max_draw_risk) that a round names more than "
+        f"{members // 3} of {colluders} colluders, got {float(risk):.2g} by rounds of {members} of {silos} "
+        f"silos; {way_out}",
+        rule=Rule.MAX_DRAW_RISK,
+    )
