@@ -242,8 +242,8 @@ class Job:
         """The silos that take part in a phase, sorted. silos: those on the roster. draw_seed: what the state
         holds, empty where it holds none.
 
-        Raises ConfigError if the phase is drawn and there is no seed, or if it fixes the seed and there is
-        one. Source: docs/protocol.md 3.2.
+        Raises ConfigError if the phase is drawn and there is no seed, if it fixes the seed and there is one,
+        and if a group lacks a silo. Source: docs/protocol.md 3.2.
         """
         if self.opens_draw(round, phase) and draw_seed:
             # Security: a seed in the first state would be the choice of the job's operator
@@ -251,14 +251,22 @@ class Job:
         is_drawn = self.spec.draws_rounds and not self.names_everyone(phase)
         if is_drawn and not draw_seed:
             raise ConfigError(f"state: {DRAW_SEED}: expected {DRAW_SEED_BYTES} bytes, got none")
-        return named_set(
+        by_groups = is_by_groups(self.spec)
+        names = named_set(
             self.spec.silos,
             on_roster=silos,
             round=round,
             fraction=self.spec.fraction if is_drawn else 1.0,
             draw_seed=draw_seed if is_drawn else None,
-            by_groups=is_by_groups(self.spec),
+            by_groups=by_groups,
         )
+        if by_groups and is_drawn and len(names) < self.spec.named_per_round:
+            # Security: the draw's risk is that of whole groups; fewer bear fewer colluders
+            lacking = self.spec.named_per_round - len(names)
+            raise ConfigError(
+                f"round {round}: {lacking} of its group's silos not on the roster, expected none"
+            )
+        return names
 
     def context(self, key: PhaseKey, state: GlobalState, members: int) -> PhaseContext:
         """All that a phase's quantities and server step may depend on, the noise of its sums included."""

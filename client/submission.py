@@ -133,12 +133,12 @@ def draw_notes(spec: JobSpec) -> list[str]:
 
     silos, members = len(spec.silos), spec.named_per_round
     colluders = default_colluders(silos)
-    risk = float(draw_risk(silos, members, colluders=colluders, rounds=draws(spec)))
+    risk = float(draw_risk(silos, members, colluders=colluders, draws=draws(spec)))
     told = [
         f"fraction {spec.fraction:g}: if {colluders} of {silos} silos collude, a round names more than "
         f"{members // 3} of them with a chance of at most {risk:.2g} over the job"
     ]
-    if not is_by_groups(spec) and spec.rounds >= silos:
+    if not is_by_groups(spec) and spec.rounds >= silos and spec.privacy is None:
         told.append(
             f"each of {spec.rounds} rounds is drawn anew: where the model moves slowly, their sums tell of "
             "single silos, and those of draw: groups do not"

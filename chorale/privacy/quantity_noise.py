@@ -158,7 +158,7 @@ def releases_by_quantity(
         quantity, first = found[0]
         silos = len(spec.silos)
         risk = draw_risk(
-            silos, members, colluders=default_colluders(silos) if colluders is None else colluders, rounds=1
+            silos, members, colluders=default_colluders(silos) if colluders is None else colluders, draws=1
         )
         found[0] = quantity, replace(first, failure=first.failure + float(risk))
     return found

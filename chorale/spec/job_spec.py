@@ -51,8 +51,8 @@ from chorale.spec.selection import (
     KeepSpec,
     StopSpec,
     check_count,
-    check_draw,
     check_ends,
+    check_named,
     expected_cohort_changes,
     with_rounds_of_steps,
 )
@@ -411,7 +411,7 @@ class JobSpec(SpecPart):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
-        check_draw(self)
+        check_named(self)
         self._check_data()
         pinned = [each.distribution for each in self.code or ()]
         if self.code is not None and sorted(pinned) != list(self.distributions):

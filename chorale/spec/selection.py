@@ -266,10 +266,11 @@ def is_by_groups(spec: _Drawn) -> bool:
 
 def draws(spec: _Drawn) -> int:
     """How many sets of silos are drawn: one a round, or the groups."""
-    return len(spec.silos) // spec.named_per_round if is_by_groups(spec) else spec.rounds
+    groups = len(spec.silos) // spec.named_per_round
+    return min(spec.rounds, groups) if is_by_groups(spec) else spec.rounds
 
 
-def check_draw(spec: _Drawn) -> None:
+def check_named(spec: _Drawn) -> None:
     """Raises ValueError for rounds of too few silos, where nothing is drawn, and for groups of different
     sizes."""
     silos, members = len(spec.silos), spec.named_per_round

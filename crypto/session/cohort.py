@@ -132,22 +132,22 @@ def default_colluders(silos: int) -> int:
     return max(1, silos // 10)
 
 
-def draw_risk(silos: int, members: int, *, colluders: int, rounds: int) -> Fraction:
+def draw_risk(silos: int, members: int, *, colluders: int, draws: int) -> Fraction:
     """Bound of the chance that a round of the job names more than floor(m/3) of the A colluders.
 
-    The tail of a hypergeometric law (R silos, A of them colluders, m drawn), times the rounds, times the
+    The tail of a hypergeometric law (R silos, A of them colluders, m drawn), times the draws, times the
     openings that could be chosen from; at most 1. Source: docs/protocol.md 3.2.
     """
     colluders = min(colluders, silos)
     too_many = range(members // 3 + 1, min(colluders, members) + 1)
     bad = sum(math.comb(colluders, each) * math.comb(silos - colluders, members - each) for each in too_many)
-    return min(Fraction(1), Fraction(bad, math.comb(silos, members)) * rounds * DRAW_CHOICES)
+    return min(Fraction(1), Fraction(bad, math.comb(silos, members)) * draws * DRAW_CHOICES)
 
 
-def smallest_draw(silos: int, *, colluders: int, rounds: int, max_risk: Fraction) -> int | None:
+def smallest_draw(silos: int, *, colluders: int, draws: int, max_risk: Fraction) -> int | None:
     """The smallest m below R whose risk is at most max_risk; None if there is none."""
     for members in range(SMALLEST_FEDERATION, silos):
-        if draw_risk(silos, members, colluders=colluders, rounds=rounds) <= max_risk:
+        if draw_risk(silos, members, colluders=colluders, draws=draws) <= max_risk:
             return members
     return None
 

@@ -91,10 +91,10 @@ def measure(
     if number >= silos:
         raise ConfigError(f"colluders: expected at most {silos - 1} of {silos} silos, got {number}")
     promised = Policy(federation="bench").max_draw_risk
-    limit, asked_promise = Fraction(str(promised)), draw_risk(silos, asked, colluders=number, rounds=rounds)
+    limit, asked_promise = Fraction(str(promised)), draw_risk(silos, asked, colluders=number, draws=rounds)
     members = asked
     if asked_promise > limit:
-        members = smallest_draw(silos, colluders=number, rounds=rounds, max_risk=limit) or silos
+        members = smallest_draw(silos, colluders=number, draws=rounds, max_risk=limit) or silos
     tries, seconds, _ = ground_by_digest(silos, fraction, colluders=number, rounds=rounds, nonces=nonces)
     wrong_of_members, wrong_of_asked, picked = (np.zeros(nonces, np.bool_) for _ in range(3))
     for first in range(0, nonces, BLOCK):

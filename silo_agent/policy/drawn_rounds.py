@@ -7,7 +7,13 @@ from fractions import Fraction
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import draws, is_by_groups
 from crypto.errors import PolicyRefusal, Rule
-from crypto.session.cohort import draw_risk, fraction_for, smallest_draw
+from crypto.session.cohort import (
+    draw_risk,
+    drawn_count,
+    fraction_for,
+    group_fractions,
+    smallest_draw,
+)
 
 
 def check_drawn_rounds(spec: JobSpec, *, colluders: int, max_risk: float, may_redraw: bool) -> None:
@@ -23,10 +29,10 @@ def check_drawn_rounds(spec: JobSpec, *, colluders: int, max_risk: float, may_re
         )
     silos, members, drawn = len(spec.silos), spec.named_per_round, draws(spec)
     limit = Fraction(str(max_risk))
-    risk = draw_risk(silos, members, colluders=colluders, rounds=drawn)
+    risk = draw_risk(silos, members, colluders=colluders, draws=drawn)
     if risk <= limit:
         return
-    enough = smallest_draw(silos, colluders=colluders, rounds=drawn, max_risk=limit)
+    enough = _enough(spec, colluders=colluders, limit=limit)
     way_out = "no fraction below 1 has so little"
     if enough is not None:
         way_out = f"{enough} silos a round are enough (fraction {fraction_for(enough, silos):g})"
@@ -36,3 +42,16 @@ def check_drawn_rounds(spec: JobSpec, *, colluders: int, max_risk: float, may_re
         f"silos; {way_out}",
         rule=Rule.MAX_DRAW_RISK,
     )
+
+
+def _enough(spec: JobSpec, *, colluders: int, limit: Fraction) -> int | None:
+    """The smallest round, or size of groups, whose risk is at most the limit; None if there is none."""
+    silos = len(spec.silos)
+    if not is_by_groups(spec):
+        return smallest_draw(silos, colluders=colluders, draws=spec.rounds, max_risk=limit)
+    sizes = [drawn_count(silos, fraction) for fraction in group_fractions(silos)]
+    risks = {
+        size: draw_risk(silos, size, colluders=colluders, draws=min(spec.rounds, silos // size))
+        for size in sizes
+    }
+    return next((size for size in sizes if risks[size] <= limit), None)

@@ -54,4 +54,4 @@ def _cropped(image: Tensor, *, padding: int, mode: str) -> Tensor:
 
 
 def _flipped(image: Tensor, *, axis: int, chance: float) -> Tensor:
-    return image.flip(axis) if float(torch.rand(1)) < chance else image
+    return image.flip(axis) if bool(torch.rand(1) < chance) else image

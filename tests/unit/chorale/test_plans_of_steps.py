@@ -88,7 +88,7 @@ def test_a_draw_that_names_too_many_colluders_is_paid_for_in_every_step() -> Non
     [(step, times)] = steps_of(spec).items()
     assert times == 52
     risk, more = (
-        draw_risk(200, 48, colluders=colluders, rounds=1) for colluders in (default_colluders(200), 22)
+        draw_risk(200, 48, colluders=colluders, draws=1) for colluders in (default_colluders(200), 22)
     )
     assert 0 < risk < more
     assert step.failure == pytest.approx(float(risk))

@@ -102,7 +102,7 @@ def test_a_million_ground_nonces_do_no_better_than_one() -> None:
     guess = {**SEEDS, "clinic-0": bytes(32)}
     nonces = [hashlib.sha256(number.to_bytes(8, "big")).digest() for number in range(NONCES)]
     kept = [nonce for nonce, is_bad in zip(nonces, has_too_many(nonces, guess), strict=True) if is_bad]
-    chance = draw_risk(6, DRAWN, colluders=2, rounds=1) / DRAW_CHOICES
+    chance = draw_risk(6, DRAWN, colluders=2, draws=1) / DRAW_CHOICES
     assert chance == Fraction(1, 5)
     assert abs(len(kept) / NONCES - chance) < 6 * math.sqrt(0.16 / NONCES)
     bad = has_too_many(kept, SEEDS)
@@ -138,21 +138,21 @@ def test_the_risk_is_that_of_every_set_counted_one_by_one(silos: int) -> None:
         bad = sum(sum(silo < colluders for silo in each) > members // 3 for each in sets)
         for rounds in (1, 7):
             expected = min(Fraction(1), Fraction(bad, len(sets)) * rounds * 4)
-            assert draw_risk(silos, members, colluders=colluders, rounds=rounds) == expected
+            assert draw_risk(silos, members, colluders=colluders, draws=rounds) == expected
 
 
 def test_the_smallest_draw_is_the_first_that_is_safe_enough() -> None:
     def risk(members: int) -> Fraction:
-        return draw_risk(30, members, colluders=3, rounds=100)
+        return draw_risk(30, members, colluders=3, draws=100)
 
     limit = Fraction(1, 10**6)
-    assert smallest_draw(30, colluders=3, rounds=100, max_risk=limit) == 9  # three cannot exceed a third
+    assert smallest_draw(30, colluders=3, draws=100, max_risk=limit) == 9  # three cannot exceed a third
     assert risk(9) == 0
     assert min(risk(members) for members in range(3, 9)) > limit
-    assert smallest_draw(30, colluders=15, rounds=100, max_risk=limit) is None
-    assert smallest_draw(30, colluders=15, rounds=100, max_risk=Fraction(1)) == 3
+    assert smallest_draw(30, colluders=15, draws=100, max_risk=limit) is None
+    assert smallest_draw(30, colluders=15, draws=100, max_risk=Fraction(1)) == 3
     # chances, not sizes alone: 27 of 100 name all of ten colluders once in two million draws
-    assert smallest_draw(100, colluders=10, rounds=1, max_risk=Fraction(1, 10**5)) == 27
+    assert smallest_draw(100, colluders=10, draws=1, max_risk=Fraction(1, 10**5)) == 27
 
 
 @pytest.mark.parametrize("silos", [4, 7, 30, 199, 200])

@@ -191,6 +191,11 @@ def test_groups_are_as_many_draws_as_there_are_groups(spec: JobSpec) -> None:
     told = "got 0.63 by rounds of 4 of 20 silos"
     refused(told, lambda: policy(max_draw_risk=0.6).check_draw(job))
     policy(max_draw_risk=0.64).check_draw(job)
+    refused(
+        r"10 silos a round are enough \(fraction 0\.5\)", lambda: policy(max_draw_risk=0.1).check_draw(job)
+    )
+    once = job.model_copy(update={"rounds": 1})  # the other groups have no turn
+    policy(max_draw_risk=0.13).check_draw(once)
     refused("got 1 by rounds", lambda: policy(max_draw_risk=0.64).check_draw(drawn_job(spec, 20, 0.2)))
 
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from crypto.errors import ConfigError
 from silo_agent.data.base import SiloData
 from silo_agent.policy.policy import Policy
+from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
-from simulation.engine import Simulation
+from simulation.engine import Simulation, unsigned_job
 from strategies.base import MODEL
 from tests.support.objectives import make_data, make_work
 from tests.unit.simulation.conftest import spec_of
@@ -102,6 +103,22 @@ def test_groups_take_turns_and_each_silo_trains_once_in_a_turn() -> None:
     assert named[0] != named[1]
     assert named[0] == named[2]
     assert named[1] == named[3]
+
+
+def test_a_group_takes_its_turn_while_all_of_it_is_on_the_roster() -> None:
+    """Of a smaller one fewer colluders may be borne than the draw's risk was computed for."""
+    spec = spec_of(SILOS, **FIELDS, draw="groups")
+    job = unsigned_job(spec, initial_state(spec))
+    whole = [job.named(spec.silos, round, "train", bytes(32)) for round in (1, 2)]
+    gone = whole[0][0]
+    there = [name for name in spec.silos if name != gone]
+    with pytest.raises(ConfigError, match="round 1: 1 of its group's silos not on the roster, expected none"):
+        job.named(there, 1, "train", bytes(32))
+    assert job.named(there, 2, "train", bytes(32)) == whole[1]
+    assert job.named(there, 0, "enrollment.0", b"") == tuple(there)
+    # the control: a round that is drawn anew draws another in its place
+    anew = unsigned_job(spec_of(SILOS, **FIELDS), initial_state(spec))
+    assert len(anew.named(there, 1, "train", bytes(32))) == DRAWN
 
 
 @pytest.mark.parametrize(
