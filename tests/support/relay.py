@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 HERE = "127.0.0.1"
+TURNS = 10  # of the loop, until what was accepted has a task of its own
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -62,10 +63,17 @@ class Relay(ABC):
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._stop.wait()
+        # a server that is closed leaves the socket open that it is accepting: first it accepts no more
+        for listening in server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+            for writer in self._writers:
+                writer.transport.abort()  # ends both directions, each by itself
+            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
         server.close()
-        for writer in self._writers:
-            writer.transport.abort()  # ends both directions, each by itself
-        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+        # a socket is closed some turns of the loop after its transport was told to
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
