@@ -140,8 +140,8 @@ def draw_notes(spec: JobSpec) -> list[str]:
     ]
     if not is_by_groups(spec) and spec.rounds >= silos and spec.privacy is None:
         told.append(
-            f"each of {spec.rounds} rounds is drawn anew: where the model moves slowly, their sums tell of "
-            "single silos, and those of draw: groups do not"
+            f"each of {spec.rounds} rounds draws a new set of silos: where the model moves slowly, their "
+            "sums tell of single silos, and those of draw: groups do not"
         )
     try:
         Policy(federation=spec.federation).check_draw(spec)

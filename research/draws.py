@@ -1,4 +1,4 @@
-"""What groups that take turns cost against rounds that are each drawn anew, and what sums of either tell.
+"""What groups that take turns cost against a new draw each round, and what sums of either tell.
 
     python -m research.draws      # two minutes of CPU
 
@@ -119,16 +119,16 @@ def cosine(one: NDArray[Any], other: NDArray[Any]) -> float:
 
 
 def lines() -> Iterator[str]:
-    yield f"accuracy in percent, {len(SEEDS)} seeds: drawn anew / groups / difference +- standard error"
+    yield f"accuracy in percent, {len(SEEDS)} seeds: new draws / groups / difference +- standard error"
     for cut in CUTS:
-        anew, groups = ([accuracy(draw, cut, seed) for seed in SEEDS] for draw in DRAWS)
-        apart = [one - other for one, other in zip(groups, anew, strict=True)]
+        redrawn, groups = ([accuracy(draw, cut, seed) for seed in SEEDS] for draw in DRAWS)
+        apart = [one - other for one, other in zip(groups, redrawn, strict=True)]
         error = statistics.stdev(apart) / math.sqrt(len(apart))
         yield (
-            f"{cut}: {statistics.mean(anew):.1f} / {statistics.mean(groups):.1f} / "
+            f"{cut}: {statistics.mean(redrawn):.1f} / {statistics.mean(groups):.1f} / "
             f"{statistics.mean(apart):+.1f} +- {error:.1f}"
         )
-    yield "cosine of a silo's own update and what the sums say it is, mean of the silos: anew / groups"
+    yield "cosine of a silo's own update and what the sums say it is, mean of the silos: new draws / groups"
     for words, training in TRAININGS.items():
         yield f"{words}: {' / '.join(f'{told(draw, training):.2f}' for draw in DRAWS)}"
 

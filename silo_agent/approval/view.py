@@ -360,7 +360,7 @@ def _named_told(spec: JobSpec) -> str:
     """Which silos a round is of."""
     if not spec.draws_rounds:
         return "all of the silos in each"
-    how = "groups that take turns" if is_by_groups(spec) else "drawn anew"
+    how = "groups that take turns" if is_by_groups(spec) else "a new draw each time"
     return f"{spec.named_per_round} of the silos in each, {how}"
 
 

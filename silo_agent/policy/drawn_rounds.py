@@ -17,14 +17,14 @@ from crypto.session.cohort import (
 
 
 def check_drawn_rounds(spec: JobSpec, *, colluders: int, max_risk: float, may_redraw: bool) -> None:
-    """Raises PolicyRefusal where rounds are so small that colluders may be too many in one, and where each is
-    drawn anew and may not be."""
+    """Raises PolicyRefusal where rounds are so small that colluders may be too many in one, and where each
+    draws a new set of silos and may not."""
     if not spec.draws_rounds:
         return
     if not may_redraw and not is_by_groups(spec):
         raise PolicyRefusal(
             "policy: expected rounds of all silos, or of groups that are drawn once (draw: groups), by "
-            "redrawn_rounds: refuse, got rounds that are each drawn anew",
+            "redrawn_rounds: refuse, got rounds that each draw a new set",
             rule=Rule.REDRAWN_ROUNDS,
         )
     silos, members, drawn = len(spec.silos), spec.named_per_round, draws(spec)

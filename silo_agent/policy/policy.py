@@ -160,7 +160,7 @@ class Policy(BaseModel):
     )
     redrawn_rounds: Permission = Field(
         default=Permission.ALLOW,
-        description="jobs that draw each round anew, of whose sums one silo's may follow: refuse or allow",
+        description="jobs whose rounds each draw a new set; many sums may give one silo's: refuse or allow",
     )
     max_openings: int = Field(
         default=100,
@@ -451,7 +451,7 @@ class Policy(BaseModel):
         if self.shared_sums is Permission.REFUSE:
             refused.append("every method whose statistics by class other silos see")
         if self.redrawn_rounds is Permission.REFUSE:
-            refused.append("every job that draws each round anew, and not groups")
+            refused.append("every job whose rounds each draw a new set of silos")
         if self.local_state is Permission.REFUSE:
             refused.append("every method with local state whose sums have no noise")
         if self.initial_state is not FirstState.GIVEN:

@@ -73,7 +73,7 @@ def test_silos_that_are_not_there_are_named(connected: dict[str, bool], told: st
 def test_the_risk_of_a_draw_is_told_first(silos: int, fraction: float, told: str, desk: Desk) -> None:
     names = [f"silo-{place}" for place in range(silos)]
     spec = read_spec(desk.job(silos=names, fraction=fraction, rounds=100))
-    risk = [note for note in draw_notes(spec) if not note.startswith("each of 100 rounds")]
+    risk = [note for note in draw_notes(spec) if not note.startswith("each of 100 rounds draws")]
     assert "".join(f"{note}\n" for note in risk) == told
 
 

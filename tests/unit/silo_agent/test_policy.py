@@ -199,14 +199,14 @@ def test_groups_are_as_many_draws_as_there_are_groups(spec: JobSpec) -> None:
     refused("got 1 by rounds", lambda: policy(max_draw_risk=0.64).check_draw(drawn_job(spec, 20, 0.2)))
 
 
-def test_rounds_that_are_each_drawn_anew_may_be_refused(spec: JobSpec) -> None:
+def test_rounds_that_each_draw_a_new_set_may_be_refused(spec: JobSpec) -> None:
     careful = policy(redrawn_rounds="refuse", max_draw_risk=1)
     job = drawn_job(spec, 20, 0.2)
     refused(r"of groups that are drawn once \(draw: groups\)", lambda: careful.check_draw(job))
     careful.check_draw(job.model_copy(update={"draw": "groups"}))
     careful.check_draw(drawn_job(spec, 20, 1.0))
     policy(max_draw_risk=1).check_draw(job)
-    assert "every job that draws each round anew, and not groups" in careful.describe()
+    assert "every job whose rounds each draw a new set of silos" in careful.describe()
 
 
 def test_a_draw_without_colluders_or_of_all_silos_passes(spec: JobSpec) -> None:

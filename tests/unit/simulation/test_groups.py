@@ -116,9 +116,9 @@ def test_a_group_takes_its_turn_while_all_of_it_is_on_the_roster() -> None:
         job.named(there, 1, "train", bytes(32))
     assert job.named(there, 2, "train", bytes(32)) == whole[1]
     assert job.named(there, 0, "enrollment.0", b"") == tuple(there)
-    # the control: a round that is drawn anew draws another in its place
-    anew = unsigned_job(spec_of(SILOS, **FIELDS), initial_state(spec))
-    assert len(anew.named(there, 1, "train", bytes(32))) == DRAWN
+    # the control: a new draw has another in its place
+    redrawn = unsigned_job(spec_of(SILOS, **FIELDS), initial_state(spec))
+    assert len(redrawn.named(there, 1, "train", bytes(32))) == DRAWN
 
 
 @pytest.mark.parametrize(
