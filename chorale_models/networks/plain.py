@@ -12,6 +12,9 @@ convolutions of 6 and 16 channels, layers of 120 and 84, ReLU and max-pooling.
 lenet_linear: as FedDW's authors run it on CIFAR-10 (their models.py, CNN_cifar10): layers of 256 and 128, and
 no ReLU between the last one and the head, so features have both signs.
 alexnet: Krizhevsky 2014 (arXiv 1404.5997), the variant of one column that torchvision has, with its dropout.
+
+A max-pooling stands before the ReLU that the papers have before it: values and gradients are the same to the
+last bit, and the ReLU has a quarter of the numbers to look at.
 """
 
 from __future__ import annotations
@@ -65,8 +68,8 @@ def cnn(sizes: Sizes, *, norm: str = "none") -> nn.Module:
     layers: list[nn.Module] = []
     before = image_channels(sizes)
     for channels in CNN_CHANNELS:
-        layers += [nn.Conv2d(before, channels, 3, padding=1), norm2d(norm, channels), nn.ReLU()]
-        layers.append(nn.MaxPool2d(2, ceil_mode=True))
+        layers += [nn.Conv2d(before, channels, 3, padding=1), norm2d(norm, channels)]
+        layers += [nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()]
         before = channels
     layers += [nn.AdaptiveAvgPool2d(CNN_GRID), nn.Flatten()]
     layers += [nn.Linear(before * CNN_GRID * CNN_GRID, CNN_WIDTH), norm1d(norm, CNN_WIDTH), nn.ReLU()]
@@ -129,8 +132,8 @@ def alexnet(sizes: Sizes, *, norm: str = "none") -> nn.Module:
     before = image_channels(sizes)
     for channels, size, stride, padding, is_pooled in ALEXNET:
         layers += [nn.Conv2d(before, channels, size, stride=stride, padding=padding)]
-        layers += [norm2d(norm, channels), nn.ReLU()]
-        layers += [nn.MaxPool2d(3, stride=2)] if is_pooled else []
+        layers.append(norm2d(norm, channels))
+        layers += [nn.MaxPool2d(3, stride=2), nn.ReLU()] if is_pooled else [nn.ReLU()]
         before = channels
     layers += [nn.AdaptiveAvgPool2d(ALEXNET_GRID), nn.Flatten()]
     width = before * ALEXNET_GRID * ALEXNET_GRID
@@ -148,7 +151,7 @@ def _vgg(sizes: Sizes, stages: tuple[tuple[int, ...], ...], *, norm: str) -> tup
         for channels in stage:
             layers += [nn.Conv2d(before, channels, 3, padding=1), norm2d(norm, channels), nn.ReLU()]
             before = channels
-        layers.append(nn.MaxPool2d(2, ceil_mode=True))  # 28x28 ends at 1x1 too
+        layers.insert(-1, nn.MaxPool2d(2, ceil_mode=True))  # 28x28 ends at 1x1 too
     return [*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()], before
 
 
@@ -158,7 +161,7 @@ def _lenet(sizes: Sizes, network: str, *, norm: str) -> tuple[list[nn.Module], i
     layers: list[nn.Module] = []
     before, (height, width) = image_channels(sizes), sizes.input_shape[1:]
     for channels in LENET_CHANNELS:
-        layers += [nn.Conv2d(before, channels, 5), norm2d(norm, channels), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(before, channels, 5), norm2d(norm, channels), nn.MaxPool2d(2), nn.ReLU()]
         before, height, width = channels, (height - 4) // 2, (width - 4) // 2
     return [*layers, nn.Flatten()], before * height * width
 

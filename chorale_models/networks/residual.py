@@ -140,7 +140,8 @@ def _small_stem(sizes: Sizes, norm: str) -> list[nn.Module]:
 def _large_stem(sizes: Sizes, norm: str) -> list[nn.Module]:
     channels, _ = RESNET_STAGES[0]
     conv = nn.Conv2d(image_channels(sizes), channels, 7, stride=2, padding=3, bias=False)
-    return [conv, norm2d(norm, channels), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
+    # the same as ReLU first, to the last bit
+    return [conv, norm2d(norm, channels), nn.MaxPool2d(3, stride=2, padding=1), nn.ReLU()]
 
 
 def _shortcut(before: int, channels: int, *, stride: int, norm: str) -> nn.Module:

@@ -134,6 +134,29 @@ def test_mobilenet_v2_of_spherefed_has_a_relu_after_every_projection() -> None:
     assert not [layer for layer in make_model("mobilenet_v2_relu").modules() if isinstance(layer, nn.ReLU6)]
 
 
+@pytest.mark.parametrize(
+    "name", ["cnn", "lenet", "lenet_linear", "vgg11", "vgg13", "alexnet", "resnet50_imagenet"]
+)
+def test_relu_after_pooling_gives_the_papers_order_to_the_last_bit(name: str) -> None:
+    shape = (3, 64, 64) if name == "alexnet" else RGB
+    as_built, as_printed = (make_model(name, norm="group", shape=shape).eval() for _ in range(2))
+    swaps = 0
+    for layers in [each for each in as_printed.modules() if isinstance(each, nn.Sequential)]:
+        for place in [place for place, each in enumerate(layers) if isinstance(each, nn.MaxPool2d)]:
+            layers[place], layers[place + 1] = layers[place + 1], layers[place]
+            assert isinstance(layers[place], nn.ReLU)
+            swaps += 1
+    assert swaps > 0
+    inputs = torch.rand(4, *shape)
+    outputs = [model(inputs) for model in (as_built, as_printed)]
+    assert torch.equal(*outputs)
+    for output in outputs:
+        output.square().sum().backward()
+    gradients = [torch.cat([each.grad.flatten() for each in m.parameters()]) for m in (as_built, as_printed)]
+    assert torch.equal(*gradients)
+    assert gradients[0].count_nonzero() > 0
+
+
 def make_model(
     name: str, *, norm: str = "none", shape: tuple[int, ...] = (1, 28, 28), seed: int = 0
 ) -> FederatedModel:
