@@ -43,7 +43,7 @@ from crypto.identity.roster import Roster
 from crypto.masking.stored_sum import StoredSum
 from crypto.session.cohort import draw_seed, named_set
 from crypto.session.messages import SessionTerms
-from strategies.base import DRAW_SEED, Array, Phase, PhaseContext, PhaseResult
+from strategies.base import DRAW_SEED, MODEL, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
 from strategies.phases.enrollment import CLASS_PRESENCE, DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
 from strategies.phases.evaluation import EVALUATE_ALL, EvaluatePhase
@@ -233,6 +233,19 @@ class Job:
     def names_everyone(self, phase: str) -> bool:
         """Phases outside rounds name all silos, under any `fraction`."""
         return phase_kind(phase) not in self.strategy.round_phases
+
+    def check_first(self, round: int, phase: str, state: GlobalState) -> None:
+        """Raises ConfigError where the first global state is used for more than the opening enrollment, or
+        holds more than a model.
+
+        Security: counts, class presence and statistics are sums of this job. In a first state they would be
+        somebody's choice, and silos decide by them which rows leave (docs/threat-model.md).
+        """
+        if (round, phase) != (0, self.opening):
+            raise ConfigError(f"state: the first one is for {self.opening} alone, got round {round} {phase}")
+        others = sorted(name for name in state if not name.startswith(MODEL))
+        if others:
+            raise ConfigError(f"state: expected {MODEL}... alone in the first one, got {others[0]}")
 
     def opens_draw(self, round: int, phase: str) -> bool:
         """Whether the phase, once applied, fixes what the job's rounds are drawn by."""

@@ -24,7 +24,7 @@ from client.errors import about, require_extra, with_hint
 from client.written import check_written
 from crypto.errors import ConfigError, PolicyRefusal
 from crypto.session.cohort import default_colluders, draw_risk
-from strategies.base import DRAW_SEED, MODEL
+from strategies.base import MODEL
 
 DEFAULT_LIFE = timedelta(days=30)  # not_after of a job file that names none
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -226,8 +226,8 @@ def _given(spec: JobSpec, init: Path, base: bytes) -> GlobalState:
     given, _ = read_model(init)
     if any(name.startswith(MODEL) for name in given):
         _check_model(spec, given, source=init)
-        given.pop(DRAW_SEED, None)  # of the job that made the file: a job draws by its own
-        return given
+        # what the job that made the file summed besides stays behind: a job begins with a model alone
+        return {name: array for name, array in given.items() if name.startswith(MODEL)}
     if not spec.model.is_built_in:
         raise ConfigError(f"{init}: the arrays of a custom model are named {MODEL}..., got {min(given)}")
     require_extra("silo", "torch", what="a plain state_dict, whose names are compared with the model's,")

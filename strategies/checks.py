@@ -7,7 +7,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from crypto.errors import ConfigError
+from strategies.base import options_of
+from strategies.parts.csd import MOST_ALPHA_OF_DRAWN_ROUNDS, TeacherOptions
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS
+from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.recipe import Options, Recipe
 from strategies.tasks.base import DeclaredTask
 
@@ -62,7 +65,7 @@ def check_training(recipe: Recipe, *, classes: int, optimizer: str) -> None:
         )
 
 
-def check_models(recipe: Recipe, *, draws_rounds: bool, has_layers: bool) -> None:
+def check_models(recipe: Recipe, options: Options, *, draws_rounds: bool, has_layers: bool) -> None:
     """Raises ConfigError where what silos sum hardly follows from a model that moves, and would be told silo
     by silo.
 
@@ -75,6 +78,13 @@ def check_models(recipe: Recipe, *, draws_rounds: bool, has_layers: bool) -> Non
             f"fraction: expected 1 with personalization {own} and statistic {statistic}: silos answer with "
             "models of their own, nearly the same in every round, and many draws would tell each silo's sums"
         )
+    alpha = options_of(TeacherOptions, options).alpha
+    if statistic is LOGIT_PROTOTYPES and draws_rounds and alpha > MOST_ALPHA_OF_DRAWN_ROUNDS:
+        raise ConfigError(
+            f"strategy.options.alpha: expected at most {MOST_ALPHA_OF_DRAWN_ROUNDS:g} with statistic "
+            f"{statistic} and fraction below 1, got {alpha:g}: the teacher would hardly move, and many draws "
+            "would tell each silo's sums"
+        )
     if statistic is FEATURE_PROTOTYPE_SUMS and not has_layers:
         raise ConfigError(
             f"model.hidden: expected a hidden layer with statistic {statistic}: without one the features are "
@@ -82,7 +92,7 @@ def check_models(recipe: Recipe, *, draws_rounds: bool, has_layers: bool) -> Non
         )
 
 
-def check_trains_head(recipe: Recipe, *, has_adapters: bool) -> None:
+def check_trains_head(recipe: Recipe, *, has_adapters: bool, is_private: bool) -> None:
     """Raises ConfigError where a job cannot train the last linear layer alone."""
     if recipe.head.is_frozen or recipe.personalization.has_own_head:
         part = recipe.head if recipe.head.is_frozen else recipe.personalization
@@ -91,6 +101,14 @@ def check_trains_head(recipe: Recipe, *, has_adapters: bool) -> None:
         raise ConfigError(
             f"trains: head is all that is trained, and personalization {recipe.personalization} trains a "
             "body of each silo's own"
+        )
+    if recipe.statistic is not None and not is_private:
+        # Security: at any rate a body that stays gives the same features of the same records in every round,
+        # and sums over other silos are equations for each silo's own (docs/threat-model.md)
+        raise ConfigError(
+            f"trains: expected all with statistic {recipe.statistic}, got head: features of a body that "
+            "nobody trains are the same in every round, and sums over several sets of silos would tell each "
+            "silo's"
         )
     if has_adapters:
         raise ConfigError(
@@ -154,15 +172,15 @@ def check_private(
             "over records"
         )
     for field, part in recipe.parts.items():
-        standing = part.standing
-        if standing is None:
+        under_privacy = part.under_privacy
+        if under_privacy is None:
             raise ConfigError(f"strategy.{field}: it is not declared what {part} costs in a private job")
-        if has_records and standing.records:
-            raise ConfigError(f"strategy.{field}: {part} {standing.records} (privacy.records)")
-        if has_shared_noise and standing.shared:
-            raise ConfigError(f"strategy.{field}: {part} {standing.shared} (privacy.records.noise: sum)")
-        if has_sums and standing.sums:
-            raise ConfigError(f"strategy.{field}: {part} {standing.sums} (privacy.sums)")
+        if has_records and under_privacy.records:
+            raise ConfigError(f"strategy.{field}: {part} {under_privacy.records} (privacy.records)")
+        if has_shared_noise and under_privacy.shared:
+            raise ConfigError(f"strategy.{field}: {part} {under_privacy.shared} (privacy.records.noise: sum)")
+        if has_sums and under_privacy.sums:
+            raise ConfigError(f"strategy.{field}: {part} {under_privacy.sums} (privacy.sums)")
     for part in recipe.parts.values():
         if part.check_private is not None:
             part.check_private(options)

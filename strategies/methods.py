@@ -81,10 +81,10 @@ class Strategy:
         return not self.recipe.personalization.has_own_body
 
     @property
-    def needs_cut(self) -> str:
+    def needs_head(self) -> str:
         """Why the method needs a model with a named last linear layer, or "" where it needs none: any."""
         named = [
-            f"{field} {part}" for field, part in self.recipe.parts.items() if part.needs_cut(self.options)
+            f"{field} {part}" for field, part in self.recipe.parts.items() if part.needs_head(self.options)
         ]
         return ", ".join([*named, *(["trains head"] if self.trains_head_alone else [])])
 

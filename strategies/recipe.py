@@ -50,7 +50,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class UnderPrivacy:
     """Why a part may be in a private job, or why not. Each but why: the refusal's sentence, "" if it may.
 
     A private job protects the trained update in one of these ways. *records*: DP-SGD, where one record moves
@@ -65,17 +65,17 @@ class Standing:
     sums: str = ""
 
 
-ADDS_NOTHING = Standing(why="adds nothing")
+ADDS_NOTHING = UnderPrivacy(why="adds nothing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
     """The declaration of a part. There is one object for each, compared by identity.
 
-    word: names it in a job file. standing: None where it is not declared; private jobs then refuse the part.
+    word: names it in a job file. under_privacy: None where nothing is said; a private job then refuses it.
     check_options: raises ConfigError for options with which the part makes no sense in this recipe.
     check_private: the same for options with which a private job cannot bound what one record moves.
-    needs_classes: whether it is computed by the one class of each sample. needs_cut: whether, with these
+    needs_classes: whether it is computed by the one class of each sample. needs_head: whether, with these
     options, it needs the model's last linear layer and that layer's input.
     keeps_local_state: whether silos keep arrays of their own for it between rounds (docs/protocol.md 7.8).
     reads: what silos read for it of the global state besides the model: names of arrays, or prefixes.
@@ -84,11 +84,11 @@ class Part:
     word: str
     options: type[PartOptions] = PartOptions
     needs: tuple[Need, ...] = ()
-    standing: Standing | None = None
+    under_privacy: UnderPrivacy | None = None
     check_options: Callable[[Recipe, Options], None] | None = None
     check_private: Callable[[Options], None] | None = None
     needs_classes: bool = False
-    needs_cut: Callable[[Options], bool] = never
+    needs_head: Callable[[Options], bool] = never
     keeps_local_state: bool = False
     reads: tuple[str, ...] = ()
 

@@ -35,13 +35,13 @@ from chorale.spec.fields import (
 )
 from chorale.spec.image_specs import NormalizeSpec, Transforms, check_images
 from chorale.spec.plug_in_specs import (
-    CUSTOM,
     AdaptersSpec,
     CodeSpec,
     GivenPartSpec,
     ModelSpec,
     PlugInSpec,
     TaskSpec,
+    check_code,
     check_pinned,
 )
 from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
@@ -413,71 +413,71 @@ class JobSpec(SpecPart):
     def _fits_together(self) -> JobSpec:
         check_named(self)
         self._check_data()
-        pinned = [each.distribution for each in self.code or ()]
-        if self.code is not None and sorted(pinned) != list(self.distributions):
-            expected = ", ".join(self.distributions) or "none"
-            raise ValueError(
-                f"code: expected the distributions that `from` names ({expected}), got {', '.join(pinned)}"
-            )
-        foreign = [field for field in self.plug_ins if field != "model"]
-        if self.model.name == CUSTOM and self.model.source is None and foreign:
-            raise ValueError(
-                f"{foreign[0]}: expected none with model custom, which each silo's own objective trains"
-            )
         if self.train_hard_cap_seconds < self.train_deadline_seconds:
             raise ValueError(
                 "train_hard_cap_seconds: expected at least train_deadline_seconds, "
                 f"{self.train_deadline_seconds:g}, got {self.train_hard_cap_seconds:g}"
             )
         try:
+            check_code(self.code, self.distributions, model=self.model, plug_ins=self.plug_ins)
             # the smallest named set decides: there the defaults are lowest and the room is least
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = method_of(self.strategy, self.task, self.sizes, allow_unusual=bool(self.allow_unusual))
-            if self.adapters is not None and self.model.norm == "batch":
-                raise ConfigError(
-                    "model.norm: expected group or none with adapters, got batch, whose running means "
-                    "belong to no adapter"
-                )
-            if self.task is None or self.task.source is None or self.task.target is not None:
-                self._check_target(method.task.target.shape)
-            check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
-            check_models(
-                method.recipe,
-                draws_rounds=self.draws_rounds,
-                has_layers=self.model.name != "mlp" or bool(self.model.hidden),
-            )
-            check_count(self)
-            check_ends(self, method)
-            if self.trains == "head":
-                check_trains_head(method.recipe, has_adapters=self.adapters is not None)
-            if method.task.has_tokens and self.input_type != "int64":
-                raise ConfigError(
-                    f"input_type: expected int64 for task {method.task.word}, whose inputs are tokens, got "
-                    f"{self.input_type}"
-                )
-            is_private, has_tokens = self.privacy is not None, method.task.has_tokens
-            check_vocabulary(self.vocabulary, self.input_type, has_tokens, is_private=is_private)
-            check_aggregate(self.strategy.aggregate, self.privacy)
-            if self.privacy is None:
-                return self
-            if self.model.norm == "batch":
-                raise ConfigError(
-                    "model.norm: expected group or none in a private job, got batch, which mixes the "
-                    "records of a batch and sends means without noise"
-                )
-            check_private(
-                method.recipe,
-                method.options,
-                method.task,
-                has_records=self.privacy.records is not None,
-                has_shared_noise=self.privacy.has_shared_noise,
-                has_sums=self.privacy.sums is not None,
-            )
-            if self.privacy.has_shared_noise:
-                check_steps(method.recipe, self.training, update_bits=self.update_bits)
+            self._check_method(method)
+            self._check_inputs(method)
+            if self.privacy is not None:
+                self._check_private(method, self.privacy)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_method(self, method: Strategy) -> None:
+        if self.adapters is not None and self.model.norm == "batch":
+            raise ConfigError(
+                "model.norm: expected group or none with adapters, got batch, whose running means "
+                "belong to no adapter"
+            )
+        if self.task is None or self.task.source is None or self.task.target is not None:
+            self._check_target(method.task.target.shape)
+        check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
+        check_models(
+            method.recipe,
+            method.options,
+            draws_rounds=self.draws_rounds,
+            has_layers=self.model.name != "mlp" or bool(self.model.hidden),
+        )
+        check_count(self)
+        check_ends(self, method)
+        if self.trains == "head":
+            has_adapters, is_private = self.adapters is not None, self.privacy is not None
+            check_trains_head(method.recipe, has_adapters=has_adapters, is_private=is_private)
+        check_aggregate(self.strategy.aggregate, self.privacy)
+
+    def _check_inputs(self, method: Strategy) -> None:
+        has_tokens = method.task.has_tokens
+        if has_tokens and self.input_type != "int64":
+            raise ConfigError(
+                f"input_type: expected int64 for task {method.task.word}, whose inputs are tokens, got "
+                f"{self.input_type}"
+            )
+        check_vocabulary(self.vocabulary, self.input_type, has_tokens, is_private=self.privacy is not None)
+
+    def _check_private(self, method: Strategy, privacy: PrivacySpec) -> None:
+        if self.model.norm == "batch":
+            raise ConfigError(
+                "model.norm: expected group or none in a private job, got batch, which mixes the "
+                "records of a batch and sends means without noise"
+            )
+        check_private(
+            method.recipe,
+            method.options,
+            method.task,
+            has_records=privacy.records is not None,
+            has_shared_noise=privacy.has_shared_noise,
+            has_sums=privacy.sums is not None,
+        )
+        if privacy.has_shared_noise:
+            check_steps(method.recipe, self.training, update_bits=self.update_bits)
 
     def _check_target(self, target_shape: tuple[int, ...]) -> None:
         check_images(

@@ -289,6 +289,27 @@ def _source_in(values: dict[str, Any]) -> bool:
     return (values.get("from") or values.get("source")) is not None
 
 
+def check_code(
+    code: Sequence[CodeSpec] | None,
+    distributions: Sequence[str],
+    *,
+    model: ModelSpec,
+    plug_ins: Mapping[str, PlugInSpec | GivenPartSpec],
+) -> None:
+    """Raises ConfigError where `code` pins others than `from` names, or model custom has parts of its own."""
+    pinned = [each.distribution for each in code or ()]
+    if code is not None and sorted(pinned) != list(distributions):
+        expected = ", ".join(distributions) or "none"
+        raise ConfigError(
+            f"code: expected the distributions that `from` names ({expected}), got {', '.join(pinned)}"
+        )
+    foreign = [field for field in plug_ins if field != "model"]
+    if model.name == CUSTOM and model.source is None and foreign:
+        raise ConfigError(
+            f"{foreign[0]}: expected none with model custom, which each silo's own objective trains"
+        )
+
+
 def check_pinned(
     job: str,
     code: Sequence[CodeSpec] | None,

@@ -33,7 +33,7 @@ from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy, load_policy, policy_digest
-from silo_agent.policy.privacy_policy import raised
+from silo_agent.policy.privacy_policy import refusals_of
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
 from silo_agent.settings import SiloSettings
@@ -82,12 +82,12 @@ def read_view(
     code = tuple(_own_code(spec, refusals))
     drawn = _drawn(job, spec, policy)
     if drawn.origin is Origin.GIVEN and spec.model.is_built_in:
-        refusals += raised(policy.check_given_state, spec, why=drawn.why)
+        refusals += refusals_of(policy.check_given_state, spec, why=drawn.why)
     phases = _phases(spec, drawn.state, refusals)
     promise, no_promise = _promise(spec, drawn.state)
     if promise is not None:
         cost = promise.epsilon_if_all_others_collude
-        refusals += raised(policy.privacy.check_collusion, spec, cost)
+        refusals += refusals_of(policy.privacy.check_collusion, spec, cost)
     budget = None if data_set is None else _budget(ledger, policy, data_set)
     charge: PlannedCharge | None = None
     if budget is not None and data_set is not None:
@@ -216,10 +216,10 @@ def _account_refusals(
     """What the data set has no room for."""
     if spec.privacy is None:
         account = ledger.accounts().charged(data_set.name).account
-        return raised(ledger.data_refusals(policy=policy, data_set=account).check, job.job_digest)
+        return refusals_of(ledger.data_refusals(policy=policy, data_set=account).check, job.job_digest)
     if state is None:
         return []
-    return raised(budget.check_plan, _as_signed(job, spec), state)
+    return refusals_of(budget.check_plan, _as_signed(job, spec), state)
 
 
 def _previous(ledger: Ledger, job: LedgerJob) -> LedgerJob | None:

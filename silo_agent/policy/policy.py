@@ -29,7 +29,7 @@ from crypto.session.cohort import (
 )
 from crypto.session.messages import SessionTerms
 from silo_agent.policy.drawn_rounds import check_drawn_rounds
-from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, raised
+from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, refusal_by, refusals_of
 from strategies.expected import got
 from strategies.presets import PRESETS
 
@@ -268,35 +268,35 @@ class Policy(BaseModel):
     def refusals(self, spec: JobSpec, *, operator: str) -> Iterator[PolicyRefusal]:
         """Every rule by which the job as such is not allowed."""
         if spec.federation != self.federation:
-            yield _refusal(f"federation {spec.federation}", self.federation, Rule.FEDERATION)
+            yield refusal_by(f"federation {spec.federation}", self.federation, Rule.FEDERATION)
         if self.operators is not None and operator not in self.operators:
-            yield _refusal(f"operator {operator}", ", ".join(self.operators), Rule.OPERATORS)
+            yield refusal_by(f"operator {operator}", ", ".join(self.operators), Rule.OPERATORS)
         if self.strategies is not None and spec.strategy.name not in self.strategies:
-            yield _refusal(f"strategy {spec.strategy.name}", ", ".join(self.strategies), Rule.STRATEGIES)
-        yield from raised(self.check_distributions, spec)
+            yield refusal_by(f"strategy {spec.strategy.name}", ", ".join(self.strategies), Rule.STRATEGIES)
+        yield from refusals_of(self.check_distributions, spec)
         if spec.rounds > self.max_rounds:
             spare = "" if spec.spare_steps is None else f" and {spec.spare_steps} spare ones"
-            yield _refusal(f"{spec.count}{spare}", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
+            yield refusal_by(f"{spec.count}{spare}", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
         if len(spec.silos) < self.min_silos:
-            yield _refusal(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
+            yield refusal_by(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
         expected = spec.expected_cohort_changes
         if expected > self.max_cohort_changes:
-            yield _refusal(
+            yield refusal_by(
                 f"about {expected:.3g} overlapping cohorts by fraction {spec.fraction:g}",
                 f"at most {self.max_cohort_changes} (max_cohort_changes)",
                 Rule.MAX_COHORT_CHANGES,
             )
-        yield from raised(self.check_draw, spec)
+        yield from refusals_of(self.check_draw, spec)
         yield from self._rate_refusals(spec)
         # here and not in the phase that sums it: rounds may come before
         for quantity in spec.quantities:
-            yield from raised(self.check_quantities, [quantity], is_private=spec.privacy is not None)
+            yield from refusals_of(self.check_quantities, [quantity], is_private=spec.privacy is not None)
         # Security: sums with and without a silo tell of how its state moves, unless their noise covers a
         # whole silo (docs/threat-model.md).
         is_covered = spec.privacy is not None and spec.privacy.sums is not None
         has_state = spec.method.recipe.keeps_local_state and not is_covered
         if has_state and self.local_state is Permission.REFUSE:
-            yield _refusal(
+            yield refusal_by(
                 f"strategy {spec.strategy.name}",
                 "a method without local state (local_state: refuse)",
                 Rule.LOCAL_STATE,
@@ -304,14 +304,14 @@ class Policy(BaseModel):
         yield from self.privacy.refusals(spec)
         if not spec.model.is_built_in:
             why = f"model {spec.model.name} is not built in"
-            yield from raised(self.check_given_state, spec, why=why)
+            yield from refusals_of(self.check_given_state, spec, why=why)
 
     def check_distributions(self, spec: JobSpec) -> None:
         """Raises PolicyRefusal where the job runs code that is not allowed here."""
         for distribution in spec.distributions:
             if not {distribution, distribution.partition("==")[0]} & {*self.distributions}:
                 listed = ", ".join(self.distributions) or "no other"
-                raise _refusal(
+                raise refusal_by(
                     f"code of {distribution}",
                     f"code of Chorale or of {listed} (distributions)",
                     Rule.DISTRIBUTIONS,
@@ -326,7 +326,7 @@ class Policy(BaseModel):
             return
         allowed = "computed here or listed" if is_list else "computed here"
         expected = f"an initial state that is {allowed} (initial_state)"
-        raise _refusal(f"the given one {spec.initial_state}: {why}", expected, Rule.INITIAL_STATE)
+        raise refusal_by(f"the given one {spec.initial_state}: {why}", expected, Rule.INITIAL_STATE)
 
     def colluders(self, spec: JobSpec) -> int:
         """A: silos of the job that may side with the coordinator."""
@@ -360,16 +360,16 @@ class Policy(BaseModel):
             ("server_learning_rate", server, self.min_server_learning_rate, self.max_server_learning_rate),
         ):
             if given < low:
-                yield _refusal(f"{what} {given:.4g}", f"at least {low:g} (min_{what})", Rule(f"min_{what}"))
+                yield refusal_by(f"{what} {given:.4g}", f"at least {low:g} (min_{what})", Rule(f"min_{what}"))
             if given > high:
-                yield _refusal(f"{what} {given:.4g}", f"at most {high:g} (max_{what})", Rule(f"max_{what}"))
+                yield refusal_by(f"{what} {given:.4g}", f"at most {high:g} (max_{what})", Rule(f"max_{what}"))
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
         if terms.federation != self.federation:
-            raise _refusal(f"federation {terms.federation}", self.federation, Rule.FEDERATION)
+            raise refusal_by(f"federation {terms.federation}", self.federation, Rule.FEDERATION)
         if terms.attempt > self.max_attempts:
-            raise _refusal(f"attempt {terms.attempt}", f"at most {self.max_attempts}", Rule.MAX_ATTEMPTS)
+            raise refusal_by(f"attempt {terms.attempt}", f"at most {self.max_attempts}", Rule.MAX_ATTEMPTS)
         self.check_cohort(terms.names)
         self.check_quantities(terms.layout.quantities)
 
@@ -387,16 +387,16 @@ class Policy(BaseModel):
         for quantity in quantities:
             if self.allowed_quantities is not None and quantity.name not in self.allowed_quantities:
                 allowed = f"{', '.join(self.allowed_quantities)} (allowed_quantities)"
-                raise _refusal(f"quantity {quantity.name}", allowed, Rule.ALLOWED_QUANTITIES)
+                raise refusal_by(f"quantity {quantity.name}", allowed, Rule.ALLOWED_QUANTITIES)
             if quantity.is_shared and self.shared_sums is Permission.REFUSE:
-                raise _refusal(
+                raise refusal_by(
                     f"quantity {quantity.name}",
                     "no sums by class that silos see (shared_sums: refuse)",
                     Rule.SHARED_SUMS,
                 )
             is_bare = quantity.noise is None and not is_private
             if is_bare and quantity.discloses.is_by_class and self.class_statistics is Permission.REFUSE:
-                raise _refusal(
+                raise refusal_by(
                     f"quantity {quantity.name}",
                     "no class statistics (class_statistics: refuse)",
                     Rule.CLASS_STATISTICS,
@@ -477,7 +477,3 @@ def load_policy(path: Path) -> Policy:
 def policy_digest(path: Path) -> bytes:
     """SHA-256 of the policy file's bytes, by which statements and approvals name it. Raises ConfigError."""
     return hashlib.sha256(read_limited(path, MAX_BYTES)).digest()
-
-
-def _refusal(got: str, expected: str, rule: Rule) -> PolicyRefusal:
-    return PolicyRefusal(f"policy: expected {expected}, got {got}", rule=rule)

@@ -129,19 +129,19 @@ class PrivacyPolicy(BaseModel):
         silos collude; BUDGET where its training alone passes the whole budget."""
         if spec.privacy is not None:
             if spec.privacy.has_shared_noise and not self.accept_shared_noise:
-                yield _refusal(
+                yield refusal_by(
                     "privacy.records.noise sum, which rests on the other silos' noise",
                     "privacy.records.noise silo, or privacy.accept_shared_noise: true here",
                     Rule.ACCEPT_SHARED_NOISE,
                 )
             yield from self._floor_refusals(spec.privacy)
-            yield from raised(self._check_training, spec)
+            yield from refusals_of(self._check_training, spec)
             return
         if self.required:
-            yield _refusal("a job without privacy", "a private job (privacy.required)", Rule.REQUIRED)
+            yield refusal_by("a job without privacy", "a private job (privacy.required)", Rule.REQUIRED)
         for name in spec.quantity_names:
             if name in self.always_noised:
-                yield _refusal(
+                yield refusal_by(
                     f"a job without privacy that sums {name}",
                     "noise on it (privacy.always_noised)",
                     Rule.ALWAYS_NOISED,
@@ -153,7 +153,7 @@ class PrivacyPolicy(BaseModel):
         if most is None or spec.privacy is None or not spec.privacy.has_shared_noise:
             return
         if not cost <= most:
-            raise _refusal(
+            raise refusal_by(
                 f"{cost:.4g}" if math.isfinite(cost) else "no bound",
                 f"at most epsilon {most:g} if all other silos collude "
                 "(privacy.max_epsilon_if_all_others_collude)",
@@ -169,7 +169,7 @@ class PrivacyPolicy(BaseModel):
         for quantity in quantities:
             is_bare = quantity.noise is None and quantity.discloses not in free
             if is_bare and quantity.name in self.always_noised:
-                raise _refusal(
+                raise refusal_by(
                     f"quantity {quantity.name} without noise",
                     "noise on it (privacy.always_noised)",
                     Rule.ALWAYS_NOISED,
@@ -225,14 +225,14 @@ class PrivacyPolicy(BaseModel):
         for field, most in self._max.items():
             value = given.get(field)
             if most is not None and value is not None and not value <= most:
-                yield _refusal(f"privacy.{field} {value:g}", f"at most {most:g}", _rule("max", field))
+                yield refusal_by(f"privacy.{field} {value:g}", f"at most {most:g}", _rule("max", field))
         for field, least in self._min.items():
             if least is None or field not in given:
                 continue
             value = given[field]
             if value is None or not value >= least:
                 got = "null" if value is None else f"{value:g}"
-                yield _refusal(f"privacy.{field} {got}", f"at least {least:g}", _rule("min", field))
+                yield refusal_by(f"privacy.{field} {got}", f"at least {least:g}", _rule("min", field))
 
     def _check_training(self, spec: JobSpec) -> None:
         """What needs no global state to be known: an absurd setting is refused before the first phase."""
@@ -263,7 +263,7 @@ class PrivacyPolicy(BaseModel):
             )
 
 
-def raised(check: Callable[P, object], *args: P.args, **named: P.kwargs) -> list[PolicyRefusal]:
+def refusals_of(check: Callable[P, object], *args: P.args, **named: P.kwargs) -> list[PolicyRefusal]:
     """What a check refuses, if it does."""
     try:
         check(*args, **named)
@@ -289,5 +289,6 @@ def _rule(bound: str, field: str) -> Rule:
     return Rule(f"privacy.{bound}_{field.replace('.', '_')}")
 
 
-def _refusal(got: str, expected: str, rule: Rule) -> PolicyRefusal:
+def refusal_by(got: str, expected: str, rule: Rule) -> PolicyRefusal:
+    """For the field of the policy that `rule` names."""
     return PolicyRefusal(f"policy: expected {expected}, got {got}", rule=rule)

@@ -39,8 +39,9 @@ def own_lengths(
 
     A silo with fewer samples than the job's mean one takes fewer local steps than the others, unless the job
     counts steps; its length is scaled by as much. Rows of classes that it does not hold stay where they are
-    in its own step, so rows count as if all had moved like those that did. Empty where the server would not
-    apply them.
+    in its own step, so rows count as if all had moved like those that did; where none did, an array has no
+    length: to compare with zero would stop the silo, and so tell that it holds none of the classes that
+    others sent. Empty where the server would not apply them.
     """
     if job.spec.privacy is not None:
         return _private_lengths(job, context) if values.keys() & {WEIGHT, GRADIENT} else {}
@@ -54,7 +55,8 @@ def own_lengths(
     if result.state is None:
         return {}
     after = {name: result.state[name] for name in job.strategy.training_arrays(result.state)}
-    lengths = {name: _by_class(name, array, context) for name, array in after.items()}
+    found = {name: _by_class(name, array, context) for name, array in after.items()}
+    lengths = {name: length for name, length in found.items() if length is not None}
     lengths |= _lifted(lengths, after, [MODEL + name for name in context.trained], classes=context.classes)
     copies = {name.partition("/")[0] for name in _under(METHOD, after) if "/" in name}
     for copy in copies:  # of the model, such as a teacher
@@ -86,15 +88,15 @@ def _lifted(
     return lifted
 
 
-def _by_class(name: str, after: Array, context: PhaseContext) -> float:
+def _by_class(name: str, after: Array, context: PhaseContext) -> float | None:
     before = context.state.get(name)
     length = _distance(after, before)
     is_by_class = name.startswith(METHOD) and "/" not in name.removeprefix(METHOD)
     if not is_by_class or after.shape[:1] != (context.classes,):
         return length
     start = np.zeros_like(after) if before is None else before
-    changed_C = (after != start).reshape(context.classes, -1).any(axis=1)
-    return length * math.sqrt(context.classes / max(1, int(np.count_nonzero(changed_C))))
+    changed = int(np.count_nonzero((after != start).reshape(context.classes, -1).any(axis=1)))
+    return length * math.sqrt(context.classes / changed) if changed else None
 
 
 def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:

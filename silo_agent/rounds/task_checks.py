@@ -31,9 +31,10 @@ from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.session_handler import SessionHandler
+from strategies.phases.enrollment import ENROLLMENT
+from strategies.phases.training import TRAIN
 
-ENROLLING = "enrollment"
-ENROLLED_ONLY = frozenset({"train"})  # phases that weigh a silo by what enrollment counted
+ENROLLED_ONLY = frozenset({TRAIN})  # phases that weigh a silo by what enrollment counted
 
 
 class TaskChecks:
@@ -98,6 +99,8 @@ class TaskChecks:
             )
         state = state_from_file(path)
         try:
+            if task.state_digest.hex() == job.spec.initial_state:
+                job.check_first(key.round, key.phase, state)
             terms = job.terms(
                 roster=roster,
                 round=key.round,
@@ -121,9 +124,9 @@ class TaskChecks:
         data_set.reveals.check_attempt(terms)
         if key.kind in ENROLLED_ONLY:
             self._check_enrolled(key)
-        if key.round == 0 and key.kind == ENROLLING:  # later the plan is partly behind
+        if key.round == 0 and key.kind == ENROLLMENT:  # later the plan is partly behind
             data_set.budget.check_plan(job, state)
-        if key.kind == ENROLLING and job.spec.privacy is not None:
+        if key.kind == ENROLLMENT and job.spec.privacy is not None:
             self._check_promises(job, state, data_set)
         colluders = data_set.policy.colluders(job.spec)
         use = StateUse.of(job, key, state, rule=terms.rule, assumed_colluders=colluders)
@@ -180,7 +183,7 @@ class TaskChecks:
 
     def note_outcome(self, key: PhaseKey, end: PhaseEnd) -> None:
         """Whether the total in the global state still counts this silo."""
-        if key.kind != ENROLLING:
+        if key.kind != ENROLLMENT:
             return
         if end is PhaseEnd.LEFT_OUT:
             self._missed_enrollment.add(key.job_digest)
@@ -220,7 +223,7 @@ class TaskChecks:
 
     def _check_enrolled(self, key: PhaseKey) -> None:
         missed = key.job_digest in self._missed_enrollment
-        if missed or not self._data_sets.any_reveals.has_answered(key.job_digest, ENROLLING):
+        if missed or not self._data_sets.any_reveals.has_answered(key.job_digest, ENROLLMENT):
             raise PolicyRefusal(
                 f"round {key.round}: the enrollment did not count this silo", code=Refusal.NOT_ENROLLED
             )

@@ -108,10 +108,10 @@ def _try(spec: JobSpec) -> None:
     model = model_of(spec.model, code=spec.code)
     module = build_module(spec.model, model, spec.sizes).eval()
     _check_constants(spec, model, module)
-    if spec.method.needs_cut and model.head is None:
+    if spec.method.needs_head and model.head is None:
         raise ConfigError(
-            f"{_model(spec)}: strategy {spec.strategy.name} ({spec.method.needs_cut}) needs the model's last "
-            "linear layer, and the model names none: model(head=...)"
+            f"{_model(spec)}: strategy {spec.strategy.name} ({spec.method.needs_head}) needs the model's "
+            "last linear layer, and the model names none: model(head=...)"
         )
     inputs = _inputs(spec)
     with torch.no_grad(), _errors(f"{_model(spec)}: given {PROBES} samples of the job's input_shape"):
@@ -136,7 +136,7 @@ def _cut(spec: JobSpec, model: Model, module: nn.Module, inputs: Tensor, outputs
         features_ND = module(inputs)
         again = last(features_ND)
     is_last = again.shape == outputs.shape and torch.allclose(again, outputs, rtol=NEAR, atol=NEAR)
-    if not is_last or (spec.method.needs_cut and features_ND.dim() != 2):
+    if not is_last or (spec.method.needs_head and features_ND.dim() != 2):
         raise ConfigError(
             f"{_model(spec)}: {model.head} is not its last layer: what it gives of the features is not what "
             "the model gives"

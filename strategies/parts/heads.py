@@ -18,13 +18,13 @@ import numpy as np
 from crypto.errors import ConfigError
 from strategies.base import MODEL, FloatArray
 from strategies.number_stream import NumberStream, orthonormal_rows
-from strategies.recipe import Features, Head, Need, Standing, always
+from strategies.recipe import Features, Head, Need, UnderPrivacy, always
 
 HEAD_PREFIX = "head."  # of its parameters
 HEAD = MODEL + HEAD_PREFIX + "weight"
 HEAD_BIAS = MODEL + HEAD_PREFIX + "bias"
 MAX_PRODUCTS = 1 << 36  # of rows drawn by Gram-Schmidt: minutes; a job asks every silo to draw them
-NO_DATA = Standing(why="says how the model is built; no data")
+NO_DATA = UnderPrivacy(why="says how the model is built; no data")
 
 
 def frozen_head(head: Head, *, classes: int, width: int, numbers: NumberStream) -> FloatArray:
@@ -73,28 +73,28 @@ def etf_head(classes: int, width: int, numbers: NumberStream) -> FloatArray:
     return math.sqrt(classes / (classes - 1.0)) * head_CD
 
 
-TRAINED = Head(word="trained", has_bias=True, standing=NO_DATA)
-TRAINED_UNBIASED = Head(word="trained-unbiased", standing=NO_DATA, needs_cut=always)
-FROZEN_RANDOM = Head(word="frozen-random", draw=random_head, standing=NO_DATA, needs_cut=always)
+TRAINED = Head(word="trained", has_bias=True, under_privacy=NO_DATA)
+TRAINED_UNBIASED = Head(word="trained-unbiased", under_privacy=NO_DATA, needs_head=always)
+FROZEN_RANDOM = Head(word="frozen-random", draw=random_head, under_privacy=NO_DATA, needs_head=always)
 FROZEN_ORTHONORMAL = Head(
     word="frozen-orthonormal",
     draw=orthonormal_head,
     has_unit_rows=True,
-    standing=NO_DATA,
+    under_privacy=NO_DATA,
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
 )
 FROZEN_ETF = Head(
     word="frozen-etf",
     draw=etf_head,
     has_unit_rows=True,
-    standing=NO_DATA,
+    under_privacy=NO_DATA,
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
 )
 
-RAW = Features(word="raw", standing=NO_DATA)
-UNIT = Features(word="unit", is_unit=True, standing=NO_DATA, needs_cut=always)
+RAW = Features(word="raw", under_privacy=NO_DATA)
+UNIT = Features(word="unit", is_unit=True, under_privacy=NO_DATA, needs_head=always)
 PROJECTED_UNIT = Features(
     word="projected-unit",
     is_unit=True,
@@ -107,8 +107,8 @@ PROJECTED_UNIT = Features(
             is_advice=True,
         ),
     ),
-    standing=NO_DATA,
-    needs_cut=always,
+    under_privacy=NO_DATA,
+    needs_head=always,
 )
 
 HEADS = (TRAINED, TRAINED_UNBIASED, FROZEN_RANDOM, FROZEN_ORTHONORMAL, FROZEN_ETF)

@@ -6,10 +6,10 @@ from pydantic import Field
 
 from strategies.base import PartOptions
 from strategies.parts.heads import UNIT
-from strategies.recipe import Loss, Need, Standing, always
+from strategies.recipe import Loss, Need, UnderPrivacy, always
 
-PER_SAMPLE = Standing(why="a mean of losses of single samples")
-BY_CLASS_COUNTS = Standing(
+PER_SAMPLE = UnderPrivacy(why="a mean of losses of single samples")
+BY_CLASS_COUNTS = UnderPrivacy(
     why="in a silo-level job the whole update is clipped",
     records="weighs every sample by the silo's class counts, so one record changes the gradients of all the "
     "others and no clip of single gradients bounds it",
@@ -17,7 +17,7 @@ BY_CLASS_COUNTS = Standing(
 NO_CLIP_BOUNDS = (
     "is no mean of values of single records (is_mean is False), so no clip bounds what one record changes"
 )
-OF_A_BATCH = Standing(records=NO_CLIP_BOUNDS, sums=NO_CLIP_BOUNDS)
+OF_A_BATCH = UnderPrivacy(records=NO_CLIP_BOUNDS, sums=NO_CLIP_BOUNDS)
 NO_COSINES = Need(
     holds=lambda recipe: not (recipe.features is UNIT and recipe.head.has_unit_rows),
     reason="a softmax of cosines stays nearly even, because nothing here can lengthen features or head: "
@@ -26,7 +26,7 @@ NO_COSINES = Need(
 )
 
 # of the job's task: cross-entropy where that is classification
-TASK_LOSS = Loss(word="task", needs=(NO_COSINES,), standing=PER_SAMPLE)
+TASK_LOSS = Loss(word="task", needs=(NO_COSINES,), under_privacy=PER_SAMPLE)
 
 
 class ScaledSoftmaxOptions(PartOptions):
@@ -51,9 +51,9 @@ SCALED_SOFTMAX = Loss(
             is_advice=True,
         ),
     ),
-    standing=PER_SAMPLE,
+    under_privacy=PER_SAMPLE,
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
 )
 
 SPHERE_MSE = Loss(
@@ -72,9 +72,9 @@ SPHERE_MSE = Loss(
             is_advice=True,
         ),
     ),
-    standing=PER_SAMPLE,
+    under_privacy=PER_SAMPLE,
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
 )
 
 DOT_REGRESSION = Loss(
@@ -90,9 +90,9 @@ DOT_REGRESSION = Loss(
             is_advice=True,
         ),
     ),
-    standing=PER_SAMPLE,
+    under_privacy=PER_SAMPLE,
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
 )
 
 
@@ -108,7 +108,7 @@ BALANCED_SOFTMAX = Loss(
     word="balanced-softmax",
     options=BalancedSoftmaxOptions,
     needs=(NO_COSINES,),
-    standing=BY_CLASS_COUNTS,
+    under_privacy=BY_CLASS_COUNTS,
     needs_classes=True,
 )
 
@@ -122,14 +122,14 @@ CLIENT_ADAPTED = Loss(
             is_advice=True,
         ),
     ),
-    standing=BY_CLASS_COUNTS,
+    under_privacy=BY_CLASS_COUNTS,
     needs_classes=True,
 )
 
 
 def given_loss(word: str, *, is_mean: bool) -> Loss:
     """One of an installed distribution, in place of the task's own. is_mean: of losses of single records."""
-    return Loss(word=word, standing=PER_SAMPLE if is_mean else OF_A_BATCH)
+    return Loss(word=word, under_privacy=PER_SAMPLE if is_mean else OF_A_BATCH)
 
 
 LOSSES = (

@@ -29,7 +29,7 @@ from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.parts.server_updates.mean import WEIGHTED_MEAN
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.phases.evaluation import PersonalAccuracy
-from strategies.recipe import ADDS_NOTHING, Need, Personalization, Recipe, Standing, always
+from strategies.recipe import ADDS_NOTHING, Need, Personalization, Recipe, UnderPrivacy, always
 
 
 class HeadFirstOptions(PartOptions):
@@ -118,42 +118,42 @@ NOT_NOISED = (
     "trains parameters of each silo's own without any noise and sums how good they are, so one record may "
     "change the silo's accuracy from 0 to 1"
 )
-REFUSED = Standing(records=NOT_NOISED, sums=NOT_NOISED)
+REFUSED = UnderPrivacy(records=NOT_NOISED, sums=NOT_NOISED)
 SUMMED = (PersonalAccuracy(),)
 
-NO_PERSONALIZATION = Personalization(word="none", standing=ADDS_NOTHING)
+NO_PERSONALIZATION = Personalization(word="none", under_privacy=ADDS_NOTHING)
 OWN_HEAD = Personalization(
     word="head",
     needs=(TRAINED_HEAD, PLAIN),
-    standing=REFUSED,
+    under_privacy=REFUSED,
     keeps_local_state=True,
     has_own_head=True,
-    needs_cut=always,
+    needs_head=always,
     beside_evaluation=SUMMED,
 )
 OWN_HEAD_FIRST = Personalization(
     word="head-first",
     options=HeadFirstOptions,
     needs=(TRAINED_HEAD, PLAIN),
-    standing=REFUSED,
+    under_privacy=REFUSED,
     keeps_local_state=True,
     has_own_head=True,
-    needs_cut=always,
+    needs_head=always,
     beside_evaluation=SUMMED,
 )
 OWN_BODY = Personalization(
     word="body",
     needs=(TRAINED_TOGETHER, PLAIN),
-    standing=REFUSED,
+    under_privacy=REFUSED,
     keeps_local_state=True,
     has_own_body=True,
-    needs_cut=always,
+    needs_head=always,
     beside_evaluation=SUMMED,
 )
 ALONE = Personalization(
     word="alone",
     needs=(ALONE_OR_BY_PROTOTYPES,),
-    standing=REFUSED,
+    under_privacy=REFUSED,
     keeps_local_state=True,
     has_own_head=True,
     has_own_body=True,
@@ -163,20 +163,20 @@ OWN_MODEL = Personalization(
     word="model",
     options=OwnModelOptions,
     needs=(PLAIN,),
-    standing=REFUSED,
+    under_privacy=REFUSED,
     keeps_local_state=True,
     beside_evaluation=SUMMED,
 )
 # follows from the received model in each round, so nothing is kept
 ADAPTED = Personalization(
-    word="adapted", options=AdaptedOptions, needs=(PLAIN,), standing=REFUSED, beside_evaluation=SUMMED
+    word="adapted", options=AdaptedOptions, needs=(PLAIN,), under_privacy=REFUSED, beside_evaluation=SUMMED
 )
 
 LOCAL_AGGREGATION = Personalization(
     word="local-aggregation",
     options=LocalAggregationOptions,
     needs=(PLAIN,),
-    standing=REFUSED,
+    under_privacy=REFUSED,
     keeps_local_state=True,
     beside_evaluation=SUMMED,
 )

@@ -14,12 +14,14 @@ from pydantic import Field
 from strategies.base import PartOptions, options_of
 from strategies.parts.heads import NO_DATA
 from strategies.parts.losses import OF_A_BATCH
-from strategies.recipe import ADDS_NOTHING, Mix, Need, Options, Regularizer, Standing, always
+from strategies.recipe import ADDS_NOTHING, Mix, Need, Options, Regularizer, UnderPrivacy, always
 
-GLOBAL_TEACHER = Standing(
+GLOBAL_TEACHER = UnderPrivacy(
     why="compares each sample with the received model, which is post-processing of sums paid for before"
 )
-WEIGHTS_ALONE = Standing(why="of the weights alone, so its exact gradient is added after clipping and noise")
+WEIGHTS_ALONE = UnderPrivacy(
+    why="of the weights alone, so its exact gradient is added after clipping and noise"
+)
 FROM_THE_RECEIVED = (
     "compares the trained model with the received one, which a step's gradient is taken of: it adds nothing"
 )
@@ -79,12 +81,12 @@ class MoonOptions(PartOptions):
     )
 
 
-NO_REGULARIZER = Regularizer(word="none", standing=ADDS_NOTHING)
-PROX = Regularizer(word="prox", standing=replace(WEIGHTS_ALONE, shared=FROM_THE_RECEIVED))
+NO_REGULARIZER = Regularizer(word="none", under_privacy=ADDS_NOTHING)
+PROX = Regularizer(word="prox", under_privacy=replace(WEIGHTS_ALONE, shared=FROM_THE_RECEIVED))
 MOON = Regularizer(
     word="moon",
     options=MoonOptions,
-    standing=Standing(
+    under_privacy=UnderPrivacy(
         why="compares each sample with the received model and with the one that the silo sent last, "
         "which came out of DP-SGD; in a silo-level job the whole update is clipped",
         shared="compares with the model that the silo sent last, and silos train none",
@@ -92,17 +94,17 @@ MOON = Regularizer(
     keeps_local_state=True,
 )
 RECEIVED_TEACHER = replace(GLOBAL_TEACHER, shared=FROM_THE_RECEIVED)
-KD = Regularizer(word="kd", options=TemperatureOptions, standing=RECEIVED_TEACHER, needs_classes=True)
+KD = Regularizer(word="kd", options=TemperatureOptions, under_privacy=RECEIVED_TEACHER, needs_classes=True)
 NTD = Regularizer(
-    word="ntd", options=NotTrueOptions, standing=RECEIVED_TEACHER, min_classes=3, needs_classes=True
+    word="ntd", options=NotTrueOptions, under_privacy=RECEIVED_TEACHER, min_classes=3, needs_classes=True
 )
-LD = Regularizer(word="ld", standing=RECEIVED_TEACHER, needs_classes=True)
-FD = Regularizer(word="fd", standing=RECEIVED_TEACHER, needs_cut=always)
+LD = Regularizer(word="ld", under_privacy=RECEIVED_TEACHER, needs_classes=True)
+FD = Regularizer(word="fd", under_privacy=RECEIVED_TEACHER, needs_head=always)
 
 
 def given_regularizer(word: str, *, is_mean: bool) -> Regularizer:
     """One of an installed distribution, where the method has none. is_mean: of values of single records."""
-    return Regularizer(word=word, standing=GLOBAL_TEACHER if is_mean else OF_A_BATCH)
+    return Regularizer(word=word, under_privacy=GLOBAL_TEACHER if is_mean else OF_A_BATCH)
 
 
 def _convex_weights(options: Options) -> tuple[float, float]:
@@ -114,7 +116,7 @@ ADDITIVE = Mix(
     word="additive",
     options=AdditiveWeight,
     weights=lambda options: (1.0, options_of(AdditiveWeight, options).mu),
-    standing=NO_DATA,
+    under_privacy=NO_DATA,
 )
 CONVEX = Mix(
     word="convex",
@@ -126,7 +128,7 @@ CONVEX = Mix(
             reason="a convex mix shares weight between loss and regularizer, and there is no regularizer",
         ),
     ),
-    standing=NO_DATA,
+    under_privacy=NO_DATA,
 )
 
 OF_WHOLE_BATCHES = (
@@ -145,7 +147,7 @@ PERTURBED = Mix(
             "model's answers: it needs regularizer kd, ntd, ld or fd",
         ),
     ),
-    standing=Standing(
+    under_privacy=UnderPrivacy(
         why="in a silo-level job the whole update is clipped",
         records=OF_WHOLE_BATCHES,
         shared=FROM_THE_RECEIVED,

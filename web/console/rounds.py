@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from typing import Any
 
+from chorale.results import finite
 from chorale.spec.settings_file import parse_mapping
 from client.history import (
     TRAIN,
@@ -37,8 +37,8 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
             "result": record.result,
             "reason": record.reason,
             "attempts": record.attempts,
-            "figure": _finite(record.figures.get(main)),
-            "loss": _finite(record.figures.get("loss")),
+            "figure": finite(record.figures.get(main)),
+            "loss": finite(record.figures.get("loss")),
             "silos": len(record.cohort),
             "data_share": record.data_share,
             "left_out": [
@@ -66,7 +66,7 @@ def curves(history: JobHistory) -> dict[str, Any]:
     Where rounds draw their silos `figure` is over the hold-outs of the drawn ones alone.
     """
     names, both = (history.main, "loss"), curves_facts(history)
-    figures = {name: [_finite(value) for value in figure_by_round(history, name)] for name in names}
+    figures = {name: [finite(value) for value in figure_by_round(history, name)] for name in names}
     by_round = {record.round: record for record in history.of_kind(TRAIN)}
     rounds, of_all = list(range(1, len(figures["loss"]) + 1)), None
     if history.draws_rounds:
@@ -189,8 +189,3 @@ def _cell(value: object) -> object:
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return "" if value is None else value
-
-
-def _finite(value: float | None) -> float | None:
-    """NaN and infinity, which JSON does not have, are no figure."""
-    return value if value is not None and math.isfinite(value) else None

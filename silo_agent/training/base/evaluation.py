@@ -41,9 +41,11 @@ class Figures:
     def personal_quantities(self, score: Callable[[Mapping[str, Array]], float]) -> dict[str, Array]:
         """Of a silo's own model: its score, the square and 1, or three zeros without a hold-out.
 
+        Security: the score in whole hundredths. The rounding of a sum differs from round to round, so over
+        many rounds of a model that stays the mean would be the exact sum, which has one set of addends.
         Shapes: all ().
         """
-        found = score(self.sums) if self.tested else 0.0
+        found = round(score(self.sums), 2) if self.tested else 0.0
         return {
             ACCURACY: np.asarray(found, dtype=np.float64),
             SQUARE: np.asarray(found**2, dtype=np.float64),

@@ -59,13 +59,13 @@ class FederatedModel(nn.Module):
             module.register_forward_pre_hook(lambda _, inputs: normalize(*inputs))
         self.body = module
         self.has_adapters = False
-        self.cut_name = cut
+        self.head_path = cut
         self.projection: nn.Linear | None = None
         self.scale: nn.Parameter | None = None
         self.is_unit = features.is_unit
         self.is_bfloat16 = False  # models/forms.py
         self.is_channels_last = False
-        self.cut_has_bias = last is not None and last.bias is not None
+        self.head_had_bias = last is not None and last.bias is not None
         if last is None:
             return
         width, outputs = last.in_features, last.out_features

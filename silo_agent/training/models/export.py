@@ -151,8 +151,8 @@ def loading_script(spec: JobSpec, model: FederatedModel, facts: Mapping[str, str
         "def load(folder: Path = Path(__file__).parent) -> nn.Module:",
         f"    model = {name}({sizes}{f', **{options!r}' if options else ''}).float()",
     ]
-    if isinstance(last, EmbeddingLinear) and model.cut_name is not None:
-        lines.append(_in_place_of(model.cut_name, last))
+    if isinstance(last, EmbeddingLinear) and model.head_path is not None:
+        lines.append(_in_place_of(model.head_path, last))
     if spec.normalize is not None:
         shape = (-1, *(1,) * (len(spec.input_shape) - 1))
         lines += [

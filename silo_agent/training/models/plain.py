@@ -45,7 +45,7 @@ def plain_names(model: FederatedModel) -> dict[str, str]:
         own = (
             name.removeprefix(BODY)
             if name.startswith(BODY)
-            else f"{model.cut_name}.{name.removeprefix(HEAD)}"
+            else f"{model.head_path}.{name.removeprefix(HEAD)}"
         )
         found[own] = name
     return found
@@ -67,8 +67,8 @@ def given_state(spec: JobSpec, given: Mapping[str, Array], *, base: bytes, sourc
     shapes = {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(model).items()}
     # counters, constants, and second names of one array
     idle = {name.removeprefix(BODY) for name in model.state_dict() if name.startswith(BODY)}
-    if not np.any(given.get(f"{model.cut_name}.bias", 0.0)):
-        idle.add(f"{model.cut_name}.bias")  # where the method has none
+    if not np.any(given.get(f"{model.head_path}.bias", 0.0)):
+        idle.add(f"{model.head_path}.bias")  # where the method has none
     extra = sorted(given.keys() - names.keys() - idle)
     drawn = {own for own, name in names.items() if not name.startswith(BODY) and not _is_trained(spec, name)}
     missing = sorted(names.keys() - given.keys() - drawn)
@@ -98,18 +98,18 @@ def whole_module(model: FederatedModel) -> nn.Module:
     The model is taken apart. Its parameters have the names of `plain_names`. Where the method has no bias and
     the author's layer does, the bias is 0, so that the state_dict loads into what the author's code builds.
     """
-    if not model.has_head or model.cut_name is None:
+    if not model.has_head or model.head_path is None:
         return model.body
     last = last_layer(model)
     before = {
-        own.removeprefix(f"{model.cut_name}."): model.get_parameter(name)
+        own.removeprefix(f"{model.head_path}."): model.get_parameter(name)
         for own, name in plain_names(model).items()
         if not name.startswith(BODY)
     }
     if last.bias is not None:
         before.setdefault("bias", nn.Parameter(torch.zeros_like(last.bias)))
     last.load_state_dict(before)
-    put_in(model.body, model.cut_name, last)
+    put_in(model.body, model.head_path, last)
     return model.body
 
 
@@ -136,7 +136,7 @@ def last_layer(model: FederatedModel) -> nn.Linear:
     """A layer in place of the one that was taken out, with values of its own."""
     head = model.head
     if not model.is_unit:
-        has_bias = model.cut_has_bias or "bias" in head.state_dict()
+        has_bias = model.head_had_bias or "bias" in head.state_dict()
         return nn.Linear(head.in_features, head.out_features, bias=has_bias)
     width = None if model.projection is None else model.projection.in_features
     return EmbeddingLinear(head.in_features, head.out_features, bias="bias" in head.state_dict(), width=width)

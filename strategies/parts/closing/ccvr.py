@@ -274,9 +274,9 @@ CCVR = Closing(
             "features raw or unit",
         ),
     ),
-    standing=UNBOUNDED_FEATURES,
+    under_privacy=UNBOUNDED_FEATURES,
     before_evaluation=calibration,
     least_class_samples=LEAST_CLASS_SAMPLES,
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
 )

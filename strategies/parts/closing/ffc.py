@@ -37,7 +37,7 @@ from strategies.base import (
 )
 from strategies.exact import product, solved, total
 from strategies.parts.heads import HEAD, UNIT
-from strategies.recipe import Closing, Need, Options, Standing, always
+from strategies.recipe import Closing, Need, Options, UnderPrivacy, always
 
 CALIBRATE = "calibrate"
 RIDGE = 0.1  # of sums without noise
@@ -222,8 +222,8 @@ FFC = Closing(
     word="ffc",
     options=FfcOptions,
     needs=FFC_NEEDS,
-    standing=Standing(why="sums products of unit features of the global model"),
+    under_privacy=UnderPrivacy(why="sums products of unit features of the global model"),
     before_evaluation=calibration,
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
 )

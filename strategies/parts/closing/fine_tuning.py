@@ -24,7 +24,7 @@ from strategies.parts.closing.ffc import FFC_NEEDS, FfcOptions, calibration
 from strategies.parts.heads import UNIT
 from strategies.parts.losses import DOT_REGRESSION
 from strategies.phases.evaluation import EvaluatePhase, PersonalAccuracy
-from strategies.recipe import ADDS_NOTHING, Closing, Options, Recipe, Standing, always
+from strategies.recipe import ADDS_NOTHING, Closing, Options, Recipe, UnderPrivacy, always
 
 FINE_TUNE = "fine-tune"
 
@@ -86,16 +86,16 @@ FINE_TUNED_WITHOUT_NOISE = (
     "fine-tunes a model for each silo without any noise, so one record may change all of its answers and the "
     "silo's accuracy from 0 to 1"
 )
-REFUSED = Standing(records=FINE_TUNED_WITHOUT_NOISE, sums=FINE_TUNED_WITHOUT_NOISE)
+REFUSED = UnderPrivacy(records=FINE_TUNED_WITHOUT_NOISE, sums=FINE_TUNED_WITHOUT_NOISE)
 
-NO_CLOSING = Closing(word="none", standing=ADDS_NOTHING)
+NO_CLOSING = Closing(word="none", under_privacy=ADDS_NOTHING)
 # fine-tuning comes after the evaluation, so that a job whose silos cannot fine-tune has its final figures
 FINE_TUNING = Closing(
     word="fine-tuning",
     options=FineTuningOptions,
-    standing=REFUSED,
+    under_privacy=REFUSED,
     check_options=_check_scope,
-    needs_cut=_tunes_a_part,
+    needs_head=_tunes_a_part,
     after_evaluation=(FINE_TUNE_PHASE,),
 )
 
@@ -108,10 +108,10 @@ FFC_FINE_TUNING = Closing(
     word="ffc-fine-tuning",
     options=FfcFineTuningOptions,
     needs=FFC_NEEDS,
-    standing=REFUSED,
+    under_privacy=REFUSED,
     check_options=_check_scope,
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
     before_evaluation=calibration,
     after_evaluation=(FINE_TUNE_PHASE,),
 )

@@ -21,7 +21,7 @@ from pydantic import Field
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import Array, PartOptions, PhaseContext, ServerStep, options_of
 from strategies.exact import total
-from strategies.recipe import ServerUpdate, Standing
+from strategies.recipe import ServerUpdate, UnderPrivacy
 
 SQUARED_LENGTH = "update_sq_norm"
 
@@ -75,7 +75,7 @@ FEDEXP = ServerUpdate(
     options=FedExPOptions,
     rule=FedExP(),
     stretch=lambda silos: max(1.0, silos / 2),  # eta_g of deltas that are orthogonal and of one length
-    standing=Standing(
+    under_privacy=UnderPrivacy(
         why="in a record-level job the update's length is post-processing of DP-SGD",
         shared="stretches the step by the lengths of the silos' own updates, and silos make none",
         sums="sums the length of the silo's update with the update, which the clip of the update does "

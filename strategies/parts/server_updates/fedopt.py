@@ -140,5 +140,5 @@ FEDOPT = ServerUpdate(
     is_optimizer=True,
     adapts=lambda options: options_of(FedOptOptions, options).server_optimizer is not ServerOptimizer.SGD,
     rate=lambda options: options_of(FedOptOptions, options).whole_rate,
-    standing=POST_PROCESSING,
+    under_privacy=POST_PROCESSING,
 )

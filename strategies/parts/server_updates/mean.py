@@ -25,11 +25,11 @@ from dataclasses import dataclass
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import Array, PhaseContext, ServerStep, pieces_of
-from strategies.recipe import ServerUpdate, Standing
+from strategies.recipe import ServerUpdate, UnderPrivacy
 
 NORMALIZER = "normalizer"
 MAX_NORMALIZER = float(1 << 24)  # p a_k; a_k is at most local steps / (1 - momentum)
-POST_PROCESSING = Standing(why="post-processing of the summed delta")
+POST_PROCESSING = UnderPrivacy(why="post-processing of the summed delta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,12 @@ class FedNova:
         )
 
 
-WEIGHTED_MEAN = ServerUpdate(word="weighted-mean", rule=WeightedMean(), standing=POST_PROCESSING)
+WEIGHTED_MEAN = ServerUpdate(word="weighted-mean", rule=WeightedMean(), under_privacy=POST_PROCESSING)
 FEDNOVA = ServerUpdate(
     word="fednova",
     rule=FedNova(),
     counts_steps=True,
-    standing=Standing(
+    under_privacy=UnderPrivacy(
         why="in a record-level job the number of steps is the job's own and tells nothing",
         shared="divides by the local steps, and silos take none",
         sums="sums the silo's number of steps, which tells how many samples it holds",

@@ -26,7 +26,7 @@ import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import METHOD, Array, PhaseContext, ServerStep, blocks, pieces_of
-from strategies.recipe import ServerUpdate, Standing
+from strategies.recipe import ServerUpdate, UnderPrivacy
 
 CONTROL = METHOD + "control"  # (P,) float32: c, in the order of delta; absent while it is zero
 CONTROL_DELTA = "control_delta"
@@ -70,5 +70,5 @@ SCAFFOLD = ServerUpdate(
     counts_steps=True,
     keeps_local_state=True,
     reads=(CONTROL,),
-    standing=Standing(records=CONTROLS_WITHOUT_NOISE, sums=CONTROLS_WITHOUT_NOISE),
+    under_privacy=UnderPrivacy(records=CONTROLS_WITHOUT_NOISE, sums=CONTROLS_WITHOUT_NOISE),
 )

@@ -29,7 +29,7 @@ from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, Arrays, FloatArray, PhaseContext
 from strategies.parts.heads import HEAD
 from strategies.parts.statistics.class_counts import class_counts
-from strategies.recipe import Need, Recipe, Regularizer, Standing, Statistic, always
+from strategies.recipe import Need, Recipe, Regularizer, Statistic, UnderPrivacy, always
 
 PROTOTYPES = METHOD + "feature_prototypes"  # (C, D) float64
 KNOWN = METHOD + "feature_prototypes_valid"  # (C,) uint8: 1 where the prototype is known
@@ -95,7 +95,7 @@ class FeaturePrototypes:
 
 SUMS = FeaturePrototypes()
 NO_BOUND = "sums features, which have no bound of their own, so no noise covers what one record changes"
-UNBOUNDED_FEATURES = Standing(records=NO_BOUND, sums=NO_BOUND)
+UNBOUNDED_FEATURES = UnderPrivacy(records=NO_BOUND, sums=NO_BOUND)
 
 
 def _has_sums(recipe: Recipe) -> bool:
@@ -105,7 +105,7 @@ def _has_sums(recipe: Recipe) -> bool:
 FEATURE_PROTOTYPES = Regularizer(
     word="feature-prototypes",
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
     reads=(PROTOTYPES, KNOWN),
     needs=(
         Need(
@@ -114,13 +114,13 @@ FEATURE_PROTOTYPES = Regularizer(
             "it needs that statistic",
         ),
     ),
-    standing=UNBOUNDED_FEATURES,
+    under_privacy=UNBOUNDED_FEATURES,
 )
 
 FEATURE_PROTOTYPE_SUMS = Statistic(
     word="feature-prototypes",
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
     beside_training=(SUMS,),
     needs=(
         Need(
@@ -129,5 +129,5 @@ FEATURE_PROTOTYPE_SUMS = Statistic(
             "nothing else uses it: it needs that regularizer",
         ),
     ),
-    standing=UNBOUNDED_FEATURES,
+    under_privacy=UNBOUNDED_FEATURES,
 )

@@ -28,7 +28,7 @@ from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext
 from strategies.parts.csd import CSD, teacher_state
 from strategies.parts.statistics.class_counts import class_counts
 from strategies.phases.enrollment import MAX_SAMPLES
-from strategies.recipe import Need, Options, Standing, Statistic
+from strategies.recipe import Need, Options, Statistic, UnderPrivacy
 
 PROTOTYPES_KIND = "prototypes"
 PROTOTYPES = METHOD + "prototypes"  # (C, C) float64: row = true class, column = logit
@@ -125,7 +125,7 @@ LOGIT_PROTOTYPES = Statistic(
             "else uses it: it needs that regularizer",
         ),
     ),
-    standing=Standing(why="sums answers of a global model, clipped to logit_clip"),
+    under_privacy=UnderPrivacy(why="sums answers of a global model, clipped to logit_clip"),
     check_private=_check_clip,
     reads=(PROTOTYPES,),
 )

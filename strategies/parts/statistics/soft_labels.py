@@ -33,7 +33,7 @@ from strategies.base import METHOD, Array, Arrays, FloatArray, PartOptions, Phas
 from strategies.exact import total
 from strategies.parts.regularizers import WEIGHTS_ALONE
 from strategies.parts.statistics.class_counts import MAX_CLASS_SAMPLES, class_counts
-from strategies.recipe import Need, Options, Recipe, Regularizer, Standing, Statistic, always
+from strategies.recipe import Need, Options, Recipe, Regularizer, Statistic, UnderPrivacy, always
 
 SOFT_LABELS = METHOD + "soft_labels"  # (C, C) float64: row = true class, column = predicted class
 KNOWN_ROWS = METHOD + "soft_labels_valid"  # (C,) uint8: 1 where the row is known
@@ -192,7 +192,7 @@ def _check_first_matrix(recipe: Recipe, options: Options) -> None:
 CLASS_RELATIONS = Regularizer(
     word="soft-labels",
     needs_classes=True,
-    needs_cut=always,
+    needs_head=always,
     options=SoftLabelOptions,
     needs=(
         Need(
@@ -201,7 +201,7 @@ CLASS_RELATIONS = Regularizer(
             "trained as FedDW's code has it",
         ),
     ),
-    standing=replace(
+    under_privacy=replace(
         WEIGHTS_ALONE, shared="pulls at the weights alone, which the server's steps do not compute"
     ),
     check_options=_check_first_matrix,
@@ -219,7 +219,7 @@ SOFT_LABEL_SUMS = Statistic(
             "else uses it: it needs that regularizer",
         ),
     ),
-    standing=Standing(
+    under_privacy=UnderPrivacy(
         why="in a record-level job the trained model is post-processing of DP-SGD, and one record moves the "
         "sums of its answers by 1",
         shared="sums what the model answers that a silo has trained, and silos train none",

@@ -463,11 +463,11 @@ class TestCost:
 
 
 class TestMethods:
-    def test_every_part_stands_somewhere(self) -> None:
-        standings = [part.standing for parts in PARTS.values() for part in parts]
-        assert all(standing and (standing.why or standing.records or standing.sums) for standing in standings)
+    def test_every_part_says_whether_a_private_job_may_have_it(self) -> None:
+        said = [part.under_privacy for parts in PARTS.values() for part in parts]
+        assert all(each and (each.why or each.records or each.sums) for each in said)
 
-    def test_a_part_that_stands_nowhere_is_refused(self) -> None:
+    def test_a_part_that_does_not_say_is_refused(self) -> None:
         unsaid = replace(PRESETS["fedprox"], regularizer=Regularizer(word="new"))
         with pytest.raises(ConfigError, match="strategy.regularizer: it is not declared what new costs"):
             check_private(
@@ -516,10 +516,12 @@ class TestMethods:
         page = (Path(__file__).parents[3] / "docs" / "privacy.md").read_text()
         for field, parts in PARTS.items():
             for part in parts:
-                assert part.standing is not None
-                own, sums = part.standing.records, part.standing.sums
-                stands = ("no" if refusal else "yes" for refusal in (own, own or part.standing.shared, sums))
-                assert f"| {field} | `{part}` | {' | '.join(stands)} |" in page
+                assert part.under_privacy is not None
+                own, sums = part.under_privacy.records, part.under_privacy.sums
+                allowed = (
+                    "no" if refusal else "yes" for refusal in (own, own or part.under_privacy.shared, sums)
+                )
+                assert f"| {field} | `{part}` | {' | '.join(allowed)} |" in page
 
     def test_parts_of_a_recipe_are_all_its_parts(self) -> None:
         assert set(PRESETS["feddw"].parts) == set(Recipe.__dataclass_fields__) - {"defaults"}

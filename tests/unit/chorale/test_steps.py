@@ -173,7 +173,7 @@ def test_a_round_is_one_step_of_dp_sgd_where_noise_of_each_silo_takes_an_epoch()
 def test_trains_head_leaves_every_other_parameter_out_of_the_sum() -> None:
     context = phase_context(make(trains="head"), 1, STATE, 4, public_seed=bytes(32))
     assert context.trained == ("head.bias", "head.weight")
-    assert make(trains="head").method.needs_cut == "trains head"
+    assert make(trains="head").method.needs_head == "trains head"
     everything = phase_context(make(), 1, STATE, 4, public_seed=bytes(32))
     assert everything.trained == ("body.weight", "head.bias", "head.weight")
 

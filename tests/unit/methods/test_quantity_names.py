@@ -12,6 +12,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.strategy_spec import TrainingSpec
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.layout import CLIPPED, RING_BITS, Disclosure
+from silo_agent.ledger.reveals import DIFFERENCED_KINDS
 from silo_agent.training.models.state import initial_state
 from strategies.base import TOTAL, Array
 from strategies.methods import strategy_for
@@ -82,6 +83,17 @@ def test_every_quantity_says_what_it_discloses() -> None:
             for quantity in method.quantities(has_buffers=True, update_bits=bits):
                 found.setdefault(quantity.discloses, set()).add(quantity.name)
     assert found == DISCLOSED
+
+
+# sums of these kinds over nearly the same silos are counted, or are over the one model (protocol 6)
+COMPARED_OTHERWISE = {"enrollment", "train", "prototypes", "evaluate", "evaluate-all"}
+
+
+def test_every_kind_of_phase_is_refused_over_nearly_the_same_silos_or_compared_otherwise() -> None:
+    """A new kind stands in one of the two lists before a silo takes part in two sums of it (protocol 6.3)."""
+    found = {kind for preset in PRESETS for kind in strategy_for(preset, {}).phases}
+    found |= set(make_job({"preset": "fedavg"}, rounds=2, evaluate_all_every=1).method.phases)
+    assert found == DIFFERENCED_KINDS | COMPARED_OTHERWISE
 
 
 def test_every_sum_of_a_task_says_whether_it_is_by_class() -> None:

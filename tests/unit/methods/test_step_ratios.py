@@ -122,6 +122,24 @@ def test_honest_silos_raise_no_alarm(preset: str, cut: str) -> None:
     assert watched.alarms == []
 
 
+@pytest.mark.parametrize("preset", ["fedproto", "feddw", "fedcsd"])
+def test_a_silo_that_holds_none_of_the_sent_classes_raises_no_alarm(preset: str) -> None:
+    """Its own rows stay, so its data set was stopped, and the refusal told the coordinator why."""
+    spec, nine = job(preset), LABELS[:TRAINED] == 9
+    watched = Watched(spec, initial_state(spec))
+    parts = [*np.array_split(np.flatnonzero(~nine), len(SILOS) - 1), np.flatnonzero(nine)]
+    data = [
+        replace(each, train=Samples(features=IMAGES[:TRAINED][places], labels=LABELS[:TRAINED][places]))
+        for each, places in zip(silos("even"), parts, strict=True)
+    ]
+    summed = set[str]()
+    for step in simulation.simulate(spec, data, min_class_holders=2):
+        watched.see(step)
+        summed |= step.values[0].keys()
+    assert summed & {"feature_sums", "soft_labels", "prototypes"}
+    assert watched.alarms == []
+
+
 @pytest.mark.parametrize("privacy", [{"clip_norm": 0.5, "noise_multiplier": 1.0}])
 def test_a_private_job_compares_with_clip_and_noise_alone(privacy: dict[str, float]) -> None:
     spec = job("fedavg", privacy={"sums": privacy, "statistics_noise_multiplier": 1.0})

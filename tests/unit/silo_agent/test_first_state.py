@@ -105,6 +105,39 @@ async def test_a_silo_that_comes_late_refuses_a_given_first_state_too(make_hub: 
     assert await late.refusal() == Refusal.POLICY.value
 
 
+@pytest.mark.parametrize(
+    "array",
+    [("method/presence", [30, 30]), ("method/total", 1), ("method/soft_labels", [[1.0, 0.0], [0.0, 1.0]])],
+    ids=lambda array: array[0],
+)
+async def test_a_given_first_state_holds_a_model_alone(make_hub: MakeHub, array: tuple[str, Any]) -> None:
+    """Silos decide by the presence in the state which rows leave: in a first one it was somebody's choice,
+    as it also is in the model that a larger job left."""
+    hub = make_hub()
+    given_job(hub)
+    name, values = array
+    hub.state = {**hub.state, name: np.asarray(values)}
+    hub.job = hub.sign(**FIELDS, initial_state=hub.put(hub.state).hex())
+    agent = hub.add("silo-0", initial_state="given")
+    agent.tell(task=hub.begin(0, OPENING).task)
+    assert await agent.refusal() == Refusal.TERMS.value
+    assert agent.objective.works == []
+
+
+@pytest.mark.parametrize(("round", "phase"), [(1, "train"), (3, "evaluate.0")])
+async def test_a_first_state_serves_the_opening_enrollment_alone(
+    make_hub: MakeHub, round: int, phase: str
+) -> None:
+    """A coordinator that left it out went on with what the first state said."""
+    hub = make_hub()
+    drawn_job(hub)
+    agent = hub.add("silo-0", initial_state="computed")
+    agent.tell(task=hub.begin(round, phase).task)
+    assert await agent.refusal() == Refusal.TERMS.value
+    agent.tell(task=hub.begin(0, OPENING).task)  # the control
+    await agent.answer("advert")
+
+
 async def test_a_drawn_state_of_another_job_is_given(make_hub: MakeHub) -> None:
     """An operator cannot try seeds or nonces in one job and use the weights in another."""
     hub = make_hub()

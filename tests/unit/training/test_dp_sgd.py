@@ -299,7 +299,9 @@ class TestParts:
     @pytest.mark.parametrize("preset", PRESETS)
     def test_every_preset_is_trained_or_refused_for_the_part_that_may_not(self, preset: str) -> None:
         strategy = {"preset": preset, "options": {"logit_clip": 10.0} if preset == "fedcsd" else {}}
-        refusals = [part.standing.records for part in PRESETS[preset].parts.values() if part.standing]
+        refusals = [
+            part.under_privacy.records for part in PRESETS[preset].parts.values() if part.under_privacy
+        ]
         assert (PRESETS[preset].loss.word in UNCLIPPABLE) <= any(refusals)
         if any(refusals):
             told = re.escape(next(filter(None, refusals)))
