@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import optimize, stats  # type: ignore[import-untyped]
 
 MARGIN = 2.0  # points of accuracy: what is smaller does not matter here
 ALPHA = 0.05  # chance that a family says anything wrong
@@ -31,15 +31,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """In points of accuracy."""
+    """In points of accuracy. shows_equivalence: see `Difference`."""
 
     low: float
     high: float
+    shows_equivalence: bool = True
 
     @property
     def verdict(self) -> Verdict:
         """An interval within the margin is equivalent, also where it leaves out zero."""
-        if self.low > -MARGIN and self.high < MARGIN:
+        if self.shows_equivalence and self.low > -MARGIN and self.high < MARGIN:
             return Verdict.EQUIVALENT
         if self.low > 0.0:
             return Verdict.BETTER
@@ -48,28 +49,40 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """mean, error: in points of accuracy; error is the standard error of the mean over the seeds."""
+    """mean, error: in points of accuracy; error is the standard error of the mean over the seeds.
+
+    shows_equivalence: whether enough seeds are more than two sides that both guess.
+    """
 
     mean: float
     error: float
     won: int
     lost: int
     seeds: int
+    shows_equivalence: bool = True
 
     def interval(self, level: float) -> Interval:
         """That misses the true difference with the chance `level`, by Student's t."""
         reach = t_point(level, self.seeds) * self.error
-        return Interval(low=self.mean - reach, high=self.mean + reach)
+        low, high = self.mean - reach, self.mean + reach
+        return Interval(low=low, high=high, shows_equivalence=self.shows_equivalence)
 
     @property
     def chances(self) -> tuple[float, float]:
         """The levels below which the interval leaves out zero, and stops to lie within the margin."""
-        return self._level_at(abs(self.mean)), self._level_at(MARGIN - abs(self.mean))
+        equivalent = self._level_at(MARGIN - abs(self.mean)) if self.shows_equivalence else 1.0
+        return self._level_at(abs(self.mean)), equivalent
 
     def detectable(self, level: float) -> float:
-        """The least true difference that such an interval leaves out zero for, with 80 % power."""
-        power = float(stats.t.ppf(POWER, self.seeds - 1))
-        return (t_point(level, self.seeds) + power) * self.error
+        """The least true difference that such an interval leaves out zero for, with 80 % power, if the
+        standard error is the one that was found."""
+        point, freedom = t_point(level, self.seeds), self.seeds - 1
+
+        def missing_power(errors: float) -> float:
+            return float(stats.nct.sf(point, freedom, errors)) - POWER
+
+        # the noncentral t's quantile lies above the sum of the two central ones
+        return float(optimize.brentq(missing_power, point, 4 * point + 4)) * self.error
 
     def _level_at(self, distance: float) -> float:
         """Of the interval that reaches so far from the mean; 1 where there is none."""

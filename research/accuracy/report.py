@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -109,23 +109,29 @@ class Report:
         ]
         return sorted(set.intersection(*(set(cell.accuracy) for cell in cells))) if cells else []
 
-    def learns(self, cell: Cell) -> bool:
-        """Whether its mean accuracy is ten points above chance."""
-        return cell.mean >= 1 / self.classes[cell.setting] + 0.1
+    def learned(self, cell: Cell) -> int:
+        """On how many seeds its accuracy is ten points above chance."""
+        return sum(self.is_learned(cell.setting, accuracy) for accuracy in cell.accuracy.values())
+
+    def is_learned(self, setting: str, accuracy: float) -> bool:
+        return accuracy >= 1 / self.classes[setting] + 0.1
 
     def difference(self, one: Cell | None, other: Cell | None) -> Difference | Missing:
-        """Over the seeds that both have. By how much a method is ahead of one that failed is no figure."""
+        """Over the seeds that both have. By how much a method is ahead of one that learns on no seed is no
+        figure."""
         if one is None or other is None:
             return Missing.NOT_RUN
         seeds = sorted(one.accuracy.keys() & other.accuracy.keys())
         if len(seeds) < MIN_SEEDS:
             return Missing.NOT_RUN
-        if not (self.learns(one) and self.learns(other)):
-            if self.learns(one):
+        if not (self.learned(one) and self.learned(other)):
+            if self.learned(one):
                 return Missing.REFERENCE_FAILS
-            return Missing.METHOD_FAILS if self.learns(other) else Missing.NEITHER_LEARNS
+            return Missing.METHOD_FAILS if self.learned(other) else Missing.NEITHER_LEARNS
         mine, theirs = ([cell.accuracy[seed] for seed in seeds] for cell in (one, other))
-        return paired(mine, theirs, tests=self.tests[one.setting])
+        learned = sum(self.is_learned(one.setting, max(pair)) for pair in zip(mine, theirs, strict=True))
+        found = paired(mine, theirs, tests=self.tests[one.setting])
+        return replace(found, shows_equivalence=learned >= MIN_SEEDS)
 
     def to_json(self) -> dict[str, Any]:
         """Without what the keys say twice."""
@@ -168,6 +174,8 @@ def report_of(suite: Suite, book: Book, *, rows_by_default: Mapping[str, float])
     common = [trial for flag in (True, False) for trial in suite.at_common_rates(is_published=flag)]
     tested = {trial.key: trial for trial in (*suite.tuned(points), *common)}
     ended = [trial for trial in (*tuning, *tested.values()) if book.has(trial)]
+    # a tuned point may be one of the common ones
+    unchosen = len(suite.settings) * len(suite.arms) - len(choices)
     return Report(
         suite=suite.name,
         about=suite.about,
@@ -180,7 +188,7 @@ def report_of(suite: Suite, book: Book, *, rows_by_default: Mapping[str, float])
         common=suite.common,
         common_arms=suite.common_arms or suite.arms,
         runs=len(ended),
-        planned=len(tuning) + len(common) + len(suite.settings) * len(suite.arms) * len(suite.seeds),
+        planned=len(tuning) + len(tested) + unchosen * len(suite.seeds),
         seconds=round(sum(book.outcome(trial).seconds for trial in ended), 1),
         sources=tuple(sorted({book.outcome(trial).source or "unknown" for trial in ended})),
         rows_by_default=rows_by_default,

@@ -24,10 +24,16 @@ class Choice:
         return self.point[0]
 
     @property
-    def is_at_the_edge(self) -> bool:
+    def is_at_an_end(self) -> bool:
         """Whether the chosen rate is the grid's first or last: a wider grid might have chosen another."""
         rates = {rate for rate, _ in self.validation}
         return self.rate in (min(rates), max(rates))
+
+    @property
+    def has_strength_at_an_end(self) -> bool:
+        """The same of its strength, where several were tried."""
+        strengths = {strength for _, strength in self.validation if strength is not None}
+        return len(strengths) > 1 and self.point[1] in (min(strengths), max(strengths))
 
 
 def chosen(trials: Iterable[Trial], outcome: Callable[[Trial], Outcome]) -> list[Choice]:

@@ -32,6 +32,10 @@ READINGS = (
     "images of CIFAR are cropped after padding by 4 and flipped, as in the authors' code; the journal paper "
     "says RandomResizedCrop, the conference paper nothing",
     "a silo's update weighs by its samples, as in the text; the journal's Algorithm 1 has equal weights",
+    "how images are normalized is not printed: by ImageNet's means and deviations, as the authors' code does "
+    "with CIFAR-10",
+    "Dirichlet cuts fill no silo beyond its even share (`balance`), as in the authors' code; the papers do "
+    "not say",
 )
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50}
 # rates by network: vgg11 (CIFAR-10), mobilenet (CIFAR-100), resnet18_imagenet (ImageNet-100)

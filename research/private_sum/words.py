@@ -44,7 +44,7 @@ class Line:
             "accuracy": {arm: list(each) for arm, each in self.accuracy.items()},
             "mean": {arm: self.mean(arm) for arm in self.accuracy},
             "rates": {arm: choice.rate for arm, choice in self.choices.items()},
-            "rates_at_the_edge": [arm for arm, choice in self.choices.items() if choice.is_at_the_edge],
+            "rates_at_the_edge": [arm for arm, choice in self.choices.items() if choice.is_at_an_end],
         }
 
 

@@ -226,7 +226,7 @@ def test_the_best_mean_is_chosen_and_a_tie_goes_to_the_smaller_rate() -> None:
     trials = TINY.tuning()
     scores = {("fedavg", 0.1): 0.7, ("fedavg", 1.0): 0.7, ("fedprox", 0.1): 0.6, ("fedprox", 1.0): 0.8}
     found = chosen(trials, lambda trial: ended(scores[trial.arm, trial.learning_rate]))
-    assert [(choice.arm, choice.point, choice.is_at_the_edge) for choice in found] == [
+    assert [(choice.arm, choice.point, choice.is_at_an_end) for choice in found] == [
         ("fedavg", (0.1, None), True),
         ("fedprox", (1.0, None), True),
     ]

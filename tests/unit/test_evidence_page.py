@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from research.accuracy.catalog import SUITES
 from research.accuracy.federated import run
 from research.accuracy.page import evidence, families, words
 from research.accuracy.page.plots import draw
-from research.accuracy.paired import MARGIN, Difference, Interval, Verdict, level_of, paired
+from research.accuracy.paired import MARGIN, Difference, Interval, Verdict, level_of, paired, t_point
 from research.accuracy.report import Cell, Missing, Report, report_of
 from research.accuracy.trials import Outcome
 from research.accuracy.tuning import Choice
@@ -159,7 +160,7 @@ def test_sentence_says_what_the_interval_shows(method: float, spread: float, sai
     (sentence,) = words.contrast_sentences(found)
     assert sentence.startswith("**FedDr+ against FedDr+ without distillation**, which leaves out the feature")
     assert said in sentence
-    at_ends = " with FedDr+ and FedDr+ without distillation at an end of the rates tried"
+    at_ends = " with FedDr+ and FedDr+ without distillation at an end of what was tried"
     assert sentence.endswith(f"){at_ends} and at every common rate.")
 
 
@@ -170,8 +171,8 @@ def test_a_choice_between_others_is_told_without_a_word_on_the_rates() -> None:
         for key, one in found.choices.items()
     }
     (sentence,) = words.baseline_sentences(replace(found, choices=wide))
-    assert "an end of the rates" not in sentence
-    assert "with FedProx and FedAvg at an end of the rates tried" in words.baseline_sentences(found)[0]
+    assert "at an end of" not in sentence
+    assert "with FedProx and FedAvg at an end of what was tried" in words.baseline_sentences(found)[0]
 
 
 def test_a_reference_that_does_better_at_another_rate_than_the_chosen_one_is_told() -> None:
@@ -181,8 +182,13 @@ def test_a_reference_that_does_better_at_another_rate_than_the_chosen_one_is_tol
         found = report(cells("even", "fedprox", 0.85), tuned)
         other = cells("even", BASELINE, elsewhere, rates=(0.3,))
         more = {(one.setting, one.arm, one.rate, one.strength): one for one in other}
-        (sentence,) = words.baseline_sentences(replace(found, cells={**found.cells, **more}))
-        assert ("(at 0.3 FedAvg has 88.1 and not 81.1)" in sentence) == is_told, sentence
+        better = replace(found, cells={**found.cells, **more})
+        (sentence,) = words.baseline_sentences(better)
+        told = "(at 0.3 FedAvg has 88.1 and not 81.1; the difference is then -2.1)"
+        assert (told in sentence) == is_told, sentence
+        family = families.baseline_tuned(better)
+        assert words.difference_table(family, better).endswith(" better + |") == is_told
+        assert words.has_marks(family, better) == is_told
 
 
 def test_sentence_that_holds_at_one_rate_alone_names_it() -> None:
@@ -225,11 +231,53 @@ def test_by_how_much_a_method_is_ahead_of_one_that_failed_is_no_figure() -> None
         )
     )
     assert (
-        "on even the other does not learn at tuned rates and at every common rate; on odd better" in sentence
-    )
+        "on even the other does not learn at tuned rates with FedProx and FedAvg at an end of what was tried "
+        "(FedProx learns on 10 and FedAvg learns on 0 of 10 seeds) and at every common rate; on odd better"
+    ) in sentence
     behind = report(cells("even", BASELINE, 0.9), cells("even", "fedprox", 0.1, spread=0.0))
-    table = words.difference_table(families.baseline_tuned(behind), behind.settings)
+    table = words.difference_table(families.baseline_tuned(behind), behind)
     assert table.endswith("| FedProx against FedAvg | it does not learn itself |")
+
+
+def test_two_sides_that_both_guess_on_most_seeds_are_not_equivalent() -> None:
+    """FedDr+ and its control learned on one seed of five, and were called equivalent."""
+    few, many = ({seed: 0.8 if seed <= learned else 0.1 for seed in SEEDS} for learned in (2, 3))
+    for accuracy, said in ((few, "undecided"), (many, "equivalent within 2 points")):
+        sides = [
+            [replace(cells("even", arm, 0.8)[0], accuracy=accuracy)]
+            for arm in ("feddr_plus", "feddr_plus_no_fd")
+        ]
+        (sentence,) = words.contrast_sentences(report(*sides))
+        assert f"on even {said} at tuned rates" in sentence
+        on = f"learns on {sum(each > 0.5 for each in accuracy.values())}"
+        assert f"(FedDr+ {on} and FedDr+ without distillation {on} of 10 seeds)" in sentence
+
+
+def test_a_tuning_that_learned_nothing_is_told() -> None:
+    found = report(cells("even", BASELINE, 0.8))
+    chance = {key: replace(one, validation={one.point: 0.105}) for key, one in found.choices.items()}
+    table = words.choice_table(replace(found, choices=chance))
+    assert table.endswith("| FedAvg | 1 | none learns (10.5), so 0.1 |")
+
+
+def test_strengths_at_an_end_of_their_grid_are_marked() -> None:
+    found = report(cells("even", "feddr_plus", 0.8))
+    (key,) = found.choices
+    rates = {(rate, beta): 0.4 for rate in (0.03, 0.1, 0.3) for beta in (0.9, 0.99, 0.999)}
+    for beta, mark in ((0.9, "*"), (0.99, ""), (0.999, "*")):
+        choice = replace(found.choices[key], point=(0.1, beta), validation={**rates, (0.1, beta): 0.5})
+        table = words.choice_table(replace(found, choices={key: choice}))
+        assert table.endswith(f"| FedDr+ | 9 | 0.1, beta {beta:g}{mark} (50.0) |")
+
+
+def test_a_design_finds_what_it_says_it_finds() -> None:
+    """Drawn from a normal law, with the error that was found taken for the true one."""
+    difference, level = Difference(mean=0.0, error=1.0, won=0, lost=0, seeds=5), 0.05
+    least = difference.detectable(level)
+    draws = least + np.random.default_rng(3).normal(0.0, math.sqrt(5), (20_000, 5))
+    means, errors = draws.mean(axis=1), draws.std(axis=1, ddof=1) / math.sqrt(5)
+    power = np.mean(means / errors > t_point(level, 5))
+    assert abs(power - 0.8) < 6 * math.sqrt(0.8 * 0.2 / 20_000)  # six deviations
 
 
 def test_what_has_only_run_at_common_rates_says_so() -> None:
@@ -248,10 +296,10 @@ def test_a_comparison_of_less_than_three_seeds_is_not_measured() -> None:
 
 def test_tables_show_differences_with_interval_and_verdict() -> None:
     found = report(cells("even", BASELINE, 0.8), cells("even", "fedprox", 0.85))
-    table = words.difference_table(families.baseline_tuned(found), found.settings)
+    table = words.difference_table(families.baseline_tuned(found), found)
     assert "| FedProx against FedAvg | +4.9 (" in table
     assert table.endswith(", better |")
-    assert "| FedAvg | 0.1* (50.0) |" in words.choice_table(found)
+    assert "| FedAvg | 1 | 0.1* (50.0) |" in words.choice_table(found)
     note = words.family_note(families.baseline_tuned(found), found)
     assert note.startswith("1 comparison of 10 seeds, 2 tests")
     assert "provisional" not in note
@@ -289,8 +337,8 @@ def test_a_tuned_rate_among_the_common_ones_makes_no_row_of_common_rates() -> No
 
 def test_no_rate_is_told_of_an_arm_that_does_not_train() -> None:
     found = report(cells("even", "spherefed_untrained", 0.8), cells("even", "spherefed", 0.8))
-    assert "| FFC on the first model | none (50.0) |" in words.choice_table(found)
-    assert "| SphereFed | 0.1* (50.0) |" in words.choice_table(found)
+    assert "| FFC on the first model | 1 | none (50.0) |" in words.choice_table(found)
+    assert "| SphereFed | 1 | 0.1* (50.0) |" in words.choice_table(found)
 
 
 # the page

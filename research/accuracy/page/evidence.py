@@ -13,6 +13,7 @@ from research.accuracy.catalog import SUITES
 from research.accuracy.page import families, words
 from research.accuracy.page.families import Family
 from research.accuracy.page.plots import draw
+from research.accuracy.paired import MARGIN
 from research.accuracy.report import Report
 
 FIGURES = Path("research") / "evidence"
@@ -99,7 +100,7 @@ def _accuracies(report: Report) -> list[str]:
         ]
     if report.choices:
         found += [
-            "Accuracy in percent at tuned rates and strengths, mean +- standard deviation over the seeds:",
+            f"Accuracy in percent at {_tuned(report)}, mean +- standard deviation over the seeds:",
             words.accuracy_table(report),
         ]
     return found
@@ -133,9 +134,10 @@ def _sections(report: Report) -> list[str]:
     ]
     if report.choices:
         seeds = ", ".join(map(str, report.tuning_seeds))
+        samples = f"validation samples of the seed{'s' * (len(report.tuning_seeds) > 1)} {seeds}"
         found += [
-            f"Rates and strengths as tuning chose them, on validation samples of the seeds {seeds}; in "
-            "brackets the accuracy on them, * marks an end of the rates.",
+            f"What tuning chose ({_tuned(report)}), on {samples}; in brackets the accuracy on them, * marks "
+            "an end of what was tried.",
             words.choice_table(report),
         ]
     if report.common:
@@ -166,7 +168,18 @@ def _family(report: Report, family: Family, title: str, *, is_short: bool = Fals
         told = "difference in points at each rate, and the first letter of its verdict"
         return [f"{title}: {told}. {note}", words.strength_table(family, report.settings)]
     told = "difference in points (interval), verdict"
-    return [f"{title}: {told}. {note}", words.difference_table(family, report.settings)]
+    if words.has_marks(family, report):
+        note += (
+            f" + marks where a side does better by more than {MARGIN:g} points at another point that was "
+            "tested on these seeds."
+        )
+    return [f"{title}: {told}. {note}", words.difference_table(family, report)]
+
+
+def _tuned(report: Report) -> str:
+    """What the tuning of a suite chooses."""
+    strengths = (len({strength for _, strength in one.validation}) for one in report.choices.values())
+    return "tuned rates and strengths" if max(strengths) > 1 else "tuned rates and published strengths"
 
 
 def _list(sentences: list[str]) -> str:

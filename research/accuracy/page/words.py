@@ -23,12 +23,12 @@ def accuracy_table(report: Report) -> str:
 
 
 def choice_table(report: Report) -> str:
-    """Chosen rates and strengths; in brackets the mean validation accuracy, * at an end of the rates."""
+    """Chosen rates and strengths; in brackets the mean validation accuracy, * at an end of its grid."""
     lines = [
-        [ARMS[name].title, *(_choice(report, setting, name) for setting in report.settings)]
+        [ARMS[name].title, _points(report, name), *(_choice(report, one, name) for one in report.settings)]
         for name in report.arms
     ]
-    return _table(["method", *report.settings], lines)
+    return _table(["method", "points tried", *report.settings], lines)
 
 
 def rate_table(report: Report) -> str:
@@ -41,18 +41,24 @@ def rate_table(report: Report) -> str:
     return _table(["method", *report.settings], lines)
 
 
-def difference_table(family: Family, settings: Sequence[str]) -> str:
-    """A row for each comparison: mean difference, its interval, the verdict."""
+def difference_table(family: Family, report: Report) -> str:
+    """A row for each comparison: mean difference, its interval, the verdict; at tuned rates + where a side
+    does better at another point."""
     has_rates = any(row.rate is not None for row in family.rows)
     lines = [
         [
             _pair(row),
             *([f"{row.rate:g}"] if row.rate is not None else []),
-            *(_result(family, row, name) for name in settings),
+            *(_result(family, row, name) + _mark(report, row, name) for name in report.settings),
         ]
         for row in family.rows
     ]
-    return _table(["comparison", *["rate"] * has_rates, *settings], lines)
+    return _table(["comparison", *["rate"] * has_rates, *report.settings], lines)
+
+
+def has_marks(family: Family, report: Report) -> bool:
+    """Whether `difference_table` marks a comparison."""
+    return any(_mark(report, row, name) for row in family.rows for name in report.settings)
 
 
 def strength_table(family: Family, settings: Sequence[str]) -> str:
@@ -75,12 +81,17 @@ def family_note(family: Family, report: Report) -> str:
     told = (
         f"{count} comparison{'s' * (count != 1)} of {seeds} seeds, {2 * count} tests (is it zero, is it "
         f"within {MARGIN:g} points), decided together by Holm's procedure at {100 * ALPHA:g} %: intervals "
-        f"are of {share:.2f} %. Half of the comparisons would find a true difference of {half:.1f} points "
-        f"with 80 % power, all of them one of {all_of_them:.1f}."
+        f"are of {share:.2f} %."
     )
-    if family.is_whole(len(report.seeds)):
-        return told
-    return f"{told} Runs are missing, so verdicts are provisional: the level is of one look, at all of them."
+    if not family.is_whole(len(report.seeds)):
+        return (
+            f"{told} Runs are missing, so verdicts are provisional: the level is of one look, at all of them."
+        )
+    largest = f"all of them one of {all_of_them:.1f}" if all_of_them < 100 else "some of them none"
+    return (
+        f"{told} Half of the comparisons would find a true difference of {half:.1f} points with 80 % power, "
+        f"{largest}."
+    )
 
 
 def contrast_sentences(report: Report) -> list[str]:
@@ -126,29 +137,62 @@ def _on_cut(report: Report, setting: str, method: str, reference: str, tuned: Fa
         return f"on {setting} {', '.join(others)} (tuned rates have not run)" if others else ""
     first = f"{_word(at_tuned)} at tuned rates{_shown(at_tuned)}"
     ends = [ARMS[name].title for name in (method, reference) if _is_at_an_end(report, setting, name)]
-    if ends and isinstance(at_tuned, Interval):
-        first += f" with {' and '.join(ends)} at an end of the rates tried"
+    if ends:
+        first += f" with {' and '.join(ends)} at an end of what was tried"
+    first += _learned(report, setting, (method, reference))
     if isinstance(at_tuned, Interval):
-        first += "".join(_passed_over(report, setting, name) for name in (method, reference))
+        first += _passed_over(report, setting, method, reference)
     if set(by_word) == {_word(at_tuned)}:
         return f"on {setting} {first} and at every common rate"
     return f"on {setting} {', '.join([first, *others])}"
 
 
-def _passed_over(report: Report, setting: str, name: str) -> str:
-    """Where another point did better on these seeds: a reader would else take the tuned one for its best."""
-    tuned, best = report.tuned(setting, name), report.passed_over(setting, name)
-    if tuned is None or best is None:
+def _passed_over(report: Report, setting: str, method: str, reference: str) -> str:
+    """Where another point did better on these seeds, a reader would else take the tuned one for its best; and
+    what is left of the difference at the best ones."""
+    cells = [(report.tuned(setting, name), report.passed_over(setting, name)) for name in (method, reference)]
+    told = [_better(tuned, best) for tuned, best in cells if tuned is not None and best is not None]
+    if not told:
         return ""
+    mine, theirs = (best or tuned for tuned, best in cells)
+    found = report.difference(mine, theirs)
+    left = "" if isinstance(found, Missing) else f"; the difference is then {found.mean:+.1f}"
+    return f" ({', '.join(told)}{left})"
+
+
+def _better(tuned: Cell, best: Cell) -> str:
     has_other = best.strength != tuned.strength
-    at = f"{best.rate:g}" + (f", {ARMS[name].option} {best.strength:g}," if has_other else "")
+    at = f"{best.rate:g}" + (f", {ARMS[best.arm].option} {best.strength:g}," if has_other else "")
     figures = f"{100 * best.mean_of(tuned.accuracy):.1f} and not {100 * tuned.mean:.1f}"
-    return f" (at {at} {ARMS[name].title} has {figures})"
+    return f"at {at} {ARMS[best.arm].title} has {figures}"
+
+
+def _learned(report: Report, setting: str, names: Sequence[str]) -> str:
+    """On how many seeds each side learns, where one of them does not on all."""
+    cells = [report.tuned(setting, name) for name in names]
+    found = [(cell, report.learned(cell)) for cell in cells if cell is not None]
+    seeds = max((len(cell.accuracy) for cell, _ in found), default=0)
+    if all(learned == seeds for _, learned in found):
+        return ""
+    return f" ({' and '.join(f'{ARMS[cell.arm].title} learns on {n}' for cell, n in found)} of {seeds} seeds)"
+
+
+def _mark(report: Report, row: Row, setting: str) -> str:
+    if row.rate is not None or isinstance(row.found[setting], Missing):
+        return ""
+    return " +" if any(report.passed_over(setting, name) for name in (row.method, row.reference)) else ""
 
 
 def _is_at_an_end(report: Report, setting: str, name: str) -> bool:
     choice = report.choices.get((setting, name))
-    return ARMS[name].is_trained and choice is not None and choice.is_at_the_edge
+    if choice is None or not ARMS[name].is_trained:
+        return False
+    return choice.is_at_an_end or choice.has_strength_at_an_end
+
+
+def _points(report: Report, name: str) -> str:
+    found = [len(choice.validation) for (_, arm), choice in report.choices.items() if arm == name]
+    return NOT_YET if not found else f"{max(found)}" if ARMS[name].is_trained else "1"
 
 
 def _rows(family: Family, method: str, reference: str) -> list[Row]:
@@ -215,12 +259,14 @@ def _choice(report: Report, setting: str, name: str) -> str:
     choice = report.choices.get((setting, name))
     if choice is None:
         return NOT_YET
-    rate, strength = choice.point
+    (rate, strength), best = choice.point, choice.validation[choice.point]
     if not ARMS[name].is_trained:
-        return f"none ({100 * choice.validation[choice.point]:.1f})"
-    edge = "*" if _is_at_an_end(report, setting, name) else ""
+        return f"none ({100 * best:.1f})"
+    if not report.is_learned(setting, best):
+        return f"none learns ({100 * best:.1f}), so {rate:g}"
+    edge = "*" if choice.is_at_an_end else ""
     option = "" if strength is None else f", {ARMS[name].option} {strength:g}"
-    return f"{rate:g}{edge}{option} ({100 * choice.validation[choice.point]:.1f})"
+    return f"{rate:g}{edge}{option}{'*' * choice.has_strength_at_an_end} ({100 * best:.1f})"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -166,6 +166,8 @@ async def test_a_job_that_leaves_too_little_if_all_others_collude_is_refused_at_
     hub = make_hub(privacy=shared, steps=3, spare_steps=2, rounds=5, enrollment_every=1)
     accepts = {"accept_shared_noise": True}
     strict = hub.add(ME, privacy=accepts | {"max_epsilon_if_all_others_collude": 0.35})
+    if first[0] > 0:
+        hub.prove({**hub.state, TOTAL: np.array(400)}, 0, "enrollment.0")
     strict.tell(task=hub.begin(*first).task)
     assert await strict.refusal() == "policy"
     assert (held(strict), strict.objective.works) == (0.0, [])
