@@ -199,9 +199,7 @@ def _table(runs: Runs) -> str:
             for side in SIDES
         ]
         drift = " / ".join(f"{_mean(last, f'drift {side}'):.2f}" for side in SIDES)
-        drift = (
-            "cosines" if ARMS[arm].has_unit_features else drift
-        )  # small for any
+        drift = "cosines" if ARMS[arm].has_unit_features else drift  # small for any
         gap = f"{_mean(last, 'gap before'):.4f} -> {_mean(last, 'gap after'):.4f}"
         lines.append([setting, ARMS[arm].title, *moved, drift, gap])
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
