@@ -18,10 +18,11 @@ from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from client.errors import JobNotDone, printable
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.session.cohort import drawn_count
+from strategies.parts.closing.fine_tuning import FINE_TUNE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
+from strategies.phases.training import TRAIN
 
 ACCURACY, TESTED = "accuracy", "tested"
-ENROLLMENT, TRAIN, EVALUATE, FINE_TUNE = "enrollment", "train", "evaluate", "fine-tune"
-EVALUATE_ALL = "evaluate-all"
 # classes whose rows are in a round's sum, and in the closing one of a method that calibrates by them
 ROW_FIGURES = ("soft_label_rows", "classes_with_prototype", "prototype_rows")
 CALIBRATED = "calibrated_classes"

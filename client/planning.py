@@ -17,10 +17,11 @@ from chorale.privacy.plan import planned_phases
 from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.state import float32_bytes, state_from_bytes
 from chorale.transport.wire import PhaseKey
-from client.history import TRAIN, JobHistory, kind_of
+from client.history import JobHistory, kind_of
 from client.operations import Operations
 from client.submission import Submission
 from strategies.base import TOTAL
+from strategies.phases.training import TRAIN
 
 JOBS_LOOKED_AT = 20  # the newest of a coordinator that are like the planned one
 

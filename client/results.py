@@ -10,8 +10,11 @@ from chorale.spec.job_spec import JobSpec
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import PhaseRecord
 from client.errors import printable
-from client.history import EVALUATE, EVALUATE_ALL, FINE_TUNE, TRAIN, JobHistory, kind_of, why_told
+from client.history import JobHistory, kind_of, why_told
 from crypto.errors import ConfigError
+from strategies.parts.closing.fine_tuning import FINE_TUNE
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
+from strategies.phases.training import TRAIN
 from strategies.tasks.base import TESTED
 
 

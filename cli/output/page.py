@@ -12,7 +12,9 @@ from typing import Any
 
 from chorale.privacy.plan import rows_told
 from chorale.privacy.promise import if_all_others_collude, units
-from client.history import EVALUATE, TRAIN, score_word
+from client.history import score_word
+from strategies.phases.evaluation import EVALUATE
+from strategies.phases.training import TRAIN
 
 Document = dict[str, Any]
 

@@ -17,10 +17,7 @@ from client.errors import printable
 from client.history import (
     ACCURACY,
     CALIBRATED,
-    EVALUATE,
-    EVALUATE_ALL,
     ROW_FIGURES,
-    TRAIN,
     JobHistory,
     class_rows,
     kind_of,
@@ -29,6 +26,8 @@ from client.history import (
     score_word,
     state_told,
 )
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
+from strategies.phases.training import TRAIN
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,8 +20,6 @@ from chorale.v1.records_pb2 import PhaseRecord
 from cli.output.page import Document, page
 from client.history import (
     ACCURACY,
-    EVALUATE,
-    TRAIN,
     JobHistory,
     class_rows,
     curves_facts,
@@ -31,6 +29,8 @@ from client.history import (
     phase_facts,
     why_told,
 )
+from strategies.phases.evaluation import EVALUATE
+from strategies.phases.training import TRAIN
 
 UNUSUAL = "allow_unusual"
 MAX_AXES = 4  # of a table; a task's own have three at most

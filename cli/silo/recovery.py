@@ -21,7 +21,7 @@ from client.errors import with_hint
 from crypto.errors import ConfigError
 from silo_agent.account_units import open_accounts
 from silo_agent.ledger.accounts import Accounts, Charged
-from silo_agent.ledger.ledger import Ledger, PlanCharge
+from silo_agent.ledger.ledger import Ledger, RecoveredCharge
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.rounds.data_sets import name_for
@@ -58,7 +58,7 @@ def recover(
             data_set = spec.data or name_for(spec, tuple(policies))  # it may have had another name
             policy = policies.get(data_set) or load_policy(settings.policy)
             charges.append(
-                PlanCharge(
+                RecoveredCharge(
                     job_digest=digest,
                     spec=spec,
                     policy=policy,

@@ -45,6 +45,7 @@ from crypto.session.messages import SessionTerms
 
 ADDED_AT_ONCE_BYTES = 8 << 20  # in some 2 ms: a thread takes turns of the interpreter's lock besides
 REOFFER_SECONDS = 10.0  # a silo that refused for now is asked again while too few are there
+SHARES_RECEIVED = "shares received"  # the event of the log
 
 log = get_logger("coordinator.jobs.attempt_runner")
 
@@ -182,7 +183,7 @@ class AttemptRunner:
                 if kind == "complaint":
                     self._out[silo] = Reason(code=Absent.COMPLAINED.value)
                 if kind == "shares":
-                    log.info("shares received", silo=silo, **self._scope)
+                    log.info(SHARES_RECEIVED, silo=silo, **self._scope)
         except RemoteProtocolError as error:
             log.warning("message not accepted", silo=silo, kind=kind, reason=str(error), **self._scope)
             self._out[silo] = Reason(code=error.code.value)
@@ -292,7 +293,7 @@ class AttemptRunner:
         envelopes = self._close(self.session.close_share, PhaseState.SHARE, self.session.cohort)
         self._lose(set(self.session.cohort) - set(self.session.sharers), PhaseState.SHARE)
         if self._settings.hold_before_relay_seconds > 0:
-            self._on_progress("shares received", {})
+            self._on_progress(SHARES_RECEIVED, {})
             await asyncio.sleep(self._settings.hold_before_relay_seconds)
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool

@@ -92,7 +92,7 @@ class LedgerJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCharge:
+class RecoveredCharge:
     """A job that may have run since a snapshot. releases: of its whole plan; None for one without noise.
 
     policy: of its data set. charged: the accounts that pay.
@@ -307,7 +307,7 @@ class Ledger:
             ).fetchone()
         return None if found is None else datetime.fromtimestamp(found["written_unix_seconds"], UTC)
 
-    def recover(self, charges: Sequence[PlanCharge]) -> None:
+    def recover(self, charges: Sequence[RecoveredCharge]) -> None:
         """Charge and reject jobs that may have run since a snapshot, and serve others again.
 
         What peers keep of this silo up to now stops it no more.

@@ -6,7 +6,7 @@ import torch
 
 from silo_agent.objective import Objective
 from silo_agent.settings import SiloSettings
-from silo_agent.training.base.shares import Shares
+from silo_agent.training.base.shares import BatchShares
 from silo_agent.training.models.forms import Forms
 from silo_agent.training.processes.group import SharedTraining, check_devices
 from silo_agent.training.torch_objective import TorchObjective
@@ -20,6 +20,6 @@ def objective_of(settings: SiloSettings) -> Objective:
         threads=settings.torch_threads,
         base_models=settings.base_models,
         forms=Forms.of_settings(settings),
-        shares=Shares(micro_batch=settings.micro_batch),
+        shares=BatchShares(micro_batch=settings.micro_batch),
     )
     return alone if settings.devices == 1 else SharedTraining(settings, alone)

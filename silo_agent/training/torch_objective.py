@@ -23,7 +23,7 @@ from silo_agent.objective import Work
 from silo_agent.seeding import seeded, shuffler
 from silo_agent.training.base.evaluation import NO_METRICS, Figures, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
-from silo_agent.training.base.shares import ALONE, Shares
+from silo_agent.training.base.shares import ALONE, BatchShares
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
 from silo_agent.training.loop.local_training import summed_gradient
@@ -69,7 +69,7 @@ class TorchObjective:
         threads: int = 1,
         base_models: Path | None = None,
         forms: Forms | None = None,
-        shares: Shares = ALONE,
+        shares: BatchShares = ALONE,
     ) -> None:
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:

@@ -6,7 +6,7 @@ that missed one, which is why counts are rounded at the silo (docs/threat-model.
 are not rounded, because rounding would let one record move a count by the whole granularity.
 
 Class presence: how many silos hold each class. A row of a class statistic is sent only where enough hold the
-class, so that no sum of such rows is one silo's own (docs/protocol.md 4): those of FedDW and FedCSD.
+class, so that no sum of such rows is one silo's own (docs/protocol.md 4): those of all statistics by class.
 Leaks how many of the silos in the sum hold each class; two sums over nearly the same silos would show
 the classes of one, so silos refuse the second (docs/protocol.md 6.2).
 A private job has no such phase: its noise would hide the few silos that it counts, and the class rows

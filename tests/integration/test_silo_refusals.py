@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.jobs.attempt_runner import SHARES_RECEIVED
 from tests.support.federation import LocalFederation
 from tests.support.processes import wait_until
 
@@ -83,7 +84,7 @@ def test_class_statistic_of_the_last_phase_is_refused_before_the_first(tmp_path:
         told = r"expected no class statistics \(class_statistics: refuse\), got quantity moment"
         said = "policy: class_statistics"
         _check_refused(federation, code=3, said=said, told=told, strategy={"preset": "spherefed"})
-        assert all(record["event"] != "shares received" for record in federation.hub.records())
+        assert all(record["event"] != SHARES_RECEIVED for record in federation.hub.records())
 
 
 def _check_refused(federation: LocalFederation, *, code: int, said: str, told: str, **job: Any) -> None:

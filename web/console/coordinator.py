@@ -24,10 +24,11 @@ from chorale.v1.operations_pb2_grpc import OperationsStub
 from chorale.v1.records_pb2 import JobSummary
 from client.evidence.pack import collect
 from client.evidence.verify import Verified, verify_archive
-from client.history import TRAIN, JobHistory
+from client.history import JobHistory
 from client.operations import connect, of_job
 from crypto.errors import ChoraleError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
+from strategies.phases.training import TRAIN
 from web.console.settings import ConsoleSettings
 
 ASK_SECONDS = 10.0  # for an answer of the coordinator

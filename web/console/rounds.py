@@ -10,7 +10,6 @@ from typing import Any
 from chorale.results import finite
 from chorale.spec.settings_file import parse_mapping
 from client.history import (
-    TRAIN,
     JobHistory,
     curves_facts,
     figure_by_round,
@@ -19,6 +18,7 @@ from client.history import (
     personal_figures,
 )
 from crypto.errors import ConfigError
+from strategies.phases.training import TRAIN
 from web.shared.pages import size
 
 NEWEST = 25  # phases on a job's own page; another page has more

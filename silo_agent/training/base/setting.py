@@ -20,7 +20,7 @@ from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.objective import Work
 from silo_agent.training.base.batches import Batches, batches_of
 from silo_agent.training.base.passes import Outputs, Run, frozen_copy, outputs_of, run_model
-from silo_agent.training.base.shares import ALONE, Shares
+from silo_agent.training.base.shares import ALONE, BatchShares
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
@@ -60,7 +60,7 @@ class Setting:
     received: FederatedModel
     device: torch.device
     cache: TeacherCache = field(default_factory=TeacherCache)
-    shares: Shares = ALONE
+    shares: BatchShares = ALONE
     task: Task = field(init=False)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from silo_agent.training.base.batches import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class BatchShares:
     """micro_batch: most samples of a part; None: a share is one part. rank: of this one of `processes`."""
 
     micro_batch: int | None = None
@@ -59,7 +59,7 @@ class Shares:
                 buffer.div_(self.processes)
 
 
-ALONE = Shares()
+ALONE = BatchShares()
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:

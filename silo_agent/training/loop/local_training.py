@@ -25,7 +25,7 @@ from silo_agent.training.base.batches import Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.base.shares import ALONE, Shares
+from silo_agent.training.base.shares import ALONE, BatchShares
 from silo_agent.training.dp_sgd.checks import (
     BATCH_NORM,
     Probes,
@@ -102,7 +102,7 @@ def train_locally(
     loss: LocalLoss,
     generator: torch.Generator,
     is_cancelled: Callable[[], bool],
-    shares: Shares = ALONE,
+    shares: BatchShares = ALONE,
     random: Callable[[int], bytes] = os.urandom,
     is_summed: bool = False,
     constant_work: int | None = None,
@@ -164,7 +164,7 @@ def _add_gradient(
     batch: Batch,
     per_sample: Callable[[Outputs, Tensor, Tensor, Tensor], Tensor | None],
     *,
-    shares: Shares,
+    shares: BatchShares,
     least: int,
 ) -> Tensor:
     """The gradient of the batch's mean, without the mean; returns the last part's losses. Shapes: -> (N,)."""

@@ -24,7 +24,7 @@ from silo_agent.account_units import admitted_records
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.settings import SiloSettings
-from silo_agent.training.base.shares import Shares
+from silo_agent.training.base.shares import BatchShares
 from silo_agent.training.models.forms import Forms
 from silo_agent.training.processes.exchange import (
     SETTINGS,
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
         base_models=settings.base_models,
         # a trial of its own at each process could end otherwise
         forms=Forms.of_settings(settings).without_trials(),
-        shares=Shares(micro_batch=settings.micro_batch, rank=rank, processes=processes),
+        shares=BatchShares(micro_batch=settings.micro_batch, rank=rank, processes=processes),
     )
     data = _Data(settings)
     try:

@@ -17,7 +17,7 @@ from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
 from cli.silo.recovery import at_most_released
 from silo_agent.ledger.accounts import Charged
-from silo_agent.ledger.ledger import PlanCharge
+from silo_agent.ledger.ledger import RecoveredCharge
 from silo_agent.ledger.standing import check_not_put_back
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, Book, private_job
 
@@ -100,7 +100,7 @@ def test_recovery_is_never_below_what_left(tmp_path: Path, seed: int) -> None:
     colluders = book.policy.colluders(jobs[0].spec)
     book.ledger.recover(
         [
-            PlanCharge(
+            RecoveredCharge(
                 job_digest=job.digest,
                 spec=job.spec,
                 policy=book.policy,
@@ -124,7 +124,7 @@ def test_a_plan_of_500_rounds_is_charged_so_that_the_ledger_can_be_read(tmp_path
     book, job = Book(tmp_path), private_job(tmp_path, NOISY, rounds=500)
     weights, colluders = {str(job.spec.initial_state): state_to_bytes(STATE)}, book.policy.colluders(job.spec)
     plan = at_most_released(job.digest, job.spec, weights, 0, colluders)
-    charge = PlanCharge(
+    charge = RecoveredCharge(
         job_digest=job.digest,
         spec=job.spec,
         policy=book.policy,

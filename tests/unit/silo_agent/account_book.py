@@ -23,7 +23,7 @@ from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
 from silo_agent.ledger.accounts import ACCOUNT_EVENT
 from silo_agent.ledger.budget import Charge
-from silo_agent.ledger.ledger import Ledger, PlanCharge
+from silo_agent.ledger.ledger import Ledger, RecoveredCharge
 from silo_agent.ledger.unit_marks import Marks, UnitKey
 from silo_agent.rounds.data_sets import DataSet
 from silo_agent.settings import SiloSettings
@@ -131,7 +131,7 @@ class AccountBook:
         own = policy(**self.privacy)
         self.ledger.recover(
             [
-                PlanCharge(
+                RecoveredCharge(
                     job_digest=job.digest,
                     spec=job.spec,
                     policy=own,

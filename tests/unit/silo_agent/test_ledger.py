@@ -144,7 +144,9 @@ def test_shares_of_old_reveals_are_blanked_and_their_cohorts_stay(book: Book) ->
 
 
 def test_the_file_is_the_owners_alone(book: Book) -> None:
-    for path in book.folder.glob("ledger.sqlite*"):
+    paths = list(book.folder.glob("ledger.sqlite*"))
+    assert paths
+    for path in paths:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

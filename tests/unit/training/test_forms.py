@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from silo_agent.objective import Work
 from silo_agent.settings import MemoryFormat, Precision
 from silo_agent.training.base.batches import Batch
-from silo_agent.training.base.shares import Shares
+from silo_agent.training.base.shares import BatchShares
 from silo_agent.training.models import forms
 from silo_agent.training.models.forms import PLAIN, Form, Forms, fastest
 from silo_agent.training.models.registry import build_model
@@ -37,7 +37,7 @@ def delta(work: Work, **fields: object) -> NDArray[np.float32]:
 @pytest.mark.parametrize("micro_batch", [1, 5, 16])
 def test_parts_of_a_batch_lead_to_what_the_batch_does(preset: str, micro_batch: int) -> None:
     work = images(strategy={"preset": preset})
-    parts_P = delta(work, shares=Shares(micro_batch=micro_batch))
+    parts_P = delta(work, shares=BatchShares(micro_batch=micro_batch))
     np.testing.assert_allclose(parts_P, delta(work), rtol=0, atol=2e-6)
     assert np.abs(parts_P).max() > 1e-3
 
@@ -112,7 +112,7 @@ def test_every_sample_is_in_one_part_of_one_process(samples: int, least: int) ->
     """And no part has fewer than batch normalization needs; a batch that is too small is everyone's."""
     places_N = torch.arange(samples)
     batch = Batch(inputs=places_N.float(), labels_N=places_N, places_N=places_N, count=samples)
-    shares = [Shares(micro_batch=2, rank=rank, processes=2) for rank in range(2)]
+    shares = [BatchShares(micro_batch=2, rank=rank, processes=2) for rank in range(2)]
     parts = [part for share in shares for part in share.parts(batch, least=least)]
     found = sorted(int(place) for part in parts for place in part.places_N)
     copies = 1 if samples >= 2 * least else 2
