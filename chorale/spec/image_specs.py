@@ -63,12 +63,15 @@ class RandomCrop(_Transform):
     """The image with a border, cut back to its size at a random place."""
 
     kind: Literal["random-crop"] = Field(description="which transform")
-    padding: int = Field(ge=1, le=1_024, description="width of the border")
+    padding: int = Field(ge=1, le=1_024, description="width of the border, at most the image's longer side")
     border: Literal["zeros", "reflect", "edge"] = Field(default="zeros", description="what the border holds")
 
     def refusal(self, height: int, width: int) -> str:
         if self.border == "reflect" and self.padding >= min(height, width):
             return f"padding: a reflected border of {self.padding} is wider than the image allows"
+        longer = max(height, width)
+        if self.padding > longer:
+            return f"padding: expected at most the image's longer side, {longer}, got {self.padding}"
         return ""
 
 

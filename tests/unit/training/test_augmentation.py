@@ -267,6 +267,10 @@ def test_a_private_job_trains_on_transformed_records() -> None:
         ({"augment": CROP, "input_type": "int64"}, "augment: expected none with input_type int64"),
         ({"augment": [EVERY[5]], "input_shape": [4, 8, 8]}, "augment.0: expected 1 or 3 channels"),
         ({"augment": [EVERY[0] | {"padding": 8}]}, "augment.0.padding: a reflected border of 8 is wider"),
+        (
+            {"augment": [{"kind": "random-crop", "padding": 9}]},  # else gigabytes a sample
+            "augment.0.padding: expected at most the image's longer side, 8, got 9",
+        ),
         ({"augment": [{"kind": "gaussian-blur", "kernel": 4}]}, "expected an odd number, got 4"),
         ({"augment": [{"kind": "random-erasing", "scale": [0.5, 0.1]}]}, r"scale: expected \[low, high\]"),
         (
