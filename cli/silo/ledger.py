@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,27 +77,16 @@ def show_ledger(
     init: tuple[Path, ...],
 ) -> None:
     """Show the newest roster, every job, and what each data set has spent and may still spend."""
-    from silo_agent.ledger.accounts import Charged
-    from silo_agent.ledger.reveals import Decision
-
-    asked = {
-        "--check": check,
-        "--new-generation": new_generation is not None,
-        "--delta": delta is not None,
-        "--recover": is_recovered,
-    }
-    named = [option for option, given in asked.items() if given]
-    if is_json and named:
-        raise ConfigError(f"--json: expected without {named[0]}")
-    if len(named) > 1:
-        raise ConfigError(f"{named[0]}: expected without {named[1]}: one at a time")
-    for option, given in (("--restarts", restarts is not None), ("--ran", ran), ("--init", init)):
-        if given and not is_recovered:
-            raise ConfigError(f"{option}: expected --recover with it")
-    if is_recovered and restarts is None:
-        raise ConfigError(
-            "--recover: expected --restarts with it: each may have made a job's input once more"
-        )
+    _check_options(
+        {
+            "--check": check,
+            "--new-generation": new_generation is not None,
+            "--delta": delta is not None,
+            "--recover": is_recovered,
+        },
+        is_json=is_json,
+        of_recovery={"--restarts": restarts is not None, "--ran": bool(ran), "--init": bool(init)},
+    )
     settings = load_silo_settings(config)
     if new_generation is not None:
         return _open_generation(new_generation, settings)
@@ -104,33 +94,64 @@ def show_ledger(
         return _change_delta(*delta, settings)
     with closing(opened_ledger(settings)) as ledger:
         if restarts is not None:
-            from cli.silo.recovery import recover
-            from silo_agent.agent import alone
-
-            with alone(settings.directory):
-                recover(ledger, settings, restarts=restarts, ran=ran, init=init)
+            _recover(ledger, settings, restarts=restarts, ran=ran, init=init)
         if check:
-            return _check_ledger(ledger, settings)
-        if is_json:
-            return print_json(ledger_facts(ledger, settings))
-        click.echo(f"newest roster: version {ledger.roster_version}")
-        for job in ledger.jobs():
-            told = job.decision.value
-            if job.is_over:  # what nobody decided waits for nobody any more
-                told = "over" if job.decision is Decision.OFFERED else f"{told}, over"
-            click.echo(f"{job.id}  {told:<15}  {job.count:>12}  {job.operator}  {job.name}")
-        accounts = ledger.accounts()
-        known, shown = {each.id: each for each in accounts.all()}, set()
-        for each in settings.data_sets:
-            charged = accounts.charged(each.name)
-            title = f"data set {each.name}"
-            if charged.account != each.name:
-                title = f"{title} (account {charged.account})"
-            shown.add(charged.account)
-            _show_account(title, charged, known.get(charged.account), settings.policy_of(each), ledger)
-        for account in sorted(known.keys() - shown):
-            charged = Charged(account=account)
-            _show_account(f"account {account}", charged, known[account], settings.policy, ledger)
+            _check_ledger(ledger, settings)
+        elif is_json:
+            print_json(ledger_facts(ledger, settings))
+        else:
+            _show(ledger, settings)
+
+
+def _check_options(asked: Mapping[str, bool], *, is_json: bool, of_recovery: Mapping[str, bool]) -> None:
+    """Raises ConfigError for options that do not go together."""
+    named = [option for option, is_given in asked.items() if is_given]
+    if is_json and named:
+        raise ConfigError(f"--json: expected without {named[0]}")
+    if len(named) > 1:
+        raise ConfigError(f"{named[0]}: expected without {named[1]}: one at a time")
+    for option, is_given in of_recovery.items():
+        if is_given and not asked["--recover"]:
+            raise ConfigError(f"{option}: expected --recover with it")
+    if asked["--recover"] and not of_recovery["--restarts"]:
+        raise ConfigError(
+            "--recover: expected --restarts with it: each may have made a job's input once more"
+        )
+
+
+def _recover(
+    ledger: Ledger, settings: SiloSettings, *, restarts: int, ran: tuple[Path, ...], init: tuple[Path, ...]
+) -> None:
+    from cli.silo.recovery import recover
+    from silo_agent.agent import alone
+
+    with alone(settings.directory):
+        recover(ledger, settings, restarts=restarts, ran=ran, init=init)
+
+
+def _show(ledger: Ledger, settings: SiloSettings) -> None:
+    """The newest roster, every job, and the accounts: of the silo's data sets first, then the others."""
+    from silo_agent.ledger.accounts import Charged
+    from silo_agent.ledger.reveals import Decision
+
+    click.echo(f"newest roster: version {ledger.roster_version}")
+    for job in ledger.jobs():
+        decision = job.decision.value
+        if job.is_over:  # what nobody decided waits for nobody any more
+            decision = "over" if job.decision is Decision.OFFERED else f"{decision}, over"
+        click.echo(f"{job.id}  {decision:<15}  {job.count:>12}  {job.operator}  {job.name}")
+    accounts = ledger.accounts()
+    known, shown = {each.id: each for each in accounts.all()}, set()
+    for each in settings.data_sets:
+        charged = accounts.charged(each.name)
+        title = f"data set {each.name}"
+        if charged.account != each.name:
+            title = f"{title} (account {charged.account})"
+        shown.add(charged.account)
+        _show_account(title, charged, known.get(charged.account), settings.policy_of(each), ledger)
+    for account in sorted(known.keys() - shown):
+        charged = Charged(account=account)
+        _show_account(f"account {account}", charged, known[account], settings.policy, ledger)
 
 
 def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
