@@ -174,6 +174,12 @@ def sums_notes(spec: JobSpec) -> list[str]:
             f"task.metrics: {', '.join(by_class)} are summed by class without noise: silos refuse the job "
             "unless class_statistics in their policy says allow"
         )
+    statistic = spec.method.recipe.statistic
+    if statistic is not None and spec.privacy is None and spec.draws_rounds and not is_by_groups(spec):
+        told.append(
+            f"statistic {statistic}: is summed without noise over a new set of silos in each round: silos "
+            "refuse the job unless redrawn_statistics in their policy says allow, or the job draw: groups"
+        )
     cohort_changes = spec.expected_cohort_changes
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
         told.append(

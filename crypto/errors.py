@@ -64,6 +64,7 @@ class Rule(StrEnum):
     MAX_DATA_REFUSALS = "max_data_refusals"
     MAX_DRAW_RISK = "max_draw_risk"
     REDRAWN_ROUNDS = "redrawn_rounds"
+    REDRAWN_STATISTICS = "redrawn_statistics"
     MIN_LEARNING_RATE = "min_learning_rate"
     MAX_LEARNING_RATE = "max_learning_rate"
     MIN_SERVER_LEARNING_RATE = "min_server_learning_rate"

@@ -65,6 +65,18 @@ def check_training(recipe: Recipe, *, classes: int, optimizer: str) -> None:
         )
 
 
+def check_adapters(recipe: Recipe, *, has_adapters: bool, is_private: bool) -> None:
+    """Raises ConfigError for a statistic over a body whose own weights nobody trains.
+
+    Security: with a small `alpha` adapters move nothing, at any learning rate (docs/threat-model.md).
+    """
+    if has_adapters and recipe.statistic is not None and not is_private:
+        raise ConfigError(
+            f"adapters: expected none with statistic {recipe.statistic}: a body that hardly moves gives the "
+            "same features in every round, and sums over several sets of silos would tell each silo's"
+        )
+
+
 def check_models(recipe: Recipe, options: Options, *, draws_rounds: bool, has_layers: bool) -> None:
     """Raises ConfigError where what silos sum hardly follows from a model that moves, and would be told silo
     by silo.

@@ -63,6 +63,7 @@ from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, drawn_count
 from strategies.checks import (
+    check_adapters,
     check_models,
     check_private,
     check_steps,
@@ -448,8 +449,9 @@ class JobSpec(SpecPart):
         )
         check_count(self)
         check_ends(self, method)
+        has_adapters, is_private = self.adapters is not None, self.privacy is not None
+        check_adapters(method.recipe, has_adapters=has_adapters, is_private=is_private)
         if self.trains == "head":
-            has_adapters, is_private = self.adapters is not None, self.privacy is not None
             check_trains_head(method.recipe, has_adapters=has_adapters, is_private=is_private)
         check_aggregate(self.strategy.aggregate, self.privacy)
 

@@ -34,6 +34,7 @@ VALIDATION_SHARE = 0.2
 OPEN_POLICY = Policy(
     federation="bench",
     class_statistics=Permission.ALLOW,
+    redrawn_statistics=Permission.ALLOW,
     local_state=Permission.ALLOW,
     min_class_holders=1,
     count_granularity=1,

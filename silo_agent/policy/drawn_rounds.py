@@ -44,6 +44,26 @@ def check_drawn_rounds(spec: JobSpec, *, colluders: int, max_risk: float, may_re
     )
 
 
+def check_redrawn_statistics(spec: JobSpec, *, may_redraw: bool) -> None:
+    """Raises PolicyRefusal where statistics by class without noise are summed in rounds that each draw a new
+    set of silos, and may not be.
+
+    Security: where a model hardly moves, so do its answers, and as many sums over other sets as there are
+    silos are equations for each silo's own. Many fields of a job make a model stand still, so none is
+    looked at (docs/threat-model.md).
+    """
+    statistic = spec.method.recipe.statistic
+    if statistic is None or spec.privacy is not None or may_redraw:
+        return
+    if spec.draws_rounds and not is_by_groups(spec):
+        raise PolicyRefusal(
+            "policy: expected rounds of all silos, or of groups that are drawn once (draw: groups), with "
+            f"statistic {statistic} without noise, by redrawn_statistics: refuse, got rounds that each draw "
+            "a new set",
+            rule=Rule.REDRAWN_STATISTICS,
+        )
+
+
 def _enough(spec: JobSpec, *, colluders: int, limit: Fraction) -> int | None:
     """The smallest round, or size of groups, whose risk is at most the limit; None if there is none."""
     silos = len(spec.silos)

@@ -28,7 +28,7 @@ from crypto.session.cohort import (
     default_colluders,
 )
 from crypto.session.messages import SessionTerms
-from silo_agent.policy.drawn_rounds import check_drawn_rounds
+from silo_agent.policy.drawn_rounds import check_drawn_rounds, check_redrawn_statistics
 from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, refusal_by, refusals_of
 from strategies.expected import got
 from strategies.presets import PRESETS
@@ -162,6 +162,11 @@ class Policy(BaseModel):
         default=Permission.ALLOW,
         description="jobs whose rounds each draw a new set; many sums may give one silo's: refuse or allow",
     )
+    redrawn_statistics: Permission = Field(
+        default=Permission.REFUSE,
+        description="statistics by class without noise in such jobs; many sums give each silo's where the "
+        "model hardly moves: refuse or allow",
+    )
     max_openings: int = Field(
         default=100,
         ge=1,
@@ -287,6 +292,9 @@ class Policy(BaseModel):
                 Rule.MAX_COHORT_CHANGES,
             )
         yield from refusals_of(self.check_draw, spec)
+        yield from refusals_of(
+            check_redrawn_statistics, spec, may_redraw=self.redrawn_statistics is Permission.ALLOW
+        )
         yield from self._rate_refusals(spec)
         # here and not in the phase that sums it: rounds may come before
         for quantity in spec.quantities:
@@ -452,6 +460,8 @@ class Policy(BaseModel):
             refused.append("every method whose statistics by class other silos see")
         if self.redrawn_rounds is Permission.REFUSE:
             refused.append("every job whose rounds each draw a new set of silos")
+        if self.redrawn_statistics is Permission.REFUSE:
+            refused.append("statistics by class without noise, where rounds each draw a new set of silos")
         if self.local_state is Permission.REFUSE:
             refused.append("every method with local state whose sums have no noise")
         if self.initial_state is not FirstState.GIVEN:
