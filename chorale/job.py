@@ -241,8 +241,8 @@ class Job:
         Security: counts, class presence and statistics are sums of this job. In a first state they would be
         somebody's choice, and silos decide by them which rows leave (docs/threat-model.md).
         """
-        if (round, phase) != (0, self.opening):
-            raise ConfigError(f"state: the first one is for {self.opening} alone, got round {round} {phase}")
+        if (round, phase_kind(phase)) != (0, ENROLLMENT):
+            raise ConfigError(f"state: the first one is for {ENROLLMENT} alone, got round {round} {phase}")
         others = sorted(name for name in state if not name.startswith(MODEL))
         if others:
             raise ConfigError(f"state: expected {MODEL}... alone in the first one, got {others[0]}")

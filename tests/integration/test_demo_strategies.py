@@ -71,7 +71,12 @@ def test_demo_of_a_method_ends_and_reports_what_was_summed(preset: str, tmp_path
     assert set(told["quantities"]) == (COMMON | BESIDE[preset]) - LEFT_OUT.get(preset, set())
     assert told["secure_aggregation"] is True
     assert (told["sums_verified"], told["verified_by"]) == (True, 3)
-    opened = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
+    opened = {
+        "class_statistics": "allow",
+        "redrawn_statistics": "allow",
+        "local_state": "allow",
+        "min_class_holders": 2,
+    }
     assert told["policy"] == opened
     assert {phase["result"] for phase in told["phases"]} == {"applied"}
     assert told["dropped"] == []
