@@ -264,6 +264,11 @@ def is_by_groups(spec: _Drawn) -> bool:
     return spec.draw == "groups"
 
 
+def redraws(spec: _Drawn) -> bool:
+    """Whether each round draws a new set of silos."""
+    return spec.draws_rounds and not is_by_groups(spec)
+
+
 def draws(spec: _Drawn) -> int:
     """How many sets of silos are drawn: one a round, or the groups."""
     groups = len(spec.silos) // spec.named_per_round

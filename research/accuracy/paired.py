@@ -81,7 +81,7 @@ class Difference:
         def missing_power(errors: float) -> float:
             return float(stats.nct.sf(point, freedom, errors)) - POWER
 
-        # the noncentral t's quantile lies above the sum of the two central ones
+        # a difference of so many errors as the interval reaches is found about every other time
         return float(optimize.brentq(missing_power, point, 4 * point + 4)) * self.error
 
     def _level_at(self, distance: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.selection import draws, is_by_groups
+from chorale.spec.selection import draws, is_by_groups, redraws
 from crypto.errors import PolicyRefusal, Rule
 from crypto.session.cohort import (
     draw_risk,
@@ -21,7 +21,7 @@ def check_drawn_rounds(spec: JobSpec, *, colluders: int, max_risk: float, may_re
     draws a new set of silos and may not."""
     if not spec.draws_rounds:
         return
-    if not may_redraw and not is_by_groups(spec):
+    if not may_redraw and redraws(spec):
         raise PolicyRefusal(
             "policy: expected rounds of all silos, or of groups that are drawn once (draw: groups), by "
             "redrawn_rounds: refuse, got rounds that each draw a new set",
@@ -53,9 +53,7 @@ def check_redrawn_statistics(spec: JobSpec, *, may_redraw: bool) -> None:
     looked at (docs/threat-model.md).
     """
     statistic = spec.method.recipe.statistic
-    if statistic is None or spec.privacy is not None or may_redraw:
-        return
-    if spec.draws_rounds and not is_by_groups(spec):
+    if statistic is not None and spec.privacy is None and redraws(spec) and not may_redraw:
         raise PolicyRefusal(
             "policy: expected rounds of all silos, or of groups that are drawn once (draw: groups), with "
             f"statistic {statistic} without noise, by redrawn_statistics: refuse, got rounds that each draw "

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -251,6 +252,15 @@ def test_two_sides_that_both_guess_on_most_seeds_are_not_equivalent() -> None:
         assert f"on even {said} at tuned rates" in sentence
         on = f"learns on {sum(each > 0.5 for each in accuracy.values())}"
         assert f"(FedDr+ {on} and FedDr+ without distillation {on} of 10 seeds)" in sentence
+
+
+def test_a_suite_that_was_only_tuned_shows_choices_and_no_empty_table() -> None:
+    found = replace(report(cells("even", BASELINE, 0.8)), cells={}, common=(), rows_by_default={})
+    entry = evidence.committed(found, moment=datetime(2026, 11, 25, tzinfo=UTC))
+    text = evidence.page_text(entry)
+    assert "| FedAvg | 1 | 0.1* (50.0) |" in text
+    assert "Accuracy in percent" not in text
+    assert "Classes whose rows" not in text
 
 
 def test_a_tuning_that_learned_nothing_is_told() -> None:

@@ -98,7 +98,7 @@ def _accuracies(report: Report) -> list[str]:
             f"Mean accuracy in percent, published strengths, learning rates {rates}:",
             words.rate_table(report),
         ]
-    if report.choices:
+    if any(report.tuned(*point) for point in report.choices):
         found += [
             f"Accuracy in percent at {_tuned(report)}, mean +- standard deviation over the seeds:",
             words.accuracy_table(report),
@@ -152,10 +152,15 @@ def _setting(report: Report) -> str:
     rows = "; ".join(
         f"{name}: {held:g} of {report.classes[name]}" for name, held in report.rows_by_default.items()
     )
-    return (
+    said = (
         f"{report.about[0].upper()}{report.about[1:]}. {seeds}, {report.planned} runs in all. {ended}; "
-        f"{report.seconds / 3600:.1f} hours of CPU so far. Classes whose rows a silo's default policy would "
-        f"send to FedDW and FedCSD, mean of the seeds: {rows}. Here all rows were sent."
+        f"{report.seconds / 3600:.1f} hours of CPU so far."
+    )
+    if not rows:
+        return said
+    return (
+        f"{said} Classes whose rows a silo's default policy would send to FedDW and FedCSD, mean of the "
+        f"seeds: {rows}. Here all rows were sent."
     )
 
 

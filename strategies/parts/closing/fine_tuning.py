@@ -7,8 +7,8 @@ at the last round's learning rate, with the final global model for a teacher.
 A silo tests its personal model on its own hold-out; of a silo with accuracy a the sums hold a, a^2 and 1. A
 silo without a hold-out keeps its model, too, and adds nothing to any of the three.
 Leaks how many silos have a hold-out, and mean and variance of their accuracies. Two moments of two silos
-are the two accuracies, without saying whose (docs/threat-model.md). Both are summed in 16 bits: an accuracy
-is a fraction of few samples, and a sum of such fractions that is exact has one set of addends.
+are the two accuracies, without saying whose (docs/threat-model.md). Each goes in whole hundredths: it is
+a fraction of few samples, and a sum of such fractions that is exact has one set of addends.
 The model itself never leaves.
 """
 

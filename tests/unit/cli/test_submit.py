@@ -26,7 +26,7 @@ from chorale.privacy.promise import promise_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts, state_to_bytes
-from client.submission import absent_notes, draw_notes, initial_bytes, read_spec, solved
+from client.submission import absent_notes, draw_notes, initial_bytes, read_spec, solved, sums_notes
 from crypto.errors import ConfigError
 from tests.unit.cli.conftest import Desk, Ended
 
@@ -89,6 +89,24 @@ def test_as_many_draws_as_silos_are_told_to_whoever_submits(
         any("sums tell of single silos, and those of draw: groups do not" in note for note in notes)
         == is_told
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_told"),
+    [
+        ({"fraction": 0.5}, True),
+        ({"fraction": 0.5, "draw": "groups"}, False),
+        ({}, False),
+        ({"fraction": 0.5, "strategy": {"preset": "fedavg"}}, False),
+    ],
+)
+def test_a_statistic_that_policies_refuse_in_redrawn_rounds_is_told_to_the_submitter(
+    desk: Desk, fields: dict[str, Any], is_told: bool
+) -> None:
+    names = [f"silo-{place:02d}" for place in range(12)]
+    notes = sums_notes(read_spec(desk.job(**{"silos": names, "strategy": {"preset": "feddw"}, **fields})))
+    told = "statistic soft-labels: is summed without noise over a new set of silos in each round"
+    assert any(note.startswith(told) and "redrawn_statistics" in note for note in notes) == is_told
 
 
 def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk, chorale: Calls) -> None:

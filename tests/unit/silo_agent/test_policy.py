@@ -216,11 +216,9 @@ def test_statistics_in_rounds_that_each_draw_a_new_set_are_refused_by_default(sp
     fields = {"classes": 10, "input_shape": [4], "model": {"name": "mlp", "hidden": [8]}}
     silos = [f"silo-{place:02d}" for place in range(12)]
     given = {**spec.model_dump(exclude_unset=True), **fields, "silos": silos}
-    for preset, privacy in (("fedcsd", None), ("feddw", None), ("fedavg", None)):
+    for preset in ("fedcsd", "feddw", "fedavg"):
         jobs = {
-            fraction: JobSpec.model_validate(
-                {**given, "strategy": {"preset": preset}, "fraction": fraction, "privacy": privacy}
-            )
+            fraction: JobSpec.model_validate({**given, "strategy": {"preset": preset}, "fraction": fraction})
             for fraction in (0.5, 1.0)
         }
         default, open_one = policy(**takes), policy(**takes, redrawn_statistics="allow")
