@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from crypto.errors import ConfigError
 
@@ -37,4 +36,6 @@ def decoded(folder: Path, into: Path) -> Path:
 
 def _pixels(image: bytes) -> NDArray[np.uint8]:
     """Shapes: -> (H, W, 3)."""
+    from PIL import Image  # of the development's packages: all that has no JPEGs runs without it
+
     return np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
