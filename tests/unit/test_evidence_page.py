@@ -315,6 +315,15 @@ def test_tables_show_differences_with_interval_and_verdict() -> None:
     assert "provisional" not in note
 
 
+def test_accuracies_of_less_than_all_seeds_say_of_how_many() -> None:
+    (whole,), (one,) = cells("even", "fedprox", 0.8), cells("even", BASELINE, 0.8)
+    for seeds, said in (((1,), "71.0 (1 seed)"), ((1, 2), "70.0 +- 1.4 (2 seeds)")):
+        fewer = replace(one, accuracy={seed: 0.73 - 0.02 * seed for seed in seeds})
+        table = words.accuracy_table(report([whole], [fewer]))
+        assert f"| FedAvg | {said} |" in table
+        assert "seed" not in table.partition("| FedAvg |")[0]
+
+
 def test_verdicts_of_a_table_without_all_of_its_seeds_are_provisional() -> None:
     """A table that is judged after 13 seeds and again after 20 has more chances than 5 % to be wrong."""
     (one,) = cells("even", "fedprox", 0.85)

@@ -14,9 +14,9 @@ NOT_YET = "-"
 
 
 def accuracy_table(report: Report) -> str:
-    """Mean accuracy +- deviation over the seeds, at the tuned point."""
+    """Mean accuracy +- deviation over the seeds, at the tuned point; of how many, where some are missing."""
     lines = [
-        [ARMS[name].title, *(_accuracy(report.tuned(setting, name)) for setting in report.settings)]
+        [ARMS[name].title, *(_accuracy(report, report.tuned(setting, name)) for setting in report.settings)]
         for name in report.arms
     ]
     return _table(["method", *report.settings], lines)
@@ -235,11 +235,16 @@ def _short(family: Family, row: Row, setting: str) -> str:
     return f"{found.mean:+.1f} {interval.verdict[0]}"
 
 
-def _accuracy(cell: Cell | None) -> str:
+def _accuracy(report: Report, cell: Cell | None) -> str:
     if cell is None:
         return NOT_YET
-    failed = f" ({cell.failed} failed)" if cell.failed else ""
-    return f"{100 * cell.mean:.1f} +- {100 * cell.deviation:.1f}{failed}"
+    count = len(cell.accuracy)
+    said = f"{100 * cell.mean:.1f}"
+    if count > 1:
+        said += f" +- {100 * cell.deviation:.1f}"
+    if count < len(report.seeds):
+        said += f" ({count} seed{'s' * (count != 1)})"
+    return f"{said} ({cell.failed} failed)" if cell.failed else said
 
 
 def _at_rates(report: Report, setting: str, name: str) -> str:
