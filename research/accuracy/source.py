@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import silo_agent  # noqa: F401 - says how MKL rounds, and so which arithmetic the runs have
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

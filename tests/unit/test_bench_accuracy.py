@@ -423,6 +423,11 @@ def test_folder_without_the_suites_data_is_refused(
     assert "holds no data of the suite cifar" in capsys.readouterr().err
 
 
+def test_training_needs_no_pictures() -> None:
+    without = "import sys; sys.modules.update(matplotlib=None, PIL=None); import research.accuracy.__main__"
+    subprocess.run([sys.executable, "-c", without], check=True)
+
+
 def test_a_line_names_commit_and_arithmetic(tmp_path: Path) -> None:
     """Figures of a commit with other first weights once stood on the page as if they could be repeated."""
     with Book(tmp_path / "book.jsonl") as book:

@@ -12,7 +12,6 @@ from bench.report import figures
 from research.accuracy.catalog import SUITES
 from research.accuracy.page import families, words
 from research.accuracy.page.families import Family
-from research.accuracy.page.plots import draw
 from research.accuracy.paired import MARGIN
 from research.accuracy.report import Report
 
@@ -51,6 +50,8 @@ def runs_of(suite: str) -> Path:
 
 def update(report: Report, *, root: Path, moment: datetime | None = None) -> None:
     """Commit to it: figures, plots and the suite's place on the page."""
+    from research.accuracy.page.plots import draw  # of the development's packages: training needs no pictures
+
     entry = committed(report, moment=moment or datetime.now(UTC))
     path = root / FIGURES / f"{report.suite}.jsonl"
     path.parent.mkdir(exist_ok=True)
