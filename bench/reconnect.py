@@ -96,14 +96,16 @@ def measure(*, silos: int, outages_seconds: Sequence[float] = OUTAGES_SECONDS) -
             listening = federation.start_hub()
             outages.append(Outage(seconds=seconds, back_seconds=_back(federation, listening, silos=silos)))
         address = federation.address
-        told = [
+        reasons = [
             record["reason"].replace(address, "ADDRESS")
             for process in federation.silos
             for record in process.records()
             if record["event"] == "not connected"
         ]
     return Report(
-        silos=silos, outages=tuple(outages), reasons={each: told.count(each) for each in sorted(set(told))}
+        silos=silos,
+        outages=tuple(outages),
+        reasons={each: reasons.count(each) for each in sorted(set(reasons))},
     )
 
 

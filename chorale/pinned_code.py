@@ -27,8 +27,8 @@ def pinned(spec: JobSpec) -> JobSpec:
 
 def check_code(spec: JobSpec) -> None:
     """Raises ConfigError where what is installed here is not what the job pins."""
-    for told in code_faults(spec).values():
-        raise ConfigError(told)
+    for fault in code_faults(spec).values():
+        raise ConfigError(fault)
 
 
 def code_faults(spec: JobSpec) -> dict[str, str]:

@@ -153,11 +153,11 @@ class JobResults:
             last = self.rounds[-1].round
             of_all[last] = {**of_all.get(last, {}), **self.closing}
         for after in found.keys() & of_all.keys():
-            told = of_all[after].items()
+            figures = of_all[after].items()
             if self.draws_rounds:
-                found[after] |= {f"{name}{ALL}": value for name, value in told}
+                found[after] |= {f"{name}{ALL}": value for name, value in figures}
             else:
-                found[after] |= {name: value for name, value in told if name != SILOS}
+                found[after] |= {name: value for name, value in figures if name != SILOS}
         return found
 
 

@@ -25,8 +25,8 @@ def verify(file: Path, is_json: bool) -> None:
     try:
         entries = verify_file(file)
     except ConfigError as error:
-        told = str(error)
-        raise ConfigError(told if told.startswith(f"{file}: ") else f"{file}: {told}") from None
+        message = str(error)
+        raise ConfigError(message if message.startswith(f"{file}: ") else f"{file}: {message}") from None
     if is_json:
         print_json({"file": str(file), "entries": entries, "is_intact": True})
         return

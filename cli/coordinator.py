@@ -68,8 +68,10 @@ def backup(config: Path, out: Path) -> None:
     with _new_file(path) as file:
         manifest = write_backup(settings.directory, federation=settings.federation, now=now, out=file)
     size_bytes = sum(entry.bytes for entry in manifest.files.values())
-    told = "standard output" if path == STREAM else path
-    click.echo(f"backed up {len(manifest.files)} files, {size_bytes} bytes: {told}", err=path == STREAM)
+    destination = "standard output" if path == STREAM else path
+    click.echo(
+        f"backed up {len(manifest.files)} files, {size_bytes} bytes: {destination}", err=path == STREAM
+    )
 
 
 @coordinator.command()

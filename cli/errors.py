@@ -73,8 +73,8 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return Failure(code=ExitCode.INTERRUPTED)
     if isinstance(error, SystemExit):
-        told = "" if error.code is None or isinstance(error.code, int) else str(error.code)
-        return Failure(code=ExitCode.DONE if error.code in (None, 0) else ExitCode.FAILED, message=told)
+        text = "" if error.code is None or isinstance(error.code, int) else str(error.code)
+        return Failure(code=ExitCode.DONE if error.code in (None, 0) else ExitCode.FAILED, message=text)
     if isinstance(error, click.ClickException):
         message = _one_line(error.format_message()).rstrip(".")
         if isinstance(error, click.UsageError) and error.ctx is not None:

@@ -77,7 +77,7 @@ def lines(file: Path, verified: Verified) -> list[str]:
     trust = "your own" if verified.is_trusted else "the archive's own: compare it with the one you were given"
     absent = sorted(set(facts["silos"]) - set(verified.silos))
     model = "compared with your file" if verified.has_model else "no file was compared: --model"
-    told = [
+    summary = [
         f"{file}: all of it holds",
         f"job {facts['job'][:12]} {facts['name']} by {facts['operator']}, federation {facts['federation']}",
         f"authority {digests}",
@@ -89,5 +89,5 @@ def lines(file: Path, verified: Verified) -> list[str]:
         f"by the coordinator's word alone: {verified.statement.status}, figures, times, who was left out",
     ]
     rows = class_rows(verified.statement.phases)
-    told += [] if rows is None else [f"  {rows}"]
-    return [*told, *(f"note: {note}" for note in verified.notes)]
+    summary += [] if rows is None else [f"  {rows}"]
+    return [*summary, *(f"note: {note}" for note in verified.notes)]

@@ -478,8 +478,8 @@ def check_done(history: JobHistory) -> None:
     summary = history.summary
     if summary.status == "done":
         return
-    told = [printable(summary.status or "unknown"), printable(summary.reason)]
-    message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, told))}"
+    parts = [printable(summary.status or "unknown"), printable(summary.reason)]
+    message = f"job {summary.job_digest.hex()[:12]}: {': '.join(filter(None, parts))}"
     last = history.records[-1:]  # the phase that ended it, unless it was applied
     codes = {left.reason for record in last if record.result != APPLIED for left in record.left_out}
     if Refusal.BUDGET in codes:

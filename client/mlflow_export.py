@@ -55,8 +55,8 @@ def export(history: JobHistory, uri: str, *, experiment: str) -> str:
     try:
         return _export(MlflowClient(tracking_uri=uri), history, experiment)
     except MlflowException as error:
-        told = " ".join(str(error).replace(uri, _shown(uri)).split())
-        raise PeerFailed(f"MLflow at {_shown(uri)}: {told[:300]}") from None
+        message = " ".join(str(error).replace(uri, _shown(uri)).split())
+        raise PeerFailed(f"MLflow at {_shown(uri)}: {message[:300]}") from None
 
 
 def _export(client: Any, history: JobHistory, experiment: str) -> str:
@@ -118,7 +118,7 @@ def _metrics(history: JobHistory, started: float) -> Iterator[Metric]:
     figures, seconds = results.figures_by_round(), 0.0
     for each in results.rounds:
         seconds += each.wall_seconds
-        told = {
+        metrics = {
             "silos": float(len(each.silos)),
             "data_share": each.data_share,
             "seconds": each.wall_seconds,
@@ -126,7 +126,7 @@ def _metrics(history: JobHistory, started: float) -> Iterator[Metric]:
             **figures[each.round],
         }
         at = _milliseconds(started + seconds)
-        for name, value in told.items():
+        for name, value in metrics.items():
             if math.isfinite(value):
                 yield Metric(NOT_IN_NAMES.sub("_", name), value, at, each.round)
 

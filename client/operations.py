@@ -170,8 +170,10 @@ class Operations:
 def of_job(event: operations_pb2.JobEvent, job_digest: bytes) -> operations_pb2.JobEvent:
     """With texts that can be shown. Raises RemoteProtocolError for another job than the one asked for."""
     kind = event.WhichOneof("kind")
-    told = hashlib.sha256(event.job.spec).digest() if kind == "job" else getattr(event, kind or "").job_digest
-    if told != job_digest:
+    digest = (
+        hashlib.sha256(event.job.spec).digest() if kind == "job" else getattr(event, kind or "").job_digest
+    )
+    if digest != job_digest:
         raise RemoteProtocolError("coordinator: it tells of another job than was asked for")
     return printed(event)
 

@@ -120,9 +120,9 @@ def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
     shapes, unsolved = state_from_bytes(state), spec.privacy.unsolved
     spec = solve(spec, shapes)
     promise = promise_of(spec, shapes)
-    told = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
+    solved_for = f" (solved for: {', '.join(unsolved)})" if unsolved else ""
     first, *others = promise.lines()
-    return spec, [first + told, *others]
+    return spec, [first + solved_for, *others]
 
 
 def draw_notes(spec: JobSpec) -> list[str]:
@@ -134,20 +134,20 @@ def draw_notes(spec: JobSpec) -> list[str]:
     silos, members = len(spec.silos), spec.named_per_round
     colluders = default_colluders(silos)
     risk = float(draw_risk(silos, members, colluders=colluders, draws=draws(spec)))
-    told = [
+    notes = [
         f"fraction {spec.fraction:g}: if {colluders} of {silos} silos collude, a round names more than "
         f"{members // 3} of them with a chance of at most {risk:.2g} over the job"
     ]
     if not is_by_groups(spec) and spec.rounds >= silos and spec.privacy is None:
-        told.append(
+        notes.append(
             f"each of {spec.rounds} rounds draws a new set of silos: where the model moves slowly, their "
             "sums tell of single silos, and those of draw: groups do not"
         )
     try:
         Policy(federation=spec.federation).check_draw(spec)
     except PolicyRefusal as refusal:
-        told.append(f"silos with the default policy refuse this job: {refusal}")
-    return told
+        notes.append(f"silos with the default policy refuse this job: {refusal}")
+    return notes
 
 
 def head_notes(spec: JobSpec, init: Path | None) -> list[str]:
@@ -163,42 +163,42 @@ def head_notes(spec: JobSpec, init: Path | None) -> list[str]:
 
 def sums_notes(spec: JobSpec) -> list[str]:
     """What silos' policies refuse by default and this job asks for: sums by class, overlapping cohorts."""
-    told = []
+    notes = []
     by_class = [
         word
         for word, metric in spec.method.task.asked.items()
         if any(each.is_by_class for each in metric.sums)
     ]
     if by_class and spec.privacy is None:
-        told.append(
+        notes.append(
             f"task.metrics: {', '.join(by_class)} are summed by class without noise: silos refuse the job "
             "unless class_statistics in their policy says allow"
         )
     statistic = spec.method.recipe.statistic
     if statistic is not None and spec.privacy is None and redraws(spec):
-        told.append(
+        notes.append(
             f"statistic {statistic}: is summed without noise over a new set of silos in each round: silos "
             "refuse the job unless redrawn_statistics in their policy says allow, or the job draw: groups"
         )
     cohort_changes = spec.expected_cohort_changes
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
-        told.append(
+        notes.append(
             f"fraction {spec.fraction:g}: at most {cohort_changes:.3g} overlapping cohorts are expected; "
             "each silo's policy must allow as many (max_cohort_changes)"
         )
-    return told
+    return notes
 
 
 def absent_notes(spec: JobSpec, connected: Mapping[str, bool]) -> list[str]:
     """A job may wait for members to come; a misspelled one never comes."""
     unknown = [name for name in spec.silos if name not in connected]
     away = [name for name in spec.silos if not connected.get(name, True)]
-    told = []
+    notes = []
     if unknown:
-        told.append(f"not on the roster, so not in the job until they are: {', '.join(unknown)}")
+        notes.append(f"not on the roster, so not in the job until they are: {', '.join(unknown)}")
     if away:
-        told.append(f"not connected now, the job waits for them: {', '.join(away)}")
-    return told
+        notes.append(f"not connected now, the job waits for them: {', '.join(away)}")
+    return notes
 
 
 def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE) -> bytes:

@@ -53,7 +53,7 @@ class Reason:
     text: str = ""
 
     @property
-    def told(self) -> str:
+    def for_operator(self) -> str:
         """For the operator alone: the text is a person's, quoted so that it says nothing of other silos."""
         quoted = json.dumps(self.text, ensure_ascii=False) if self.text else ""
         return ": ".join(filter(None, [self.code, self.rule, quoted]))

@@ -219,7 +219,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     Of a run: the mean of its last TAIL rounds, because single rounds of such cuts go up and down.
     """
     planned = len(METHODS) * len(CUTS) * len(RULES) * len(SEEDS)
-    told = ["| method | cut | rule | rows sent | accuracy | against the default |", "|---" * 6 + "|"]
+    rows = ["| method | cut | rule | rows sent | accuracy | against the default |", "|---" * 6 + "|"]
     for method in METHODS:
         for cut in CUTS:
             of = {
@@ -237,18 +237,20 @@ def table(lines: list[dict[str, Any]]) -> str:
                 both = [seed for seed in found if seed in of["default"]]
                 against = [100 * (_tail(found[seed]) - _tail(of["default"][seed])) for seed in both]
                 share = np.mean([each["share"] for each in found.values()])
-                difference = "" if rule == "default" else _told(against, sign="+")
-                told.append(f"| {method} | {cut} | {rule} | {share:.2f} | {_told(values)} | {difference} |")
+                difference = "" if rule == "default" else _mean_and_error(against, sign="+")
+                rows.append(
+                    f"| {method} | {cut} | {rule} | {share:.2f} | {_mean_and_error(values)} | {difference} |"
+                )
     if len(lines) < planned:
-        told += ["", f"Provisional: {len(lines)} of {planned} runs have ended."]
-    return "\n".join(told)
+        rows += ["", f"Provisional: {len(lines)} of {planned} runs have ended."]
+    return "\n".join(rows)
 
 
 def _tail(line: Mapping[str, Any]) -> float:
     return float(np.mean(line["accuracy"][-TAIL:]))
 
 
-def _told(values: list[float], *, sign: str = "") -> str:
+def _mean_and_error(values: list[float], *, sign: str = "") -> str:
     """One value has no standard error."""
     if not values:
         return ""

@@ -183,14 +183,14 @@ def _inputs(samples: Samples) -> FloatArray:
 
 
 def _words(found: Level) -> str:
-    told = (
+    text = (
         f"epsilon {found.epsilon:g}, momentum {found.momentum:g}, {found.bands} bands: "
         f"z {found.multiplier:.3f}, error {found.error:.2f}, in the last iterate {found.last:.2f}"
     )
     if not found.accuracy:
-        return told
+        return text
     mean, deviation = statistics.mean(found.accuracy), statistics.stdev(found.accuracy)
-    return f"{told}, accuracy {100 * mean:.1f} +- {100 * deviation:.1f}"
+    return f"{text}, accuracy {100 * mean:.1f} +- {100 * deviation:.1f}"
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -80,7 +80,7 @@ def accuracy(draw: str, cut: str, seed: int) -> float:
     return 100 * statistics.mean(each.figures["test_accuracy"] for each in [*simulation.run()][-LAST:])
 
 
-def told(draw: str, training: Mapping[str, Any]) -> float:
+def mean_cosine(draw: str, training: Mapping[str, Any]) -> float:
     """The mean over silos of the cosine between a silo's own update and what the sums say it is."""
     spec = job(draw, 1, **training)
     data, before = data_of(spec, "2 shards", 1), flat(initial_state(spec))
@@ -130,7 +130,7 @@ def lines() -> Iterator[str]:
         )
     yield "cosine of a silo's own update and what the sums say it is, mean of the silos: new draws / groups"
     for words, training in TRAININGS.items():
-        yield f"{words}: {' / '.join(f'{told(draw, training):.2f}' for draw in DRAWS)}"
+        yield f"{words}: {' / '.join(f'{mean_cosine(draw, training):.2f}' for draw in DRAWS)}"
 
 
 def main() -> int:

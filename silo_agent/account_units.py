@@ -182,10 +182,10 @@ def _with_progress(
     name: str, records: Iterable[bytes | None], clock: Callable[[], float]
 ) -> Iterator[bytes | None]:
     """The same records; a line in the log every few seconds."""
-    told, count = clock(), 0
+    last_logged, count = clock(), 0
     for count, record in enumerate(records, start=1):
         yield record
-        if count % ROWS == 0 and clock() - told >= PROGRESS_SECONDS:
-            told = clock()
+        if count % ROWS == 0 and clock() - last_logged >= PROGRESS_SECONDS:
+            last_logged = clock()
             log.info("comparing records with the ledger", data=name, records=count)
     log.info("records compared", data=name, records=count)

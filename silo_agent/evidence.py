@@ -81,5 +81,5 @@ def _excerpt(path: Path, job_digest: bytes) -> AuditExcerpt:
     try:
         return AuditExcerpt.of(path, job=job_digest, events=AUDITED)
     except ConfigError as error:
-        told = str(error)
-        raise ConfigError(told if told.startswith(f"{path}: ") else f"{path}: {told}") from None
+        message = str(error)
+        raise ConfigError(message if message.startswith(f"{path}: ") else f"{path}: {message}") from None

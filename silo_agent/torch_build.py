@@ -16,7 +16,7 @@ class TorchBuild:
     gpus: int
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         built = "for the CPU alone" if self.cuda is None else f"for CUDA {self.cuda}"
         return f"torch {self.version}, built {built}, finds {self.gpus} GPUs"
 

@@ -165,7 +165,7 @@ class Simulation:
     @property
     def computed_by(self) -> str:
         """In words: how many workers, and where."""
-        return self._silos.told
+        return self._silos.description
 
     @property
     def state_digest(self) -> str:
@@ -285,8 +285,8 @@ class Simulation:
             self.progress = replace(self.progress, following=following)
             return
         if report.reason:
-            told = "".join(f" ({silo}: {why})" for silo, why in list(report.left_out.items())[:1])
-            raise SimulationFailed(f"{kind}: {report.reason}{told}")
+            first_refusal = "".join(f" ({silo}: {why})" for silo, why in list(report.left_out.items())[:1])
+            raise SimulationFailed(f"{kind}: {report.reason}{first_refusal}")
         closing, figures, tables = self.progress.closing, report.figures, report.tables
         if kind in self.job.strategy.closing:
             closing = {**closing, kind: figures}
@@ -384,7 +384,7 @@ class Simulation:
             reason=result.reason if result.state is None else "",
             data_share=result.data_share,
             silos=tuple(answer.silo for answer in here),
-            left_out={answer.silo: answer.told for answer in answers if answer.refused},
+            left_out={answer.silo: answer.message for answer in answers if answer.refused},
             figures={name: float(value) for name, value in result.figures.items()},
             tables=result.tables,
         )

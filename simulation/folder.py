@@ -200,7 +200,7 @@ class SimulationFolder:
             best=best,
             best_figures=dict(written.get("best_figures", {})),  # a folder of earlier releases has none
             tables=written["tables"],
-            evaluations={int(round): dict(told) for round, told in written["evaluations"].items()},
+            evaluations={int(round): dict(figures) for round, figures in written["evaluations"].items()},
         )
 
 

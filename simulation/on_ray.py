@@ -44,7 +44,7 @@ class Ray:
 
 
 class RayPool(Pool["Actor"]):
-    """told: how many workers there are, on how many machines, and where Ray shows them, if it does."""
+    """description: how many workers there are, on how many machines, and where Ray shows them, if it does."""
 
     def __init__(
         self,
@@ -67,8 +67,10 @@ class RayPool(Pool["Actor"]):
         except BaseException:
             self.close()
             raise
-        self.told = f"ray: {workers} worker{'s' * (workers > 1)} on {machines} machine{'s' * (machines > 1)}"
-        self.told += f"; dashboard {dashboard}" if dashboard else ""
+        self.description = (
+            f"ray: {workers} worker{'s' * (workers > 1)} on {machines} machine{'s' * (machines > 1)}"
+        )
+        self.description += f"; dashboard {dashboard}" if dashboard else ""
 
     def ready(self, busy: Sequence[Actor]) -> list[Actor]:
         done, _ = self._ray.wait([worker.reply for worker in busy])
@@ -106,16 +108,16 @@ class Actor:
         made = ray.remote(RayWorker).options(num_cpus=1, num_gpus=gpus)
         self._actor = made.remote(Running())  # before anything that may be of its classes
         self.reply = self._actor.begin.remote(load, silos)
-        self._told: tuple[Phase, Any] | None = None
+        self._stored_phase: tuple[Phase, Any] | None = None
 
     def welcome(self) -> Welcome:
         welcome: Welcome = self._received()
         return welcome
 
     def ask(self, phase: Phase, silo: str, kept: Arrays) -> None:
-        if self._told is None or self._told[0] is not phase:
-            self._told = phase, self._ray.put(phase)
-        self.reply = self._actor.answer.remote(self._told[1], silo, kept)
+        if self._stored_phase is None or self._stored_phase[0] is not phase:
+            self._stored_phase = phase, self._ray.put(phase)
+        self.reply = self._actor.answer.remote(self._stored_phase[1], silo, kept)
 
     def answer(self) -> Answer:
         return given(self._received())
@@ -208,17 +210,17 @@ def room(resources: Mapping[str, float], on: Ray) -> int:
     return on.workers or most
 
 
-def same_versions(told: Sequence[Welcome]) -> int:
+def same_versions(welcomes: Sequence[Welcome]) -> int:
     """On how many machines workers are. Raises ConfigError where one has other versions than are here."""
     mine = versions()
-    for each in told:
+    for each in welcomes:
         odd = next((name for name in mine if each.versions[name] != mine[name]), None)
         if odd is not None:
             raise ConfigError(
                 f"ray: the worker on {each.machine} has {odd} {each.versions[odd]}, expected {mine[odd]} "
                 "as here: another version gives other numbers"
             )
-    return len({each.machine for each in told})
+    return len({each.machine for each in welcomes})
 
 
 def versions() -> dict[str, str]:

@@ -61,9 +61,9 @@ W = TypeVar("W", bound=Worker)
 
 
 class Pool(ABC, Generic[W]):
-    """samples: each silo's number of them, by which the order is. told: what computes, in words."""
+    """samples: each silo's number of them, by which the order is. description: what computes, in words."""
 
-    told: str
+    description: str
 
     def __init__(self, samples: Mapping[str, int]) -> None:
         self._samples = samples

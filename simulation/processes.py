@@ -40,7 +40,7 @@ class ProcessPool(Pool["Process"]):
         stored = data if isinstance(data, StoredSilos) else StoredSilos(scratch, data.items())
         super().__init__(stored.samples)
         workers = min(workers, len(stored))
-        self.told = f"processes: {workers} worker{'s' * (workers > 1)} on this machine"
+        self.description = f"processes: {workers} worker{'s' * (workers > 1)} on this machine"
         try:
             for place in range(workers):
                 load = Load(job=job, policy=policy, compute=compute, objective=objective, place=place)
@@ -69,15 +69,15 @@ class Process:
         self._process = spawning.Process(target=serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
-        self._told: Phase | None = None
+        self._sent_phase: Phase | None = None
         self._send(Running())  # before anything that may be of its classes
         self._send((load, data))
 
     def ask(self, phase: Phase, silo: str, kept: Arrays) -> None:
         """The phase goes first, once: its state is large."""
-        if phase is not self._told:
+        if phase is not self._sent_phase:
             self._send(phase)
-            self._told = phase
+            self._sent_phase = phase
         self._send((silo, kept))
 
     def answer(self) -> Answer:

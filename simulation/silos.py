@@ -60,7 +60,7 @@ class Answer:
     clipped: int = 0
     proposed: Arrays | None = field(default=None, repr=False)
     refused: str = ""
-    told: str = ""
+    message: str = ""
 
 
 class SilosHere:
@@ -69,7 +69,7 @@ class SilosHere:
     data: opened when a silo is asked, and not kept here.
     """
 
-    told = "one process"
+    description = "one process"
 
     def __init__(
         self, job: Job, data: Mapping[str, SiloData], *, policy: Policy, objective: Objective
@@ -116,7 +116,7 @@ class SilosHere:
                 random=rounding_bytes(request.key, silo),
             )
         except PolicyRefusal as refusal:
-            return Answer(silo=silo, refused=refusal.code.value, told=str(refusal))
+            return Answer(silo=silo, refused=refusal.code.value, message=str(refusal))
         return Answer(
             silo=silo,
             values={} if as_words else values,

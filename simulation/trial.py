@@ -89,8 +89,8 @@ class Trial:
             except ChoraleError as error:
                 raise SimulationFailed(f"phase {step[1]}: {error}") from error
             except Exception as error:  # of a model, a task, data or an objective that is not ours
-                told = f"{type(error).__name__}: {error}"
-                raise SimulationFailed(f"phase {step[1]}: {told}") from error
+                message = f"{type(error).__name__}: {error}"
+                raise SimulationFailed(f"phase {step[1]}: {message}") from error
             yield tried
             step = self._job.next_after(*step)
 

@@ -136,6 +136,6 @@ def recipe_of(preset: str) -> Recipe:
     """The row of that name. Raises ConfigError."""
     if preset not in PRESETS:
         known = sorted(PRESETS)
-        told = f"expected one of {', '.join(known)}, got {preset}{did_you_mean(preset, known)}"
-        raise ConfigError(f"strategy.preset: {told}")
+        message = f"expected one of {', '.join(known)}, got {preset}{did_you_mean(preset, known)}"
+        raise ConfigError(f"strategy.preset: {message}")
     return PRESETS[preset]

@@ -57,8 +57,10 @@ def _short(line: str) -> str:
     verb, _, rest = line.strip().partition(" ")
     if rest.startswith(LIST):
         return f"{verb} {rest.count(',') + 1} packages"
-    told = f"{verb} {rest.rpartition('/')[2]}" if "://" in rest or rest.startswith("/") else f"{verb} {rest}"
-    return told if len(told) <= WIDTH else f"{told[: WIDTH - 3]}..."
+    shortened = (
+        f"{verb} {rest.rpartition('/')[2]}" if "://" in rest or rest.startswith("/") else f"{verb} {rest}"
+    )
+    return shortened if len(shortened) <= WIDTH else f"{shortened[: WIDTH - 3]}..."
 
 
 def main(arguments: list[str]) -> int:

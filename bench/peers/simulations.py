@@ -107,8 +107,8 @@ def table(runs: Sequence[Run]) -> str:
 
 def _share_torch(python: Path) -> None:
     """Packages that the environment lacks, torch above all, are found among ours."""
-    told = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    done = subprocess.run([python, "-I", "-c", told], capture_output=True, text=True, check=True)
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
     (Path(done.stdout.strip()) / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
 

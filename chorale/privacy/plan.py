@@ -86,7 +86,7 @@ def planned_epsilon_if_all_others_collude(spec: JobSpec, state: GlobalState) -> 
 
     Infinite above MAX_EPSILON: then nothing is promised.
     """
-    return _told(epsilon(planned_releases(spec, state, honest=1), privacy_of(spec).delta))
+    return _promised(epsilon(planned_releases(spec, state, honest=1), privacy_of(spec).delta))
 
 
 def spent_epsilon_if_all_others_collude(
@@ -98,10 +98,10 @@ def spent_epsilon_if_all_others_collude(
         members = spec.named_per_round if kind in spec.method.round_phases else len(spec.silos)
         for _, release in releases_by_quantity(spec, kind, shapes, members, honest=1):
             spent[release] += times
-    return _told(epsilon(spent, privacy_of(spec).delta))
+    return _promised(epsilon(spent, privacy_of(spec).delta))
 
 
-def _told(cost: float) -> float:
+def _promised(cost: float) -> float:
     return cost if cost <= MAX_EPSILON else math.inf
 
 
@@ -134,8 +134,8 @@ def planned_epsilon_of_rows(spec: JobSpec, state: GlobalState) -> dict[int, floa
 
 def rows_told(costs: Mapping[int, float]) -> str:
     """The same as a clause."""
-    told = ("no bound" if math.isinf(cost) else f"{cost:.3g}" for cost in costs.values())
-    return f"somebody with {', '.join(map(str, costs))} records in one silo: epsilon {', '.join(told)}"
+    shown = ("no bound" if math.isinf(cost) else f"{cost:.3g}" for cost in costs.values())
+    return f"somebody with {', '.join(map(str, costs))} records in one silo: epsilon {', '.join(shown)}"
 
 
 def planned_updates_epsilon(spec: JobSpec, state: GlobalState) -> float | None:

@@ -63,7 +63,7 @@ class Promise:
     def lines(self) -> list[str]:
         """For a person: what is promised, against whom, and what few silos make of it."""
         noise = ", ".join(f"{name} {value:g}" for name, value in self.multipliers.items())
-        told = [
+        lines = [
             f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
             f"{units(self.epsilon_updates_per_silo, self.epsilon_statistics_per_record)}; "
             f"noise multipliers: {noise}",
@@ -74,9 +74,9 @@ class Promise:
             "data set has units (data.unit)",
         ]
         if self.update_noise <= DROWNED:
-            return told
+            return lines
         return [
-            *told,
+            *lines,
             f"each round's noise is {self.update_noise:.0f} times as long as the longest update: "
             "expect an accuracy near chance; hiding whole silos takes many more of them",
         ]

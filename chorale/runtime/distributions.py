@@ -152,7 +152,7 @@ def load(distribution: str, *, group: str, name: str, sha256: str | None = None)
             found = getattr(found, attribute)
     except Exception as error:  # whatever an author's module raises
         raise ConfigError(
-            f"{distribution}: {module_name}:{attributes} cannot be loaded: {told(error)}"
+            f"{distribution}: {module_name}:{attributes} cannot be loaded: {error_line(error)}"
         ) from error
     return found
 
@@ -168,7 +168,7 @@ class Running:
             return _resume, (tuple(_running.values()),)
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An author's error in one line."""
     first = (str(error).strip().splitlines() or [""])[0][:300]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -57,13 +57,13 @@ def checked(pattern: re.Pattern[str], form: str, value: object) -> str:
 def in_words(form: str) -> WrapValidator:
     """What a person reads of a value that the constraints before it refuse, in place of their pattern."""
 
-    def told(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    def explained(value: object, check: ValidatorFunctionWrapHandler) -> object:
         try:
             return check(value)
         except ValidationError:
             raise ValueError(f"expected {form}, got {got(value)}") from None
 
-    return WrapValidator(told)
+    return WrapValidator(explained)
 
 
 def _no_truth_value(value: object) -> object:

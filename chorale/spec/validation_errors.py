@@ -41,13 +41,13 @@ def explain(
     named |= options or {}
     missing, messages, unknown = list[str](), list[str](), dict[Place, dict[str, str]]()
     for detail in _details(error):
-        place, told = _told(detail, model)
+        place, message = _place_and_message(detail, model)
         if detail["type"] == "extra_forbidden":
             unknown.setdefault(place[:-1], {})[str(place[-1])] = _field(place, named)
-        elif told == REQUIRED:
+        elif message == REQUIRED:
             missing.append(_field(place, named))
         else:
-            messages.append(f"{_field(place, named)}: {told}" if place else told)
+            messages.append(f"{_field(place, named)}: {message}" if place else message)
     if missing:
         required = REQUIRED if len(missing) == 1 else "values are required"
         messages.insert(0, f"{', '.join(missing)}: {required}")
@@ -79,16 +79,16 @@ def _details(error: ValidationError) -> Iterator[ErrorDetails]:
     return (each for each in details if each["type"] != "too_short" or each["loc"] not in inner)
 
 
-def _told(detail: ErrorDetails, model: type[BaseModel]) -> tuple[Place, str]:
+def _place_and_message(detail: ErrorDetails, model: type[BaseModel]) -> tuple[Place, str]:
     """The field that an error is of, and what is wrong with it."""
     place = tuple(part for part in detail["loc"] if part not in (ONE, MANY))
-    told = wrong_value(detail)
+    message = wrong_value(detail)
     if detail["type"].startswith("union_tag"):
-        return (*place, detail["ctx"]["discriminator"].strip("'")), told
-    found = _FIELD.match(told) if detail["type"] == "value_error" else None
+        return (*place, detail["ctx"]["discriminator"].strip("'")), message
+    found = _FIELD.match(message) if detail["type"] == "value_error" else None
     if found is None or found["field"] not in _fields_at(model, place):
-        return place, told
-    return (*place, found["field"], *found["rest"].split(".")[1:]), told[found.end() :]
+        return place, message
+    return (*place, found["field"], *found["rest"].split(".")[1:]), message[found.end() :]
 
 
 def _field(place: Place, named: Mapping[str, str]) -> str:

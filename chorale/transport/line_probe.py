@@ -77,8 +77,8 @@ async def probe(route: Route, *, seconds: float = PROBE_SECONDS) -> LineFailed:
             await _connect(route, context)
     except TimeoutError:
         by = "" if route.proxy is None else f" through proxy {route.proxy.address}"
-        told = f"the coordinator at {route.coordinator} did not answer{by} within {seconds:g} seconds"
-        return LineFailed(Trouble.NO_ANSWER, told)
+        message = f"the coordinator at {route.coordinator} did not answer{by} within {seconds:g} seconds"
+        return LineFailed(Trouble.NO_ANSWER, message)
     except LineFailed as finding:
         return finding
     return LineFailed(
@@ -96,9 +96,9 @@ async def _connect(route: Route, context: ssl.SSLContext) -> None:
         if not await reader.read(1):
             raise ConnectionResetError
     except OSError as error:
-        is_told = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
-        told = f"coordinator at {route.coordinator} refused this certificate"
-        raise LineFailed(Trouble.REFUSED, told if is_told else f"{told} or is restarting") from None
+        has_alert = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
+        message = f"coordinator at {route.coordinator} refused this certificate"
+        raise LineFailed(Trouble.REFUSED, message if has_alert else f"{message} or is restarting") from None
     finally:
         writer.transport.abort()
 
@@ -107,11 +107,11 @@ async def _dial(route: Route) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
     try:
         return await asyncio.open_connection(*route.host_and_port)
     except socket.gaierror as error:
-        told = f"no address is known for {route.host_and_port[0]}, the coordinator's host name"
-        raise LineFailed(Trouble.UNKNOWN_HOST, told) from error
+        message = f"no address is known for {route.host_and_port[0]}, the coordinator's host name"
+        raise LineFailed(Trouble.UNKNOWN_HOST, message) from error
     except OSError as error:
-        told = f"coordinator is unreachable at {route.coordinator}"
-        raise LineFailed(Trouble.UNREACHABLE, told) from error
+        message = f"coordinator is unreachable at {route.coordinator}"
+        raise LineFailed(Trouble.UNREACHABLE, message) from error
 
 
 async def _tunnel(route: Route, proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -122,17 +122,17 @@ async def _tunnel(route: Route, proxy: Proxy) -> tuple[asyncio.StreamReader, asy
         writer.write(_connect_request(route, proxy))
         answer, rest = await _read_answer(reader)
     except socket.gaierror as error:
-        told = f"no address is known for {split_address(proxy.address)[0]}, the proxy's host name"
-        raise LineFailed(Trouble.UNKNOWN_HOST, told) from error
+        message = f"no address is known for {split_address(proxy.address)[0]}, the proxy's host name"
+        raise LineFailed(Trouble.UNKNOWN_HOST, message) from error
     except (OSError, asyncio.IncompleteReadError):
         if writer is not None:
             writer.transport.abort()
-        told = f"proxy {proxy.address} is unreachable, and so is the coordinator at {route.coordinator}"
-        raise LineFailed(Trouble.PROXY, told) from None
+        message = f"proxy {proxy.address} is unreachable, and so is the coordinator at {route.coordinator}"
+        raise LineFailed(Trouble.PROXY, message) from None
     refused = _refusal(answer, route, proxy)
     if refused is None and rest:
-        told = f"proxy {proxy.address} sent bytes of its own into the tunnel to {route.coordinator}"
-        refused = LineFailed(Trouble.PROXY, told)
+        message = f"proxy {proxy.address} sent bytes of its own into the tunnel to {route.coordinator}"
+        refused = LineFailed(Trouble.PROXY, message)
     if refused is not None:
         writer.transport.abort()
         raise refused
@@ -171,7 +171,7 @@ def _refusal(answer: bytes, route: Route, proxy: Proxy) -> LineFailed | None:
         return LineFailed(Trouble.PROXY, f"proxy {proxy.address} does not answer in HTTP")
     if code.startswith("2"):
         return None
-    told = f"proxy {proxy.address}"
+    subject = f"proxy {proxy.address}"
     if code == "407":
         asked = [header for header in headers if header.startswith(b"proxy-authenticate:")]
         if asked and not any(b"basic" in header for header in asked):
@@ -180,12 +180,12 @@ def _refusal(answer: bytes, route: Route, proxy: Proxy) -> LineFailed | None:
             what = "asks for a login (HTTP status 407), and proxy_credentials names none"
         else:
             what = "does not accept the login of proxy_credentials (HTTP status 407)"
-        return LineFailed(Trouble.PROXY_LOGIN, f"{told} {what}")
+        return LineFailed(Trouble.PROXY_LOGIN, f"{subject} {what}")
     if code.startswith("4"):
         what = f"does not allow a tunnel to {route.coordinator}"
     else:
         what = f"finds no way to the coordinator at {route.coordinator}"
-    return LineFailed(Trouble.PROXY, f"{told} {what} (HTTP status {code})")
+    return LineFailed(Trouble.PROXY, f"{subject} {what} (HTTP status {code})")
 
 
 async def _shake_hands(route: Route, context: ssl.SSLContext, writer: asyncio.StreamWriter) -> None:
@@ -198,8 +198,8 @@ async def _shake_hands(route: Route, context: ssl.SSLContext, writer: asyncio.St
     except ssl.SSLEOFError:
         raise _cut(route) from None
     except ssl.SSLError:
-        told = f"{route.coordinator} does not speak TLS 1.3 as a coordinator does"
-        raise LineFailed(Trouble.NO_TLS, told) from None
+        message = f"{route.coordinator} does not speak TLS 1.3 as a coordinator does"
+        raise LineFailed(Trouble.NO_TLS, message) from None
     except OSError:
         raise _cut(route) from None
 
@@ -210,8 +210,8 @@ def _distrust(error: ssl.SSLCertVerificationError, route: Route, name: str) -> L
 
 
 def _cut(route: Route) -> LineFailed:
-    told = f"the line to the coordinator at {route.coordinator} was cut during the handshake"
-    return LineFailed(Trouble.CUT, told)
+    message = f"the line to the coordinator at {route.coordinator} was cut during the handshake"
+    return LineFailed(Trouble.CUT, message)
 
 
 def _context(route: Route) -> ssl.SSLContext:

@@ -64,14 +64,16 @@ def as_text(folder: Folder, *, now: datetime) -> str:
         "",
     ]
     for entry in _history(folder):
-        told = [f"{word} {who}" for word in ("joined", "left", "readmitted") for who in entry[word]]
-        told += [
+        changes = [f"{word} {who}" for word in ("joined", "left", "readmitted") for who in entry[word]]
+        changes += [
             f"{each['member']} changed its certificate from {_short(each['before'])} to {_short(each['now'])}"
             for each in entry["renewed"]
         ]
-        told += [f"admin {name}" for name in entry["admins_added"]]
-        told += [f"no longer admin {name}" for name in entry["admins_removed"]]
-        lines.append(f"version {entry['version']}, {entry['issued'][:10]}: {'; '.join(told) or 'as before'}")
+        changes += [f"admin {name}" for name in entry["admins_added"]]
+        changes += [f"no longer admin {name}" for name in entry["admins_removed"]]
+        lines.append(
+            f"version {entry['version']}, {entry['issued'][:10]}: {'; '.join(changes) or 'as before'}"
+        )
     return "\n".join(lines)
 
 

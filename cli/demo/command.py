@@ -209,13 +209,13 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
         given = [] if plan.init is None else ["--init", str(plan.init)]
         (output,) = run_commands([[*submit, *given]])
         digest = operations.find(output.split()[0])
-        told = _promise(plan, operations, digest) if plan.is_private else None
+        promised = _promise(plan, operations, digest) if plan.is_private else None
         history = _follow(plan, operations, digest, silos)
         history.summary, data = operations.fetch(digest)
         write_atomic(plan.out / "model.safetensors", b"".join(data), mode=0o644)
         write_atomic(plan.out / EVIDENCE, _evidence(plan, operations, identity, digest), mode=0o644)
-    spent = {} if told is None else _spent(plan, told, digest)
-    promise = None if told is None else told.promise
+    spent = {} if promised is None else _spent(plan, promised, digest)
+    promise = None if promised is None else promised.promise
     document = report.document(history, policy=plan.allowed, promise=promise, spent=spent)
     report.write_report(document, plan.out)
     try:
@@ -241,7 +241,7 @@ def _start(plan: Plan, processes: Processes) -> tuple[str, list[Child]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Promised:
     """What a private job promises, and the job and a state of it that this follows from."""
 
     promise: Promise
@@ -249,7 +249,7 @@ class _Told:
     state: GlobalState
 
 
-def _promise(plan: Plan, operations: Operations, digest: bytes) -> _Told:
+def _promise(plan: Plan, operations: Operations, digest: bytes) -> _Promised:
     """What the job promises, told before its first round, with what few silos make of it."""
     spec = JobSpec.from_yaml(plan.signed_job.read_bytes(), source=str(plan.signed_job))
     _, data = operations.fetch(digest)
@@ -257,7 +257,7 @@ def _promise(plan: Plan, operations: Operations, digest: bytes) -> _Told:
     promise = promise_of(spec, state)
     for line in promise.lines():
         _say(line)
-    return _Told(promise=promise, spec=spec, state=state)
+    return _Promised(promise=promise, spec=spec, state=state)
 
 
 def _evidence(plan: Plan, operations: Operations, identity: Identity, digest: bytes) -> bytes:
@@ -276,7 +276,7 @@ def _evidence(plan: Plan, operations: Operations, identity: Identity, digest: by
     return collect(operations, digest, identity=identity, authority=authority, silos=statements)
 
 
-def _spent(plan: Plan, told: _Told, digest: bytes) -> dict[str, Spent]:
+def _spent(plan: Plan, promised: _Promised, digest: bytes) -> dict[str, Spent]:
     """Epsilon of each silo's data set, from its own ledger; no silo shows it to another party."""
     from silo_agent.ledger.ledger import Ledger
 
@@ -285,7 +285,9 @@ def _spent(plan: Plan, told: _Told, digest: bytes) -> dict[str, Spent]:
         settings = load_silo_settings(plan.folder(name) / "silo.yaml")
         with closing(Ledger(settings.ledger_path)) as ledger:
             budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data_sets[0].name)
-            collude = spent_epsilon_if_all_others_collude(told.spec, told.state, budget.spent_inputs(digest))
+            collude = spent_epsilon_if_all_others_collude(
+                promised.spec, promised.state, budget.spent_inputs(digest)
+            )
             spent[name] = Spent(epsilon=budget.spent()[0], if_all_others_collude=collude)
     return spent
 
@@ -341,11 +343,11 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     """Results on stdout, and where to go from here."""
     command, silo = _own_command(), out / "federation" / plan.names[0]
     figure, noise, main = report["final_figure"], report["accuracy_noise"], report["main_figure"]
-    told = f"final {main} {figure:.4f}" if isinstance(figure, float) else f"final {main} unknown"
-    told += "" if noise is None else f" (measured under noise of standard deviation {noise:.3f})"
+    line = f"final {main} {figure:.4f}" if isinstance(figure, float) else f"final {main} unknown"
+    line += "" if noise is None else f" (measured under noise of standard deviation {noise:.3f})"
     has_own = report["personal_accuracy"] is not None
     if figure is not None or not has_own:  # silos that train alone have no common model to test
-        click.echo(told)
+        click.echo(line)
     if has_own:
         click.echo(
             f"personal {score_word(main)} {report['personal_accuracy']:.4f} +- "

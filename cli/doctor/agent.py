@@ -30,8 +30,8 @@ def ask_agent(directory: Path, findings: Findings) -> bool:
         return False
     skew = values.get("chorale_silo_clock_skew_seconds", 0.0)
     if abs(skew) > SKEW_SECONDS:
-        told = f"differs from the coordinator's by {skew:+.0f} seconds"
-        findings.warn("clock", told, fix=CLOCK)
+        message = f"differs from the coordinator's by {skew:+.0f} seconds"
+        findings.warn("clock", message, fix=CLOCK)
     version = values.get("chorale_silo_roster_version", 0)
     findings.fine("process", f"an agent runs here and is connected, with roster version {version:.0f}")
     return True

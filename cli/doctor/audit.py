@@ -13,8 +13,8 @@ def check_audit(file: Path, findings: Findings) -> None:
     if not file.exists():
         return
     if not _is_whole(file):
-        told = f"{file}: its last line was cut short, as a crash leaves it"
-        findings.warn("audit", told, fix="start this party: it removes the line, and an entry says so")
+        message = f"{file}: its last line was cut short, as a crash leaves it"
+        findings.warn("audit", message, fix="start this party: it removes the line, and an entry says so")
         return
     fix = f"keep a copy of {file}, and find out who wrote to it: what stands before that entry still holds"
     with findings.step("audit", fix=fix):

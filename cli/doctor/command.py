@@ -134,10 +134,15 @@ def _role_of(config: Path) -> Role:
 
 def _print(shown: Any, finding: Finding) -> None:
     # what the coordinator or a proxy answered stands in it
-    click.echo(f"{finding.state.value:<8} {finding.check}: {printable(finding.told)}", file=shown)
+    click.echo(f"{finding.state.value:<8} {finding.check}: {printable(finding.message)}", file=shown)
     if finding.fix:
         click.echo(f"{'':<8} fix: {finding.fix}", file=shown)
 
 
 def _plain(finding: Finding) -> dict[str, str]:
-    return {"check": finding.check, "state": finding.state.value, "told": finding.told, "fix": finding.fix}
+    return {
+        "check": finding.check,
+        "state": finding.state.value,
+        "message": finding.message,
+        "fix": finding.fix,
+    }

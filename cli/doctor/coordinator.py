@@ -74,5 +74,5 @@ def _check_address(field: str, address: str, findings: Findings) -> None:
         with socket.create_server((host, port), family=family):
             findings.fine(field, f"{address} is free")
     except OSError as error:
-        told = f"{address}: {(error.strerror or str(error)).lower()}"
-        findings.problem(field, told, fix=f"set {field} to an address of this machine and a free port")
+        message = f"{address}: {(error.strerror or str(error)).lower()}"
+        findings.problem(field, message, fix=f"set {field} to an address of this machine and a free port")

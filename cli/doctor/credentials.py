@@ -95,18 +95,18 @@ def check_credentials(expected: Expected, *, now: datetime, findings: Findings) 
         if authority.federation == expected.federation:
             findings.fine("authority", f"{expected.authority}: {anchors}")
         else:
-            told = f"{expected.authority}: of federation {authority.federation}, not {expected.federation}"
+            message = f"{expected.authority}: of federation {authority.federation}, not {expected.federation}"
             fix = f"put the authority.crt of {expected.federation} there"
-            findings.problem("authority", told, fix=fix)
+            findings.problem("authority", message, fix=fix)
             authority = None
     if certificate is None or not _would_pass(certificate, authority, expected, now, findings):
         return Own(authority=authority, key=key)
     until = certificate.not_valid_after_utc
-    told = f"{files.certificate}: {member_of(certificate).uri}, valid until {until:%Y-%m-%d}"
+    message = f"{files.certificate}: {member_of(certificate).uri}, valid until {until:%Y-%m-%d}"
     if until - now < timedelta(days=SOON_DAYS):
-        findings.warn("certificate", told, fix=expected.renewal)
+        findings.warn("certificate", message, fix=expected.renewal)
     else:
-        findings.fine("certificate", told)
+        findings.fine("certificate", message)
     if authority is None:
         findings.leave_out("certificate", "who signed it: that needs the authority.crt")
     if key is None:
@@ -132,18 +132,18 @@ def _would_pass(
     """Whether a peer would take the certificate, as far as can be seen; why not is a finding."""
     file = expected.files.certificate
     if now < certificate.not_valid_before_utc:
-        told = f"{now:%Y-%m-%d %H:%M} UTC is before {file} begins to be valid"
-        findings.problem("clock", told, fix=CLOCK)
+        message = f"{now:%Y-%m-%d %H:%M} UTC is before {file} begins to be valid"
+        findings.problem("clock", message, fix=CLOCK)
         return False
     if now > certificate.not_valid_after_utc:
-        told = f"{file}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-        findings.problem("certificate", told, fix=expected.renewal)
+        message = f"{file}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        findings.problem("certificate", message, fix=expected.renewal)
         return False
     with findings.step("certificate", fix=f"put the certificate of this {expected.role} at {file}"):
         member = member_of(certificate)
         if expected.name not in (None, member.name):
-            told = f"{file}: of {member.name}, expected {expected.name}"
-            findings.problem("certificate", told, fix=f"set name to {member.name}, or name its own files")
+            message = f"{file}: of {member.name}, expected {expected.name}"
+            findings.problem("certificate", message, fix=f"set name to {member.name}, or name its own files")
             return False
         if (member.role, member.federation) != (expected.role, expected.federation):
             raise ConfigError(

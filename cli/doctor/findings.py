@@ -24,7 +24,7 @@ class Finding:
 
     check: str
     state: State
-    told: str
+    message: str
     fix: str = ""
 
 
@@ -35,17 +35,17 @@ class Findings:
         self.found: list[Finding] = []
         self._tell = tell
 
-    def fine(self, check: str, told: str) -> None:
-        self._add(Finding(check=check, state=State.OK, told=told))
+    def fine(self, check: str, message: str) -> None:
+        self._add(Finding(check=check, state=State.OK, message=message))
 
-    def warn(self, check: str, told: str, *, fix: str) -> None:
-        self._add(Finding(check=check, state=State.WARNING, told=told, fix=fix))
+    def warn(self, check: str, message: str, *, fix: str) -> None:
+        self._add(Finding(check=check, state=State.WARNING, message=message, fix=fix))
 
-    def problem(self, check: str, told: str, *, fix: str) -> None:
-        self._add(Finding(check=check, state=State.PROBLEM, told=told, fix=fix))
+    def problem(self, check: str, message: str, *, fix: str) -> None:
+        self._add(Finding(check=check, state=State.PROBLEM, message=message, fix=fix))
 
     def leave_out(self, check: str, why: str) -> None:
-        self._add(Finding(check=check, state=State.LEFT_OUT, told=f"not looked at: {why}"))
+        self._add(Finding(check=check, state=State.LEFT_OUT, message=f"not looked at: {why}"))
 
     def count(self, state: State) -> int:
         return sum(each.state is state for each in self.found)
@@ -72,6 +72,6 @@ class Step(AbstractContextManager[None]):
     ) -> bool:
         if not isinstance(error, ChoraleError | OSError):
             return error is None
-        told, _, own_fix = " ".join(str(error).split()).partition(": run ")
-        self.findings.problem(self.check, told, fix=own_fix or self.fix)
+        message, _, own_fix = " ".join(str(error).split()).partition(": run ")
+        self.findings.problem(self.check, message, fix=own_fix or self.fix)
         return True

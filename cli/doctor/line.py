@@ -86,12 +86,12 @@ def ask_as_silo(
         findings.problem("roster", welcome, fix=FIXES[Trouble.REFUSED])
         return
     skew_seconds = now.timestamp() - welcome.unix_seconds
-    told = f"differs from the coordinator's by {skew_seconds:+.0f} seconds"
+    difference = f"differs from the coordinator's by {skew_seconds:+.0f} seconds"
     if not abs(skew_seconds) <= MAX_SKEW_SECONDS:
-        findings.problem("clock", f"{told}, at most {MAX_SKEW_SECONDS:g} are allowed", fix=CLOCK)
+        findings.problem("clock", f"{difference}, at most {MAX_SKEW_SECONDS:g} are allowed", fix=CLOCK)
         return
     if abs(skew_seconds) > WARNED_SKEW_SECONDS:
-        findings.warn("clock", told, fix=CLOCK)
+        findings.warn("clock", difference, fix=CLOCK)
     signed = signed_body_from_wire(welcome.roster, max_bytes=MAX_ROSTER_BYTES)
     check_roster(signed, identity.certificate, authority, now=now, max_age=max_age, findings=findings)
 

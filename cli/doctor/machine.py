@@ -60,12 +60,12 @@ class Machine:
 
 
 def check_clock(machine: Machine, findings: Findings) -> None:
-    told = f"{machine.now():%Y-%m-%d %H:%M:%S} UTC"
+    utc_time = f"{machine.now():%Y-%m-%d %H:%M:%S} UTC"
     if machine.is_clock_kept():
-        findings.fine("clock", told)
+        findings.fine("clock", utc_time)
     else:
         findings.warn(
-            "clock", f"{told}, and nothing keeps it right", fix="run a time service here, such as chrony"
+            "clock", f"{utc_time}, and nothing keeps it right", fix="run a time service here, such as chrony"
         )
 
 
@@ -85,14 +85,14 @@ def check_directory(directory: Path, machine: Machine, findings: Findings) -> No
             fix="set directory to a folder on a local disk",
         )
     free, size = machine.free_bytes(there), machine.size_bytes(there)
-    told = f"{directory}: {free / 1e9:.1f} of {size / 1e9:.1f} GB are free"
+    message = f"{directory}: {free / 1e9:.1f} of {size / 1e9:.1f} GB are free"
     fix = f"make room on the disk of {directory}, or move it to a larger one"
     if free < LEAST_FREE_BYTES:
-        findings.problem("disk", f"{told}, expected at least {LEAST_FREE_BYTES / 1e9:.1f}", fix=fix)
+        findings.problem("disk", f"{message}, expected at least {LEAST_FREE_BYTES / 1e9:.1f}", fix=fix)
     elif free < SCARCE * size:
-        findings.warn("disk", told, fix=fix)
+        findings.warn("disk", message, fix=fix)
     else:
-        findings.fine("disk", told)
+        findings.fine("disk", message)
 
 
 def check_torch(settings: SiloSettings, machine: Machine, findings: Findings) -> None:
@@ -105,7 +105,7 @@ def check_torch(settings: SiloSettings, machine: Machine, findings: Findings) ->
     except ConfigError as error:
         findings.problem("torch", str(error), fix=TORCH)
         return
-    findings.fine("torch", build.told)
+    findings.fine("torch", build.description)
     if build.gpus == 0 and settings.device is Device.CUDA:
         fix = (
             "set device: auto or cpu"
@@ -114,8 +114,8 @@ def check_torch(settings: SiloSettings, machine: Machine, findings: Findings) ->
         )
         findings.problem("device", "device: cuda is set, and torch finds no GPU", fix=fix)
     elif 0 < build.gpus < settings.devices and settings.device is not Device.CPU:
-        told = f"devices: {settings.devices} are set, and torch finds {build.gpus}"
-        findings.problem("device", told, fix=f"set devices: {build.gpus}")
+        message = f"devices: {settings.devices} are set, and torch finds {build.gpus}"
+        findings.problem("device", message, fix=f"set devices: {build.gpus}")
     elif build.gpus == 0 and settings.device is Device.AUTO and machine.has_nvidia_driver():
         findings.warn(
             "device",

@@ -33,25 +33,27 @@ def check_roster(
         findings.problem("roster", str(error), fix=RENEW)
         return None
     age = now - roster.issued
-    told = f"version {roster.version}, signed on {roster.issued:%Y-%m-%d %H:%M} UTC"
+    description = f"version {roster.version}, signed on {roster.issued:%Y-%m-%d %H:%M} UTC"
     if certificate is not None:
         member = member_of(certificate)
         if not roster.holds(member.role, member.name, fingerprint(certificate)):
             findings.problem(
                 "roster",
-                f"{told}: it does not list this certificate of {member.role} {member.name}",
+                f"{description}: it does not list this certificate of {member.role} {member.name}",
                 fix=f"have the authority list it: chorale authority roster {member.name}.crt",
             )
             return roster
     if age < -CLOCK_SKEW:
-        findings.problem("clock", f"roster {told}: that is after {now:%Y-%m-%d %H:%M} UTC", fix=CLOCK)
+        findings.problem("clock", f"roster {description}: that is after {now:%Y-%m-%d %H:%M} UTC", fix=CLOCK)
     elif now > roster.expires:
-        findings.problem("roster", f"{told}: it expired on {roster.expires:%Y-%m-%d %H:%M} UTC", fix=RENEW)
+        findings.problem(
+            "roster", f"{description}: it expired on {roster.expires:%Y-%m-%d %H:%M} UTC", fix=RENEW
+        )
     elif age > max_age:
-        told = f"{told}: {age.days} days old, silos take at most {max_age / timedelta(days=1):g}"
-        findings.problem("roster", told, fix=RENEW)
+        message = f"{description}: {age.days} days old, silos take at most {max_age / timedelta(days=1):g}"
+        findings.problem("roster", message, fix=RENEW)
     elif age > max_age - SOON or roster.expires - now < SOON:
-        findings.warn("roster", f"{told}: silos refuse it within {SOON.days} days", fix=RENEW)
+        findings.warn("roster", f"{description}: silos refuse it within {SOON.days} days", fix=RENEW)
     else:
-        findings.fine("roster", f"{told}, {len(roster.members)} members")
+        findings.fine("roster", f"{description}, {len(roster.members)} members")
     return roster

@@ -45,12 +45,12 @@ class _Checked(check.Findings):
 
     found: Findings
 
-    def fine(self, what: str, told: str) -> None:
-        self.found.fine(what, told)
+    def fine(self, what: str, message: str) -> None:
+        self.found.fine(what, message)
 
-    def problem(self, what: str, told: str) -> None:
+    def problem(self, what: str, message: str) -> None:
         self.problems += 1
-        self.found.problem(what, told, fix=FIXES.get(what, "ask for help with this sentence"))
+        self.found.problem(what, message, fix=FIXES.get(what, "ask for help with this sentence"))
 
 
 def examine(

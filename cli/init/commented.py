@@ -59,8 +59,8 @@ def _field(
 def _described(field: FieldInfo) -> str:
     """The field's own sentence, or that of the part it is."""
     part = _part(field.annotation)
-    told = field.description or (part.__doc__ if part is not None else "") or ""
-    return " ".join(told.split())
+    description = field.description or (part.__doc__ if part is not None else "") or ""
+    return " ".join(description.split())
 
 
 def _part(annotation: Any) -> type[BaseModel] | None:

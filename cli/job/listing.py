@@ -29,8 +29,8 @@ def list_jobs(settings: OperatorSettings, is_json: bool) -> None:
     for summary in summaries:
         is_waiting = summary.state.startswith("waiting")  # the state says it all
         note = "" if is_waiting else printable(summary.progress or summary.reason)
-        told = [state_told(summary), counted(summary), printable(summary.name), note]
-        click.echo("  ".join([summary.job_digest.hex()[:12], *filter(None, told)]))
+        parts = [state_told(summary), counted(summary), printable(summary.name), note]
+        click.echo("  ".join([summary.job_digest.hex()[:12], *filter(None, parts)]))
 
 
 @click.command("silos")
@@ -59,7 +59,9 @@ def list_silos(settings: OperatorSettings, is_json: bool) -> None:
         "the digits after a name begin its certificate's SHA-256; `chorale authority show` prints the same",
         err=True,
     )
-    if any(str(told).endswith(NO_DIGEST) for told in (own, *(row["software"] for row in facts["silos"]))):
+    if any(
+        str(software).endswith(NO_DIGEST) for software in (own, *(row["software"] for row in facts["silos"]))
+    ):
         click.echo(
             f"{NO_DIGEST}: that program runs from a folder, and not from an installed package that a digest "
             "could name",

@@ -128,19 +128,19 @@ def _verification(report: Document) -> str:
 
 def _privacy_section(report: Document) -> list[str]:
     if report["is_private"] and report["epsilon"] is None:
-        told = (
+        text = (
             "The job is private. What it promises follows from the model's sizes: its operator can fetch it."
         )
-        return ["<h2>Differential privacy</h2>", f"<p>{told}</p>"]
+        return ["<h2>Differential privacy</h2>", f"<p>{text}</p>"]
     if report["epsilon"] is None:
         return []
-    told = (
+    text = (
         f"All that a silo lets out in this job as planned costs its data set at most epsilon "
         f"{report['epsilon']:.4g} at delta {report['delta']:g}, {units_told(report)}. "
     )
     if report["epsilon_updates_per_silo"] is not None:
-        told += "No noise hides a whole silo in the statistics. "
-    told += (
+        text += "No noise hides a whole silo in the statistics. "
+    text += (
         "That holds against the coordinator and up to a third of the silos of a round; "
         f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. "
         f"{_rows_told(report)}. Accuracies carry noise too."
@@ -155,13 +155,13 @@ def _privacy_section(report: Document) -> list[str]:
     if spent:
         head = ("silo", "epsilon spent for each record, by its own ledger", "if all other silos collude")
         tables.append(_table(head, spent))
-    return ["<h2>Differential privacy</h2>", f"<p>{html.escape(told)}</p>", *tables]
+    return ["<h2>Differential privacy</h2>", f"<p>{html.escape(text)}</p>", *tables]
 
 
 def _rows_told(report: Document) -> str:
     costs = {int(rows): cost for rows, cost in report["epsilon_of_rows"].items()}
-    told = rows_told({rows: math.inf if cost is None else cost for rows, cost in costs.items()})
-    return f"{told[:1].upper()}{told[1:]}; at a silo whose data set has units, all rows of one are one record"
+    text = rows_told({rows: math.inf if cost is None else cost for rows, cost in costs.items()})
+    return f"{text[:1].upper()}{text[1:]}; at a silo whose data set has units, all rows of one are one record"
 
 
 def _headline(report: Document) -> str:
@@ -202,8 +202,8 @@ def _figures_section(report: Document) -> list[str]:
     if not closing:
         return []
     rows = [(name, f"{value:.4f}") for name, value in closing[-1].items()]
-    told = ", ".join(report["tables"])
-    kept = f"<p>report.json has in its tables: {html.escape(told)}.</p>" if told else ""
+    names = ", ".join(report["tables"])
+    kept = f"<p>report.json has in its tables: {html.escape(names)}.</p>" if names else ""
     return ["<h2>Final figures</h2>", _table(("figure", "value"), rows), kept]
 
 
@@ -295,7 +295,7 @@ def _curves(report: Document, figure: str) -> list[str]:
     if not report["draws_rounds"]:
         main = report["main_figure"]
         return [_curve(report["figure_by_round" if figure == main else "loss_by_round"], figure=figure)]
-    told, rounds = list[str](), range(1, len(report["figure_by_round"]) + 1)
+    parts, rounds = list[str](), range(1, len(report["figure_by_round"]) + 1)
     for name, title in (
         ("all_silos", "Over the hold-outs of all silos"),
         ("drawn_silos", "Over the hold-outs of the silos that each round drew"),
@@ -303,8 +303,8 @@ def _curves(report: Document, figure: str) -> list[str]:
         points = report["curves"][name]
         by_round = {each["round"]: each[figure] for each in points}
         curve = _curve([by_round.get(round) for round in rounds], figure=figure)
-        told += [f"<h3>{title}</h3>", curve, f"<p>{_behind(points, silos=report['silos'])}</p>"]
-    return told
+        parts += [f"<h3>{title}</h3>", curve, f"<p>{_behind(points, silos=report['silos'])}</p>"]
+    return parts
 
 
 def _behind(points: Sequence[Document], *, silos: int) -> str:
@@ -314,9 +314,9 @@ def _behind(points: Sequence[Document], *, silos: int) -> str:
     shares = [each["data_share"] for each in points if each["data_share"] is not None]
     facts = [(f"of {silos} silos", [each["silos"] for each in points])]
     facts += [("samples", [each["tested"] for each in points if each["tested"] is not None])]
-    told = [f"{_span(values)} {what}" for what, values in facts if values]
-    told += [f"{_span([round(100 * each) for each in shares])} % of the training data"] if shares else []
-    return html.escape(f"Behind a point: {', '.join(told)}.")
+    parts = [f"{_span(values)} {what}" for what, values in facts if values]
+    parts += [f"{_span([round(100 * each) for each in shares])} % of the training data"] if shares else []
+    return html.escape(f"Behind a point: {', '.join(parts)}.")
 
 
 def _span(values: Sequence[float]) -> str:

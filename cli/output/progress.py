@@ -75,11 +75,11 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
         rows.add_column(Text(title), justify="left" if title == "left out" else "right")
     for record in history.records[-(newest or len(history.records)) :]:
         figure, is_train = record.figures.get(history.main), kind_of(record) == TRAIN
-        told = "" if figure is None else f"{figure:.3f}"
-        drawn_and_all = (told, "") if is_train else ("", told)
+        shown = "" if figure is None else f"{figure:.3f}"
+        drawn_and_all = (shown, "") if is_train else ("", shown)
         cells = (
             history.title(record),
-            *(drawn_and_all if history.draws_rounds else (told,)),
+            *(drawn_and_all if history.draws_rounds else (shown,)),
             str(len(record.cohort)) if record.result == "applied" else record.result,
             f"{record.data_share:.0%}" if is_train and record.cohort else "",
             f"{record.wall_seconds:.1f}",
@@ -120,8 +120,8 @@ def _measured(record: PhaseRecord, main: str, *, draws_rounds: bool) -> str:
     of_model = "final model" if kind == EVALUATE else of_model
     over = f", {'drawn' if kind == TRAIN else 'all'} silos' hold-outs" if draws_rounds else ""
     with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
-    told = f"{of_model}{over}: {main} {figure:.3f}{with_loss}"
-    return ", ".join(filter(None, [told, of_own]))
+    measured = f"{of_model}{over}: {main} {figure:.3f}{with_loss}"
+    return ", ".join(filter(None, [measured, of_own]))
 
 
 def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str] = ()) -> None:
@@ -136,8 +136,8 @@ def show(events: Iterable[JobEvent], history: JobHistory, *, notes: Sequence[str
         for event in events:
             record = history.add(event)
             if record is not None:
-                told = {"title": history.title(record), "main": history.main}
-                click.echo(plain_line(record, **told, draws_rounds=history.draws_rounds), err=True)
+                labels = {"title": history.title(record), "main": history.main}
+                click.echo(plain_line(record, **labels, draws_rounds=history.draws_rounds), err=True)
             patience.on_news(doing(history.summary))
 
 

@@ -194,8 +194,8 @@ def _list_waiting(settings: SiloSettings, *, is_json: bool) -> None:
             notes.append("suspended: see the log for why")
         if each.stops_data:
             notes.append("a data set takes no input until this job is approved again (max_step_ratio)")
-        told = [f"{each.offered:%Y-%m-%d %H:%M}", *notes]
-        click.echo(f"{each.id}  {each.name}  {each.count}  by {each.operator}  {'  '.join(told)}")
+        details = [f"{each.offered:%Y-%m-%d %H:%M}", *notes]
+        click.echo(f"{each.id}  {each.name}  {each.count}  by {each.operator}  {'  '.join(details)}")
     click.echo("chorale silo show --config FILE ID says what a job would do here", err=True)
 
 

@@ -61,16 +61,16 @@ class Findings:
     problems: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def fine(self, what: str, told: str) -> None:
-        self._tell(what, told, is_fine=True)
+    def fine(self, what: str, message: str) -> None:
+        self._tell(what, message, is_fine=True)
 
-    def problem(self, what: str, told: str) -> None:
+    def problem(self, what: str, message: str) -> None:
         self.problems += 1
-        self._tell(what, told, is_fine=False)
+        self._tell(what, message, is_fine=False)
 
-    def _tell(self, what: str, told: str, *, is_fine: bool) -> None:
-        self.rows.append({"what": what, "is_fine": is_fine, "told": told})
-        click.echo(f"{'ok' if is_fine else 'problem':<8} {what}: {told}")
+    def _tell(self, what: str, message: str, *, is_fine: bool) -> None:
+        self.rows.append({"what": what, "is_fine": is_fine, "message": message})
+        click.echo(f"{'ok' if is_fine else 'problem':<8} {what}: {message}")
 
     def step(self, what: str, *, slow: str = "") -> Step:
         """An error in it is a problem, and the next step follows. slow: what to say before it begins."""
@@ -92,10 +92,10 @@ class Step(AbstractContextManager[None]):
         if not isinstance(error, Exception):
             return error is None
         # a data function, a model or an objective of this institution may raise anything
-        told = str(error) if isinstance(error, ChoraleError) else f"{type(error).__name__}: {error}"
-        told = told.removeprefix(f"{self.what}: ")  # which the finding begins with
+        message = str(error) if isinstance(error, ChoraleError) else f"{type(error).__name__}: {error}"
+        message = message.removeprefix(f"{self.what}: ")  # which the finding begins with
         self.findings.problem(
-            self.what, " ".join("; ".join([told, *getattr(error, "__notes__", ())]).split())
+            self.what, " ".join("; ".join([message, *getattr(error, "__notes__", ())]).split())
         )
         return True
 
@@ -153,10 +153,10 @@ def _credentials(settings: SiloSettings, findings: Findings) -> None:
         with findings.step("proxy"):
             proxy = settings.route().proxy
             if proxy is None:
-                told = f"{settings.coordinator} is dialed past it (no_proxy)"
+                detail = f"{settings.coordinator} is dialed past it (no_proxy)"
             else:
-                told = "without a login" if proxy.login is None else "with a login"
-            findings.fine("proxy", f"{settings.proxy}, {told}")
+                detail = "without a login" if proxy.login is None else "with a login"
+            findings.fine("proxy", f"{settings.proxy}, {detail}")
 
 
 def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Policy]:
@@ -213,13 +213,13 @@ def check_job(
     data_set: DataSettings | None = None
     with findings.step("job"):
         spec = read_spec(file)
-        told = f"{file}: {spec.strategy.name}, {spec.count}, silos {len(spec.silos)}"
+        summary = f"{file}: {spec.strategy.name}, {spec.count}, silos {len(spec.silos)}"
         if settings.name not in spec.silos:
             raise ConfigError(f"{file}: silos: it does not list {settings.name}")
         if spec.not_after <= datetime.now(UTC):
             raise ConfigError(f"{file}: not_after: {spec.not_after.isoformat()} has passed")
         data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
-        findings.fine("job", told)
+        findings.fine("job", summary)
         for note in head_notes(spec, init):
             click.echo(note)
     if spec is None or data_set is None:
@@ -285,8 +285,8 @@ def _with_code(spec: JobSpec, findings: Findings) -> JobSpec:
     """
     click.echo(f"loading {', '.join(spec.distributions)}", err=True)
     complete = with_code(spec)
-    told = (f"{each.distribution}, SHA-256 {each.sha256}" for each in complete.code or ())
-    findings.fine("code", "; ".join(told))
+    distributions = (f"{each.distribution}, SHA-256 {each.sha256}" for each in complete.code or ())
+    findings.fine("code", "; ".join(distributions))
     return complete
 
 
@@ -335,11 +335,11 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     if data.rows_beyond:
         click.echo(rows_beyond_told(data_set, data.rows_beyond))
     train, held = (_counted(each) for each in (data.train, data.holdout))
-    told = f"{train} to train on, {held} held out"
+    counts = f"{train} to train on, {held} held out"
     if problems.count:
-        click.echo(f"data: {told} where a wrong cell counts as missing and a wrong record is left out")
+        click.echo(f"data: {counts} where a wrong cell counts as missing and a wrong record is left out")
     else:
-        findings.fine("data", told)
+        findings.fine("data", counts)
     return data
 
 

@@ -230,10 +230,10 @@ def _show_account(
 ) -> None:
     """Spent and left of one account, what it covers, then the jobs that spent it."""
     balance = ledger.budget(policy=load_policy(policy), data_set=charged.account).balance()
-    told = [f"epsilon {balance.spent:.4g} of {balance.budget:g} spent", f"{balance.left:.4g} left"]
+    parts = [f"epsilon {balance.spent:.4g} of {balance.budget:g} spent", f"{balance.left:.4g} left"]
     if balance.held > balance.spent:
-        told.insert(1, f"{balance.held:.4g} with what is reserved")
-    click.echo(f"{title}: {', '.join(told)} (delta {balance.delta:g})")
+        parts.insert(1, f"{balance.held:.4g} with what is reserved")
+    click.echo(f"{title}: {', '.join(parts)} (delta {balance.delta:g})")
     for other in charged.also:
         click.echo(f"  also charged to account {other}, which holds or may hold records of it")
     if account is not None and not account.units_are_known:

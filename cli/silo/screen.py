@@ -118,7 +118,7 @@ def _code_lines(view: JobView) -> list[str]:
     lines = []
     for distribution, parts in used.items():
         first = parts[0]
-        same = "this silo has the same" if not first.told else f"not as here: {first.told}"
+        same = "this silo has the same" if not first.difference else f"not as here: {first.difference}"
         what = ", ".join(f"{each.field} {each.name}" for each in parts)
         options = "".join(f"; {each.field} is given {each.options}" for each in parts if each.options)
         lines.append(
@@ -131,10 +131,10 @@ def _weights_told(weights: StartingWeights) -> str:
     if weights.origin is Origin.COMPUTED:
         return "computed from the job, the same as this silo draws"
     if weights.origin is Origin.UNKNOWN:
-        return f"not known yet: {weights.told}"
+        return f"not known yet: {weights.description}"
     return (
-        f"given, sha256:{weights.sha256[:12]} ({weights.told}): an operator's own can be built to read "
-        "single records out of sums"
+        f"given, sha256:{weights.sha256[:12]} ({weights.description}): an operator's own can be built to "
+        "read single records out of sums"
     )
 
 
@@ -229,8 +229,8 @@ def _policy_lines(view: JobView) -> list[str]:
         return ["nothing in it refuses this job"]
     by_field: dict[str, str] = {}
     for each in view.refusals:
-        by_field.setdefault(each.field, each.told)
-    return _cut([f"refuses it by {field}: {told}" for field, told in by_field.items()], MOST_REFUSALS)
+        by_field.setdefault(each.field, each.message)
+    return _cut([f"refuses it by {field}: {message}" for field, message in by_field.items()], MOST_REFUSALS)
 
 
 def _change_lines(view: JobView) -> list[str]:
@@ -239,8 +239,8 @@ def _change_lines(view: JobView) -> list[str]:
     since = f"since {view.previous}, the last of {view.operator} that was approved here"
     if not view.changes:
         return [f"nothing {since}"]
-    told = [_change_told(each) for each in view.changes]
-    return [f"{len(told)} fields {since}:", *_cut(told, MOST_CHANGES - 1)]
+    lines = [_change_told(each) for each in view.changes]
+    return [f"{len(lines)} fields {since}:", *_cut(lines, MOST_CHANGES - 1)]
 
 
 def _change_told(change: FieldChange) -> str:
@@ -267,15 +267,17 @@ def _labelled(label: str, lines: Iterable[str], *, most: int = 1) -> list[str]:
     """Lines behind their label, wrapped as long as there is room for it."""
     texts = list(lines)
     room, width = most, MAX_COLUMNS - LABEL_COLUMNS
-    told: list[str] = []
+    result: list[str] = []
     for place, text in enumerate(texts):
         still = len(texts) - place - 1
         wrapped = textwrap.wrap(text, width) or [""]
-        allowed = max(1, room - len(told) - still)
+        allowed = max(1, room - len(result) - still)
         if len(wrapped) > allowed:
             wrapped = [*wrapped[: allowed - 1], _clipped(" ".join(wrapped[allowed - 1 :]), width)]
-        told += wrapped
-    return [f"{label if place == 0 else '':<{LABEL_COLUMNS}}{text}" for place, text in enumerate(told[:most])]
+        result += wrapped
+    return [
+        f"{label if place == 0 else '':<{LABEL_COLUMNS}}{text}" for place, text in enumerate(result[:most])
+    ]
 
 
 def _clipped(text: str, width: int = MAX_COLUMNS) -> str:

@@ -62,8 +62,8 @@ class _Simulate(click.Command):
         except click.NoSuchOption as error:
             if error.option_name != "--workers":
                 raise
-            told = "no such option '--workers'; --parallel says how many workers compute"
-            raise click.NoSuchOption("--workers", told, ctx=ctx) from None
+            message = "no such option '--workers'; --parallel says how many workers compute"
+            raise click.NoSuchOption("--workers", message, ctx=ctx) from None
 
 
 @click.command(cls=_Simulate)
@@ -234,11 +234,11 @@ def _run(simulation: Simulation, folder: SimulationFolder | None, shown: Progres
     ended = [] if folder is None else folder.ended()
     if ended and simulation.progress.following is not None:
         click.echo(f"continuing after {after(spec, ended)}", err=True)
-    told = simulation.progress.evaluations
+    printed = simulation.progress.evaluations
     for result in simulation.run():
         shown.round_ended(result.round)
         shown.clear()
-        told = _tell_curve(simulation, told)
+        printed = _tell_curve(simulation, printed)
         if folder is None:
             click.echo(json.dumps(result.to_json()))
         else:
@@ -249,16 +249,16 @@ def _run(simulation: Simulation, folder: SimulationFolder | None, shown: Progres
             title = f"step {taken + bool(result.reason)} of {spec.steps}"
         click.echo(round_line(result, title=title, spec=spec), err=True)
     shown.clear()
-    _tell_curve(simulation, told)
+    _tell_curve(simulation, printed)
 
 
 def _tell_curve(
-    simulation: Simulation, told: Mapping[int, Mapping[str, float]]
+    simulation: Simulation, printed: Mapping[int, Mapping[str, float]]
 ) -> Mapping[int, Mapping[str, float]]:
     """What of the curve over all silos' hold-outs is new."""
     curve = simulation.progress.evaluations
     for round, figures in curve.items():
-        if told.get(round) is not figures:
+        if printed.get(round) is not figures:
             click.echo(curve_line(simulation, round), err=True)
     return curve
 
@@ -360,7 +360,7 @@ def _folder(
     compute: Compute,
 ) -> SimulationFolder:
     """How many workers there are, and which engine's, is no part of what it is: they change no number."""
-    told: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "job": spec.to_yaml().decode(),
         "data": options.describe(),
         "policy": policy.model_dump(mode="json"),
@@ -368,6 +368,6 @@ def _folder(
         "secure": is_secure,
     }
     if compute != Compute(device=compute.device):  # a folder of earlier releases says nothing of it
-        told["form"] = [compute.precision.value, compute.memory_format.value]
-    identity = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+        inputs["form"] = [compute.precision.value, compute.memory_format.value]
+    identity = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
     return SimulationFolder(out, identity=identity)

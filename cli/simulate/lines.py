@@ -45,10 +45,10 @@ def row_rule_line(rule: RowRule, min_class_holders: int | None) -> str:
             "class rows: held back where few silos hold the class, by the job's default, to which --policy "
             "leaves it (min_class_holders)"
         )
-    told = f"as --policy says (min_class_holders: {min_class_holders})"
+    by_policy = f"as --policy says (min_class_holders: {min_class_holders})"
     if min_class_holders == 1:
-        return f"class rows: all are sent, {told}"
-    return f"class rows: held back where fewer than {min_class_holders} silos hold the class, {told}"
+        return f"class rows: all are sent, {by_policy}"
+    return f"class rows: held back where fewer than {min_class_holders} silos hold the class, {by_policy}"
 
 
 def round_line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
@@ -58,9 +58,9 @@ def round_line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
     parts += [_rows(result.figures[name], spec) for name in ROW_FIGURES if name in result.figures]
     if result.reason:
         parts.append(f"used up ({result.reason})")
-    if told := _measured(result.figures, main):
+    if measured := _measured(result.figures, main):
         over = ", drawn silos' hold-outs" if spec.draws_rounds else ""
-        parts.append(f"model after round {result.round - 1}{over}: {told}")
+        parts.append(f"model after round {result.round - 1}{over}: {measured}")
     on_test_set = finite(result.figures.get(f"{PREFIX}{main}"))
     if on_test_set is not None:
         parts.append(f"model after round {result.round}, test set: {main} {on_test_set:.3f}")
@@ -92,12 +92,12 @@ def said_if_interrupted(spec: JobSpec, folder: SimulationFolder | None) -> Itera
         yield
     except KeyboardInterrupt:
         if folder is None:
-            told = "interrupted: nothing is kept without --out"
+            message = "interrupted: nothing is kept without --out"
         elif ended := folder.ended():
-            told = f"interrupted after {after(spec, ended)}: the same command goes on from there"
+            message = f"interrupted after {after(spec, ended)}: the same command goes on from there"
         else:
-            told = "interrupted before a round had ended: the same command starts again"
-        click.echo(f"{CLEAR if sys.stderr.isatty() else ''}{told}", err=True)
+            message = "interrupted before a round had ended: the same command starts again"
+        click.echo(f"{CLEAR if sys.stderr.isatty() else ''}{message}", err=True)
         raise
 
 
@@ -143,8 +143,8 @@ def closing_lines(simulation: Simulation) -> Iterator[str]:
         yield from _kept_lines(simulation, spec.keep)
     noise = accuracy_noise(simulation)
     if noise is not None:
-        told = f"final accuracy {simulation.final_accuracy:.4f}"
-        yield f"{told} (measured under noise of standard deviation {noise:.3f})"
+        accuracy = f"final accuracy {simulation.final_accuracy:.4f}"
+        yield f"{accuracy} (measured under noise of standard deviation {noise:.3f})"
     own = personal_of(figures)
     if own is not None:
         yield f"final personal models: {score_word(main)} {own}"
@@ -176,12 +176,12 @@ def _kept(simulation: Simulation) -> dict[str, Any] | None:
 def _kept_lines(simulation: Simulation, rule: KeepSpec) -> Iterator[str]:
     main, of_best = simulation.main_figure, simulation.progress.best_figures
     trained, (kept, _) = simulation.progress.measured.trained, simulation.model
-    told = f"kept: the model after round {kept}"
+    line = f"kept: the model after round {kept}"
     if rule.metric in of_best:
-        told += f", {rule.metric} {of_best[rule.metric]:.4g}, the {rule.best}"
+        line += f", {rule.metric} {of_best[rule.metric]:.4g}, the {rule.best}"
     if main in of_best and main != rule.metric:
-        told += f"; {main} {of_best[main]:.4g}"
-    yield told
+        line += f"; {main} {of_best[main]:.4g}"
+    yield line
     if kept != trained:
         last = _measured(simulation.closing[EVALUATE], main)
         yield f"the final figures are of the model after round {trained}: {last}"

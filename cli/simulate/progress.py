@@ -51,10 +51,10 @@ class ProgressLine:
             return ""
         (first, began), (last, ended) = self._ended
         seconds = (ended - began) / (last - first) * (self._rounds - last) - (self._clock() - ended)
-        return f", about {_told(max(seconds, 0.0))} left"
+        return f", about {_duration(max(seconds, 0.0))} left"
 
 
-def _told(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -50,25 +50,25 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> dict[st
             kind: {
                 "times": times,
                 "silos": silos,
-                "summed": [_told(each, silos) for each in _quantities(job, kind, shapes, silos)],
+                "summed": [_quantity_facts(each, silos) for each in _quantities(job, kind, shapes, silos)],
             }
             for kind, silos, times in planned_phases(spec)
         },
     }
 
 
-def check_facts(told: bytes, expected: Mapping[str, Any]) -> dict[str, Any]:
+def check_facts(document: bytes, expected: Mapping[str, Any]) -> dict[str, Any]:
     """The facts as they stand in the archive, which may differ from ours in the last digits of a number.
 
     Raises EvidenceMismatch that names the first field that differs.
     """
-    found = read_document(told)
+    found = read_document(document)
     _compare(found, json.loads(json.dumps(expected)), ())
     return found
 
 
 def _compare(found: Any, expected: Any, place: tuple[str, ...]) -> None:
-    told = ": ".join(place)
+    where = ": ".join(place)
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in sorted(expected.keys() | found.keys()):
             if (name in expected) != (name in found):
@@ -81,10 +81,10 @@ def _compare(found: Any, expected: Any, place: tuple[str, ...]) -> None:
             _compare(one, other, (*place, str(number)))
     elif isinstance(expected, float) and isinstance(found, float):
         if not math.isclose(found, expected, rel_tol=RELATIVE):
-            raise EvidenceMismatch(f"{told}: the signed job gives {expected:.6g}, it says {found:.6g}")
+            raise EvidenceMismatch(f"{where}: the signed job gives {expected:.6g}, it says {found:.6g}")
     elif type(found) is not type(expected) or found != expected:
         gives, says = (json.dumps(each)[:80] for each in (expected, found))
-        raise EvidenceMismatch(f"{told}: the signed job gives {gives}, it says {says}")
+        raise EvidenceMismatch(f"{where}: the signed job gives {gives}, it says {says}")
 
 
 def _epsilon(job: Job, shapes: GlobalState) -> dict[str, Any] | None:
@@ -110,7 +110,7 @@ def _quantities(job: Job, kind: str, shapes: GlobalState, members: int) -> tuple
     return noised(job.strategy.phase(kind).quantities(context), job.spec, members)
 
 
-def _told(quantity: Quantity, members: int) -> dict[str, Any]:
+def _quantity_facts(quantity: Quantity, members: int) -> dict[str, Any]:
     noise = quantity.noise
     return {
         "name": quantity.name,

@@ -166,11 +166,11 @@ def archive_of(
 
 
 def _take_proof(shown: Shown, message: EvidenceMessage) -> None:
-    told, number = message.proof.proof, message.proof.roster_version
+    wire_proof, number = message.proof.proof, message.proof.roster_version
     if number not in shown.rosters:
         raise RemoteProtocolError(f"coordinator: a proof of roster {number}, which it did not send")
-    told.roster.CopyFrom(wire.signed_body_to_wire(shown.rosters[number]))
-    job_digest, proof = wire.proof_from_wire(told)
+    wire_proof.roster.CopyFrom(wire.signed_body_to_wire(shown.rosters[number]))
+    job_digest, proof = wire.proof_from_wire(wire_proof)
     for signer in proof.signers.values():
         shown.certificates[fingerprint(signer.certificate).hex()] = signer.certificate
     shown.proofs.append(ProofDocument.of(proof, job=job_digest, roster_version=number))

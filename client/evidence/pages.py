@@ -206,8 +206,8 @@ def _figures(phase: PhaseFacts | None) -> list[str]:
     if phase is None:
         return ["- none"]
     rows = list(phase.figures.items())[:MAX_FIGURES]
-    told = (f"- {name}: {'not a number' if value is None else f'{value:.6g}'}" for name, value in rows)
-    return [f"- round {phase.round} {phase.phase}, {len(phase.cohort)} silos", *told]
+    lines = (f"- {name}: {'not a number' if value is None else f'{value:.6g}'}" for name, value in rows)
+    return [f"- round {phase.round} {phase.phase}, {len(phase.cohort)} silos", *lines]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

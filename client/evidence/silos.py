@@ -59,13 +59,13 @@ def _check_reveals(
     proofs: Mapping[str, ProofDocument],
     job: Job,
 ) -> list[str]:
-    told = {(phase.round, phase.phase): phase for phase in phases}
+    known = {(phase.round, phase.phase): phase for phase in phases}
     proven = {(each.round, each.phase): each for each in proofs.values()}
-    untold = []
+    missing = []
     for entry in revealed:
         key = _phase_of(entry)
-        if key not in told:
-            untold.append(key)
+        if key not in known:
+            missing.append(key)
             continue
         proof = proven.get(key)
         if proof is None or silo.silo not in proof.survivors:
@@ -75,12 +75,12 @@ def _check_reveals(
                 f"audit entry {entry['entry']}: it revealed round {key[0]} {key[1]} over another cohort than "
                 "silos signed"
             )
-    if not untold:
+    if not missing:
         return []
-    first = f"round {untold[0][0]} {untold[0][1]}"
+    first = f"round {missing[0][0]} {missing[0][1]}"
     last = phases[-1] if phases else None
-    is_after = last is None or job.position(*untold[0]) > job.position(last.round, last.phase)
-    if len(untold) > 1 or not is_after:
+    is_after = last is None or job.position(*missing[0]) > job.position(last.round, last.phase)
+    if len(missing) > 1 or not is_after:
         raise EvidenceMismatch(f"it revealed {first}, which the archive does not have: phases were left out")
     return [f"silo {silo.silo} revealed {first}, which had not ended yet by the coordinator's statement"]
 

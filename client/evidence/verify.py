@@ -179,8 +179,8 @@ def _job(contents: Contents, newest: Roster) -> Job:
 
 def _check_makers(contents: Contents, job: Job, newest: Roster) -> None:
     manifest, statement = contents.manifest.statement, contents.coordinator.statement
-    for file, told in ((names.MANIFEST, manifest), (names.COORDINATOR, statement)):
-        if (told.job, told.federation) != (job.digest.hex(), job.spec.federation):
+    for file, document in ((names.MANIFEST, manifest), (names.COORDINATOR, statement)):
+        if (document.job, document.federation) != (job.digest.hex(), job.spec.federation):
             raise EvidenceMismatch(f"{file}: it is about another job or federation")
     with fits(names.MANIFEST):
         if manifest.operator != job.operator:
@@ -224,7 +224,7 @@ def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model:
 
 def _check_audit(job: Job, statement: CoordinatorStatement) -> list[str]:
     """Notes on phases that it lacks: a coordinator that is killed may have told of one nowhere else."""
-    told = [(each.round, each.phase, each.result, list(each.cohort), each.state) for each in statement.phases]
+    rows = [(each.round, each.phase, each.result, list(each.cohort), each.state) for each in statement.phases]
     with fits(f"{names.COORDINATOR}: audit"):
         entries = statement.audit.entries_of_job()
     ended = []
@@ -234,11 +234,11 @@ def _check_audit(job: Job, statement: CoordinatorStatement) -> list[str]:
         if entry["event"] == "phase_ended":
             fields = ("round", "phase", "result", "cohort", "state_digest")
             row = tuple(entry.get(name) for name in fields)
-            if row not in told:
+            if row not in rows:
                 raise EvidenceMismatch(
                     f"{names.COORDINATOR}: audit entry {entry['entry']}: it tells of a phase otherwise than "
                     "the statement"
                 )
             ended.append(row)
-    lost = [each for each in told if each not in ended]
+    lost = [each for each in rows if each not in ended]
     return [f"the coordinator's audit log lacks round {each[0]} {each[1]}" for each in lost]

@@ -364,7 +364,7 @@ class AttemptRunner:
         )
         is_waiting = self.session.state is CoordinatorState.ADVERTISE  # the phase's stage, in its own words
         stage = PhaseState.WAITING.value if is_waiting else self.session.state.value
-        log.info("stage begun", stage=stage, **limits.told(), **self._scope)
+        log.info("stage begun", stage=stage, **limits.log_fields(), **self._scope)
         now = self._clock.monotonic()
         self._deadlines = StageDeadlines(limits, started=now, away_since=self._away_since)
         self._outbox = outbox
@@ -446,10 +446,10 @@ class AttemptRunner:
 
         is_enough: without those that were not approved, for which it waits otherwise.
         """
-        told = [f"awaiting {', '.join(sorted(awaited))}"] if awaited else []
-        for reason in sorted({why.told for why in self._out.values()}):
-            silos = ", ".join(sorted(silo for silo, why in self._out.items() if why.told == reason))
-            told.append(f"without {silos} ({reason})")
+        parts = [f"awaiting {', '.join(sorted(awaited))}"] if awaited else []
+        for reason in sorted({why.for_operator for why in self._out.values()}):
+            silos = ", ".join(sorted(silo for silo, why in self._out.items() if why.for_operator == reason))
+            parts.append(f"without {silos} ({reason})")
         waits = {silo: self._awaited_of(silo) for silo in awaited}
         if not is_enough:
             waits |= {
@@ -457,7 +457,7 @@ class AttemptRunner:
                 for silo, why in self._out.items()
                 if why.code == Refusal.JOB_NOT_APPROVED
             }
-        self._on_progress("; ".join(told) or "awaiting silos", waits)
+        self._on_progress("; ".join(parts) or "awaiting silos", waits)
 
     def _awaited_of(self, silo: str) -> str:
         if silo in self._away_since:

@@ -50,7 +50,7 @@ class StageLimits:
         """How long the stage's transfers take at the minimum rate."""
         return self.transfer_bytes / self.min_rate
 
-    def told(self) -> dict[str, float]:
+    def log_fields(self) -> dict[str, float]:
         """What a log says of them: how long for a silo without progress, and for one with it."""
         longest = self.hard_cap + self.transfer_seconds
         return {

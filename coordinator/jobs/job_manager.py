@@ -269,17 +269,17 @@ class JobManager:
         once: what is known now, and no more. Raises UnknownJob.
         """
         yield pb.JobEvent(job=self.row(digest).signed.to_wire())  # known, before an event is kept for it
-        told, last = 0, None  # the last phase of which a record was told, and the last summary
+        sequence, last = 0, None  # the last phase of which a record was told, and the last summary
         while True:
             # taken before the job is read: what changes meanwhile is read in the next turn
             change = self._changes.setdefault(digest, asyncio.Event())
             summary = self.summary(self.row(digest))
             if summary != last:
                 yield pb.JobEvent(summary=summary)
-            for row in self._resources.store.phases(digest, after=told):
+            for row in self._resources.store.phases(digest, after=sequence):
                 if row.is_ended:
                     yield pb.JobEvent(record=row.record)
-                    told = row.sequence
+                    sequence = row.sequence
             last = summary
             if once or JobStatus(summary.status).is_ended:
                 return
@@ -323,7 +323,7 @@ class JobManager:
             "silos": job.spec.silos,
             "rounds_completed": completed_rounds(store, job),
             "model_round": store.last_applied(row.digest, TRAIN) if kept is None else kept.round,
-            "kept": "" if kept is None else kept.told,
+            "kept": "" if kept is None else kept.description,
         }
 
     def _kept(self, row: JobRow) -> Kept | None:

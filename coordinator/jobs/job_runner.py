@@ -323,10 +323,10 @@ class JobRunner:
             for reasons, what in STILL_OPEN.items()
             if (silos := [absence.silo for absence in absences if absence.reason in reasons])
         )
-        told, public = (
+        message, public = (
             f"refused by silos: {', '.join(reasons) or 'too few take part'}{others}"
             for reasons in (
-                [f"{each.silo} ({each.why.told})" for each in refused],
+                [f"{each.silo} ({each.why.for_operator})" for each in refused],
                 [f"{each.silo} ({each.why.public})" for each in refused],
             )
         )
@@ -335,14 +335,14 @@ class JobRunner:
                 ": they know later sums of this job than this coordinator, whose files are older, "
                 "and none gives a second input: fetch the model, and submit a job that starts from it"
             )
-            return JobFailed(told + lost, public=public + lost)
+            return JobFailed(message + lost, public=public + lost)
         if record.reason != FailureReason.BUDGET:
-            return JobFailed(told, public=public)
+            return JobFailed(message, public=public)
         budget, rounds = FailureReason.BUDGET.value, completed_rounds(self._resources.store, self.job)
         if rounds == 0:
-            return JobFailed(f"{budget}: {told}", public=f"{budget}: {public}")
+            return JobFailed(f"{budget}: {message}", public=f"{budget}: {public}")
         stays = f"; the model after {rounds} of {self.job.spec.count} stays"
-        return BudgetSpent(f"{budget}: {told}{stays}", public=f"{budget}: {public}{stays}")
+        return BudgetSpent(f"{budget}: {message}{stays}", public=f"{budget}: {public}{stays}")
 
     def _next_step(self) -> Step | None:
         rows, stalled = self._history.rows(), self.selection.stalled

@@ -92,13 +92,13 @@ def phase_record(
 def told_to_silos(record: records_pb2.PhaseRecord) -> pb.CoordinatorMessage:
     """Without tables: they are by class, for the job's operator, and silos may refuse to see such sums.
     Nor what came with a refusal: policy and people of one institution are no matter of another."""
-    told = records_pb2.PhaseRecord()
-    told.CopyFrom(record)
-    told.ClearField("tables")
-    for left in told.left_out:
+    public = records_pb2.PhaseRecord()
+    public.CopyFrom(record)
+    public.ClearField("tables")
+    for left in public.left_out:
         left.ClearField("rule")
         left.ClearField("text")
-    return pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=told))
+    return pb.CoordinatorMessage(outcome=pb.PhaseOutcome(record=public))
 
 
 def publish(resources: Resources, record: records_pb2.PhaseRecord) -> None:

@@ -18,11 +18,11 @@ from strategies.phases.training import TRAIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The best model so far. told: its metric, for people."""
+    """The best model so far. description: its metric, for people."""
 
     round: int
     state_digest: bytes
-    told: str
+    description: str
 
 
 class Selection:
@@ -44,7 +44,9 @@ class Selection:
             return None
         round, value = best
         return Kept(
-            round=round, state_digest=self._states[round], told=f"{rule.metric} {value:.4g}, the {rule.best}"
+            round=round,
+            state_digest=self._states[round],
+            description=f"{rule.metric} {value:.4g}, the {rule.best}",
         )
 
     @property

@@ -60,7 +60,7 @@ class Statements:
             slowest_rate=resources.line_rates.slowest(silos),
             downloaded_bytes=downloaded_bytes,
         )
-        log.info("statements asked for", **limits.told(), **self._scope)
+        log.info("statements asked for", **limits.log_fields(), **self._scope)
         self._deadlines = StageDeadlines(limits, started=self._clock.monotonic(), away_since=away_since)
         self._open_statement = open_statement
         self._on_progress = on_progress
@@ -116,6 +116,6 @@ class Statements:
         self._news.set()
 
     def _tell(self, awaited: Collection[str]) -> None:
-        told = [f"awaiting a statement of {', '.join(sorted(awaited))}"] if awaited else []
-        told += [f"without {silo} ({why})" for silo, why in sorted(self.out.items())]
-        self._on_progress("; ".join(told), dict.fromkeys(awaited, Awaited.STATEMENT.value))
+        parts = [f"awaiting a statement of {', '.join(sorted(awaited))}"] if awaited else []
+        parts += [f"without {silo} ({why})" for silo, why in sorted(self.out.items())]
+        self._on_progress("; ".join(parts), dict.fromkeys(awaited, Awaited.STATEMENT.value))

@@ -101,8 +101,8 @@ def write_backup(directory: Path, *, federation: str, now: datetime, out: IO[byt
                 schema_version=len(MIGRATIONS),
                 files={each.name: _add(archive, each, now) for each in files},
             )
-            told = manifest.model_dump_json(indent=2).encode()
-            _add(archive, _OpenFile(name=MANIFEST, file=BytesIO(told), size_bytes=len(told)), now)
+            content = manifest.model_dump_json(indent=2).encode()
+            _add(archive, _OpenFile(name=MANIFEST, file=BytesIO(content), size_bytes=len(content)), now)
     return manifest
 
 

@@ -124,13 +124,13 @@ def _unpack(source: IO[bytes], name: str, staging: Path) -> Manifest:
     if not manifest:
         raise ConfigError(f"{name}: cut short, or not a backup of a coordinator: it has no {MANIFEST}")
     try:
-        told = Manifest.model_validate_json(manifest)
+        parsed = Manifest.model_validate_json(manifest)
     except ValidationError:
         raise ConfigError(f"{name}: {MANIFEST} is damaged or of a newer release") from None
-    for file in sorted(told.files.keys() | found.keys()):
-        if told.files.get(file) != found.get(file):
+    for file in sorted(parsed.files.keys() | found.keys()):
+        if parsed.files.get(file) != found.get(file):
             raise ConfigError(f"{name}: damaged: {file} is not the file that was backed up")
-    return told
+    return parsed
 
 
 def _take(content: IO[bytes], path: Path) -> FileEntry:

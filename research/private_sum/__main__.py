@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     found = words.rows(lines)
     if options.json:
-        told = [line.to_json() for line in lines]
-        print(json.dumps({"settings": told, "rows": [row.to_json() for row in found]}))
+        by_setting = [line.to_json() for line in lines]
+        print(json.dumps({"settings": by_setting, "rows": [row.to_json() for row in found]}))
     else:
         print(f"{words.table(lines)}\n\n{table_of_rows(found)}")
     return 0

@@ -23,11 +23,11 @@ def check_would_run(ledger: Ledger, view: JobView, grants: Grants = NO_GRANTS) -
         each for each in view.refusals if not (grants.data_refusals and each.field == Rule.MAX_DATA_REFUSALS)
     ]
     if standing:
-        told = "; ".join(f"{each.told} [{each.field}]" for each in standing)
+        reasons = "; ".join(f"{each.message} [{each.field}]" for each in standing)
         names = ledger.decisions().take_back(view.job_digest)
         taken_back = f"; the approval of {', '.join(names)} is taken back" if names else ""
         refusal = PolicyRefusal(
-            f"job {view.id}: this silo would refuse it although it is approved: {told}; change the policy "
+            f"job {view.id}: this silo would refuse it although it is approved: {reasons}; change the policy "
             f"and restart the agent, or reject the job{taken_back}"
         )
         refusal.add_note(

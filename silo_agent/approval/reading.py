@@ -101,7 +101,7 @@ def read_view(
         spec,
         parameters=None if drawn.state is None else trained_values(drawn.state),
         phases=phases,
-        weights=StartingWeights(origin=drawn.origin, sha256=spec.initial_state or "", told=drawn.why),
+        weights=StartingWeights(origin=drawn.origin, sha256=spec.initial_state or "", description=drawn.why),
         promise=promise,
         no_promise=no_promise,
         data_set=None if data_set is None else data_set.name,
@@ -146,7 +146,7 @@ def _as_signed(job: LedgerJob, spec: JobSpec) -> Job:
 def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]:
     """Code that is not Chorale's, and how this silo's copy compares, by its files alone."""
     faults = code_faults(spec)
-    refusals += [PolicyRefusal(told, code=Refusal.CODE) for told in faults.values()]
+    refusals += [PolicyRefusal(fault, code=Refusal.CODE) for fault in faults.values()]
     digests = {each.distribution: each.sha256 or "" for each in spec.code or ()}
     return [
         OwnCode(
@@ -155,7 +155,7 @@ def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]
             distribution=str(each.source),
             sha256=digests.get(str(each.source), ""),
             options=options_told(each.options),
-            told=faults.get(str(each.source), ""),
+            difference=faults.get(str(each.source), ""),
         )
         for field, each in spec.plug_ins.items()
     ]

@@ -93,7 +93,7 @@ class PolicyDifference:
     reason."""
 
     field: str
-    told: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +107,19 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingWeights:
-    """told: what is known of them, or why nothing is."""
+    """description: what is known of them, or why nothing is."""
 
     origin: Origin
     sha256: str
-    told: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCode:
     """Code that is not Chorale's and that the job runs on this silo's data.
 
-    field: of the job. sha256: of the distribution's files, as signed. told: how this silo's copy compares,
-    empty where it is the same. options: JSON.
+    field: of the job. sha256: of the distribution's files, as signed. difference: how this silo's copy
+    compares, empty where it is the same. options: JSON.
     """
 
     field: str
@@ -127,7 +127,7 @@ class OwnCode:
     distribution: str
     sha256: str
     options: str
-    told: str
+    difference: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +353,7 @@ def _summed(quantity: Quantity, spec: JobSpec, silos: int, *, is_sized: bool = T
 def _difference(refusal: PolicyRefusal) -> PolicyDifference:
     named = refusal.rule or refusal.code
     field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else named.value
-    return PolicyDifference(field=field, told=str(refusal).removeprefix("policy: "))
+    return PolicyDifference(field=field, message=str(refusal).removeprefix("policy: "))
 
 
 def _named_told(spec: JobSpec) -> str:
@@ -366,16 +366,16 @@ def _named_told(spec: JobSpec) -> str:
 
 def _method_told(spec: JobSpec) -> str:
     """What is short and decides much stands first: a long line is cut at its end."""
-    strategy, told = spec.strategy, list[str]()
+    strategy, details = spec.strategy, list[str]()
     if strategy.as_published is not None:
-        told.append(f"as its {AS_PUBLISHED[strategy.as_published]} has it")
+        details.append(f"as its {AS_PUBLISHED[strategy.as_published]} has it")
     if strategy.aggregate == "uniform":
-        told.append("every silo weighs the same")
+        details.append("every silo weighs the same")
     if strategy.parts is not None:
         parts = strategy.parts.model_dump()
-        told += [f"{field} {word}" for field, word in parts.items() if word not in (None, "none")]
-    told += [f"{name} {json.dumps(value)}" for name, value in strategy.options.items()]
-    return f"{spec.strategy.name} ({', '.join(told)})" if told else spec.strategy.name
+        details += [f"{field} {word}" for field, word in parts.items() if word not in (None, "none")]
+    details += [f"{name} {json.dumps(value)}" for name, value in strategy.options.items()]
+    return f"{spec.strategy.name} ({', '.join(details)})" if details else spec.strategy.name
 
 
 def _training_told(training: TrainingSpec) -> str:
@@ -392,9 +392,9 @@ def _training_told(training: TrainingSpec) -> str:
 def _model_told(spec: JobSpec) -> str:
     """Name, package, and what its builder is given."""
     model = spec.model
-    told = model.name if model.source is None else f"{model.name} of {model.source}"
+    description = model.name if model.source is None else f"{model.name} of {model.source}"
     if model.name == "mlp" and model.source is None:
-        told += f", hidden layers {'-'.join(map(str, model.hidden)) or 'none'}"
+        description += f", hidden layers {'-'.join(map(str, model.hidden)) or 'none'}"
     if spec.adapters is not None:
-        told += ", adapters alone are trained"
-    return told if spec.trains == "all" else f"{told}, its last layer alone is trained"
+        description += ", adapters alone are trained"
+    return description if spec.trains == "all" else f"{description}, its last layer alone is trained"

@@ -125,7 +125,7 @@ def _parts(
     cut = _plain_parts if is_strict else _private_parts
     for train, holdout in cut(opened, settings, indices, job=job):
         part = SiloData(train=train, holdout=holdout, name=settings.name)
-        made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, told=raw.problems)
+        made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, problems=raw.problems)
         yield replace(made, rows_beyond=opened.rows_beyond)
 
 
@@ -257,13 +257,13 @@ def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:
     return job.privacy is None and not raw.problems.count
 
 
-def _put_right_all(data: SiloData, *, job: JobSpec, told: Problems) -> SiloData:
+def _put_right_all(data: SiloData, *, job: JobSpec, problems: Problems) -> SiloData:
     """Every record by itself; the log of this silo alone says how many did not fit."""
     name = data.name
     train, outside = _put_right(data.train, name=name, job=job)
     holdout, held_outside = _put_right(data.holdout, name=name, job=job)
     counts = {
-        "problems": told.count,
+        "problems": problems.count,
         "left_out": len(data.train) + len(data.holdout) - len(train) - len(holdout),
         "values_out_of_range": outside + held_outside,
     }

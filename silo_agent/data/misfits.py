@@ -28,11 +28,13 @@ def add_misfits(raw: RawData, job: JobSpec) -> None:
     for what, places, samples in splits:
         if not isinstance(samples, Samples):
             continue  # each is looked at when it is read (scan)
-        found = [(index, told, f"{what}: {told}") for index, told in _targets(samples.labels, target)]
-        found += [(index, told, "") for index, told in _features(samples.features, job)]
-        for index, told, alike in sorted(found):
+        found = [
+            (index, message, f"{what}: {message}") for index, message in _targets(samples.labels, target)
+        ]
+        found += [(index, message, "") for index, message in _features(samples.features, job)]
+        for index, message, alike in sorted(found):
             where = f"{what} {index}" if places is None else places[index]
-            raw.problems.add(f"{where}: {told}", alike=alike)
+            raw.problems.add(f"{where}: {message}", alike=alike)
 
 
 def _targets(labels: Labels, target: Target) -> list[tuple[int, str]]:
@@ -49,14 +51,17 @@ def _targets(labels: Labels, target: Target) -> list[tuple[int, str]]:
 
 def _features(features: Features, job: JobSpec) -> list[tuple[int, str]]:
     if features.dtype.kind != "f":
-        told = expected_inputs(job)
-        return [(int(index), told) for index in np.flatnonzero(~known_inputs(features, job))]
+        message = expected_inputs(job)
+        return [(int(index), message) for index in np.flatnonzero(~known_inputs(features, job))]
     flat = features.reshape(len(features), math.prod(features.shape[1:]))
     if job.privacy is None:
-        told, is_fine_N = "features hold NaN or infinity, expected finite numbers", np.isfinite(flat).all(1)
+        message, is_fine_N = (
+            "features hold NaN or infinity, expected finite numbers",
+            np.isfinite(flat).all(1),
+        )
     else:
-        told, is_fine_N = (
+        message, is_fine_N = (
             f"a feature is not within +-{FARTHEST:g}, where it is cut off",
             (abs(flat) <= FARTHEST).all(1),
         )
-    return [(int(index), told) for index in np.flatnonzero(~is_fine_N)]
+    return [(int(index), message) for index in np.flatnonzero(~is_fine_N)]

@@ -55,7 +55,7 @@ def own_data(settings: DataSettings, job: JobSpec | None) -> Data:
     except ChoraleError:
         raise
     except Exception as error:  # it is not our code
-        raise ConfigError(f"data {settings.name}: {named}: {distributions.told(error)}") from error
+        raise ConfigError(f"data {settings.name}: {named}: {distributions.error_line(error)}") from error
     if not isinstance(own, Data):
         returned = type(own).__name__
         raise ConfigError(f"{field}: {named} returned {returned}, expected chorale_models.Data")

@@ -76,14 +76,14 @@ def scanned(
     needs_records = has_units or is_held_by_record or admitted is not None
     is_held, hashes = list[bool](), list[bytes]()
 
-    def told(error: ConfigError) -> None:
+    def add_problem(error: ConfigError) -> None:
         raw.problems.add(str(error))
 
     plan = [np.arange(start, min(start + rows, count)) for start in range(0, count, rows)]
     for places, read in zip(plan, store.read(plan), strict=True):
         if is_cancelled():
             raise Cancelled("data: no longer wanted")
-        kept, samples = fitting(read, places, store, job, misfit=told)
+        kept, samples = fitting(read, places, store, job, misfit=add_problem)
         records = []
         if needs_records:
             records = [_record(identities, place, read[place - int(places[0])]) for place in kept]

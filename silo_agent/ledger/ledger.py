@@ -359,8 +359,8 @@ class Ledger:
         Raises ConfigError if the chain is broken, or if it holds one that the ledger does not, or holds
         otherwise: then the ledger was put back from a backup or edited.
         """
-        told, held = self._told_and_held(audit_path, event)
-        missing = [entry for key, entry in told.items() if key not in held]
+        logged, held = self._logged_and_held(audit_path, event)
+        missing = [entry for key, entry in logged.items() if key not in held]
         if missing:
             first, what = missing[0], "reveals" if event == REVEALED_EVENT else "spends"
             raise ConfigError(
@@ -368,12 +368,12 @@ class Ledger:
                 f"job {first['job'][:12]} round {first['round']} {first['phase']}: "
                 "was the ledger put back from a backup?"
             )
-        return len(told)
+        return len(logged)
 
     def untold(self, audit_path: Path, event: str) -> list[dict[str, Any]]:
         """Reveals or spends that a crash or power loss kept out of the audit log, as fields for it."""
-        told, held = self._told_and_held(audit_path, event)
-        return [fields for key, fields in held.items() if key not in told]
+        logged, held = self._logged_and_held(audit_path, event)
+        return [fields for key, fields in held.items() if key not in logged]
 
     def costs_of(self, job_digest: bytes) -> dict[str, str]:
         """What the inputs of a job release, as texts by their SHA-256, as the audit log names them."""
@@ -413,7 +413,7 @@ class Ledger:
             ).fetchall()
         return [spend_fields(spend_of(row)) for row in rows]
 
-    def _told_and_held(
+    def _logged_and_held(
         self, audit_path: Path, event: str
     ) -> tuple[dict[tuple[Any, ...], dict[str, Any]], dict[tuple[Any, ...], dict[str, Any]]]:
         """Every such entry of the audit log, and every one that the ledger holds, by what has to agree.
@@ -423,12 +423,12 @@ class Ledger:
         is_reveal = event == REVEALED_EVENT
         names = REVEALED_FIELDS if is_reveal else SPENT_FIELDS
         written = audit.read_entries(audit_path) if audit_path.exists() else iter(())
-        told = [each for each in written if each.get("event") == event]
+        logged = [each for each in written if each.get("event") == event]
         held = self._revealed() if is_reveal else self._spent()
-        told_by, held_by = (
-            {tuple(each.get(name) for name in names): each for each in entries} for entries in (told, held)
+        logged_by, held_by = (
+            {tuple(each.get(name) for name in names): each for each in entries} for entries in (logged, held)
         )
-        return told_by, held_by
+        return logged_by, held_by
 
 
 def spend_fields(spend: Spend) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from chorale.runtime.distributions import told
+from chorale.runtime.distributions import error_line
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import TargetSpec, TaskSpec
 from chorale.spec.settings_file import check_values
@@ -99,7 +99,9 @@ def _stated(named: TaskSpec, task: Task) -> TaskSpec:
             "is_mean": bool(task.is_mean),
         }
     except Exception as error:  # a declaration of other types
-        raise ConfigError(f"task {named.name} of {named.source}: its declaration: {told(error)}") from error
+        raise ConfigError(
+            f"task {named.name} of {named.source}: its declaration: {error_line(error)}"
+        ) from error
     source = f"task {named.name} of {named.source}"
     return check_values(TaskSpec, {**named.model_dump(), **values}, source=source)
 
@@ -230,4 +232,4 @@ def _errors(where: str) -> Iterator[None]:
     except ChoraleError:
         raise
     except Exception as error:
-        raise ConfigError(f"{where}: {told(error)}") from error
+        raise ConfigError(f"{where}: {error_line(error)}") from error

@@ -80,7 +80,7 @@ class TorchObjective:
         )
         self._threads, self._forms, self._shares = threads, forms or Forms(), shares
         self._cache = TeacherCache()
-        self._told: JobSpec | None = None
+        self._last_private: JobSpec | None = None
         self._checked: JobSpec | None = None  # the job whose steps' model was tried with probes
         self._earlier = EarlierPhases()
         self._base_models = base_models
@@ -153,12 +153,12 @@ class TorchObjective:
 
     def _tell_private(self, work: Work) -> None:
         """Once a job. Its exactness is that of float32 in one process (docs/privacy.md)."""
-        if self._told != work.spec and (self._forms.asks_more or self._shares != ALONE):
+        if self._last_private != work.spec and (self._forms.asks_more or self._shares != ALONE):
             log.warning(
                 "private job: trains in float32 and in one process, whatever the settings ask",
                 job=work.spec.name,
             )
-        self._told = work.spec
+        self._last_private = work.spec
 
     def _received_model(self, work: Work) -> FederatedModel:
         model = self._built_model(work.spec)

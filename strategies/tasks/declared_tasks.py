@@ -31,8 +31,8 @@ def task_of(
     """The task of a job. Raises ConfigError for unknown words, options and metrics, and for sizes that the
     task cannot have."""
     if word not in TASKS:
-        told = f"expected one of {', '.join(TASKS)}, got {word}{did_you_mean(word, list(TASKS))}"
-        raise ConfigError(f"task.name: {told}")
+        message = f"expected one of {', '.join(TASKS)}, got {word}{did_you_mean(word, list(TASKS))}"
+        raise ConfigError(f"task.name: {message}")
     kind = TASKS[word]
     unknown = sorted(set(options) - set(kind.options.model_fields))
     if unknown:

@@ -58,7 +58,7 @@ class Evidence:
         return self.folder / recording.RECORDS
 
     @cached_property
-    def told(self) -> list[Record]:
+    def coordinator_log(self) -> list[Record]:
         return self._since(HUB)
 
     @cached_property
@@ -70,13 +70,13 @@ class Evidence:
     def begun(self) -> list[Fault]:
         """A fault for each time that the coordinator was started during the job."""
         fields: dict[str, Any] = {"round": 0, "stage": PhaseState.WAITING, "lines": 0, "seconds": 0.0}
-        return [Fault(kind=Kind.KILL, target=HUB, **fields)] * _count(self.told, "listening")
+        return [Fault(kind=Kind.KILL, target=HUB, **fields)] * _count(self.coordinator_log, "listening")
 
     def process_name(self, target: str) -> str:
         return target
 
     def _since(self, member: str) -> list[Record]:
-        return self.walk.told.records[member][self.since[member] :]
+        return self.walk.logs.records[member][self.since[member] :]
 
 
 def job(name: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def during(walk: Walk, what: str, *, at: str, held: str = SILOS[2]) -> Iterator[
         since, job_id = submit(walk, what)
         stands = {"event": "stage", "job": job_id}
         stands |= {"state": "waiting", "phase": "train"} if at == "train" else {"state": "unmask"}
-        walk.told.wait(HUB, lambda line: stands.items() <= line.items(), str(stands), since=since[HUB])
+        walk.logs.wait(HUB, lambda line: stands.items() <= line.items(), str(stands), since=since[HUB])
         yield job_id
     finally:
         wait.unlink()
@@ -122,7 +122,7 @@ def during(walk: Walk, what: str, *, at: str, held: str = SILOS[2]) -> Iterator[
 
 def submit(walk: Walk, name: str) -> tuple[dict[str, int], str]:
     """Where each log was, and the job's id."""
-    since = {member: walk.told.mark(member) for member in (HUB, *SILOS)}
+    since = {member: walk.logs.mark(member) for member in (HUB, *SILOS)}
     for path in (each for silo in SILOS for each in (walk.state(silo) / recording.RECORDS).iterdir()):
         path.unlink()  # of a job that was not judged
     (walk.folder / "initial.safetensors").write_bytes(initial_state())
@@ -145,7 +145,7 @@ def finish(walk: Walk, what: str, job_id: str, since: dict[str, int], *, is_one_
     """Wait for the end at every member, then compare all that was kept. Returns where it was copied."""
     for member in (HUB, *SILOS):
         with walk.report.progress(f"waiting for the end of {job_id} at {member}"):
-            walk.told.wait(
+            walk.logs.wait(
                 member,
                 lambda line: line["event"] == "job ended" and line["job"] == job_id,
                 "the job's end",

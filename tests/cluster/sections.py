@@ -34,7 +34,7 @@ def a_silo(walk: Walk) -> Iterator[None]:
 @contextmanager
 def the_first_job(walk: Walk) -> Iterator[None]:
     """The guide's own: training on tables."""
-    since = {member: walk.told.mark(member) for member in (HUB, *SILOS)}
+    since = {member: walk.logs.mark(member) for member in (HUB, *SILOS)}
     yield
     jobs.finish(walk, "the guide's job", walk.job_id, since, is_one_hot=False)
     assert (walk.folder / "exported" / "model.safetensors").exists(), list(walk.folder.glob("exported/*"))
@@ -109,10 +109,10 @@ def a_new_roster(walk: Walk) -> Iterator[None]:
 def rotate_a_key(walk: Walk) -> Iterator[None]:
     version, before, pod = roster_version(walk, HUB), fingerprint(walk, SILOS[0]), walk.uid(SILOS[0])
     with jobs.during(walk, "a key is rotated", at="train"):
-        since = walk.told.mark(SILOS[0])
+        since = walk.logs.mark(SILOS[0])
         yield
         wait_for_roster(walk, version + 1)
-        walk.told.wait(
+        walk.logs.wait(
             SILOS[0],
             lambda line: line["event"] == "new certificate in use",
             "the new certificate in use",

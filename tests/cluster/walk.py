@@ -21,7 +21,7 @@ from tests.cluster.lab import Lab
 from tests.cluster.page import HUB, SILOS, Step
 from tests.cluster.recording import POD
 from tests.cluster.report import Report
-from tests.cluster.told import Told
+from tests.cluster.pod_logs import PodLogs
 from tests.deployment import helm
 from tests.support.processes import wait_until
 
@@ -38,7 +38,7 @@ class Walk:
         self.folder = lab.folder / "walk"
         self.job_id = ""
         self._mask = "umask 022"
-        self.told = Told(folder=lab.folder / "log" / "pods", members=(HUB, *SILOS))
+        self.logs = PodLogs(folder=lab.folder / "log" / "pods", members=(HUB, *SILOS))
         self.values = {member: adaptations.values(member, silo_image=silo_image) for member in (HUB, *SILOS)}
         self.volumes = adaptations.volume_folders(self.folder)
         if is_resumed:
@@ -70,7 +70,7 @@ class Walk:
         self._write_programs()
 
     def close(self) -> None:
-        self.told.close()
+        self.logs.close()
 
     def do(self, step: Step) -> None:
         """Write the file, or run the command. Raises AssertionError for a command that fails."""
@@ -112,7 +112,7 @@ class Walk:
             ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
         )
         said = [self.lab.run("kubectl", *each, check=False)[-6000:] for each in asked]
-        return "\n".join([*said, *(f"-- {member}\n{self.told.tail(member)}" for member in (HUB, *SILOS))])
+        return "\n".join([*said, *(f"-- {member}\n{self.logs.tail(member)}" for member in (HUB, *SILOS))])
 
     # objects
 
@@ -137,8 +137,8 @@ class Walk:
         """A series without labels, as the process tells it now; NaN while it cannot be asked."""
         place = f"{pod_name(member)}:{9463 if member == HUB else 9464}/proxy/metrics"
         path = f"/api/v1/namespaces/{namespace(member)}/pods/{place}"
-        told = self.lab.run("kubectl", "get", "--raw", path, check=False)
-        (value,) = re.findall(rf"^{name} (\S+)$", told, re.MULTILINE) or ["nan"]
+        output = self.lab.run("kubectl", "get", "--raw", path, check=False)
+        (value,) = re.findall(rf"^{name} (\S+)$", output, re.MULTILINE) or ["nan"]
         return float(value)
 
     def state(self, member: str) -> Path:
@@ -175,7 +175,7 @@ class Walk:
 
     def wait_for_offer(self, silo: str, job_id: str) -> None:
         offer = {"event": "job offered", "job": job_id}
-        self.told.wait(silo, lambda line: offer.items() <= line.items(), "the job's offer")
+        self.logs.wait(silo, lambda line: offer.items() <= line.items(), "the job's offer")
 
     def _operator_address(self) -> list[str]:
         address = self.lab.run(

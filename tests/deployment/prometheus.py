@@ -74,8 +74,8 @@ def running(
     alertmanager: the address of one that is told what fires.
     """
     config = folder / "prometheus.yml"
-    told = {} if alertmanager is None else {"alerting": _alerting(alertmanager)}
-    config.write_text(yaml.safe_dump({**configuration(targets, rules), **told}))
+    alerting = {} if alertmanager is None else {"alerting": _alerting(alertmanager)}
+    config.write_text(yaml.safe_dump({**configuration(targets, rules), **alerting}))
     check("config", str(config))
     options = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}")
     with serving("prometheus", *options, log=folder / "prometheus.log") as address:

@@ -69,10 +69,10 @@ class Squid:
         return [answer for answer in answers if answer.method == "CONNECT"]
 
     def has_started(self) -> bool:
-        assert self.process.poll() is None, self.told()
-        return "Accepting HTTP Socket connections" in self.told()
+        assert self.process.poll() is None, self.log_text()
+        return "Accepting HTTP Socket connections" in self.log_text()
 
-    def told(self) -> str:
+    def log_text(self) -> str:
         logs = [self.folder / "stderr.log", self.folder / "cache.log"]
         return "".join(log.read_text(errors="replace") for log in logs if log.exists())
 
@@ -112,7 +112,7 @@ def running(*, host: str, tunnel_port: int, login: tuple[str, str] | None = None
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr)
         squid = Squid(address=f"127.0.0.1:{port}", folder=folder, process=process)
         try:
-            wait_until(squid.has_started, "squid to accept connections", detail=squid.told)
+            wait_until(squid.has_started, "squid to accept connections", detail=squid.log_text)
             yield squid
         finally:
             squid.stop()

@@ -381,7 +381,7 @@ def test_every_sentence_of_the_checks_is_tested() -> None:
             if not sentence.startswith(live):
                 is_common = sentence in common
                 assert any(
-                    told in sentence for (name, _), _, told in REFUSED if is_common or name == chart
+                    expected in sentence for (name, _), _, expected in REFUSED if is_common or name == chart
                 ), sentence
 
 

@@ -33,8 +33,8 @@ def test_every_command_is_marked_as_one() -> None:
 
 
 def test_every_section_is_one_that_the_cluster_test_checks() -> None:
-    told = [line.removeprefix("## ") for line in PAGE.read_text().splitlines() if line.startswith("## ")]
-    assert told == list(AROUND)
+    sections = [line.removeprefix("## ") for line in PAGE.read_text().splitlines() if line.startswith("## ")]
+    assert sections == list(AROUND)
 
 
 def test_every_command_of_chorale_and_each_of_its_options_exists() -> None:

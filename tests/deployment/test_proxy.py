@@ -49,8 +49,8 @@ class Scene:
     def wait_refused(self, name: str) -> str:
         """Why the silo has no connection."""
         silo = self.federation.services[name]
-        told: Record = silo.wait_for(lambda record: record["event"] == "not connected")
-        return str(told["reason"])
+        refusal: Record = silo.wait_for(lambda record: record["event"] == "not connected")
+        return str(refusal["reason"])
 
 
 @pytest.fixture

@@ -385,9 +385,9 @@ def test_a_coordinator_that_does_not_start_is_notified_and_comes_back(watch: Wat
 
     watch.fires("ChoraleCoordinatorDown")
     watch.fires("ChoraleSiloDisconnected")
-    told = watch.receiver.wait("ChoraleCoordinatorDown", "firing")
-    assert told["labels"]["severity"] == "critical"
-    assert told["annotations"]["runbook_url"] == f"{PREFIX}docs/operations.md#choralecoordinatordown"
+    notification = watch.receiver.wait("ChoraleCoordinatorDown", "firing")
+    assert notification["labels"]["severity"] == "critical"
+    assert notification["annotations"]["runbook_url"] == f"{PREFIX}docs/operations.md#choralecoordinatordown"
     assert "not connected" in watch.do("ChoraleSiloDisconnected")
     said = watch.do("ChoraleCoordinatorDown")
     assert "hub  CrashLoopBackOff" in said

@@ -39,8 +39,8 @@ def traced(process_id: int, out: Path) -> Iterator[None]:
         text=True,
     )
     assert tracing.stderr is not None
-    with tracing.stderr as told:
-        said = told.readline()
+    with tracing.stderr as stderr:
+        said = stderr.readline()
         if "attached" not in said:
             tracing.wait(PATIENCE_SECONDS)
             pytest.skip(f"strace may not look at processes here: {said.strip()}")
@@ -89,7 +89,7 @@ def test_a_silo_flushes_three_times_from_its_advert_to_its_share(
         ]
 
 
-def told(path: Path) -> list[tuple[str, int, str]]:
+def ledger_entries(path: Path) -> list[tuple[str, int, str]]:
     events = ("spent", "revealed")
     return [
         (each["event"], each["round"], each["phase"])
@@ -109,7 +109,7 @@ def test_an_audit_log_whose_end_was_lost_with_the_power_is_completed(
     silo = federation.services[SILO]
     silo.kill()
     audit = federation.folder / SILO / "audit.jsonl"
-    whole, lines = told(audit), audit.read_bytes().splitlines(keepends=True)
+    whole, lines = ledger_entries(audit), audit.read_bytes().splitlines(keepends=True)
     survivors = [each["survivors"] for each in read_entries(audit) if each["event"] == "revealed"]
     # the last line came to disk, and nothing of the others
     lost = lines[kept_entries:]
@@ -118,7 +118,7 @@ def test_an_audit_log_whose_end_was_lost_with_the_power_is_completed(
     federation.start_silo(SILO)
     again = federation.services[SILO]
     wait_until(lambda: [each["event"] for each in again.records()].count("started") == 2, "its start")
-    assert sorted(told(audit)) == sorted(whole)
+    assert sorted(ledger_entries(audit)) == sorted(whole)
     assert survivors == [each["survivors"] for each in read_entries(audit) if each["event"] == "revealed"]
     checked = run_cli("silo", "ledger", "--check", "--config", federation.folder / f"{SILO}.yaml")
     assert checked.returncode == 0, checked.stderr

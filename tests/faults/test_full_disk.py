@@ -96,7 +96,7 @@ def test_nothing_is_lost_where_the_disk_is_full_when(
 def is_told(line: Record) -> bool:
     """What a process says of a disk that is full, in whichever of its words."""
     words = " ".join(str(value) for value in line.values())
-    return any(told in words for told in ("No space left on device", "disk is full", "disk of"))
+    return any(phrase in words for phrase in ("No space left on device", "disk is full", "disk of"))
 
 
 def is_ready(federation: LocalFederation, process: str) -> bool:
@@ -119,11 +119,11 @@ def test_a_job_is_refused_where_its_states_find_no_room(make_federation: MakeFed
         large = federation.job_spec(name="large")
         state.write_bytes(state_to_bytes({"model/votes": np.zeros(1 << 19, np.float32)}))
         job = large.to_yaml()
-        told = submit(federation, job, state)
-        assert f"bytes free on the disk of {directory}" in told, told
+        message = submit(federation, job, state)
+        assert f"bytes free on the disk of {directory}" in message, message
         with full(directory):
-            told = submit(federation, job, state)
-            assert f"the disk of {directory} is full" in told, told
+            message = submit(federation, job, state)
+            assert f"the disk of {directory} is full" in message, message
 
         small = federation.submit(values=federation.silos, rounds=1)
 

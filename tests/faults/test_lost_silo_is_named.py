@@ -47,8 +47,8 @@ def test_lost_silo_is_named_in_record_metrics_report_and_logs(make_federation: M
     assert f"without {VICTIM} (connection lost during its upload)" in line
     assert "75% of the data" in line
     for name in set(federation.names) - {VICTIM}:
-        told = federation.services[name].wait_for(
+        entry = federation.services[name].wait_for(
             lambda line: line["event"] == "phase ended" and (line["round"], line["phase"]) == (1, "train")
         )
-        assert told["left_out"] == [f"{VICTIM} (masked: disconnected)"]
-        assert told["data_share"] == LOST_SHARE
+        assert entry["left_out"] == [f"{VICTIM} (masked: disconnected)"]
+        assert entry["data_share"] == LOST_SHARE

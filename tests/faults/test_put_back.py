@@ -68,9 +68,9 @@ def test_a_silo_that_was_put_back_refuses_at_its_next_phase_and_recovers(
     assert spent(federation) < truth
     refused_job, status = run_job(federation, 3)
     assert status == "failed"  # of three silos two are too few
-    told = victim.wait_for(lambda line: line.get("code") == Refusal.LEDGER)
+    refusal = victim.wait_for(lambda line: line.get("code") == Refusal.LEDGER)
     assert "the ledger does not; put the newest ledger back, or charge what may be missing" in str(
-        told["reason"]
+        refusal["reason"]
     )
     assert spent(federation) < truth  # nothing left for the third job
     refused = federation.cli("job", "watch", refused_job)

@@ -43,8 +43,8 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
         assert np.any(kept != 0.0)  # two rounds have moved it
         assert "at most epsilon" not in federation.hub.log.read_text()
         silo = ended[1]  # one refusal leaves two silos, too few for a sum: others may not have come to theirs
-        told = federation.services[silo].wait_for(lambda record: record.get("code") == "budget")
-        assert re.search(rf"expected at most epsilon [0-9.]+ on data set {silo}-data", str(told["reason"]))
+        refusal = federation.services[silo].wait_for(lambda record: record.get("code") == "budget")
+        assert re.search(rf"expected at most epsilon [0-9.]+ on data set {silo}-data", str(refusal["reason"]))
         _check_shown(federation, silo, two_rounds)
 
         # the name alone is another: two names with a budget each let one data set out at both
@@ -61,10 +61,10 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
             federation.start_silo(other)
         federation.wait_connected()
         again = federation.submit(values=3, rounds=1, privacy=PRIVACY)
-        told = federation.services[silo].wait_for(
+        refusal = federation.services[silo].wait_for(
             lambda record: record.get("code") == "budget" and str(record.get("job")) in again, seconds=30
         )
-        assert f"on data set {silo}-data" in str(told["reason"])
+        assert f"on data set {silo}-data" in str(refusal["reason"])
         shown = run_cli("silo", "ledger", "--config", federation.folder / f"{silo}.yaml").stdout
         assert f"data set new (account {silo}-data): epsilon" in shown
 

@@ -123,8 +123,10 @@ def test_who_may_not_log_in_is_told_why(tmp_path: Path, browser: Browser) -> Non
         federation.ceremony.enroll(Role.OPERATOR, "unlisted")
         unlisted = ConsoleProcess(federation=federation, operator="unlisted").start()
         assert unlisted.stop() == 0
-        (told,) = [each for each in unlisted.records() if each["event"] == "coordinator refuses this console"]
-        assert "does not list this certificate of operator unlisted" in told["reason"]
+        (refusal,) = [
+            each for each in unlisted.records() if each["event"] == "coordinator refuses this console"
+        ]
+        assert "does not list this certificate of operator unlisted" in refusal["reason"]
         unlisted.log.unlink()
         console = ConsoleProcess(federation=federation)
         listed = console.start()

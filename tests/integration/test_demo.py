@@ -52,9 +52,9 @@ def _demo(out: Path, *options: str, **variables: str) -> Iterator[Demo]:
 
 @pytest.mark.gate
 def test_demo_learns_the_digits_in_ten_rounds_and_loses_nobody(tmp_path: Path) -> None:
-    told, lines = _run_to_its_end(tmp_path / "demo", rounds=10)
-    assert told["final_accuracy"] >= 0.95
-    assert (told["dropped"], told["silos"]) == ([], 4)
+    report, lines = _run_to_its_end(tmp_path / "demo", rounds=10)
+    assert report["final_accuracy"] >= 0.95
+    assert (report["dropped"], report["silos"]) == ([], 4)
     _compare_with_readme(lines, tmp_path / "demo")
 
 
@@ -108,15 +108,15 @@ def _without_numbers(line: str) -> str:
 
 
 def test_demo_survives_the_silos_it_kills_and_leaves_its_results(tmp_path: Path) -> None:
-    told, _ = _run_to_its_end(tmp_path / "out", "--drop", "1", rounds=3)
-    second = next(phase for phase in told["phases"] if (phase["round"], phase["phase"]) == (2, "train"))
+    report, _ = _run_to_its_end(tmp_path / "out", "--drop", "1", rounds=3)
+    second = next(phase for phase in report["phases"] if (phase["round"], phase["phase"]) == (2, "train"))
     # it shared its keys and was killed before any envelope left: its masks were recovered
     assert second["cohort"] == ["silo-1", "silo-2", "silo-3"]
     assert second["attempts"] == 1
-    assert told["dropped"][0] == {
+    assert report["dropped"][0] == {
         "round": 2, "silo": "silo-4", "stage": "masked", "reason": "disconnected",
     }  # fmt: skip
-    assert {entry["round"] for entry in told["dropped"]} == {2, 3}
+    assert {entry["round"] for entry in report["dropped"]} == {2, 3}
 
 
 def _run_to_its_end(out: Path, *options: str, rounds: int) -> tuple[dict[str, Any], list[str]]:
@@ -124,39 +124,41 @@ def _run_to_its_end(out: Path, *options: str, rounds: int) -> tuple[dict[str, An
     with _demo(out, "--rounds", str(rounds), *options) as demo:
         stdout, stderr = demo.communicate()
     assert demo.returncode == 0, stderr
-    told: dict[str, Any] = json.loads((out / "report.json").read_text())
-    assert told["accuracy_by_round"][-1] == told["final_accuracy"]
-    assert (told["rounds_completed"], len(told["accuracy_by_round"])) == (rounds, rounds)
-    assert told["float32_bytes"] <= told["upload_bytes_per_silo_round"] <= told["float32_bytes"] + 20_000
-    assert told["sums_verified"] is True
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    assert report["accuracy_by_round"][-1] == report["final_accuracy"]
+    assert (report["rounds_completed"], len(report["accuracy_by_round"])) == (rounds, rounds)
+    assert (
+        report["float32_bytes"] <= report["upload_bytes_per_silo_round"] <= report["float32_bytes"] + 20_000
+    )
+    assert report["sums_verified"] is True
     page = (out / "report.html").read_text()
     assert "<svg" in page
-    assert f"was checked by {told['verified_by']} silos or more" in page
+    assert f"was checked by {report['verified_by']} silos or more" in page
     model, _ = read_model(out / "model.safetensors")
     assert (
         sum(array.nbytes for name, array in model.items() if name.startswith("model/"))
-        == told["float32_bytes"]
+        == report["float32_bytes"]
     )
-    assert stdout.startswith(f"final accuracy {told['final_accuracy']:.4f}\n")
+    assert stdout.startswith(f"final accuracy {report['final_accuracy']:.4f}\n")
     assert len([line for line in stdout.splitlines() if line.startswith("  ")]) == 3  # what to try next
     assert len([line for line in stderr.splitlines() if line.startswith("round ")]) == rounds
     assert "\x1b" not in stderr
-    _check_evidence(out, told)
-    return told, [*stderr.splitlines(), *stdout.splitlines()]
+    _check_evidence(out, report)
+    return report, [*stderr.splitlines(), *stdout.splitlines()]
 
 
-def _check_evidence(out: Path, told: dict[str, Any]) -> None:
+def _check_evidence(out: Path, report: dict[str, Any]) -> None:
     """The archive holds, with the model beside it, and not once a byte of it is another."""
     archive, model = out / "evidence.zip", out / "model.safetensors"
     checked = run_cli("evidence", "verify", archive, "--model", model, "--json")
     assert checked.returncode == 0, checked.stderr
     found = json.loads(checked.stdout)
-    assert found["facts"]["job"] == told["job"]
+    assert found["facts"]["job"] == report["job"]
     assert (found["model_is_compared"], found["authority_is_given"]) == (True, False)
     assert found["least_signatures_on_a_state"] >= 3
-    assert found["facts"]["states_signed_by_silos"] == told["rounds_completed"] + 1  # and the enrollment
-    assert set(found["silos_with_a_statement"]) | {each["silo"] for each in told["dropped"]} == set(
-        told["silo_names"]
+    assert found["facts"]["states_signed_by_silos"] == report["rounds_completed"] + 1  # and the enrollment
+    assert set(found["silos_with_a_statement"]) | {each["silo"] for each in report["dropped"]} == set(
+        report["silo_names"]
     )
     changed = out / "changed.zip"
     changed.write_bytes(archive.read_bytes().replace(b"rounds: ", b"rounds:9"))

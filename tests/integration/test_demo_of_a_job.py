@@ -83,10 +83,10 @@ def own_silos(folder: Path) -> list[str]:
 
 
 def simulated(job: Path, start: Path | None, *options: str) -> list[dict[str, Any]]:
-    told, given = io.StringIO(), [] if start is None else ["--init", str(start)]
-    with redirect_stdout(told):
+    output, given = io.StringIO(), [] if start is None else ["--init", str(start)]
+    with redirect_stdout(output):
         assert run(["simulate", str(job), *given, "--device", "cpu", *options]) == 0
-    return [json.loads(line) for line in told.getvalue().splitlines()]
+    return [json.loads(line) for line in output.getvalue().splitlines()]
 
 
 def test_a_simulation_trains_with_the_silos_own_code_also_in_workers(
@@ -112,12 +112,12 @@ def test_a_demo_of_a_job_file_has_the_figures_of_its_simulation(
     job, start = job_file(tmp_path, model=fields), start_file(tmp_path)
     data = own_silos(tmp_path) if model == "custom" else CUT
     chorale("demo", "--job", job, "--init", start, *data, "--out", tmp_path / "demo", code=tmp_path)
-    told = json.loads((tmp_path / "demo" / "report.json").read_text())
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
     monkeypatch.syspath_prepend(tmp_path)
     *rounds, closing = simulated(job, start, *data)
-    assert told["silo_names"] == NAMES
-    assert told["final_accuracy"] == pytest.approx(closing["final_accuracy"], abs=0.01)
-    trained = [phase for phase in told["phases"] if phase["phase"] == "train"]
+    assert report["silo_names"] == NAMES
+    assert report["final_accuracy"] == pytest.approx(closing["final_accuracy"], abs=0.01)
+    trained = [phase for phase in report["phases"] if phase["phase"] == "train"]
     losses = [line["loss"] for line in rounds]
     assert [phase["figures"]["loss"] for phase in trained] == pytest.approx(losses, abs=CLOSE)
     assert losses[1] < losses[0] - 0.1, "it did train"
@@ -153,15 +153,15 @@ def test_a_simulation_runs_a_model_and_a_task_of_a_distribution_also_in_workers(
     tmp_path: Path, site: Path
 ) -> None:
     job, data = own_job(tmp_path)
-    told = [simulated(job, None, *data, *workers)[-1] for workers in ((), ("--parallel", "2"))]
-    assert told[0]["closing"] == told[1]["closing"]
-    assert {"mae", "share_near"} <= told[0]["closing"]["evaluate"].keys()
+    last_lines = [simulated(job, None, *data, *workers)[-1] for workers in ((), ("--parallel", "2"))]
+    assert last_lines[0]["closing"] == last_lines[1]["closing"]
+    assert {"mae", "share_near"} <= last_lines[0]["closing"]["evaluate"].keys()
 
 
 @pytest.mark.gate
 def test_a_demo_runs_a_model_and_a_task_of_a_distribution(tmp_path: Path, site: Path) -> None:
     job, data = own_job(tmp_path)
     chorale("demo", "--job", job, *data, "--out", tmp_path / "demo", code=site)
-    told = json.loads((tmp_path / "demo" / "report.json").read_text())
-    (closing,) = [phase["figures"] for phase in told["phases"] if phase["phase"].startswith("evaluate")]
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    (closing,) = [phase["figures"] for phase in report["phases"] if phase["phase"].startswith("evaluate")]
     assert {"mae", "share_near"} <= closing.keys()

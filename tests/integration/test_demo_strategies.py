@@ -66,23 +66,23 @@ RUNS = [ALWAYS, *(pytest.param(preset, marks=pytest.mark.soak) for preset in PRE
 
 @pytest.mark.parametrize("preset", RUNS)
 def test_demo_of_a_method_ends_and_reports_what_was_summed(preset: str, tmp_path: Path) -> None:
-    told = report_of(preset, "--rounds", "2", "--silos", "3", out=tmp_path / "out")
-    assert (told["status"], told["strategy"], told["rounds_completed"]) == ("done", preset, 2)
-    assert set(told["quantities"]) == (COMMON | BESIDE[preset]) - LEFT_OUT.get(preset, set())
-    assert told["secure_aggregation"] is True
-    assert (told["sums_verified"], told["verified_by"]) == (True, 3)
+    report = report_of(preset, "--rounds", "2", "--silos", "3", out=tmp_path / "out")
+    assert (report["status"], report["strategy"], report["rounds_completed"]) == ("done", preset, 2)
+    assert set(report["quantities"]) == (COMMON | BESIDE[preset]) - LEFT_OUT.get(preset, set())
+    assert report["secure_aggregation"] is True
+    assert (report["sums_verified"], report["verified_by"]) == (True, 3)
     opened = {
         "class_statistics": "allow",
         "redrawn_statistics": "allow",
         "local_state": "allow",
         "min_class_holders": 2,
     }
-    assert told["policy"] == opened
-    assert {phase["result"] for phase in told["phases"]} == {"applied"}
-    assert told["dropped"] == []
+    assert report["policy"] == opened
+    assert {phase["result"] for phase in report["phases"]} == {"applied"}
+    assert report["dropped"] == []
     figure = "personal_accuracy" if preset in OWN_PARTS else "final_accuracy"
-    assert told[figure] > 0.5  # chance is 0.1
-    assert (told["final_accuracy"] is None) == (preset in LEFT_OUT)
+    assert report[figure] > 0.5  # chance is 0.1
+    assert (report["final_accuracy"] is None) == (preset in LEFT_OUT)
 
 
 def test_every_preset_has_its_sums_written_down_here() -> None:

@@ -146,7 +146,7 @@ def test_nothing_is_found_where_nothing_is_wrong(ward: Ward, party: str) -> None
     """The control of every test below."""
     findings = found(getattr(ward, party)())
     assert [each for each in findings if each.state is not State.OK] == []
-    roster = [each.told for each in findings if each.check == "roster"]
+    roster = [each.message for each in findings if each.check == "roster"]
     assert len(roster) == 1
     assert "version 2" in roster[0]
 
@@ -315,11 +315,11 @@ def test_one_bad_file_hides_no_fault_of_another_and_what_is_left_out_is_named(wa
         (lambda: ward.coordinator(identity=unsigned), ["certificate"], {"roster", "listen"}, [listed]),
     ):  # fmt: skip
         findings = found(plant())
-        told = {state: [each for each in findings if each.state is state] for state in State}
-        assert [each.check for each in told[State.PROBLEM]] == problems
-        assert fine <= {each.check for each in told[State.OK]}
-        assert [f"{each.check}: {each.told}" for each in told[State.LEFT_OUT]] == left_out
-        assert not [each for each in told[State.PROBLEM] if "chmod" in each.told]  # the fix says it
+        by_state = {state: [each for each in findings if each.state is state] for state in State}
+        assert [each.check for each in by_state[State.PROBLEM]] == problems
+        assert fine <= {each.check for each in by_state[State.OK]}
+        assert [f"{each.check}: {each.message}" for each in by_state[State.LEFT_OUT]] == left_out
+        assert not [each for each in by_state[State.PROBLEM] if "chmod" in each.message]  # the fix says it
 
 
 def _cannot_load() -> TorchBuild:
@@ -376,7 +376,7 @@ def test_proxy_that_refuses_the_login_is_found_with_its_fix(ward: Ward) -> None:
     with proxy_that_asks_for_a_login() as address:
         (finding,) = ails(ward.silo(proxy=address, proxy_credentials=str(login)))
     assert (finding.check, finding.state) == ("line", State.PROBLEM)
-    assert "does not accept the login" in finding.told
+    assert "does not accept the login" in finding.message
     assert finding.fix == "correct the login in the file of proxy_credentials"
 
 
@@ -409,7 +409,7 @@ def test_cell_that_does_not_fit_a_job_is_found_with_its_fix(ward: Ward) -> None:
     )
     (finding,) = ails(ward.silo(data={"format": "csv", "path": str(table)}), job=job)
     assert finding.check == "data"
-    assert "line 62, column age: expected a number, got 'old'" in finding.told
+    assert "line 62, column age: expected a number, got 'old'" in finding.message
     assert finding.fix.startswith("correct this cell, file or label, or leave its record out")
     assert "ask the operator to add it to the job's categories" in finding.fix
 
@@ -422,7 +422,7 @@ def test_agent_that_runs_is_asked_and_keeps_its_connection(ward: Ward) -> None:
     lines = len(agent.records())
     findings = found(federation.folder / "silo-1.yaml")
     assert [each for each in findings if each.state is not State.OK] == []
-    (process,) = [each.told for each in findings if each.check == "process"]
+    (process,) = [each.message for each in findings if each.check == "process"]
     assert process == "an agent runs here and is connected, with roster version 2"
     assert [record for record in agent.records()[lines:] if record["event"] == "connected"] == []
     assert agent.stop() == 0
@@ -440,14 +440,14 @@ def test_agent_that_is_refused_is_found_with_the_reason_and_whom_to_ask(ward: Wa
     server.shutdown()
     server.server_close()
     thread.join()
-    assert (process.check, process.told) == (
+    assert (process.check, process.message) == (
         "process",
         "an agent runs on this directory, and is not connected",
     )
-    told = (
+    expected = (
         f"coordinator refused this silo: roster: version 2 does not list this certificate of silo {REVOKED}"
     )
-    assert (roster.check, roster.told) == ("roster", told)
+    assert (roster.check, roster.message) == ("roster", expected)
     assert roster.fix.startswith("ask the authority to list this certificate")
     assert "--readmit NAME if it was revoked" in roster.fix
 
@@ -479,15 +479,15 @@ def test_command_ends_with_one_and_tells_json(ward: Ward) -> None:
     )
     assert done.returncode == 1
     assert "chorale: error: 1 problem found" in done.stderr
-    told = json.loads(done.stdout)
-    assert (told["party"], told["problems"]) == ("silo", 1)
-    (line,) = [each for each in told["findings"] if each["check"] == "line"]
+    document = json.loads(done.stdout)
+    assert (document["party"], document["problems"]) == ("silo", 1)
+    (line,) = [each for each in document["findings"] if each["check"] == "line"]
     assert line["state"] == "problem"
     assert line["fix"].startswith("see that the coordinator runs, correct coordinator")
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected"),
     [
         ({"federation": "test", "rounds": 3, "silos": ["a"], "classes": 2}, "no settings of a silo"),
         (
@@ -498,9 +498,9 @@ def test_command_ends_with_one_and_tells_json(ward: Ward) -> None:
     ],
     ids=["job", "console", "empty"],
 )
-def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values, told: str) -> None:
+def test_file_that_is_no_settings_file_is_told(ward: Ward, values: Values, expected: str) -> None:
     (finding,) = ails(ward.write("other.yaml", values))
-    assert (finding.check, told in finding.told) == ("settings", True)
+    assert (finding.check, expected in finding.message) == ("settings", True)
     assert "chorale init" in finding.fix
     assert "chorale console --config" in finding.fix
 
@@ -510,5 +510,5 @@ def test_field_that_is_missing_is_told_of_the_silo_that_misses_it(ward: Ward, mi
     values = yaml.safe_load(ward.silo().read_text())
     del values[missing]
     (finding,) = ails(ward.write("silo.yaml", values))
-    assert f"silo.yaml: {missing}: " in finding.told
+    assert f"silo.yaml: {missing}: " in finding.message
     assert "chorale schema silo" in finding.fix

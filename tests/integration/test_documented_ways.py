@@ -212,7 +212,7 @@ def test_a_step_that_is_not_taken_is_named() -> None:
     way = [Step(1, "a.py", "first"), Step(2, "b.py", "second")]
     calls = Calls(way)
     calls.called = {"b.py": {"second", "third"}}
-    told = r"architecture.md:2: b.py second was not called after first; .*: second, third"
-    with pytest.raises(pytest.fail.Exception, match=told):
+    expected = r"architecture.md:2: b.py second was not called after first; .*: second, third"
+    with pytest.raises(pytest.fail.Exception, match=expected):
         check(way, [("b.py", "second"), ("a.py", "first")], calls)
     check(way, [("a.py", "first"), ("a.py", "first"), ("b.py", "second")], calls)

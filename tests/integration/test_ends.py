@@ -42,17 +42,17 @@ def test_best_round_and_early_stop_survive_a_kill_after_a_phase_was_stored(
         federation.start_coordinator()
         assert federation.finish()["status"] == "done"
 
-        told = federation.report(job_id)
-        trained = [phase["round"] for phase in told["phases"] if phase["phase"] == "train"]
+        report = federation.report(job_id)
+        trained = [phase["round"] for phase in report["phases"] if phase["phase"] == "train"]
         assert trained == [1, 2, 3, 4, 5]
-        last = told["phases"][-1]
+        last = report["phases"][-1]
         assert (last["round"], last["phase"], last["figures"]["loss"]) == (
             9,
             "evaluate.0",
             pytest.approx(LAST),
         )
-        assert told["reason"] == "stopped after round 5 of 9: loss no lower for 2 rounds"
-        assert (told["model_round"], told["kept"]) == (2, "loss 1, the lowest")
+        assert report["reason"] == "stopped after round 5 of 9: loss no lower for 2 rounds"
+        assert (report["model_round"], report["kept"]) == (2, "loss 1, the lowest")
         # the model after round 2 is what round 3 starts from; of the last five rounds two states are kept
         np.testing.assert_allclose(federation.fetch(job_id)["model/votes"], np.full(3, 2 / 3), atol=1e-6)
         _, facts = read_model(tmp_path / "fetched.safetensors")
@@ -89,10 +89,10 @@ def test_a_plain_state_dict_is_evaluated_by_a_job_of_no_rounds(tmp_path: Path) -
         done = federation.cli("job", "submit", path, "--init", init, "--watch")
         assert done.returncode == 0, done.stderr
         job_id = str(done.stdout.split()[0])
-        told = federation.report(job_id)
-        assert [phase["phase"] for phase in told["phases"]] == ["enrollment.0", "evaluate.0"]
-        assert told["phases"][-1]["figures"]["tested"] > 0
-        assert told["final_accuracy"] is not None
+        report = federation.report(job_id)
+        assert [phase["phase"] for phase in report["phases"]] == ["enrollment.0", "evaluate.0"]
+        assert report["phases"][-1]["figures"]["tested"] > 0
+        assert report["final_accuracy"] is not None
         fetched = federation.fetch(job_id)
         for name, array in plain.items():
             arrays = {own.removeprefix("body."): value for own, value in _model(fetched).items()}

@@ -132,8 +132,10 @@ async def test_an_operator_connects_over_a_long_line_and_is_told_what_was_refuse
         await rogue.listen()
         with pytest.raises(LineFailed) as refused:
             await asyncio.to_thread(list_jobs, operator)
-    told = f"the certificate of {operator.coordinator} is not the coordinator's: another authority signed it"
-    assert str(refused.value) == told
+    expected = (
+        f"the certificate of {operator.coordinator} is not the coordinator's: another authority signed it"
+    )
+    assert str(refused.value) == expected
     assert refused.value.__notes__ == [UNTRUSTED_HINT]
 
 
@@ -153,8 +155,8 @@ async def test_an_address_that_drops_every_packet_is_not_taken_for_distrust(
         with full_queue() as address:
             line = rogue.agents[SILO]
             line.dial(coordinator=address)
-            told = f"the coordinator at {address} did not answer within 0.5 seconds"
-            assert await line.gives_up_for_now() == told
+            expected = f"the coordinator at {address} did not answer within 0.5 seconds"
+            assert await line.gives_up_for_now() == expected
             await line.stop()
 
 

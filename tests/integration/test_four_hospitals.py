@@ -42,15 +42,15 @@ def test_four_hospitals_train_together_from_their_own_files(tmp_path: Path) -> N
             command, where = instead(silo_run, SHOWN, hospital), {"CHORALE_SILO_COORDINATOR": address}
             running.enter_context(service(command, tmp_path, where))
         operator = {"CHORALE_OPERATOR_COORDINATOR": address}
-        told = run(next(commands), tmp_path, operator)
-        job_id = told.split()[0]
+        output = run(next(commands), tmp_path, operator)
+        job_id = output.split()[0]
         fetched = run(instead(next(commands), "ID", job_id), tmp_path, operator)
     assert next(commands, None) is None, "a command of the README was not run"
-    assert f"{job_id}  done  {ROUNDS} rounds" in told
+    assert f"{job_id}  done  {ROUNDS} rounds" in output
     assert f"after round {ROUNDS} of {ROUNDS}" in fetched
     model, _ = read_model(tmp_path / "model.safetensors")
     assert sum(array.size for name, array in model.items() if name.startswith("model/")) == 258
-    assert _accuracy(told) > MAJORITY + 0.1
+    assert _accuracy(output) > MAJORITY + 0.1
 
 
 def _found(commands: Iterator[list[str]], folder: Path) -> None:
@@ -64,7 +64,7 @@ def _found(commands: Iterator[list[str]], folder: Path) -> None:
         run(next(commands), folder)
 
 
-def _accuracy(told: str) -> float:
-    found = re.search(r"accuracy (0\.\d+)", told)
-    assert found, told
+def _accuracy(output: str) -> float:
+    found = re.search(r"accuracy (0\.\d+)", output)
+    assert found, output
     return float(found[1])

@@ -21,7 +21,7 @@ DATA = {"format": "digits", "name": "digits"}
 
 def at_every_silo(federation: LocalFederation, job_id: str, *command: str, code: int = 0) -> set[str]:
     """What every silo's command says once the job was offered, standard output and errors."""
-    told = set()
+    outputs = set()
     for name in federation.names:
         federation.services[name].wait_for(
             lambda record: record.get("event") == "job offered" and record["job"] == job_id
@@ -29,8 +29,8 @@ def at_every_silo(federation: LocalFederation, job_id: str, *command: str, code:
         action, *more = command
         done = run_cli("silo", action, "--config", federation.folder / f"{name}.yaml", job_id, *more)
         assert done.returncode == code, done.stderr
-        told.add(done.stdout + done.stderr)
-    return told
+        outputs.add(done.stdout + done.stderr)
+    return outputs
 
 
 def ended(federation: LocalFederation, job_id: str) -> Any:
@@ -61,14 +61,16 @@ def test_given_weights_are_told_and_refused_and_computed_ones_train(tmp_path: Pa
         digest = state_digest(crafted).hex()
 
         done = federation.cli("job", "submit", path, "--init", init)
-        told = "silos refuse a given initial state unless initial_state in their policy says given or lists"
-        assert f"--init: {told} {digest}" in done.stderr
-        given = str(done.stdout.split()[0])
-        (told,) = at_every_silo(federation, given, "approve", "--yes", code=3)
-        assert (
-            f"weights     given, sha256:{digest[:12]} (it is not the one that follows from the job)" in told
+        message = (
+            "silos refuse a given initial state unless initial_state in their policy says given or lists"
         )
-        assert "[initial_state]" in told
+        assert f"--init: {message} {digest}" in done.stderr
+        given = str(done.stdout.split()[0])
+        (output,) = at_every_silo(federation, given, "approve", "--yes", code=3)
+        assert (
+            f"weights     given, sha256:{digest[:12]} (it is not the one that follows from the job)" in output
+        )
+        assert "[initial_state]" in output
         reason = 'weights are drawn here, by "us"'
         at_every_silo(federation, given, "reject", "--reason", reason, "--by", "Ann")
         watched = federation.cli("job", "watch", given)
@@ -78,6 +80,6 @@ def test_given_weights_are_told_and_refused_and_computed_ones_train(tmp_path: Pa
         done = federation.cli("job", "submit", path)
         assert "--init" not in done.stderr
         computed = str(done.stdout.split()[0])
-        (told,) = at_every_silo(federation, computed, "approve", "--yes")
-        assert "weights     computed from the job, the same as this silo draws" in told
+        (output,) = at_every_silo(federation, computed, "approve", "--yes")
+        assert "weights     computed from the job, the same as this silo draws" in output
         assert ended(federation, computed) == "done"

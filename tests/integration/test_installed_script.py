@@ -39,7 +39,7 @@ RUNS: dict[str, tuple[str, int, str]] = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_installed_script_runs_the_command(command: str, tmp_path: Path) -> None:
-    arguments, code, told = RUNS[command]
+    arguments, code, expected = RUNS[command]
     done = subprocess.run(
         [INSTALLED, command, *arguments.split()],
         cwd=tmp_path,
@@ -50,5 +50,5 @@ def test_installed_script_runs_the_command(command: str, tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == code, done.stderr
-    assert told in done.stdout + done.stderr
-    assert code or (tmp_path / told).is_file()
+    assert expected in done.stdout + done.stderr
+    assert code or (tmp_path / expected).is_file()

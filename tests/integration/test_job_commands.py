@@ -48,8 +48,8 @@ def test_job_that_nobody_submitted_is_named(tmp_path: Path) -> None:
         federation.start_coordinator()
         done = federation.cli("job", "fetch", "abc", "--out", tmp_path / "model.safetensors")
     assert done.returncode == 2
-    told = "chorale: error: job abc: expected the id of one job, none begins with it"
-    assert done.stderr.splitlines()[-1] == told
+    expected = "chorale: error: job abc: expected the id of one job, none begins with it"
+    assert done.stderr.splitlines()[-1] == expected
     assert not (tmp_path / "model.safetensors").exists()
 
 
@@ -69,7 +69,7 @@ def test_silos_of_the_roster_are_listed_with_certificate_and_connection(tmp_path
         federation.hub.wait_for(lambda line: line["event"] == "silo connected")
         silos = federation.cli("job", "silos")
         listed = _lines(silos)
-        told = json.loads(federation.cli("job", "silos", "--json").stdout)
+        document = json.loads(federation.cli("job", "silos", "--json").stdout)
     certificates = [federation.ceremony.members[Role.SILO, name] for name in federation.names]
     until = f"{certificates[1].not_valid_after_utc:%Y-%m-%d}"
     software = own_software()
@@ -82,7 +82,7 @@ def test_silos_of_the_roster_are_listed_with_certificate_and_connection(tmp_path
     ]
     assert "the digits after a name begin its certificate's SHA-256" in silos.stderr
     assert ("sha256:none: that program runs from a folder" in silos.stderr) == (not software.sha256)
-    assert told == {
+    assert document == {
         "roster_version": 1,
         "software": runs,
         "silos": [
@@ -121,10 +121,10 @@ def test_submit_with_watch_stays_until_the_job_is_done(tmp_path: Path) -> None:
     assert submitted.split()[0] != first  # a fresh nonce keeps two equal jobs apart
     assert ended.startswith(f"{submitted.split()[0]}  done  1 rounds")
     words = [line.split()[0] for line in done.stderr.splitlines()]
-    warned, saved_at, *told = [word for word in words if word != "now:"]
+    warned, saved_at, *steps = [word for word in words if word != "now:"]
     assert (warned, saved_at) == ("--init:", f"{saved}:")
     assert hashlib.sha256(saved.read_bytes()).hexdigest().startswith(submitted.split()[0])
-    assert told == ["enrollment", "round", "evaluate"]
+    assert steps == ["enrollment", "round", "evaluate"]
 
 
 def test_silo_shows_its_ledger_and_compares_it_with_its_audit_log(finished: LocalFederation) -> None:
@@ -182,9 +182,9 @@ def test_institution_grants_a_job_more_cohort_changes(finished: LocalFederation,
     assert "expected JOB with it" in alone.stderr
     with closing(AuditLog(state / "audit.jsonl")) as log, closing(Ledger(state / "ledger.sqlite")) as ledger:
         ledger.decisions().tell(log)
-    told = list(read_entries(state / "audit.jsonl"))[-1]
-    assert told["event"] == "cohort changes granted"
-    assert (told["job"][:12], told["data_set"], told["changes"]) == (job, "silo-0-data", 3)
+    entry = list(read_entries(state / "audit.jsonl"))[-1]
+    assert entry["event"] == "cohort changes granted"
+    assert (entry["job"][:12], entry["data_set"], entry["changes"]) == (job, "silo-0-data", 3)
 
 
 @pytest.mark.parametrize("party", ["silo-0", "hub"])
@@ -220,8 +220,8 @@ def test_coordinator_is_not_run_with_the_certificate_of_a_silo(finished: LocalFe
     }
     done = run_cli("coordinator", "run", "--config", config, extra_env=override)
     assert done.returncode == 2
-    told = f"{paths['crt']}: own certificate: its extended key usage is not that of a coordinator"
-    assert done.stderr.splitlines()[-1] == f"chorale: error: {told}"
+    message = f"{paths['crt']}: own certificate: its extended key usage is not that of a coordinator"
+    assert done.stderr.splitlines()[-1] == f"chorale: error: {message}"
 
 
 def test_what_a_silo_shows_is_there_for_programs_too(finished: LocalFederation) -> None:
@@ -240,9 +240,12 @@ def test_what_a_silo_shows_is_there_for_programs_too(finished: LocalFederation) 
     assert [(each["job"], each["inputs"], each["epsilon"]) for each in data_set["jobs"]] == [
         (job["job"], 4, None)
     ]
-    told = policy["data_sets"]["silo-0-data"]
-    assert (told["policy"]["initial_state"], told["policy"]["max_rounds"]) == ("given", 1000)
-    assert "jobs of more than 1000 rounds" in told["refuses"]
+    data_set_policy = policy["data_sets"]["silo-0-data"]
+    assert (data_set_policy["policy"]["initial_state"], data_set_policy["policy"]["max_rounds"]) == (
+        "given",
+        1000,
+    )
+    assert "jobs of more than 1000 rounds" in data_set_policy["refuses"]
     assert audit["is_intact"]
     assert audit["entries"] > 4
     checked = json.loads(run_cli("silo", "check", "--config", config, "--json").stdout)

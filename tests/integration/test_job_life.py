@@ -39,9 +39,9 @@ def test_job_is_planned_watched_through_a_kill_of_the_coordinator_and_reported(t
         for name in federation.names:
             federation.start_silo(name)
         assert watch.process.wait(60) == 0
-        told = watch.log.read_text()
-        assert f"{first}  done  1 rounds" in told
-        assert told.count("enrollment  3 silos") == 1  # what was told before the kill is not told again
+        output = watch.log.read_text()
+        assert f"{first}  done  1 rounds" in output
+        assert output.count("enrollment  3 silos") == 1  # what was told before the kill is not told again
 
         out = tmp_path / "report"
         assert federation.cli("job", "report", first, "--out", out).returncode == 0

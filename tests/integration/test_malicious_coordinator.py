@@ -295,9 +295,9 @@ async def test_envelopes_do_not_verify_among_silos_told_different_cohorts(four: 
     exchange = await honest(four)
     adverts = await adverts_of(four, exchange)
     three = four.names[:3]
-    told = {"silo-0": three, "silo-1": three, "silo-2": four.names, "silo-3": four.names}
+    cohorts = {"silo-0": three, "silo-1": three, "silo-2": four.names, "silo-3": four.names}
     dealt: dict[str, dict[str, RelayedEnvelope]] = {}
-    for name, group in told.items():
+    for name, group in cohorts.items():
         tell_cohort(four, exchange, name, {peer: adverts[peer] for peer in group})
         shares = wire.from_silo(pb.SiloMessage(shares=await four.agents[name].answer("shares")))
         receivers = [peer for peer in group if peer != name]
@@ -311,13 +311,15 @@ async def test_envelopes_do_not_verify_among_silos_told_different_cohorts(four: 
     four.check_nothing_left(exchange)
 
 
-async def told_survivors(rogue: Rogue, exchange: Exchange, told: dict[str, list[str]]) -> dict[str, bytes]:
+async def told_survivors(
+    rogue: Rogue, exchange: Exchange, survivors_by_silo: dict[str, list[str]]
+) -> dict[str, bytes]:
     """What each silo signs when it is told this U3."""
     await rogue.advertise(exchange)
     await rogue.share(exchange)
     await rogue.mask(exchange)
     signed = {}
-    for name, survivors in told.items():
+    for name, survivors in survivors_by_silo.items():
         tell_survivors(rogue, exchange.key, name, survivors)
         signed[name] = (await rogue.agents[name].answer("consistency")).signature
     return signed
@@ -334,15 +336,19 @@ def tell_signatures(rogue: Rogue, key: PhaseKey, name: str, *signed: tuple[str, 
 async def test_no_silo_answers_when_silos_were_told_different_survivors(four: Rogue) -> None:
     exchange = await honest(four)
     three = four.names[:3]
-    told = {"silo-0": three, "silo-1": three, "silo-2": four.names, "silo-3": four.names}
-    signed = await told_survivors(four, exchange, told)
+    survivors_by_silo = {"silo-0": three, "silo-1": three, "silo-2": four.names, "silo-3": four.names}
+    signed = await told_survivors(four, exchange, survivors_by_silo)
     for name in ("silo-0", "silo-2"):
-        same = [(peer, signed[peer]) for peer in told if told[peer] == told[name]]
+        same = [
+            (peer, signed[peer])
+            for peer in survivors_by_silo
+            if survivors_by_silo[peer] == survivors_by_silo[name]
+        ]
         tell_signatures(four, exchange.key, name, *same)
         reason = "unmask: expected signatures of 3 survivors, got 2"
         await four.agents[name].refuses(Refusal.SIGNATURES, reason)
     for name in ("silo-1", "silo-3"):
-        tell_signatures(four, exchange.key, name, *[(peer, signed[peer]) for peer in told[name]])
+        tell_signatures(four, exchange.key, name, *[(peer, signed[peer]) for peer in survivors_by_silo[name]])
         reason = "unmask: signature of silo-. over this cohort, U2 and U3: .* is not valid"
         await four.agents[name].refuses(Refusal.SIGNATURES, reason)
     four.check_nothing_left(exchange, vectors=True)

@@ -93,8 +93,8 @@ def test_rounds_of_a_job_are_in_mlflow(server: str, tmp_path: Path) -> None:
         job.id,
     )
     for name in ("accuracy", "loss", "silos", "seconds", "data_share", "upload_bytes"):
-        told = client.get_metric_history(run_id, name)
-        assert [(each.step, each.value) for each in told] == list(table[name].items()), name
+        history = client.get_metric_history(run_id, name)
+        assert [(each.step, each.value) for each in history] == list(table[name].items()), name
     params = run.data.params
     assert (params["operator"], params["silos"], params["rounds"]) == ("ops", "3", str(ROUNDS))
     assert params["training.learning_rate"] == "0.1"

@@ -80,9 +80,9 @@ def test_a_foreign_model_and_task_train_in_a_federation_that_never_sends_their_c
     assert done.returncode == 0, done.stderr
     record = hospitals.federation.finish()
     assert record["status"] == "done"
-    told = str(hospitals.federation.report(done.stdout.split()[0]))
-    assert "'mae'" in told
-    assert "'share_near'" in told
+    report = str(hospitals.federation.report(done.stdout.split()[0]))
+    assert "'mae'" in report
+    assert "'share_near'" in report
 
 
 def _changed(site: Path, folder: Path) -> Path:
@@ -109,12 +109,12 @@ def test_each_silo_refuses_its_own_way_before_any_phase(
     assert done.returncode == 0, done.stderr
     record = federation.finish()
     assert record["status"] == "failed"
-    told = {
+    expected = {
         "silo-0": ("code", f"{PINNED}: expected files of SHA-256"),
         "silo-1": ("code", f"{PINNED}: the version that is installed here is 1.3.0"),
         "silo-2": ("policy", f"or of {own_code.NAME}==1.1.0 (distributions), got code of {PINNED}"),
     }
-    for name, (code, sentence) in told.items():
+    for name, (code, sentence) in expected.items():
         refusal = federation.services[name].wait_for(lambda line: line["event"] == "refused")
         assert sentence in refusal["reason"]
         assert refusal["code"] == code

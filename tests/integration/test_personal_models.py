@@ -79,8 +79,8 @@ def personal(capsys: pytest.CaptureFixture[str]) -> Any:
     def call(folder: Path, silo: str, *arguments: str | Path) -> tuple[int, list[str], list[str]]:
         config = folder / f"{silo}.yaml"
         code = run(["silo", "personal", "--config", str(config), *map(str, arguments)])
-        told = capsys.readouterr()
-        return int(code), told.out.splitlines(), told.err.splitlines()
+        captured = capsys.readouterr()
+        return int(code), captured.out.splitlines(), captured.err.splitlines()
 
     return call
 
@@ -107,17 +107,17 @@ def test_each_silo_finds_its_own_model_and_the_coordinator_none(
     federation, job_id, _ = finished
     for place, silo in enumerate(federation.names):
         out = tmp_path / f"{silo}.safetensors"
-        code, told, _ = personal(federation.folder, silo, job_id, "--out", out)
+        code, lines, _ = personal(federation.folder, silo, job_id, "--out", out)
         accuracies = f"accuracy {(10 + place) / 20:.6f}, the global model 0.500000, on 20 samples"
-        assert (code, told[0]) == (0, f"{job_id}  one-hot  fedavg_ft  {accuracies}")
-        assert told[1].endswith(", the one that the other silos had")
-        assert Path(told[2].strip()).parent == federation.folder / silo / "personal"
+        assert (code, lines[0]) == (0, f"{job_id}  one-hot  fedavg_ft  {accuracies}")
+        assert lines[1].endswith(", the one that the other silos had")
+        assert Path(lines[2].strip()).parent == federation.folder / silo / "personal"
         kept = safetensors.numpy.load_file(out)["model/votes"]
         np.testing.assert_array_equal(kept, np.array([place, SECRET], np.float32))
         assert stat.S_IMODE(out.stat().st_mode) == 0o600
-        assert personal(federation.folder, silo)[1] == told[:3]  # all jobs: the only one
+        assert personal(federation.folder, silo)[1] == lines[:3]  # all jobs: the only one
         (model,) = json.loads("\n".join(personal(federation.folder, silo, "--json")[1]))["models"]
-        assert (model["job"][:12], model["file"], model["is_confirmed"]) == (job_id, told[2].strip(), True)
+        assert (model["job"][:12], model["file"], model["is_confirmed"]) == (job_id, lines[2].strip(), True)
         assert model["facts"]["accuracy"] == f"{(10 + place) / 20:.6f}"
     secret = np.float32(SECRET).tobytes()
     files = [path for path in (federation.folder / COORDINATOR).rglob("*") if path.is_file()]
@@ -140,12 +140,12 @@ def test_mistakes_are_told_in_a_sentence(finished: Any, personal: Any, tmp_path:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_demo_shows_the_personal_models_of_its_silos(personal: Any, tmp_path: Path) -> None:
-    told = report_of("fedavg_ft", "--rounds", "3", out=tmp_path / "out")
-    assert told["personal_silos"] == 4
-    assert told["personal_accuracy"] > 0.8
+    report = report_of("fedavg_ft", "--rounds", "3", out=tmp_path / "out")
+    assert report["personal_silos"] == 4
+    assert report["personal_accuracy"] > 0.8
     accuracies = []
-    for silo in told["silo_names"]:
+    for silo in report["silo_names"]:
         _, (line, *_), _ = personal(tmp_path / "out" / "federation" / silo, "silo")
         accuracies.append(float(line.partition(", the global model")[0].rpartition(" ")[2]))
-    assert told["personal_accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-3)
-    assert told["personal_accuracy_deviation"] == pytest.approx(np.std(accuracies), abs=1e-2)
+    assert report["personal_accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-3)
+    assert report["personal_accuracy_deviation"] == pytest.approx(np.std(accuracies), abs=1e-2)

@@ -36,29 +36,29 @@ def _report(out: Path) -> dict[str, Any]:
 def test_demo_by_record_learns_and_tells_what_it_spent(noise: str, count: list[str], tmp_path: Path) -> None:
     done = run_demo(tmp_path / "out", "--dp", "records", "--epsilon", "8", "--silos", "3", *count)
     assert done.returncode == 0, done.stderr
-    told = _report(tmp_path / "out")
-    assert (told["status"], told["rounds_completed"]) == ("done", int(count[-1]))
-    assert (told["epsilon_unit"], told["noise"]) == ("record", noise)
-    assert (told["steps"] is None) == (noise == "silo")
+    report = _report(tmp_path / "out")
+    assert (report["status"], report["rounds_completed"]) == ("done", int(count[-1]))
+    assert (report["epsilon_unit"], report["noise"]) == ("record", noise)
+    assert (report["steps"] is None) == (noise == "silo")
     if noise == "sum":
-        assert told["epsilon_if_all_others_collude"] > told["epsilon"]
+        assert report["epsilon_if_all_others_collude"] > report["epsilon"]
         assert "step 12 of 12  3 silos" in done.stderr
     assert "chorale demo --dp records --silos 7 --drop 2 --out" in done.stdout  # it offered one without noise
-    assert 0.97 * 8.0 <= told["epsilon"] <= 8.0
-    assert told["final_accuracy"] > 5 * BY_CHANCE
-    assert "clipped" not in told["quantities"]
-    assert told["epsilon_updates_per_silo"] is None
+    assert 0.97 * 8.0 <= report["epsilon"] <= 8.0
+    assert report["final_accuracy"] > 5 * BY_CHANCE
+    assert "clipped" not in report["quantities"]
+    assert report["epsilon_updates_per_silo"] is None
     # every silo took part in all that was planned but a repeated enrollment, and its ledger alone knows
-    spent = told["epsilon_spent_by_silo"]
+    spent = report["epsilon_spent_by_silo"]
     assert list(spent) == ["silo-1", "silo-2", "silo-3"]
-    assert all(0.97 * told["epsilon"] <= value <= told["epsilon"] for value in spent.values())
-    assert f"epsilon {told['epsilon']:.4g} at delta 1e-05 planned" in done.stdout
+    assert all(0.97 * report["epsilon"] <= value <= report["epsilon"] for value in spent.values())
+    assert f"epsilon {report['epsilon']:.4g} at delta 1e-05 planned" in done.stdout
     assert f"silo-3 {spent['silo-3']:.4g}" in done.stdout
     # a silo's own noise hides less of the counts than that of all silos
-    collude = told["epsilon_spent_by_silo_if_all_others_collude"]
-    most = told["epsilon_if_all_others_collude"]
+    collude = report["epsilon_spent_by_silo_if_all_others_collude"]
+    most = report["epsilon_if_all_others_collude"]
     assert all(0.8 * most <= value <= most for value in collude.values())
-    assert most > told["epsilon"]
+    assert most > report["epsilon"]
     assert f"the same if all other silos collude: silo-1 {collude['silo-1']:.4g}" in done.stdout
     assert "Differential privacy" in (tmp_path / "out" / "report.html").read_text()
     config = tmp_path / "out" / "federation" / "silo-1" / "silo.yaml"
@@ -70,11 +70,11 @@ def test_demo_by_record_learns_and_tells_what_it_spent(noise: str, count: list[s
 def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Path) -> None:
     done = run_demo(tmp_path / "out", "--dp", "sums", "--epsilon", "4", "--drop", "1", "--rounds", "3")
     assert done.returncode == 0, done.stderr
-    told = _report(tmp_path / "out")
-    assert (told["status"], told["rounds_completed"], told["epsilon_unit"]) == ("done", 3, "silo")
-    assert 0.97 * 4.0 <= told["epsilon"] <= 4.0
-    updates, statistics = told["epsilon_updates_per_silo"], told["epsilon_statistics_per_record"]
-    assert max(updates, statistics) < told["epsilon"] < updates + statistics
+    report = _report(tmp_path / "out")
+    assert (report["status"], report["rounds_completed"], report["epsilon_unit"]) == ("done", 3, "silo")
+    assert 0.97 * 4.0 <= report["epsilon"] <= 4.0
+    updates, statistics = report["epsilon_updates_per_silo"], report["epsilon_statistics_per_record"]
+    assert max(updates, statistics) < report["epsilon"] < updates + statistics
     words = (
         f"updates cost epsilon {updates:.4g} for each silo, "
         f"statistics epsilon {statistics:.4g} for each record"
@@ -82,15 +82,15 @@ def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Pa
     assert words in done.stdout  # at the end
     assert words in done.stderr  # before the first round
     assert words in (tmp_path / "out" / "report.html").read_text()
-    second = next(phase for phase in told["phases"] if (phase["round"], phase["phase"]) == (2, "train"))
+    second = next(phase for phase in report["phases"] if (phase["round"], phase["phase"]) == (2, "train"))
     assert second["cohort"] == ["silo-1", "silo-2", "silo-3"]
-    spent = told["epsilon_spent_by_silo"]
-    assert 0 < spent["silo-4"] < spent["silo-1"] <= told["epsilon"]
+    spent = report["epsilon_spent_by_silo"]
+    assert 0 < spent["silo-4"] < spent["silo-1"] <= report["epsilon"]
     assert "expect an accuracy near chance" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (["--dp", "sums", "--epsilon", "nan"], "--epsilon: expected more than 0 and at most 10,"),
         pytest.param(
@@ -101,11 +101,11 @@ def test_demo_by_silo_survives_a_loss_and_says_that_few_silos_drown(tmp_path: Pa
     ],
 )
 def test_demo_that_cannot_be_private_ends_with_a_sentence(
-    options: list[str], told: str, tmp_path: Path
+    options: list[str], expected: str, tmp_path: Path
 ) -> None:
     done = run_demo(tmp_path / "out", *options)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"chorale: error: {told}")
+    assert done.stderr.splitlines()[-1].startswith(f"chorale: error: {expected}")
     assert "Traceback" not in done.stderr
 
 

@@ -189,8 +189,8 @@ def test_a_job_that_silos_refuse_raises_what_the_command_says(
     job = federation.submit(running.job(rounds=ROUNDS + 1), init=init)
     with pytest.raises(PolicyRefusal, match="max_rounds") as refused:
         list(federation.watch(job))
-    told = running.cli("job", "watch", job.id).stderr.splitlines()[-1]
-    assert told == f"chorale: error: {refused.value}"
+    last_line = running.cli("job", "watch", job.id).stderr.splitlines()[-1]
+    assert last_line == f"chorale: error: {refused.value}"
 
 
 def test_settings_are_read_as_by_the_commands(running: LocalFederation) -> None:

@@ -86,10 +86,10 @@ def simulated(job: Path, *options: str) -> tuple[dict[str, Any], str]:
 def test_two_machines_of_ray_end_with_the_state_of_one_process(cluster: str, tmp_path: Path) -> None:
     small = job(tmp_path, rounds=ROUNDS)
     alone, _ = simulated(small)
-    pulled, told = simulated(small, "--parallel", "2")
-    assert "; processes: 2 workers on this machine" in told
-    on_ray, told = simulated(small, "--engine", "ray", "--address", cluster)
-    assert "; ray: 2 workers on 2 machines" in told
+    pulled, output = simulated(small, "--parallel", "2")
+    assert "; processes: 2 workers on this machine" in output
+    on_ray, output = simulated(small, "--engine", "ray", "--address", cluster)
+    assert "; ray: 2 workers on 2 machines" in output
     assert on_ray == pulled == alone
     other = job(tmp_path, rounds=ROUNDS + 1)
     assert simulated(other)[0]["state_digest"] != alone["state_digest"]
@@ -111,8 +111,8 @@ def test_a_simulation_that_was_killed_on_ray_goes_on_in_processes(cluster: str, 
         process.kill()
         process.wait()
     assert 2 <= lines(out) < KILLED_ROUNDS
-    ended, told = simulated(long, "--parallel", "2", "--out", str(out))
-    assert "continuing after round" in told
+    ended, output = simulated(long, "--parallel", "2", "--out", str(out))
+    assert "continuing after round" in output
     assert ended["state_digest"] == simulated(long)[0]["state_digest"]
 
 

@@ -37,11 +37,11 @@ def test_silos_keep_out_whom_a_roster_revoked_though_their_coordinator_lets_it_i
         shutil.rmtree(federation.folder / "hub")
         federation.start_coordinator()
         for name in STAYING:
-            told = _wait(federation, name, event="message refused", kind="roster", code="roster")
-            assert told["reason"].startswith(LEFT)
+            refusal = _wait(federation, name, event="message refused", kind="roster", code="roster")
+            assert refusal["reason"].startswith(LEFT)
             entries = read_entries(federation.folder / name / "audit.jsonl")
             (entry,) = (entry for entry in entries if entry["event"] == "roster refused")
-            assert (entry["version"], entry["reason"]) == (3, told["reason"])
+            assert (entry["version"], entry["reason"]) == (3, refusal["reason"])
 
         federation.ceremony.publish(readmitted=(REVOKED,))
         for name in STAYING:

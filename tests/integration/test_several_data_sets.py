@@ -36,12 +36,12 @@ def test_each_job_is_about_one_data_set_under_its_own_policy(tmp_path: Path) -> 
             "names no data set, and this silo has several": federation.submit(rounds=1),
             "this silo has no data set wards-2": federation.submit(rounds=1, data="wards-2"),
         }
-        for told, job in refused.items():
+        for reason, job in refused.items():
             watched = federation.cli("job", "watch", job)
             # one word for all three: the operator learns of no data set whether a silo has it
             assert (watched.returncode, "(policy)" in watched.stderr) == (3, True), watched.stderr
             federation.services["silo-0"].wait_for(
-                lambda record, told=told, job=job: told in str(record) and job in str(record)
+                lambda record, reason=reason, job=job: reason in str(record) and job in str(record)
             )
         scraped = _scrape(federation.folder / "silo-0" / "endpoint.json")
         for service in reversed(federation.services.values()):

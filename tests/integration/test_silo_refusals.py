@@ -61,34 +61,38 @@ SPOILED = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "told"), SPOILED, ids=[row[0].__name__.strip("_") for row in SPOILED])
-def test_silo_that_cannot_contribute_says_why_and_the_job_ends(spoil: Any, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("spoil", "expected"), SPOILED, ids=[row[0].__name__.strip("_") for row in SPOILED])
+def test_silo_that_cannot_contribute_says_why_and_the_job_ends(
+    spoil: Any, expected: str, tmp_path: Path
+) -> None:
     with LocalFederation(folder=tmp_path / "federation", silos=3) as federation:
         federation.start_coordinator()
         for name in federation.names:
             federation.silo = spoil(tmp_path) if name == "silo-0" else {}
             federation.start_silo(name)
-        _check_refused(federation, code=1, said="data", told=told)
+        _check_refused(federation, code=1, said="data", expected=expected)
 
 
 def test_refusal_by_policy_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     with LocalFederation(folder=tmp_path, silos=3, policy={"max_rounds": 1}) as federation:
         federation.start()
-        _check_refused(federation, code=3, said="policy: max_rounds", told="expected at most 1, got 2 rounds")
+        _check_refused(
+            federation, code=3, said="policy: max_rounds", expected="expected at most 1, got 2 rounds"
+        )
 
 
 def test_class_statistic_of_the_last_phase_is_refused_before_the_first(tmp_path: Path) -> None:
     """SphereFed sums by class only after its last round."""
     with LocalFederation(folder=tmp_path, silos=3) as federation:
         federation.start()
-        told = r"expected no class statistics \(class_statistics: refuse\), got quantity moment"
+        expected = r"expected no class statistics \(class_statistics: refuse\), got quantity moment"
         said = "policy: class_statistics"
-        _check_refused(federation, code=3, said=said, told=told, strategy={"preset": "spherefed"})
+        _check_refused(federation, code=3, said=said, expected=expected, strategy={"preset": "spherefed"})
         assert all(record["event"] != SHARES_RECEIVED for record in federation.hub.records())
 
 
-def _check_refused(federation: LocalFederation, *, code: int, said: str, told: str, **job: Any) -> None:
-    """said: the code, and the policy field, that left the silo. told: what its own log says."""
+def _check_refused(federation: LocalFederation, *, code: int, said: str, expected: str, **job: Any) -> None:
+    """said: the code, and the policy field, that left the silo. expected: what its own log says."""
     wait_until(lambda: _connected(federation) == set(federation.names), "all silos")
     job_id = federation.submit(rounds=2, **job)
     watched = federation.cli("job", "watch", job_id)
@@ -97,7 +101,7 @@ def _check_refused(federation: LocalFederation, *, code: int, said: str, told: s
     assert (watched.returncode, f"({said})" in last) == (code, True)
     silo = federation.services["silo-0"]
     silo.wait_for(
-        lambda record: record["level"] != "info" and re.search(told, str(record)) is not None, seconds=30
+        lambda record: record["level"] != "info" and re.search(expected, str(record)) is not None, seconds=30
     )
     assert silo.is_running
 

@@ -86,7 +86,7 @@ async def test_silo_takes_a_certificate_for_servers_and_this_host(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "impostor, told, trouble",
+    "impostor, expected, trouble",
     [
         (_silo, f"{NOT_ITS}it is not one for servers", Trouble.OTHER_HOST),
         (_silo_with_this_host, f"{NOT_ITS}it is not one for servers", Trouble.OTHER_HOST),
@@ -98,14 +98,14 @@ async def test_silo_takes_a_certificate_for_servers_and_this_host(tmp_path: Path
     ],
 )
 async def test_silo_says_nothing_to_an_impostor(
-    tmp_path: Path, impostor: Callable[[Rogue], IdentityFiles], told: str, trouble: Trouble
+    tmp_path: Path, impostor: Callable[[Rogue], IdentityFiles], expected: str, trouble: Trouble
 ) -> None:
     rogue = Rogue(tmp_path)
     rogue.own_files = impostor(rogue)
     async with rogue:
         line = rogue.agents[SILO]
         line.dial()
-        assert await line.gives_up_for_now() == f"the certificate of {line.settings.coordinator} {told}"
+        assert await line.gives_up_for_now() == f"the certificate of {line.settings.coordinator} {expected}"
         assert trouble.is_distrust
         assert (line.hellos, line.received) == ([], [])
 
@@ -122,8 +122,8 @@ async def test_agent_ends_when_a_heartbeat_shows_that_its_clock_is_wrong(tmp_pat
         await line.is_quiet()
         assert line.last_logged("clock differs from the coordinator's")["skew_seconds"] == 250
         line.tell(heartbeat=pb.Heartbeat(unix_seconds=datetime.now(UTC).timestamp() + 400))
-        told = "clock: this one differs from the coordinator's by -400 seconds, at most 300 are allowed"
-        with pytest.raises(ConnectionFailed, match=told):
+        expected = "clock: this one differs from the coordinator's by -400 seconds, at most 300 are allowed"
+        with pytest.raises(ConnectionFailed, match=expected):
             await line.ended()
 
 
@@ -163,9 +163,9 @@ def test_agent_whose_certificate_expires_while_it_serves_ends_with_one_line(tmp_
         (told_why,) = refused
         assert told_why in (f"coordinator refused this silo: {ended}", GRPC_REFUSED_A_WRITE)
         last = service.log.read_text().splitlines()[-1]
-        told = f"{SILO}.crt: own certificate: expired on {expires:%Y-%m-%d %H:%M} UTC"
+        expected = f"{SILO}.crt: own certificate: expired on {expires:%Y-%m-%d %H:%M} UTC"
         assert last.startswith("chorale: error: ")
-        assert last.endswith(told)
+        assert last.endswith(expected)
 
 
 # a federation of processes

@@ -25,7 +25,7 @@ PROCESS = {"service.name", "service.namespace", "service.instance.id"}
 EXAMPLES = REPOSITORY / "docs" / "examples"
 # a package of this name that reports who imports it
 TELLTALE = (
-    "import pathlib, sys; pathlib.Path({told!r}).touch(); raise ModuleNotFoundError(name='opentelemetry')"
+    "import pathlib, sys; pathlib.Path({mark!r}).touch(); raise ModuleNotFoundError(name='opentelemetry')"
 )
 
 
@@ -108,14 +108,14 @@ def check_attributes(each: Received, *, job: bytes, round: int) -> None:
 
 
 def test_nothing_is_imported_or_sent_while_tracing_is_off(tmp_path: Path, collector: Collector) -> None:
-    told = tmp_path / "imported"
+    mark = tmp_path / "imported"
     with LocalFederation(folder=tmp_path, silos=SILOS) as federation:
         federation.env = {
-            **without_package(tmp_path, told),
+            **without_package(tmp_path, mark),
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": collector.endpoint,
         }
         run_job(federation, rounds=1)
-    assert not told.exists()
+    assert not mark.exists()
     assert (collector.requests, collector.spans) == (0, [])
 
 
@@ -131,9 +131,9 @@ def test_a_missing_package_is_one_sentence(tmp_path: Path, party: str) -> None:
     )
 
 
-def without_package(folder: Path, told: Path) -> dict[str, str]:
+def without_package(folder: Path, mark: Path) -> dict[str, str]:
     """An environment in which the package seems not to be installed, and who asks for it leaves a mark."""
     package = folder / "shadow" / "opentelemetry"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(TELLTALE.format(told=str(told)))
+    (package / "__init__.py").write_text(TELLTALE.format(mark=str(mark)))
     return {"PYTHONPATH": str(package.parent)}

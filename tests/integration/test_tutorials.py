@@ -32,8 +32,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     def call(arguments: list[str]) -> tuple[int, str]:
         code = run(arguments)
-        told = capsys.readouterr()
-        return int(code), told.out + told.err
+        captured = capsys.readouterr()
+        return int(code), captured.out + captured.err
 
     return call
 
@@ -57,16 +57,16 @@ def done(page: str, folder: Path, call: Call) -> list[str]:
     for line in re.findall(r"^\$ chorale (.*)$", text, re.MULTILINE):
         if line.startswith(NOT_RUN):
             continue
-        code, told = call(shlex.split(line))
-        assert code == 0, f"{line}\n{told}"
-        every.append(told)
+        code, output = call(shlex.split(line))
+        assert code == 0, f"{line}\n{output}"
+        every.append(output)
     return every
 
 
-def final(told: str) -> dict[str, object]:
+def final(output: str) -> dict[str, object]:
     """The last line of a simulation."""
     document: dict[str, object] = json.loads(
-        [line for line in told.splitlines() if line.startswith('{"closing"')][-1]
+        [line for line in output.splitlines() if line.startswith('{"closing"')][-1]
     )
     return document
 
@@ -75,7 +75,7 @@ def test_label_skew(tmp_path: Path, here: Call) -> None:
     fedavg, spherefed, allowed = done("label-skew", tmp_path, here)
     assert (tmp_path / "runs" / "fedavg" / "rounds.jsonl").exists()
     assert "calibrate" in str(final(spherefed)["closing"])
-    assert [final(told)["model_after_round"] for told in (fedavg, spherefed, allowed)] == [10, 10, 10]
+    assert [final(output)["model_after_round"] for output in (fedavg, spherefed, allowed)] == [10, 10, 10]
     (tmp_path / "policy.yaml").write_text("federation: tutorial\n")
     code, refused = here(["simulate", "spherefed.yaml", "--policy", "policy.yaml"])
     assert code == 3, refused
@@ -85,9 +85,9 @@ def test_label_skew(tmp_path: Path, here: Call) -> None:
 @pytest.mark.soak  # test_private_demo.py has a shorter one
 def test_private_job(tmp_path: Path, here: Call) -> None:
     alone, allowed = done("private-job", tmp_path, here)
-    for told in (alone, allowed):
-        assert len([line for line in told.splitlines() if line.startswith("privacy: ")]) == 3
-        assert final(told)["accuracy_noise"] is not None
+    for output in (alone, allowed):
+        assert len([line for line in output.splitlines() if line.startswith("privacy: ")]) == 3
+        assert final(output)["accuracy_noise"] is not None
 
 
 def test_own_model(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_own_model(tmp_path: Path) -> None:
     for name, body in re.findall(r"^```\w+\n# (pyproject.toml|pressure.py)\n(.*?)^```", text, re.M | re.S):
         (author / name).write_text(body)
     installed(author, site)
-    told = done("own-model", tmp_path, apart(tmp_path, f"{REPOSITORY}:{site}"))
-    assert [final(each)["model_after_round"] for each in told] == [3, 3]
+    outputs = done("own-model", tmp_path, apart(tmp_path, f"{REPOSITORY}:{site}"))
+    assert [final(each)["model_after_round"] for each in outputs] == [3, 3]
 
 
 @pytest.mark.soak  # test_four_hospitals.py and test_demo_of_a_job.py do each of its steps

@@ -61,7 +61,7 @@ def test_tolerated_losses_are_those_of_the_design():
 def test_a_plan_holds_the_self_mask_seed_of_every_survivor_as_its_advert_committed_to_it():
     exchange = make_session(7)
     exchange.run_until("masked")
-    names, adverts = exchange.coordinator.cohort, exchange.told["silo-000"].adverts
+    names, adverts = exchange.coordinator.cohort, exchange.last_messages["silo-000"].adverts
     exchange.mask(drop=["silo-001"])
     exchange.consistency()
     exchange.unmask()

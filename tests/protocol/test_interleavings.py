@@ -73,13 +73,13 @@ class Network:
         if isinstance(closed, UnmaskPlan):
             self.exchange.plan = closed
             return
-        told = {
+        receivers = {
             CoordinatorState.SHARE: session.cohort,
             CoordinatorState.MASKED: session.sharers,
             CoordinatorState.CONSISTENCY: session.survivors,
             CoordinatorState.UNMASK: session.survivors,
         }[session.state]
-        for name in told:
+        for name in receivers:
             self.to_silos.append((name, closed[name] if isinstance(closed, dict) else closed))
 
     def deliver_to_silo(self, name: str) -> None:

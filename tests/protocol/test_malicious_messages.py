@@ -58,7 +58,7 @@ def test_every_session_masks_afresh():
 def test_repeated_message_fails_the_session(next_stage, state):
     exchange = honest()
     exchange.run_until(next_stage)
-    message = exchange.told[VICTIM]
+    message = exchange.last_messages[VICTIM]
     match = f"wrong or repeated message, got {type(message).__name__} in state {state}"
     assert_refused(exchange.silos[VICTIM], message, match, Refusal.STAGE)
     assert not exchange.sent

@@ -51,17 +51,19 @@ def test_no_silo_answers_when_silos_were_told_different_survivors():
     exchange = honest(7)  # t = 5
     exchange.run_until("consistency")
     names = exchange.terms.names
-    told = {name: names[:6] if name < "silo-003" else names[1:] for name in names}
-    signed = {name: exchange.silos[name].receive(Survivors(survivors=told[name])) for name in names}
+    survivors_by_silo = {name: names[:6] if name < "silo-003" else names[1:] for name in names}
+    signed = {
+        name: exchange.silos[name].receive(Survivors(survivors=survivors_by_silo[name])) for name in names
+    }
     for name in names:
-        same = {peer: signed[peer] for peer in names if told[peer] == told[name]}
+        same = {peer: signed[peer] for peer in names if survivors_by_silo[peer] == survivors_by_silo[name]}
         few = f"expected signatures of 5 survivors, got {len(same)}"
         fresh = resumed(exchange, name)
         assert_refused(fresh, Signatures(signatures=same), few, Refusal.SIGNATURES)
         match = "a signature is of silo-00[06], which is not in U3"
         assert_refused(resumed(exchange, name), Signatures(signatures=signed), match, Refusal.SIGNATURES)
         match = "signature of silo-00. over this cohort, U2 and U3: .* is not valid"
-        survivors = Signatures(signatures={peer: signed[peer] for peer in told[name]})
+        survivors = Signatures(signatures={peer: signed[peer] for peer in survivors_by_silo[name]})
         assert_refused(exchange.silos[name], survivors, match, Refusal.SIGNATURES)
     assert not exchange.sent
     assert not any(ledger.revealed for ledger in exchange.ledgers.values())

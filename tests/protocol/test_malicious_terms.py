@@ -235,8 +235,8 @@ def other_layout(members: int) -> Layout:
 )
 def test_silos_told_different_terms_never_complete_a_session(changes):
     exchange = honest()
-    told = make_terms(exchange.federation, **changes)
-    exchange.silos[VICTIM] = make_silo(exchange.federation, told, VICTIM)
+    other_terms = make_terms(exchange.federation, **changes)
+    exchange.silos[VICTIM] = make_silo(exchange.federation, other_terms, VICTIM)
     adverts = {name: exchange.silos[name].advertise() for name in exchange.terms.names}
     cohort = Cohort(adverts=tuple(adverts.values()))
     for name in exchange.terms.names:

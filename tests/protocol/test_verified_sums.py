@@ -380,7 +380,7 @@ def test_no_message_row_or_repr_holds_a_sum_key():
     rows = [row.to_bytes() for ledger in exchange.ledgers.values() for row in ledger.revealed.values()]
     seen = b"".join(
         [
-            repr([exchange.sent, exchange.told, exchange.checks, exchange.maskers]).encode(),
+            repr([exchange.sent, exchange.last_messages, exchange.checks, exchange.maskers]).encode(),
             *(stream for stream in exchange.masked.values()),
             *rows,
             exchange.coordinator._record.to_bytes(),

@@ -202,7 +202,7 @@ class Lab:
     def phases(self, job: Job, proofs: list[ProofDocument]) -> tuple[PhaseFacts, ...]:
         proven = {(each.round, each.phase): each for each in proofs}
         found = []
-        told = {"enrollment.0": {"samples": 90.0}, "evaluate.0": {"accuracy": 0.9}}
+        figures = {"enrollment.0": {"samples": 90.0}, "evaluate.0": {"accuracy": 0.9}}
         for round, phase in self.steps(job):
             proof = proven.get((round, phase))
             found.append(
@@ -216,7 +216,7 @@ class Lab:
                     cohort=SILOS if proof is None else proof.survivors,
                     left_out=(),
                     data_share=1.0,
-                    figures=told.get(phase, {}),
+                    figures=figures.get(phase, {}),
                     state=proofs[-1].next if proof is None else proof.next,
                     seconds=1.0,
                     upload_bytes=100,

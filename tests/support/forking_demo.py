@@ -27,12 +27,12 @@ class _Party(Forked):
 
     def communicate(self) -> tuple[bytes, ...]:
         self.wait()
-        told = []
+        outputs = []
         for file in self.captured:
             file.seek(0)
-            told.append(file.read())
+            outputs.append(file.read())
             file.close()
-        return tuple(told)
+        return tuple(outputs)
 
 
 def _server() -> socket.socket:

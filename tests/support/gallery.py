@@ -61,17 +61,17 @@ def gallery(folder: Path) -> Iterator[Shown]:
 
 def _console(folder: Path) -> Iterator[Shown]:
     folder.mkdir(parents=True)
-    told = ToldCoordinator()
-    console = Pages(folder=folder, coordinator=told)
+    coordinator = ToldCoordinator()
+    console = Pages(folder=folder, coordinator=coordinator)
     nobody, olga = console.browser(), console.logged_in("olga")
     yield Shown(name="login-without-certificate", browser=nobody, path="/login")
     yield Shown(name="login", browser=console.browser("olga"), path="/login")
     yield Shown(name="login-refused", browser=console.browser("north"), path="/login", status=403)
-    told.silos, told.has_jobs = [], False
+    coordinator.silos, coordinator.has_jobs = [], False
     yield Shown(name="overview-empty", browser=olga, path="/")
-    told.has_jobs = True
-    told.silos = [*large_federation.silos().silos, pb.SiloStatus(name=LONG)]
-    told.summary = summary(
+    coordinator.has_jobs = True
+    coordinator.silos = [*large_federation.silos().silos, pb.SiloStatus(name=LONG)]
+    coordinator.summary = summary(
         silos=large_federation.NAMES,
         rounds=ROUNDS + 20,
         rounds_completed=ROUNDS,
@@ -83,7 +83,7 @@ def _console(folder: Path) -> Iterator[Shown]:
         float32_bytes=180_000,
         model_round=ROUNDS,
     )
-    told.records = [large_federation.record(pages.DIGEST, round) for round in range(1, ROUNDS + 1)]
+    coordinator.records = [large_federation.record(pages.DIGEST, round) for round in range(1, ROUNDS + 1)]
     yield Shown(name="overview", browser=olga, path="/")
     yield Shown(name="job-running", browser=olga, path=JOB)
     yield Shown(name="job-others", browser=console.logged_in("ada"), path=JOB)
@@ -92,15 +92,15 @@ def _console(folder: Path) -> Iterator[Shown]:
         LeftOut(silo=LONG, stage="waiting", reason="rejected", text="the ethics board meets in May " * 6),
         LeftOut(silo="south", stage="waiting", reason="policy", rule="max_rounds"),
     ]
-    told.records = [
+    coordinator.records = [
         PhaseRecord(phase="enrollment.0", result="used-up", reason="refused", attempts=5, left_out=refused)
     ]
     reason = f"refused by silos: {LONG} (rejected), south (policy: max_rounds)"
-    told.summary = summary(
+    coordinator.summary = summary(
         name=LONG, status="failed", state="failed", reason=reason, silos=[LONG, "south"], operator=LONG
     )
     yield Shown(name="job-failed", browser=olga, path=JOB)
-    told.summary, told.records = summary(status="done", state="done", model_round=3), []
+    coordinator.summary, coordinator.records = summary(status="done", state="done", model_round=3), []
     yield Shown(name="job-done", browser=olga, path=JOB)
     yield Shown(name="proof", browser=olga, path=f"{JOB}/proof")
     yield Shown(name="lost", browser=olga, path="/nowhere", status=404)

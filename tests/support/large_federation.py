@@ -38,20 +38,20 @@ def large_federation(federation: LocalFederation) -> Iterator[JobSummary]:
     )
     spec = federation.job_spec(name="heart-mlp", silos=NAMES, rounds=ROUNDS + 20)
     signed = sign_job(spec.to_yaml(), operator)
-    told = _summary(signed)
+    summary = _summary(signed)
 
     class Service(operations_pb2_grpc.OperationsServicer):
         def ListSilos(self, request: Any, context: Any) -> pb.ListSilosReply:
             return silos()
 
         def ListJobs(self, request: Any, context: Any) -> pb.ListJobsReply:
-            return pb.ListJobsReply(jobs=[told])
+            return pb.ListJobsReply(jobs=[summary])
 
         def WatchJob(self, request: Any, context: Any) -> Iterator[pb.JobEvent]:
             yield pb.JobEvent(job=signed.to_wire())
-            yield pb.JobEvent(summary=told)
+            yield pb.JobEvent(summary=summary)
             for round in range(1, ROUNDS + 1):
-                yield pb.JobEvent(record=record(told.job_digest, round))
+                yield pb.JobEvent(record=record(summary.job_digest, round))
             while context.is_active():  # a job that goes on
                 stopping.wait(0.1)
                 if stopping.is_set():
@@ -64,7 +64,7 @@ def large_federation(federation: LocalFederation) -> Iterator[JobSummary]:
     server.start()
     federation.endpoint = {"grpc": f"127.0.0.1:{port}"}
     try:
-        yield told
+        yield summary
     finally:
         stopping.set()
         server.stop(0).wait()

@@ -119,8 +119,8 @@ def _sum(each: Sum) -> str:
 def rules() -> Iterator[str]:
     """Why a job with some combination of parts is refused."""
     needs = (need for parts in PARTS.values() for part in parts for need in part.needs)
-    told = {need.reason: " (`allow_unusual` passes over it)" if need.is_advice else "" for need in needs}
-    return (reason + unusual for reason, unusual in told.items())
+    suffixes = {need.reason: " (`allow_unusual` passes over it)" if need.is_advice else "" for need in needs}
+    return (reason + unusual for reason, unusual in suffixes.items())
 
 
 def _parts(recipe: Recipe) -> Iterator[str]:

@@ -38,15 +38,16 @@ JOB = f"/jobs/{DIGEST.hex()}"
 
 def summary(**fields: Any) -> JobSummary:
     """A job of operator olga that runs."""
-    told: dict[str, Any] = {"name": "one", "status": "running", "state": "running", "operator": "olga"}
+    defaults: dict[str, Any] = {"name": "one", "status": "running", "state": "running", "operator": "olga"}
     return JobSummary(
-        job_digest=DIGEST, **{**told, "rounds": 3, "silos": ["north"], "main_figure": "accuracy", **fields}
+        job_digest=DIGEST,
+        **{**defaults, "rounds": 3, "silos": ["north"], "main_figure": "accuracy", **fields},
     )
 
 
 def record(round: int, **fields: Any) -> PhaseRecord:
-    told = {"phase": "train", "result": "applied", "cohort": ["north"], "figures": {"accuracy": 0.5}}
-    return PhaseRecord(job_digest=DIGEST, round=round, **{**told, **fields})
+    defaults = {"phase": "train", "result": "applied", "cohort": ["north"], "figures": {"accuracy": 0.5}}
+    return PhaseRecord(job_digest=DIGEST, round=round, **{**defaults, **fields})
 
 
 @dataclass(kw_only=True)

@@ -155,8 +155,8 @@ def run_cli(
             code = process.wait(seconds)
         finally:
             process.kill()
-        told = [(file.seek(0), file.read().decode())[1] for file in (out, errors)]
-    return subprocess.CompletedProcess(command, code, *told)
+        outputs = [(file.seek(0), file.read().decode())[1] for file in (out, errors)]
+    return subprocess.CompletedProcess(command, code, *outputs)
 
 
 def run_demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:

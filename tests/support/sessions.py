@@ -188,7 +188,7 @@ class Exchange:
     """One session, one method a stage; a dropped silo sends nothing from that stage on.
 
     What left each silo is in `sent` (shares), `masked` (vectors) and `answers` (what it signed); the last
-    message to it in `told`; what it keeps to check the sum in `checks`.
+    message to it in `last_messages`; what it keeps to check the sum in `checks`.
     """
 
     federation: Federation
@@ -202,13 +202,13 @@ class Exchange:
     checks: dict[str, SumCheck] = field(default_factory=dict)
     sent: dict[str, UnmaskShares] = field(default_factory=dict)
     answers: dict[str, list[Any]] = field(default_factory=dict)  # Advert, Shares, Consistency
-    told: dict[str, Any] = field(default_factory=dict)
+    last_messages: dict[str, Any] = field(default_factory=dict)
     hooks: dict[str, Callable[[], object]] = field(default_factory=dict)  # run when a stage opens
     plan: UnmaskPlan | None = None
 
     def tell(self, name: str, message: Any) -> Any:
         """Give a silo a message of the coordinator; its answer."""
-        self.told[name] = message
+        self.last_messages[name] = message
         return self.silos[name].receive(message)
 
     def advertise(self, drop: Collection[str] = ()) -> None:

@@ -185,8 +185,8 @@ def test_a_reference_that_does_better_at_another_rate_than_the_chosen_one_is_tol
         more = {(one.setting, one.arm, one.rate, one.strength): one for one in other}
         better = replace(found, cells={**found.cells, **more})
         (sentence,) = words.baseline_sentences(better)
-        told = "(at 0.3 FedAvg has 88.1 and not 81.1; the difference is then -2.1)"
-        assert (told in sentence) == is_told, sentence
+        note = "(at 0.3 FedAvg has 88.1 and not 81.1; the difference is then -2.1)"
+        assert (note in sentence) == is_told, sentence
         family = families.baseline_tuned(better)
         assert words.difference_table(family, better).endswith(" better + |") == is_told
         assert words.has_marks(family, better) == is_told

@@ -22,7 +22,7 @@ TELLING = """
 import json, os, random, signal, sys, threading
 import numpy as np
 
-def told():
+def facts():
     return {
         "name": __name__,
         "spec": sys.modules["__main__"].__spec__.name,
@@ -44,7 +44,7 @@ def told():
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["tell", *_]:
-            print(json.dumps(told()))
+            print(json.dumps(facts()))
             print("on stderr", file=sys.stderr)
         case ["exit", code]:
             sys.exit(int(code))
@@ -90,7 +90,7 @@ def ended(folder: Path, *arguments: str, is_executed: bool = False, **extra: str
     return code, (folder / "out").read_text(), (folder / "errors").read_text()
 
 
-def told(folder: Path, *, is_executed: bool = False, **extra: str) -> dict[str, Any]:
+def facts_of(folder: Path, *, is_executed: bool = False, **extra: str) -> dict[str, Any]:
     code, out, errors = ended(folder, "tell", "two words", is_executed=is_executed, **extra)
     assert (code, errors) == (0, "on stderr\n")
     found: dict[str, Any] = json.loads(out)
@@ -99,7 +99,7 @@ def told(folder: Path, *, is_executed: bool = False, **extra: str) -> dict[str, 
 
 @pytest.mark.parametrize("extra", [{}, {"CHORALE_X": "1", "PYTHONDONTWRITEBYTECODE": "1"}], ids=["", "set"])
 def test_a_fork_is_what_a_new_interpreter_would_be(folder: Path, extra: Mapping[str, str]) -> None:
-    forked, executed = told(folder, **extra), told(folder, is_executed=True, **extra)
+    forked, executed = facts_of(folder, **extra), facts_of(folder, is_executed=True, **extra)
     for one in (forked, executed):
         one["random"] = None
         for name in ("GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "GRPC_ENABLE_FORK_SUPPORT"):
@@ -108,7 +108,7 @@ def test_a_fork_is_what_a_new_interpreter_would_be(folder: Path, extra: Mapping[
 
 
 def test_no_two_forks_draw_the_same_numbers(folder: Path) -> None:
-    first, second = told(folder)["random"], told(folder)["random"]
+    first, second = facts_of(folder)["random"], facts_of(folder)["random"]
     assert first[0] != second[0]
     assert first[1] != second[1]
 

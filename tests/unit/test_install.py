@@ -26,9 +26,9 @@ sys.exit(3)
 
 
 def test_steps_are_told_as_they_come_and_the_exit_code_is_pips(capfd: pytest.CaptureFixture[str]) -> None:
-    told: list[str] = []
-    assert follow([sys.executable, "-c", PIP], say=told.append, quiet_seconds=60) == 3
-    assert told == ["  Downloading torch-2.13.0-cp311.whl (188.0 MB)", "  Installing 2 packages"]
+    lines: list[str] = []
+    assert follow([sys.executable, "-c", PIP], say=lines.append, quiet_seconds=60) == 3
+    assert lines == ["  Downloading torch-2.13.0-cp311.whl (188.0 MB)", "  Installing 2 packages"]
     assert "ERROR: no space left" in capfd.readouterr().err
 
 
@@ -41,11 +41,11 @@ print("Downloading a.whl", flush=True)
 while not pathlib.Path({str(end)!r}).exists():
     time.sleep(0.01)
 """
-    told: list[str] = []
+    lines: list[str] = []
 
     def say(line: str) -> None:
-        told.append(line)
-        if sum("still downloading a.whl" in each for each in told) == 2:
+        lines.append(line)
+        if sum("still downloading a.whl" in each for each in lines) == 2:
             end.touch()
 
     assert follow([sys.executable, "-c", waits], say=say, quiet_seconds=0.05) == 0

@@ -47,10 +47,10 @@ def test_every_preset_has_its_row_and_names_its_paper() -> None:
 def test_choosing_a_method_says_of_every_preset_what_a_policy_has_to_allow() -> None:
     """The page left out newer methods, and who chose one learned it when the silos refused."""
     rows = [line.split("|") for line in CHOOSING.splitlines() if line.startswith("| `")]
-    told = {preset: said for _, presets, said, *_ in rows for preset in re.findall("`([a-z_]+)`", presets)}
+    said_of = {preset: said for _, presets, said, *_ in rows for preset in re.findall("`([a-z_]+)`", presets)}
     fields = {"`class_statistics`", "`local_state`"}
     needed = {name: set(allowances(strategy_for(name, {}))) for name in PRESETS}
-    assert {name: {each for each in fields if each in told.get(name, "")} for name in PRESETS} == needed
+    assert {name: {each for each in fields if each in said_of.get(name, "")} for name in PRESETS} == needed
 
 
 @pytest.mark.parametrize(("title", "rows"), [("Parts", part_rows()), ("Options", option_rows())])

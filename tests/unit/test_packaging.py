@@ -106,6 +106,6 @@ def test_sizes_in_the_readme_are_those_measured_here(what: str) -> None:
     torch = pytest.importorskip("torch", reason="measures what is installed: needs the extra silo")
     if torch.version.cuda is not None:
         pytest.skip("the README's sizes are with torch's build for the CPU")
-    told = re.search(rf"^\| {re.escape(what)} \|.*\| ([0-9.]+) GB \|$", README.read_text(), re.MULTILINE)
-    assert told is not None, f"README has no size of {what}"
-    assert float(told[1]) == pytest.approx(install_bytes(INSTALLS[what]) / 1e9, rel=0.1)
+    stated = re.search(rf"^\| {re.escape(what)} \|.*\| ([0-9.]+) GB \|$", README.read_text(), re.MULTILINE)
+    assert stated is not None, f"README has no size of {what}"
+    assert float(stated[1]) == pytest.approx(install_bytes(INSTALLS[what]) / 1e9, rel=0.1)

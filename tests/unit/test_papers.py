@@ -166,8 +166,8 @@ def test_command_prints_the_catalog_and_a_job(capsysbinary: pytest.CaptureFixtur
     job = capsysbinary.readouterr().out
     spec = JobSpec.from_yaml(job, source="job.yaml")
     assert (spec.model.name, spec.strategy.name) == ("resnet50", "fedcsd")
-    told = job.decode().splitlines()[1].removeprefix("# ")
-    assert f"\n{told}\n" in (ROOT / command.PAGE).read_text()
+    line = job.decode().splitlines()[1].removeprefix("# ")
+    assert f"\n{line}\n" in (ROOT / command.PAGE).read_text()
 
 
 def test_command_of_a_printed_job_trains_it_on_the_cut_of_its_trial(
@@ -229,7 +229,7 @@ def test_command_ends_without_a_traceback_where_its_reader_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "expected"),
     [
         (["--table", "Table 9"], "--table: expected one of SphereFed, Table 1; "),
         (["--row", "Base"], "--row: expected with --table and --column"),
@@ -244,12 +244,12 @@ def test_command_ends_without_a_traceback_where_its_reader_does() -> None:
     ],
 )
 def test_command_names_what_there_is_not(
-    asked: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    asked: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(asked)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 # the suite
@@ -306,17 +306,19 @@ def test_a_job_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "expected"),
     [
         (["--device", "cuda"], "--data: paper needs the folder"),
         (["--data", "."], "--data: paper needs the folder"),
         (["--update"], "docs/papers.md is written by python -m research.papers --update"),
     ],
 )
-def test_suite_says_what_it_takes(asked: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suite_says_what_it_takes(
+    asked: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         accuracy.main(["--suite", "paper", *asked])
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def gpu_seen(trial: Trial, _: Path | None) -> Outcome:

@@ -101,21 +101,21 @@ def test_a_page_that_asks_another_host_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.gate
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "expected"),
     [
         ("simulation.md", "[a](faq.md#gone)", "does not contain an anchor '#gone'"),
         ("forgotten.md", "# Forgotten", "forgotten.md"),
     ],
 )
 def test_a_dead_link_and_a_page_without_its_line_end_the_build(
-    tmp_path: Path, name: str, text: str, told: str
+    tmp_path: Path, name: str, text: str, expected: str
 ) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     with (tmp_path / "docs" / name).open("a") as file:
         file.write(f"\n{text}\n")
     done = build(tmp_path / "docs", tmp_path / "site")
     assert done.returncode == 1
-    assert told in done.stderr
+    assert expected in done.stderr
 
 
 def test_lists_in_lists_are_indented_as_the_site_reads_them() -> None:

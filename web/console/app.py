@@ -94,9 +94,9 @@ class Console:
             **values,
         )
 
-    def refuse(self, request: Request, session: Session[Login] | None, status: int, told: str) -> Response:
+    def refuse(self, request: Request, session: Session[Login] | None, status: int, message: str) -> Response:
         heading = HEADINGS.get(status, "Not done")
-        return self.render(request, "error.html", session, status=status, told=told, heading=heading)
+        return self.render(request, "error.html", session, status=status, message=message, heading=heading)
 
 
 Page = Callable[[Console, Request, Session[Login]], Any]
@@ -118,10 +118,10 @@ def private(answer: Page, *, is_post: bool = False) -> Callable[[Request], Any]:
             form = await form_of(request)
             if not is_own_form(request, form.get("csrf", ""), session, origin=console.settings.url):
                 log.warning("form refused", name=session.who.name, path=request.url.path)
-                told = (
+                message = (
                     "This form is not of this page, or is too old. Nothing was done: go back and try again."
                 )
-                return console.refuse(request, session, 403, told)
+                return console.refuse(request, session, 403, message)
         try:
             made: Response = await answer(console, request, session)
             return made
@@ -235,8 +235,8 @@ def _own_path(text: str) -> str:
 
 
 async def overview(console: Console, request: Request, session: Session[Login]) -> Response:
-    told = await console.coordinator.overview()
-    return console.render(request, "overview.html", session, **_overview_values(told))
+    snapshot = await console.coordinator.overview()
+    return console.render(request, "overview.html", session, **_overview_values(snapshot))
 
 
 async def overview_stream(console: Console, request: Request, session: Session[Login]) -> Response:
@@ -249,7 +249,7 @@ async def overview_stream(console: Console, request: Request, session: Session[L
                 values = _overview_values(await console.coordinator.overview())
                 html = console.templates.get_template("_overview.html").render(**values)
             except Unavailable as error:
-                html = console.templates.get_template("_trouble.html").render(told=str(error))
+                html = console.templates.get_template("_trouble.html").render(message=str(error))
             if html != last:
                 yield html
                 last = html
@@ -258,28 +258,28 @@ async def overview_stream(console: Console, request: Request, session: Session[L
     return _live(console, request, session, "overview", fragments)
 
 
-def _overview_values(told: Overview) -> dict[str, Any]:
+def _overview_values(snapshot: Overview) -> dict[str, Any]:
     now = time.time()
     silos = [
         {
             "name": silo.name,
             "connected": silo.connected,
-            "seen": told.seen.get(silo.name, 0.0),
+            "seen": snapshot.seen.get(silo.name, 0.0),
             "certificate": silo.certificate_sha256.hex(),
             "days_left": (silo.certificate_expires_unix_seconds - now) / DAY_SECONDS
             if silo.connected
             else None,
             "software": silo.software_version if silo.connected else "",
-            "is_same": silo.software_digest == told.silos.software_digest,
+            "is_same": silo.software_digest == snapshot.silos.software_digest,
         }
-        for silo in sorted(told.silos.silos, key=lambda silo: silo.connected)  # who is away first
+        for silo in sorted(snapshot.silos.silos, key=lambda silo: silo.connected)  # who is away first
     ]
     return {
         "silos": silos,
-        "connected": sum(silo.connected for silo in told.silos.silos),
-        "roster_version": told.silos.roster_version,
-        "software": told.silos.software_version,
-        "jobs": told.jobs,
+        "connected": sum(silo.connected for silo in snapshot.silos.silos),
+        "roster_version": snapshot.silos.roster_version,
+        "software": snapshot.silos.software_version,
+        "jobs": snapshot.jobs,
     }
 
 
@@ -298,9 +298,9 @@ async def job_stream(console: Console, request: Request, session: Session[Login]
             while True:
                 changed = job.changed
                 values = _job_values(console, job, session)
-                told = (values["job"].status, values["job"].state, values["job"].reason)
+                current = (values["job"].status, values["job"].state, values["job"].reason)
                 # a live region is spoken when it is written, changed or not
-                values["has_news"], state = told != state, told
+                values["has_news"], state = current != state, current
                 html = console.templates.get_template("_job.html").render(session=session, **values)
                 if html != last:
                     yield html
@@ -349,8 +349,10 @@ async def cancel(console: Console, request: Request, session: Session[Login]) ->
     if job is None:
         return console.refuse(request, session, 404, "The coordinator has no such job.")
     if not session.who.may_steer(job.operator):
-        told = f"This job belongs to operator {job.operator}: only this operator or an admin may cancel it."
-        return console.refuse(request, session, 403, told)
+        message = (
+            f"This job belongs to operator {job.operator}: only this operator or an admin may cancel it."
+        )
+        return console.refuse(request, session, 403, message)
     await console.coordinator.cancel(digest)
     log.info("job cancelled", job=digest.hex()[:12], by=session.who.name)
     return RedirectResponse(f"/jobs/{digest.hex()}", status_code=303)

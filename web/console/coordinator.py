@@ -121,7 +121,7 @@ class Coordinator:
         """Silos and jobs, newest first. Raises Unavailable."""
         async with self._asking:
             if self._overview is None or self._clock() - self._asked > FRESH_SECONDS:
-                with _told():
+                with _as_unavailable():
                     silos = await self._stub.ListSilos(pb.ListSilosRequest(), timeout=ASK_SECONDS)  # type: ignore[misc]
                     listed = await self._stub.ListJobs(pb.ListJobsRequest(), timeout=ASK_SECONDS)  # type: ignore[misc]
                 now = datetime.now(UTC).timestamp()
@@ -173,7 +173,7 @@ class Coordinator:
     async def cancel(self, digest: bytes) -> JobSummary:
         """Raises Unavailable with what the coordinator said."""
         request = pb.ControlRequest(job_digest=digest, action=pb.ControlRequest.ACTION_CANCEL)
-        with _told():
+        with _as_unavailable():
             summary: JobSummary = await self._stub.ControlJob(request, timeout=ASK_SECONDS)  # type: ignore[misc]
         self._overview = None
         return summary
@@ -260,7 +260,7 @@ async def connected(settings: ConsoleSettings, *, clock: Callable[[], float]) ->
             await coordinator.close()
 
 
-class _told:
+class _as_unavailable:
     """Turns what gRPC raises into Unavailable."""
 
     def __enter__(self) -> None:

@@ -46,7 +46,7 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
                     "silo": left.silo,
                     "stage": left.stage,
                     "reason": left.reason,
-                    "told": left.rule or left.text,
+                    "message": left.rule or left.text,
                     "words": left_out_told(left, record),
                 }
                 for left in record.left_out
@@ -117,7 +117,7 @@ def facts(history: JobHistory) -> list[tuple[str, str]]:
     closing, personal = history.closing(history.main), personal_figures(history)
     last = closing if closing is not None else (measured[-1] if measured else None)
     sent = sum(record.upload_bytes for record in history.records)
-    told = [
+    pairs = [
         (
             f"{'Final' if closing is not None else 'Newest'} {history.main}",
             "" if last is None else f"{last:.4f}",
@@ -131,7 +131,7 @@ def facts(history: JobHistory) -> list[tuple[str, str]]:
         ("Times a silo was left out", str(sum(len(record.left_out) for record in history.records))),
         ("Model", size(history.summary.float32_bytes) if history.summary.float32_bytes else ""),
     ]
-    return [(word, text) for word, text in told if text]
+    return [(word, text) for word, text in pairs if text]
 
 
 def terms(spec_bytes: bytes, history: JobHistory) -> list[tuple[str, str]]:
@@ -144,7 +144,7 @@ def terms(spec_bytes: bytes, history: JobHistory) -> list[tuple[str, str]]:
     summed = sorted({name for record in history.records for name in record.quantities})
     strategy = said.get("strategy")
     method = {"name": history.summary.strategy, **strategy} if isinstance(strategy, dict) else strategy
-    told = {
+    entries = {
         "Signed by operator": history.summary.operator,
         "Name": _words(said.get("name")),
         "Method": _words(method),
@@ -158,7 +158,7 @@ def terms(spec_bytes: bytes, history: JobHistory) -> list[tuple[str, str]]:
         "Epsilon spent": "each silo's own ledger counts it, and tells its own institution" if privacy else "",
         "Summed so far": ", ".join(summed),
     }
-    return [(word, text) for word, text in told.items() if text]
+    return [(word, text) for word, text in entries.items() if text]
 
 
 def is_private(spec_bytes: bytes) -> bool:

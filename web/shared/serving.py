@@ -71,9 +71,9 @@ def tls_context(files: IdentityFiles, *, clients: bytes | None) -> ssl.SSLContex
     try:
         context.load_cert_chain(files.certificate, files.key)
     except (OSError, ssl.SSLError) as error:
-        told = error.strerror or str(error)
+        reason = error.strerror or str(error)
         raise ConfigError(
-            f"tls: {files.certificate}, {files.key}: expected a certificate and its key, {told}"
+            f"tls: {files.certificate}, {files.key}: expected a certificate and its key, {reason}"
         ) from None
     if clients is not None:
         context.verify_mode = ssl.CERT_OPTIONAL

@@ -78,8 +78,8 @@ class SiloPage:
     ) -> Response:
         return page(self.templates, name, status=status, silo=self.settings.name, session=session, **values)
 
-    def refuse(self, session: Session[str] | None, status: int, told: str) -> Response:
-        return self.render("refused.html", session, status=status, told=told)
+    def refuse(self, session: Session[str] | None, status: int, message: str) -> Response:
+        return self.render("refused.html", session, status=status, message=message)
 
     def view(self, job_id: str) -> JobView:
         """Raises ChoraleError."""
@@ -97,8 +97,10 @@ def private(answer: Answer, *, is_post: bool = False) -> Callable[[Request], Any
         silo: SiloPage = request.app.state.silo
         session = silo.sessions.of(request)
         if session is None:
-            told = "This browser is not logged in: start `chorale silo page` again, and open what it prints."
-            return silo.refuse(None, 403, told)
+            message = (
+                "This browser is not logged in: start `chorale silo page` again, and open what it prints."
+            )
+            return silo.refuse(None, 403, message)
         if is_post:
             form = await form_of(request)
             if not is_own_form(request, form.get("csrf", ""), session, origin=silo.origin):

@@ -223,14 +223,14 @@ def _sentences(runs: Runs) -> str:
     for (question, setting, round), found in asked.items():
         interval = found.interval(level)
         side = "more" if interval.low > 0 else "less" if interval.high < 0 else "undecided"
-        told = f"round {round} {side} ({interval.low:+.4f} to {interval.high:+.4f})"
+        outcome = f"round {round} {side} ({interval.low:+.4f} to {interval.high:+.4f})"
         if found.error == found.mean == 0.0:
-            told = f"round {round} no difference in any seed"
-        lines.setdefault((question, setting), []).append(told)
+            outcome = f"round {round} no difference in any seed"
+        lines.setdefault((question, setting), []).append(outcome)
     return "\n".join(
         f"- **{ARMS[one.method].title} against {ARMS[one.reference].title}**, {one.asked}, {setting}: "
-        f"{', '.join(told)}."
-        for (one, setting), told in lines.items()
+        f"{', '.join(outcomes)}."
+        for (one, setting), outcomes in lines.items()
     )
 
 

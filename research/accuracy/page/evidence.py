@@ -171,15 +171,15 @@ def _family(report: Report, family: Family, title: str, *, is_short: bool = Fals
         return []
     note = words.family_note(family, report)
     if is_short:
-        told = "difference in points at each rate, and the first letter of its verdict"
-        return [f"{title}: {told}. {note}", words.strength_table(family, report.settings)]
-    told = "difference in points (interval), verdict"
+        legend = "difference in points at each rate, and the first letter of its verdict"
+        return [f"{title}: {legend}. {note}", words.strength_table(family, report.settings)]
+    legend = "difference in points (interval), verdict"
     if words.has_marks(family, report):
         note += (
             f" + marks where a side does better by more than {MARGIN:g} points at another point that was "
             "tested on these seeds."
         )
-    return [f"{title}: {told}. {note}", words.difference_table(family, report)]
+    return [f"{title}: {legend}. {note}", words.difference_table(family, report)]
 
 
 def _tuned(report: Report) -> str:

@@ -78,18 +78,18 @@ def family_note(family: Family, report: Report) -> str:
     count, share = len(family.differences), 100 * (1 - family.level)
     (fewest, most), (half, all_of_them) = family.seeds, family.detectable
     seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    told = (
+    note = (
         f"{count} comparison{'s' * (count != 1)} of {seeds} seeds, {2 * count} tests (is it zero, is it "
         f"within {MARGIN:g} points), decided together by Holm's procedure at {100 * ALPHA:g} %: intervals "
         f"are of {share:.2f} %."
     )
     if not family.is_whole(len(report.seeds)):
         return (
-            f"{told} Runs are missing, so verdicts are provisional: the level is of one look, at all of them."
+            f"{note} Runs are missing, so verdicts are provisional: the level is of one look, at all of them."
         )
     largest = f"all of them one of {all_of_them:.1f}" if all_of_them < 100 else "some of them none"
     return (
-        f"{told} Half of the comparisons would find a true difference of {half:.1f} points with 80 % power, "
+        f"{note} Half of the comparisons would find a true difference of {half:.1f} points with 80 % power, "
         f"{largest}."
     )
 
@@ -151,13 +151,13 @@ def _passed_over(report: Report, setting: str, method: str, reference: str) -> s
     """Where another point did better on these seeds, a reader would else take the tuned one for its best; and
     what is left of the difference at the best ones."""
     cells = [(report.tuned(setting, name), report.passed_over(setting, name)) for name in (method, reference)]
-    told = [_better(tuned, best) for tuned, best in cells if tuned is not None and best is not None]
-    if not told:
+    phrases = [_better(tuned, best) for tuned, best in cells if tuned is not None and best is not None]
+    if not phrases:
         return ""
     mine, theirs = (best or tuned for tuned, best in cells)
     found = report.difference(mine, theirs)
     left = "" if isinstance(found, Missing) else f"; the difference is then {found.mean:+.1f}"
-    return f" ({', '.join(told)}{left})"
+    return f" ({', '.join(phrases)}{left})"
 
 
 def _better(tuned: Cell, best: Cell) -> str:

@@ -102,7 +102,7 @@ class DigitSilos:
         request = PhaseRequest.of(made, key, state, members=len(self.data))
         found = {}
         for answer in here.answers(key, state, self.spec.silos, {}, as_words=True):
-            assert answer.encoded is not None, answer.told
+            assert answer.encoded is not None, answer.message
             found[answer.silo] = answer.encoded
         return request, found
 

@@ -64,12 +64,12 @@ def _read(path: Path, unit: str | None) -> tuple[Samples, Samples | None, list[s
     train = _first(arrays, TRAIN_KEYS, path)
     if train is None:
         accepted = ", or ".join(" and ".join(pair) for pair in reversed(TRAIN_KEYS))
-        raise ConfigError(f"{path}: expected arrays {accepted}; it holds {_told(names)}")
+        raise ConfigError(f"{path}: expected arrays {accepted}; it holds {_listed(names)}")
     units = None if unit is None else _units(arrays, unit, path)
     return train, _first(arrays, TEST_KEYS, path), units
 
 
-def _told(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     more = [f"{len(names) - MOST_TOLD} more"] if len(names) > MOST_TOLD else []
     return ", ".join([*(name[:LONGEST_TOLD] for name in names[:MOST_TOLD]), *more]) or "no array"
 

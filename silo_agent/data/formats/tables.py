@@ -47,8 +47,8 @@ class Table:
             return ["" if math.isnan(value) else text_of(value) for value in cells.tolist()]
         return cells
 
-    def say(self, row: int, column: str, told: str) -> None:
-        self.problems.add(f"{self.place(row)}, column {column}: {told}", alike=f"{column}: {told}")
+    def say(self, row: int, column: str, message: str) -> None:
+        self.problems.add(f"{self.place(row)}, column {column}: {message}", alike=f"{column}: {message}")
 
 
 def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:

@@ -79,8 +79,8 @@ def export(
     script = loading_script(spec, model, facts)
     module = whole_module(model).eval()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    told = {**facts, "format": "pt"}
-    write_atomic(folder / WEIGHTS, save(_unshared(module), metadata=told))
+    metadata = {**facts, "format": "pt"}
+    write_atomic(folder / WEIGHTS, save(_unshared(module), metadata=metadata))
     write_atomic(folder / PREPROCESSING, json.dumps(preprocessing(facts), indent=1).encode())
     write_atomic(folder / SCRIPT, script.encode())
     _check_script(folder, inputs, outputs)
@@ -235,6 +235,6 @@ def _write_onnx(module: nn.Module, inputs: Tensor, path: Path) -> str:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__  # the exporter wraps what is wrong in its own advice
-        told = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-        return f"no {ONNX}: torch cannot export this model: {told[:200]}"
+        message = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        return f"no {ONNX}: torch cannot export this model: {message[:200]}"
     return ""

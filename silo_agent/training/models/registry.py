@@ -144,7 +144,9 @@ def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
     except ChoraleError:
         raise
     except Exception as error:  # whatever an author's function raises
-        raise ConfigError(f"{_title('model', spec)} cannot be built: {distributions.told(error)}") from error
+        raise ConfigError(
+            f"{_title('model', spec)} cannot be built: {distributions.error_line(error)}"
+        ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"{_title('model', spec)} returned {type(module).__name__}, expected a torch nn.Module"
@@ -215,7 +217,9 @@ def _made(
     except ChoraleError:
         raise
     except Exception as error:  # whatever an author's class raises
-        raise ConfigError(f"{_title(field, named)} cannot be made: {distributions.told(error)}") from error
+        raise ConfigError(
+            f"{_title(field, named)} cannot be made: {distributions.error_line(error)}"
+        ) from error
 
 
 def _title(field: str, spec: PlugInSpec | GivenPartSpec) -> str:

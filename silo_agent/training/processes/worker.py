@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
     try:
         while True:
             line, arrays = messages.get() if rank == 0 else (b"", b"")
-            work = read_work((_told(line), _told(arrays)), data.of)
+            work = read_work((_broadcast(line), _broadcast(arrays)), data.of)
             values = objective.compute(work)
             distributed.all_reduce(
                 torch.zeros(1)
@@ -111,16 +111,16 @@ def _listen(messages: SimpleQueue[Message]) -> None:
     os._exit(1)  # the agent is gone
 
 
-def _told(part: bytes) -> bytes:
+def _broadcast(part: bytes) -> bytes:
     """What the first process was told, at each."""
     length = torch.tensor(len(part))
     distributed.broadcast(length, src=0)
-    told = torch.zeros(int(length), dtype=torch.uint8)
+    buffer = torch.zeros(int(length), dtype=torch.uint8)
     if part:
-        told.copy_(torch.frombuffer(bytearray(part), dtype=torch.uint8))
-    for piece in torch.split(told, PIECE_BYTES):
+        buffer.copy_(torch.frombuffer(bytearray(part), dtype=torch.uint8))
+    for piece in torch.split(buffer, PIECE_BYTES):
         distributed.broadcast(piece, src=0)
-    return told.numpy().tobytes()
+    return buffer.numpy().tobytes()
 
 
 if __name__ == "__main__":

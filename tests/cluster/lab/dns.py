@@ -32,11 +32,11 @@ def _answer(question: bytes, folder: Path) -> bytes:
         labels.append(question[at + 1 : at + 1 + question[at]].decode().lower())
         at += 1 + question[at]
     found = _addresses(".".join(labels), folder)
-    told = (found or []) if question[at + 1 : at + 3] == A_OF_INTERNET else []
+    addresses = (found or []) if question[at + 1 : at + 3] == A_OF_INTERNET else []
     flags = 0x8583 if found is None else 0x8580  # no such name, or an answer by authority
-    head = question[:2] + struct.pack(">HHHHH", flags, 1, len(told), 0, 0)
+    head = question[:2] + struct.pack(">HHHHH", flags, 1, len(addresses), 0, 0)
     records = b"".join(
-        b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 5, 4) + socket.inet_aton(each) for each in told
+        b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 5, 4) + socket.inet_aton(each) for each in addresses
     )
     return head + question[12 : at + 5] + records
 

@@ -26,7 +26,7 @@ def run_step(
 ) -> None:
     """Run a command, its output appended to `log`. Raises RuntimeError with the log's end where it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    began, told = time.monotonic(), 0.0
+    began, reported_at = time.monotonic(), 0.0
     with log.open("ab") as output:
         process = subprocess.Popen(
             [str(word) for word in command],
@@ -38,8 +38,8 @@ def run_step(
         )
         while process.poll() is None:
             seconds = time.monotonic() - began
-            if seconds >= told + PROGRESS_SECONDS:
-                told = seconds
+            if seconds >= reported_at + PROGRESS_SECONDS:
+                reported_at = seconds
                 say(f"{name}, {seconds:.0f} s")
             time.sleep(0.05)
     if process.returncode:

@@ -48,11 +48,11 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: defaultdict[int, list[Callable[[], object]]] = defaultdict(list)
+        self._signal_callbacks: defaultdict[int, list[Callable[[], object]]] = defaultdict(list)
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
-        self._told[sig].append(callback)
-        super().add_signal_handler(sig, lambda: [each() for each in self._told[sig]])
+        self._signal_callbacks[sig].append(callback)
+        super().add_signal_handler(sig, lambda: [each() for each in self._signal_callbacks[sig]])
 
 
 def main(files: list[str]) -> int:

@@ -27,12 +27,12 @@ MAY_END = frozenset({Kind.SKEWED_CLOCK, Kind.FULL_DISK, Kind.BUSY_DATABASE})
 
 
 class Director:
-    """Of one run. told: the coordinator's log so far, over all its lives. ended: processes that ended by
+    """Of one run. coordinator_log: its records so far, over all its lives. ended: processes that ended by
     themselves, with the last they said. away: silos that were not connected when the job ended."""
 
     def __init__(self, federation: ScheduledFederation) -> None:
         self.federation = federation
-        self.told: list[Record] = []
+        self.coordinator_log: list[Record] = []
         self.ended: list[tuple[str, str]] = []
         self.begun: list[Fault] = []
         self.away: set[str] = set()
@@ -96,11 +96,11 @@ class Director:
     def _has_come(self, fault: Fault) -> bool:
         reached = self._stages.get(fault)
         if reached is None:
-            place = next((n for n, line in enumerate(self.told) if _is_at(line, fault)), None)
+            place = next((n for n, line in enumerate(self.coordinator_log) if _is_at(line, fault)), None)
             if place is None:
                 return False
             reached = self._stages[fault] = place
-        if len(self.told) <= reached + fault.lines:
+        if len(self.coordinator_log) <= reached + fault.lines:
             return False
         if fault.kind not in OF_LINES:
             return True
@@ -144,14 +144,14 @@ class Director:
                     break
                 self._read_bytes += len(line)
                 if line.startswith(b"{"):
-                    self.told.append(json.loads(line))
-                    self._has_ended |= self.told[-1]["event"] == "job ended"
+                    self.coordinator_log.append(json.loads(line))
+                    self._has_ended |= self.coordinator_log[-1]["event"] == "job ended"
 
     def _silos_away(self) -> set[str]:
         """Silos that were not connected when the job ended."""
         self._read_log()
         connected: set[str] = set()
-        for line in self.told:
+        for line in self.coordinator_log:
             if line["event"] == "listening":
                 connected.clear()
             elif line["event"] == "silo connected":

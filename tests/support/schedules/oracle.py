@@ -85,12 +85,12 @@ class Federation(Kept, Protocol):
 
 
 class Witness(Protocol):
-    """told: the coordinator's log over all its lives. begun: faults. away: who did not hear of the end."""
+    """coordinator_log: its records over all its lives. begun: faults. away: who did not hear of the end."""
 
     @property
     def federation(self) -> Federation: ...
     @property
-    def told(self) -> list[Record]: ...
+    def coordinator_log(self) -> list[Record]: ...
     @property
     def begun(self) -> list[Fault]: ...
     @property
@@ -217,10 +217,10 @@ class Run:
 
         An entry may be missing where the coordinator was killed, or its disk full, between both.
         """
-        told = list(self._entries(COORDINATOR, "phase_ended"))
+        entries = list(self._entries(COORDINATOR, "phase_ended"))
         expected = {(row.round, row.phase): _record(row) for row in self.history.phases}
-        assert max(Counter((each["round"], each["phase"]) for each in told).values(), default=0) <= 1
-        for each in told:
+        assert max(Counter((each["round"], each["phase"]) for each in entries).values(), default=0) <= 1
+        for each in entries:
             record = expected.pop((each["round"], each["phase"]))
             said = (each["attempts"], each["result"], each["reason"], each["cohort"], each["state_digest"])
             assert said == (
@@ -239,7 +239,7 @@ class Run:
     def check_attempts(self) -> None:
         """No attempt of a phase was begun twice, by the coordinator or in one life of a silo."""
         begun = Counter(
-            _attempt(each) for each in self.witness.told if each.get("state") == PhaseState.WAITING
+            _attempt(each) for each in self.witness.coordinator_log if each.get("state") == PhaseState.WAITING
         )
         assert max(begun.values()) == 1, begun.most_common(1)
         for silo in self.federation.names:
@@ -252,13 +252,13 @@ class Run:
 
     def check_reveals(self, silo: str) -> None:
         """The ledger's reveals are the audit log's, one a phase, and of applied phases those of the sum."""
-        told = Counter(
+        logged = Counter(
             (each["round"], each["phase"], each["cohort"]) for each in self._entries(silo, "revealed")
         )
         rows = self._ledger(silo, "SELECT * FROM reveals WHERE status = 'revealed'")
         held = Counter((row["round"], row["phase"], row["cohort_digest"].hex()) for row in rows)
-        assert told == held, f"{silo}: reveals"
-        phases = Counter((round, phase) for round, phase, _ in told.elements())
+        assert logged == held, f"{silo}: reveals"
+        phases = Counter((round, phase) for round, phase, _ in logged.elements())
         assert max(phases.values(), default=0) <= 1, f"{silo} revealed twice: {phases.most_common(1)}"
         for row in rows:
             phase = self.history.row(row["round"], row["phase"])
@@ -270,16 +270,16 @@ class Run:
     def check_spends(self, silo: str) -> None:
         """Each input was spent once, durably and told, before it left, and has one value."""
         names = ("input", "round", "phase")
-        told = Counter(tuple(each[name] for name in names) for each in self._entries(silo, "spent"))
+        logged = Counter(tuple(each[name] for name in names) for each in self._entries(silo, "spent"))
         rows = self._ledger(silo, "SELECT * FROM releases WHERE status = 'spent'")
         held = Counter((row["input_id"].hex(), row["round"], row["phase"]) for row in rows)
-        assert told == held, f"{silo}: spends"
-        assert max(told.values(), default=0) <= 1, f"{silo} spent twice: {told.most_common(1)}"
+        assert logged == held, f"{silo}: spends"
+        assert max(logged.values(), default=0) <= 1, f"{silo} spent twice: {logged.most_common(1)}"
         for row in self.history.phases:
             if row.state is PhaseState.APPLIED and silo in _record(row).cohort:
                 arrays = self._input(silo, row)
                 spent = (arrays[INPUT_ID].tobytes().hex(), row.round, row.phase)
-                assert spent in told, (
+                assert spent in logged, (
                     f"{silo}: round {row.round} {row.phase}: an input left that was not spent"
                 )
         self._check_one_value(silo)

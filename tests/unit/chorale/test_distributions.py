@@ -130,12 +130,12 @@ def _shared(site: Path) -> None:
     _list(site, "shared/part.py")
 
 
-@pytest.mark.parametrize(("told", "spoil"), SPOILED, ids=[row[0][:18] for row in SPOILED])
+@pytest.mark.parametrize(("expected", "spoil"), SPOILED, ids=[row[0][:18] for row in SPOILED])
 def test_files_that_could_run_uncompared_are_refused(
-    told: str, spoil: Callable[[Path], None], site: Path
+    expected: str, spoil: Callable[[Path], None], site: Path
 ) -> None:
     spoil(site)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         installed(PINNED)
 
 
@@ -235,13 +235,13 @@ def test_a_folder_that_is_on_the_path_twice_is_one(site: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("foreign", "entry point foreign names json, which is not its own module"),
         ("missing", "nets:none cannot be loaded: AttributeError: module .* has no attribute 'none'"),
         ("other", "group chorale.models has no entry point other, it has foreign, missing, net"),
     ],
 )
-def test_entry_points_that_lead_nowhere_are_told(name: str, told: str, site: Path) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_entry_points_that_lead_nowhere_are_told(name: str, expected: str, site: Path) -> None:
+    with pytest.raises(ConfigError, match=expected):
         load(PINNED, group=MODELS, name=name)

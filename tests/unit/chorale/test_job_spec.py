@@ -40,9 +40,9 @@ def test_a_job_survives_its_file(make_spec: MakeSpec) -> None:
 
 def test_a_job_without_the_words_of_later_releases_keeps_its_bytes(make_spec: MakeSpec) -> None:
     """Its digest is what silos approved."""
-    told = make_spec(strategy={"preset": "feddw"}).to_yaml().decode()
-    assert not [word for word in ("aggregate", "local_steps", "unusual", "published") if word in told]
-    assert "local_epochs: 1\n" in told
+    text = make_spec(strategy={"preset": "feddw"}).to_yaml().decode()
+    assert not [word for word in ("aggregate", "local_steps", "unusual", "published") if word in text]
+    assert "local_epochs: 1\n" in text
 
 
 def test_steps_stand_in_the_place_of_epochs_in_a_jobs_file(make_spec: MakeSpec) -> None:
@@ -233,6 +233,17 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
             {"model": {"name": "unet", "from": "x==1", "options": {"depths": [[1]]}}},
             "model.options.depths: expected a finite number, [^;]*, got a list$",
         ),
+        # each form that the value might have was an error of its own, by pydantic's name for it
+        (
+            {
+                "task": {
+                    "name": "counts",
+                    "from": "x==1",
+                    "sums": [{"name": "n", "bound": 1, "per_record": 1, "at_most": "!"}],
+                }
+            },
+            "task.sums.0.at_most: expected 1 to 63 lower-case [^;]*, or '', got '!'$",
+        ),
         # the list was called too short, because its entry did not count
         (
             {"augment": [{"kind": "horizontal-flip", "chance": 2}]},
@@ -366,10 +377,10 @@ def test_a_job_is_submittable_when_filled_and_not_past(make_spec: MakeSpec) -> N
 def test_a_job_of_more_silos_than_a_federation_has_room_for_is_simulated_alone(make_spec: MakeSpec) -> None:
     spec = make_spec(silos=[f"a{place}" for place in range(201)])
     filled = spec.filled(nonce="ab" * 16, initial_state=b"\x01" * 32)
-    told = "silos: a federation's job has at most 200, got 201; `chorale simulate` takes up to 10,000"
-    with pytest.raises(ConfigError, match=told):
+    message = "silos: a federation's job has at most 200, got 201; `chorale simulate` takes up to 10,000"
+    with pytest.raises(ConfigError, match=message):
         filled.check_submittable(now=NOW)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         prepared(spec, source="job.yaml", federation=None, now=NOW)
 
 

@@ -68,12 +68,12 @@ def decision_of(desk: Desk, job: Job) -> Decision | None:
 
 def lines_of(ended: Ended, label: str) -> str:
     """What stands behind a label of the screen, on one line."""
-    told, is_in = [], False
+    lines, is_in = [], False
     for line in ended.out.splitlines():
         is_in = line.startswith(f"{label} ") or (is_in and line.startswith(" " * 12))
         if is_in:
-            told.append(line[12:])
-    return " ".join(told)
+            lines.append(line[12:])
+    return " ".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Callable[..., En
     assert "is rejected; it is over already, says the coordinator" in rejected.out
     assert late.id not in waiting("show")
     ledger = chorale("silo", "ledger", "--config", config).out  # it said "offered" of a job that is over
-    told = {line.split("  ")[0]: line.split("  ")[1].strip() for line in ledger.splitlines()[1:4]}
-    assert told == {open_job.id: "offered", over.id: "rejected, over", late.id: "offered"}
+    decisions = {line.split("  ")[0]: line.split("  ")[1].strip() for line in ledger.splitlines()[1:4]}
+    assert decisions == {open_job.id: "offered", over.id: "rejected, over", late.id: "offered"}
 
 
 def test_approval_that_waits_holds_under_the_policy_that_was_seen(
@@ -247,21 +247,21 @@ def test_decisions_are_told_to_programs(desk: Desk, chorale: Callable[..., Ended
     job, config = offered(desk), desk.silo()
     desk.write("policy.yaml", {**GIVEN, "required_approvals": 2})
 
-    def told(command: str, *more: str) -> dict[str, Any]:
+    def facts_of(command: str, *more: str) -> dict[str, Any]:
         ended = chorale("silo", command, "--config", config, job.id, "--json", *more)
         assert ended.code == 0, ended.err
         facts: dict[str, Any] = json.loads(ended.out)
         return facts
 
-    first = told("approve", "--yes", "--by", "Ann")
+    first = facts_of("approve", "--yes", "--by", "Ann")
     assert (first["job"], first["decision"], first["by"]) == (job.digest.hex(), "offered", "Ann")
     assert first["missing_approvals"] == 1
     listed = json.loads(chorale("silo", "show", "--config", config, "--json").out)["jobs"]
     assert [each["approved_by"] for each in listed] == [["Ann"]]
-    second = told("approve", "--yes", "--by", "Bo", "--more-cohort-changes", "2")
+    second = facts_of("approve", "--yes", "--by", "Bo", "--more-cohort-changes", "2")
     assert (second["decision"], second["missing_approvals"]) == ("approved", 0)
     assert (second["more_cohort_changes"], second["more_data_refusals"]) == (2, 0)
-    no = told("reject", "--by", "Cy", "--reason", "not before May")
+    no = facts_of("reject", "--by", "Cy", "--reason", "not before May")
     assert (no["decision"], no["by"], no["reason"]) == ("rejected", "Cy", "not before May")
 
 
@@ -351,10 +351,10 @@ def test_changes_are_told_since_the_last_job_of_this_operator_that_was_approved(
     assert chorale("silo", "reject", "--config", config, rejected.id, "--reason", "no").code == 0
 
     new = offered(desk, name="new", classes=7, training={"learning_rate": 0.2})
-    told = lines_of(chorale("silo", "show", "--config", config, new.id), "changed")
-    assert told.startswith(f"2 fields since {last.id}, the last of olga that was approved here: ")
-    assert 'name: "last" -> "new"' in told
-    assert "classes: 10 -> 7" in told
+    changes = lines_of(chorale("silo", "show", "--config", config, new.id), "changed")
+    assert changes.startswith(f"2 fields since {last.id}, the last of olga that was approved here: ")
+    assert 'name: "last" -> "new"' in changes
+    assert "classes: 10 -> 7" in changes
 
 
 def test_hostile_job_of_every_kind_fits_one_screen_and_writes_no_control_codes(
@@ -408,9 +408,9 @@ def test_hostile_job_of_every_kind_fits_one_screen_and_writes_no_control_codes(
         *("job", "asked", "method", "silos", "model", "code", "weights", "data"),
         *("noise", "budget", "policy", "changed", "said"),
     ]
-    told = chorale("silo", "show", "--config", config, job.id, "--json").out
-    assert told.isascii()
-    names = {each["name"] for phase in json.loads(told)["phases"] for each in phase["quantities"]}
+    output = chorale("silo", "show", "--config", config, job.id, "--json").out
+    assert output.isascii()
+    names = {each["name"] for phase in json.loads(output)["phases"] for each in phase["quantities"]}
     assert {each["name"] for each in sums} <= names
 
 
@@ -422,9 +422,9 @@ def test_no_option_pushes_rounds_off_the_screen(desk: Desk, chorale: Callable[..
     long |= {"fine_tune_epochs": 5, "fine_tune_regularizer": True}
     for preset, options in (("fedavg", {}), ("feddr_plus_ft", long)):
         job = offered(desk, rounds=100_000, strategy={"preset": preset, "options": options})
-        told = lines_of(chorale("silo", "show", "--config", config, job.id), "method")
-        assert "100000 rounds, all of the silos in each" in told
-        assert preset in told
+        method = lines_of(chorale("silo", "show", "--config", config, job.id), "method")
+        assert "100000 rounds, all of the silos in each" in method
+        assert preset in method
 
 
 def test_every_distribution_and_every_part_is_named(desk: Desk, chorale: Callable[..., Ended]) -> None:
@@ -455,8 +455,8 @@ def test_every_distribution_and_every_part_is_named(desk: Desk, chorale: Callabl
     for place, name in enumerate(names, start=1):
         (line,) = [line for line in lines if line.startswith(f"{name}=={place}.0, not Chorale's")]
         assert f"sha256:{str(place) * 12}, makes " in line
-    told = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["code"]
-    assert [each["told"].partition(":")[0] for each in told] == [
+    code = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["code"]
+    assert [each["difference"].partition(":")[0] for each in code] == [
         f"{name}=={place}.0" for place, name in enumerate(names, start=1)
     ]
     method = lines_of(shown, "method")
@@ -483,8 +483,8 @@ def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., E
     pinned = [{"distribution": "hospital-models==1.2.0", "sha256": "ab" * 32}]
     job, config = offered(desk, model=own, code=pinned), desk.silo()
     shown = chorale("silo", "show", "--config", config, job.id)
-    told = "hospital-models==1.2.0, not Chorale's, sha256:abababababab, makes model net; not as here: "
-    assert lines_of(shown, "code").startswith(told)
+    beginning = "hospital-models==1.2.0, not Chorale's, sha256:abababababab, makes model net; not as here: "
+    assert lines_of(shown, "code").startswith(beginning)
     assert json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["code"][0][
         "options"
     ] == '{"width": 32}'  # fmt: skip

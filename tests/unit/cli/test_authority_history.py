@@ -146,8 +146,8 @@ def test_going_back_to_a_replaced_certificate_is_asked_on_a_terminal(
 def test_two_certificates_of_one_member_are_refused(office: Office, chorale: Chorale) -> None:
     newer = signed_again(chorale, office.folder, "a")
     ended = office.run("roster", office.folder, newer, code=2)
-    told = f"{newer}: another certificate of silo a than {office.first_page[1]}; name one of them"
-    assert told in ended.err
+    message = f"{newer}: another certificate of silo a than {office.first_page[1]}; name one of them"
+    assert message in ended.err
 
 
 def test_show_prints_the_newest_roster_and_every_change(office: Office, chorale: Chorale) -> None:
@@ -179,11 +179,11 @@ def test_show_prints_the_newest_roster_and_every_change(office: Office, chorale:
     }
     assert members["c"]["readmitted_in"] == 5
     changed = {"member": "silo a", "before": sha256[office.first_page[1]], "now": sha256[newer]}
-    told = [
+    history = [
         {name: value for name, value in entry.items() if value and name not in ("issued", "expires")}
         for entry in shown["history"]
     ]
-    assert told == [
+    assert history == [
         {"version": 1, "joined": ["coordinator hub", "silo a", "silo b", "silo c"]},
         {"version": 2, "renewed": [changed]},
         {"version": 3, "left": ["silo c"]},
@@ -241,7 +241,7 @@ def test_a_renewal_may_skip_versions_and_the_history_says_so(office: Office) -> 
 
 
 @pytest.mark.parametrize(
-    ("gone", "told"),
+    ("gone", "expected"),
     [
         ("2.skipped.json", "rosters: version 2 is missing from the history"),
         ("9.json", "rosters: version 9 is missing from the history"),
@@ -250,12 +250,12 @@ def test_a_renewal_may_skip_versions_and_the_history_says_so(office: Office) -> 
     ],
 )
 def test_a_file_that_is_missing_around_skipped_versions_is_found(
-    office: Office, gone: str, told: str
+    office: Office, gone: str, expected: str
 ) -> None:
     office.run("renew", "--version", "9")
     office.run("renew")
     (office.ca / "rosters" / gone).unlink()
-    assert told in office.run("renew", code=2).err
+    assert expected in office.run("renew", code=2).err
 
 
 def test_a_skip_counts_where_it_was_signed_for_alone(office: Office) -> None:
@@ -324,7 +324,7 @@ def _foreign(ca: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "expected"),
     [
         (_swap, "rosters/2.json: expected version 2, got 1"),
         (_edit, "rosters/2.json: roster: the signature is not valid"),
@@ -338,13 +338,13 @@ def _foreign(ca: Path) -> None:
 )
 @pytest.mark.parametrize("command", ["renew", "show", "revoke"])
 def test_history_that_was_changed_is_found_by_the_next_command(
-    office: Office, spoil: Callable[[Path], None], told: str, command: str
+    office: Office, spoil: Callable[[Path], None], expected: str, command: str
 ) -> None:
     office.run("revoke", "c")
     office.run("renew")
     spoil(office.ca)
     ended = office.run(command, *(["b"] if command == "revoke" else []), code=2)
-    assert told in ended.err
+    assert expected in ended.err
     assert not (office.ca / "rosters/4.json").exists()
 
 

@@ -29,7 +29,7 @@ def config(federation: LocalFederation) -> str:
     return str(federation._write("hub.yaml", federation._coordinator_settings()))
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str]:
+def code_and_output(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str]:
     """Exit code, and what was printed."""
     code = run(["coordinator", *map(str, arguments)])
     printed = capsys.readouterr()
@@ -41,14 +41,14 @@ def test_a_folder_gets_a_file_named_by_federation_and_time(
 ) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
-    code, printed = told(capsys, "backup", "--config", config, "--out", folder)
+    code, printed = code_and_output(capsys, "backup", "--config", config, "--out", folder)
     (made,) = folder.iterdir()
     assert (code, printed.startswith("backed up 2 files")) == (0, True)
     assert made.name.startswith("chorale-test-")
     assert str(made) in printed
     assert made.stat().st_mode & 0o777 == 0o600
 
-    code, printed = told(capsys, "backup", "--config", config, "--out", made)
+    code, printed = code_and_output(capsys, "backup", "--config", config, "--out", made)
     assert (code, "it exists already, and a backup overwrites nothing" in printed) == (2, True)
     assert len(list(folder.iterdir())) == 1
 
@@ -100,16 +100,18 @@ def test_mistakes_are_told_in_a_sentence(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "missing.tar"
-    assert told(capsys, "restore", "--config", config, "--from", missing) == (
+    assert code_and_output(capsys, "restore", "--config", config, "--from", missing) == (
         2,
         f"chorale: error: {missing}: no such file or directory\n",
     )
     missing.write_bytes(b"something else")
-    code, printed = told(capsys, "restore", "--config", config, "--from", missing)
+    code, printed = code_and_output(capsys, "restore", "--config", config, "--from", missing)
     assert (code, "expected an empty directory, got" in printed) == (2, True)
     assert "--set-aside moves what is there" in printed
-    code, printed = told(capsys, "restore", "--config", config, "--from", missing, "--set-aside")
+    code, printed = code_and_output(capsys, "restore", "--config", config, "--from", missing, "--set-aside")
     assert (code, f"{missing}: not a backup of a coordinator" in printed) == (2, True)
     assert (tmp_path / "hub" / "coordinator.sqlite").exists()
-    code, printed = told(capsys, "backup", "--config", config, "--out", tmp_path / "no" / "such.tar")
+    code, printed = code_and_output(
+        capsys, "backup", "--config", config, "--out", tmp_path / "no" / "such.tar"
+    )
     assert (code, "no such file or directory" in printed.lower()) == (1, True)

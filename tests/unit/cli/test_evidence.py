@@ -35,12 +35,12 @@ def test_verify_says_what_held_on_what_it_rests_and_who_said_nothing(
     model.write_bytes(lab.model)
     own = str(lab.ceremony.certificate_path)
     assert run(["evidence", "verify", str(archive), "--authority", own, "--model", str(model)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"{archive}: all of it holds\n")
-    assert "4 states, each signed by 3 silos or more of 4" in told
-    assert f"statements of silos: {', '.join(SILOS[:3])}; missing: {SILOS[3]}" in told
-    assert "by the coordinator's word alone: done, figures, times, who was left out" in told
-    assert "your own" in told
+    output = capsys.readouterr().out
+    assert output.startswith(f"{archive}: all of it holds\n")
+    assert "4 states, each signed by 3 silos or more of 4" in output
+    assert f"statements of silos: {', '.join(SILOS[:3])}; missing: {SILOS[3]}" in output
+    assert "by the coordinator's word alone: done, figures, times, who was left out" in output
+    assert "your own" in output
     assert run(["evidence", "verify", str(archive), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert not document["authority_is_given"]
@@ -60,9 +60,9 @@ def test_the_share_of_class_rows_is_told_beside_what_the_coordinator_says_alone(
         *others,
     )
     statement = held.statement.model_copy(update={"phases": phases})
-    told = "class rows: 30% of them in a round's sum; by the default policy 4 of 10 are sent"
-    assert f"  {told}" in lines(tmp_path, replace(held, statement=statement))
-    assert told in pages_of(held.facts, statement, (), ())[MODEL_CARD].decode()
+    sentence = "class rows: 30% of them in a round's sum; by the default policy 4 of 10 are sent"
+    assert f"  {sentence}" in lines(tmp_path, replace(held, statement=statement))
+    assert sentence in pages_of(held.facts, statement, (), ())[MODEL_CARD].decode()
     assert "class rows" not in pages_of(held.facts, held.statement, (), ())[MODEL_CARD].decode()
 
 

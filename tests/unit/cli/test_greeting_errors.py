@@ -62,5 +62,5 @@ def test_clock_that_is_an_hour_off_ends_the_agent(desk: Desk) -> None:
 def test_another_protocol_version_ends_the_agent(desk: Desk) -> None:
     welcome = pb.Welcome(protocol_version=99, unix_seconds=time.time(), heartbeat_seconds=1)
     with _answering(desk, welcome) as address:
-        told = "coordinator: expected protocol version 4, got 99"
-        check_agent(["silo", "run", "--config", desk.silo(coordinator=address)], 4, told)
+        message = "coordinator: expected protocol version 4, got 99"
+        check_agent(["silo", "run", "--config", desk.silo(coordinator=address)], 4, message)

@@ -76,10 +76,10 @@ def test_every_default_that_is_switched_on_changes_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", GIVEN)
 def test_every_sentence_is_the_models_own(kind: str) -> None:
-    told = " ".join(line.strip().removeprefix("#") for line in text_of(kind).splitlines())
-    told = " ".join(told.split())
+    text = " ".join(line.strip().removeprefix("#") for line in text_of(kind).splitlines())
+    text = " ".join(text.split())
     for name, field in model_of(kind).model_fields.items():
-        assert field.description is None or " ".join(field.description.split()) in told, name
+        assert field.description is None or " ".join(field.description.split()) in text, name
 
 
 def test_a_new_federation_tells_the_coordinator_its_port(

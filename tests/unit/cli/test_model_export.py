@@ -78,8 +78,8 @@ def test_script_and_onnx_file_give_what_the_model_gives(tmp_path: Path, chorale:
         "preprocessing.json",
         "model.onnx",
     }
-    told = json.loads((out / "preprocessing.json").read_text())
-    assert told == {"classes": 10, "input_shape": [1, 8, 8], "input_type": "float32"} | {
+    preprocessing = json.loads((out / "preprocessing.json").read_text())
+    assert preprocessing == {"classes": 10, "input_shape": [1, 8, 8], "input_type": "float32"} | {
         "normalize": {"mean": [0.5], "std": [2.0]}
     }
 
@@ -145,8 +145,8 @@ def test_a_model_that_torch_cannot_export_has_no_onnx_file_and_says_why(
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     ended = chorale("model", "export", tmp_path / "model.safetensors", "--out", tmp_path / "out")
     assert ended.code == 0
-    told = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
-    assert (told["label_column"], told["columns"][3]["name"]) == (["sick"], "column-3")
+    preprocessing = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
+    assert (preprocessing["label_column"], preprocessing["columns"][3]["name"]) == (["sick"], "column-3")
     assert ended.err == (
         "no model.onnx: it needs the extra 'export' (no onnxscript here): pip install 'chorale[export]'\n"
     )

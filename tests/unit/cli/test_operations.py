@@ -198,11 +198,16 @@ def test_no_text_of_a_coordinators_moves_a_cursor(word: str) -> None:
             ControlJob=lambda _: JobSummary.FromString(summary.SerializeToString()),
         ),
     )
-    told = [*operations.jobs(), operations.silos(), *operations.watch(JOB), operations.control(JOB, "cancel")]
+    messages = [
+        *operations.jobs(),
+        operations.silos(),
+        *operations.watch(JOB),
+        operations.control(JOB, "cancel"),
+    ]
     history = operations.history(JOB)
-    told += [history.summary, *history.records]
+    messages += [history.summary, *history.records]
     shown = word if word.isprintable() else "?[2Jdone?"
-    for message in told:
+    for message in messages:
         texts = _texts(MessageToDict(message))
         assert shown in texts
         assert all(each.isprintable() for each in texts)
@@ -218,7 +223,7 @@ def test_words_in_brackets_are_words_in_the_live_table() -> None:
     )
     console = Console(width=100, file=io.StringIO())
     console.print(table(history))
-    told = cast(io.StringIO, console.file).getvalue()
-    assert "[/x]" in told
-    assert "[red]a" in told
-    assert "[/y] before" in told
+    output = cast(io.StringIO, console.file).getvalue()
+    assert "[/x]" in output
+    assert "[red]a" in output
+    assert "[/y] before" in output

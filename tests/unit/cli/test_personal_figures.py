@@ -25,11 +25,11 @@ def record(phase: str, figures: dict[str, float], **fields: Any) -> PhaseRecord:
 
 
 def history(*records: PhaseRecord) -> JobHistory:
-    told = JobHistory()
+    job_history = JobHistory()
     summary = JobSummary(name="digits", status="done", rounds=2, rounds_completed=2, job_digest=b"j" * 32)
     for event in (JobEvent(summary=summary), *(JobEvent(record=each) for each in records)):
-        told.add(event)
-    return told
+        job_history.add(event)
+    return job_history
 
 
 def test_a_personal_phase_is_one_line() -> None:

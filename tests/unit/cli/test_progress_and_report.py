@@ -53,9 +53,9 @@ def _record(round_number: int, phase: str, **fields: object) -> PhaseRecord:
 
 def _history(*records: PhaseRecord, **summary: object) -> JobHistory:
     history = JobHistory()
-    told = {"name": "digits", "status": "done", "strategy": "fedavg", "rounds": 3, "rounds_completed": 3}
-    told |= {"silos": SILOS, "float32_bytes": 64, "job_digest": b"j" * 32, **summary}
-    history.add(JobEvent(summary=JobSummary(**told)))
+    facts = {"name": "digits", "status": "done", "strategy": "fedavg", "rounds": 3, "rounds_completed": 3}
+    facts |= {"silos": SILOS, "float32_bytes": 64, "job_digest": b"j" * 32, **summary}
+    history.add(JobEvent(summary=JobSummary(**facts)))
     for record in records:
         history.add(JobEvent(record=record))
     return history
@@ -148,17 +148,17 @@ def test_without_a_draw_there_is_one_curve(history: JobHistory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "expected"),
     [
         (1, "model after round 1, drawn silos' hold-outs: accuracy 0.900"),
         (2, "model after round 2, all silos' hold-outs: accuracy 0.400"),
         (4, "final model, all silos' hold-outs: accuracy 0.500"),
     ],
 )
-def test_a_line_says_whose_hold_outs_a_figure_is_over(drawn: JobHistory, place: int, told: str) -> None:
+def test_a_line_says_whose_hold_outs_a_figure_is_over(drawn: JobHistory, place: int, expected: str) -> None:
     record = drawn.records[place]
     line = progress.plain_line(record, title=drawn.title(record), draws_rounds=drawn.draws_rounds)
-    assert line.endswith(told)
+    assert line.endswith(expected)
 
 
 def test_the_table_has_a_column_for_each_curve(drawn: JobHistory) -> None:
@@ -172,12 +172,12 @@ def test_the_table_has_a_column_for_each_curve(drawn: JobHistory) -> None:
 
 
 def test_the_page_has_both_curves_and_what_stands_behind_them(drawn: JobHistory) -> None:
-    told = page(report.document(drawn))
-    assert "Over the hold-outs of all silos" in told
-    assert "Behind a point: 4 of 4 silos, 40 samples." in told
-    assert "Over the hold-outs of the silos that each round drew" in told
-    assert "Behind a point: 3 of 4 silos, 30 samples, 60 to 70 % of the training data." in told
-    assert "Final figures" in told
+    text = page(report.document(drawn))
+    assert "Over the hold-outs of all silos" in text
+    assert "Behind a point: 4 of 4 silos, 40 samples." in text
+    assert "Over the hold-outs of the silos that each round drew" in text
+    assert "Behind a point: 3 of 4 silos, 30 samples, 60 to 70 % of the training data." in text
+    assert "Final figures" in text
     drawn.records.pop()  # as of a job that was cancelled: a test between rounds is not the final one
     assert "Final figures" not in page(report.document(drawn))
 
@@ -185,8 +185,8 @@ def test_the_page_has_both_curves_and_what_stands_behind_them(drawn: JobHistory)
 def test_the_consoles_chart_has_two_lines_where_rounds_draw_their_silos(
     drawn: JobHistory, history: JobHistory
 ) -> None:
-    told = rounds.curves(drawn)
-    assert (told["figure"], told["figure_all"]) == ([0.9, None, None], [None, 0.4, 0.5])
+    curves = rounds.curves(drawn)
+    assert (curves["figure"], curves["figure_all"]) == ([0.9, None, None], [None, 0.4, 0.5])
     whole = rounds.curves(history)
     assert (whole["figure"], whole["figure_all"]) == ([None, 0.5, 0.8], None)
 
@@ -204,9 +204,14 @@ def test_the_share_of_class_rows_is_told_in_lines_report_and_page(figure: str) -
     lines = [progress.plain_line(each, title="") for each in history.records]
     assert "by the default policy silos send rows of 2 of 10 classes" in lines[0]
     assert "rows of 4 classes" in lines[2]
-    told = report.document(history)
-    assert told["class_rows"] == {"classes": 10, "by_default": 2, "by_round": {"1": 2, "2": 4}, "share": 0.3}
-    assert "Of the 10 classes, rows of 30% were in a round's sum" in page(told)
+    document = report.document(history)
+    assert document["class_rows"] == {
+        "classes": 10,
+        "by_default": 2,
+        "by_round": {"1": 2, "2": 4},
+        "share": 0.3,
+    }
+    assert "Of the 10 classes, rows of 30% were in a round's sum" in page(document)
 
 
 def test_a_line_says_of_how_many_classes_a_calibration_had_rows() -> None:
@@ -219,9 +224,9 @@ def test_a_final_figure_beside_a_kept_model_says_which_model_it_is_of(
 ) -> None:
     """`final accuracy 0.8000` and the round of the kept model stood side by side."""
     history.summary.kept, history.summary.model_round = "loss 0.2, the lowest", 1
-    told = report.document(history)
-    assert (told["final_model_round"], told["model_round"]) == (3, 1)
-    assert "final accuracy 0.8000 of the model after round 3" in page(told)
+    document = report.document(history)
+    assert (document["final_model_round"], document["model_round"]) == (3, 1)
+    assert "final accuracy 0.8000 of the model after round 3" in page(document)
     end_of(history)
     assert "final accuracy 0.8000 of the model after round 3\n" in capsys.readouterr().out
     history.summary.model_round = 3
@@ -229,9 +234,9 @@ def test_a_final_figure_beside_a_kept_model_says_which_model_it_is_of(
 
 
 def test_a_method_without_class_statistics_has_no_share_of_rows(history: JobHistory) -> None:
-    told = report.document(history)
-    assert told["class_rows"] is None
-    assert "rows of" not in page(told)
+    document = report.document(history)
+    assert document["class_rows"] is None
+    assert "rows of" not in page(document)
 
 
 def test_every_reason_and_stage_has_words() -> None:
@@ -240,22 +245,22 @@ def test_every_reason_and_stage_has_words() -> None:
     stages = {each.value for each in (*PhaseState,)} - {"revealed", "applied", "used-up"}
     assert set(REASON_WORDS) == reasons
     assert set(STAGE_WORDS) == stages
-    for left, told in (
+    for left, expected in (
         (LeftOut(silo="d", stage="waiting", reason="job-not-approved"), "no approval yet"),
         (LeftOut(silo="d", stage="unmask", reason="no-answer"), "no answer in time as masks were taken off"),
         (LeftOut(silo="d", stage="\x1b[2J", reason="\x1b]0;"), "?]0; ?[2J"),
     ):
-        assert left_out_told(left, PhaseRecord(reason="unmask-hard-cap")) == told
+        assert left_out_told(left, PhaseRecord(reason="unmask-hard-cap")) == expected
 
 
 @pytest.mark.parametrize(
-    ("ended_by", "told"), [("refused", "no answer yet"), ("train-hard-cap", "no answer in time")]
+    ("ended_by", "expected"), [("refused", "no answer yet"), ("train-hard-cap", "no answer in time")]
 )
-def test_silo_that_had_its_time_still_is_not_told_as_late(ended_by: str, told: str) -> None:
+def test_silo_that_had_its_time_still_is_not_told_as_late(ended_by: str, expected: str) -> None:
     """A silo's rejection ended the job, and the others, whom nobody timed out, were "no answer in time"."""
     left = [LeftOut(silo="a", stage="waiting", reason="no-answer")]
     record = PhaseRecord(round=1, phase="enrollment.0", result="used-up", reason=ended_by, left_out=left)
-    assert progress.plain_line(record, title="enrollment").endswith(f"without a ({told})")
+    assert progress.plain_line(record, title="enrollment").endswith(f"without a ({expected})")
 
 
 def test_time_that_people_took_to_approve_is_told_by_itself(history: JobHistory) -> None:
@@ -263,9 +268,9 @@ def test_time_that_people_took_to_approve_is_told_by_itself(history: JobHistory)
     history.records[0].approval_seconds = 610.4
     line = progress.plain_line(history.records[0], title="enrollment")
     assert line == "enrollment  4 silos, 0.5 s  after 610 s of waiting for approval"
-    told = report.document(history)
-    assert (told["wall_seconds"], told["approval_seconds"]) == (2.5, 610.4)
-    assert "2.5 s, after 610 s of waiting for approval." in page(told)
+    document = report.document(history)
+    assert (document["wall_seconds"], document["approval_seconds"]) == (2.5, 610.4)
+    assert "2.5 s, after 610 s of waiting for approval." in page(document)
 
 
 def test_a_job_of_steps_is_told_by_its_steps(history: JobHistory) -> None:
@@ -294,11 +299,11 @@ def test_table_shows_rounds_progress_and_notes(history: JobHistory) -> None:
 def test_show_writes_lines_to_stderr_alone_where_it_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = JobHistory()
-    progress.show([JobEvent(record=_record(1, "train"))], told)
+    job_history = JobHistory()
+    progress.show([JobEvent(record=_record(1, "train"))], job_history)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "round 1/0  4 silos, 0% of the data, 0.5 s\n")
-    assert len(told.records) == 1
+    assert len(job_history.records) == 1
 
 
 def test_table_can_be_cut_to_the_newest_phases(history: JobHistory) -> None:
@@ -384,8 +389,8 @@ def test_report_says_whether_silos_checked_every_sum_that_moved_the_state(
 ) -> None:
     document = json.loads(json.dumps(report.document(_history(*records))))
     assert (document["sums_verified"], document["verified_by"]) == verified
-    told = f"Every sum behind the model was checked by {verified[1]} silos or more"
-    assert (told in page(document)) == verified[0]
+    sentence = f"Every sum behind the model was checked by {verified[1]} silos or more"
+    assert (sentence in page(document)) == verified[0]
     assert ("Not every sum behind the model was checked" in page(document)) != verified[0]
 
 
@@ -413,8 +418,8 @@ def test_page_needs_nothing_else_and_escapes_what_it_is_told(history: JobHistory
     assert "script" not in parsed.tags
     assert parsed.links == []
     assert parsed.tags.count("circle") == 3  # for each round that was measured: accuracy and loss
-    for told in ("Who was left out", "What was summed", "What each party saw", "disconnected"):
-        assert told in text
+    for phrase in ("Who was left out", "What was summed", "What each party saw", "disconnected"):
+        assert phrase in text
 
 
 def test_page_of_a_job_that_measured_nothing() -> None:
@@ -475,14 +480,14 @@ def test_report_of_a_private_job_tells_what_it_cost(history: JobHistory) -> None
     # correct / tested, each with a deviation of 6: 6 / 300 and 0.8 * 6 / 300
     assert document["accuracy_noise"] == pytest.approx(0.02 * math.hypot(1.0, 0.8))
     text = page(document)
-    for told in (
+    for phrase in (
         "epsilon 7.98 at delta 1e-05, for each record",
         'by its own ledger">3.25</td>',
         'collude">14.5</td>',
         'collude">no bound</td>',
         "after noise on all",
     ):
-        assert told in text
+        assert phrase in text
     assert "exact in fixed point" not in text
     assert "each silo, statistics" not in text
     assert (document["noise"], document["epsilon_if_all_others_collude"]) == ("sum", 22.5)
@@ -507,12 +512,12 @@ def test_report_of_noised_sums_says_which_epsilon_is_for_a_silo_and_which_for_a_
     document = json.loads(json.dumps(report.document(history, promise=promise, spent=SPENT)))
     assert (document["epsilon"], document["epsilon_unit"]) == (7.98, "silo")
     assert (document["epsilon_updates_per_silo"], document["epsilon_statistics_per_record"]) == (6.5, 1.25)
-    told = (
+    sentence = (
         "epsilon 7.98 at delta 1e-05, for each record; by themselves updates cost epsilon 6.5 for each silo, "
         "statistics epsilon 1.25 for each record. No noise hides a whole silo in the statistics."
     )
     text = page(document)
-    assert told in text
+    assert sentence in text
     assert "epsilon spent for each record" in text
 
 

@@ -67,8 +67,8 @@ def test_python_says_what_the_command_says(mistake: str, desk: Desk, chorale: Ca
     ended = chorale(*command)
     with pytest.raises(ChoraleError) as raised:
         call(Federation(**arguments))
-    *hints, told = ended.err.splitlines()
-    assert told == f"chorale: error: {' '.join(str(raised.value).split())}"
+    *hints, last = ended.err.splitlines()
+    assert last == f"chorale: error: {' '.join(str(raised.value).split())}"
     notes = [" ".join(note.split()) for note in getattr(raised.value, "__notes__", ())]
     assert hints == ([f"chorale: hint: {'; '.join(notes)}"] if notes else [])
     assert ended.code in (1, 2)

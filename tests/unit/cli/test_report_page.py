@@ -23,21 +23,21 @@ NO = LeftOut(silo="east", stage="waiting", reason="rejected", text="not before M
 
 def history(*, seconds: float = 2.0, **summary: object) -> JobHistory:
     """One enrollment, two rounds, an evaluation with a confusion matrix of two classes."""
-    told = JobHistory()
+    job_history = JobHistory()
     facts = {"name": "usps", "status": "done", "strategy": "fedavg", "rounds": 2, "rounds_completed": 2}
     facts |= {"silos": ["north", "south", "east"], "float32_bytes": 40, **summary}
-    told.add(JobEvent(summary=JobSummary(job_digest=JOB, **facts)))
+    job_history.add(JobEvent(summary=JobSummary(job_digest=JOB, **facts)))
     given = {"job_digest": JOB, "result": "applied", "attempts": 1, "wall_seconds": seconds}
     given |= {"upload_bytes": 60}
     for round, phase in ((0, "enrollment.0"), (1, "train"), (2, "train"), (2, "evaluate.0")):
         record = PhaseRecord(round=round, phase=phase, cohort=["north"], left_out=[LEFT, NO], **given)
         if phase != "enrollment.0":
             record.figures.update({"accuracy": 0.25 * (round + 1), "loss": 1.5})
-        told.add(JobEvent(record=record))
-    tables = told.records[-1].tables
+        job_history.add(JobEvent(record=record))
+    tables = job_history.records[-1].tables
     tables["confusion"].CopyFrom(Table(shape=[2, 2], values=[8, 2, 1, 9]))
     tables["f1"].CopyFrom(Table(shape=[2], values=[0.84, float("nan")]))
-    return told
+    return job_history
 
 
 def test_page_has_a_dark_form_a_viewport_and_rows_that_become_blocks_on_a_phone() -> None:
@@ -70,12 +70,12 @@ def _luminance(colour: str) -> float:
 
 
 def test_report_has_classes_who_took_part_and_by_which_rule_others_did_not() -> None:
-    told = document(history())
-    assert told["took_part"]["north"] == {"rounds": 2, "of": 2, "left_out": {}}
-    assert told["took_part"]["south"] == {"rounds": 0, "of": 2, "left_out": {"policy: max_rounds": 2}}
-    assert told["loss_by_round"] == [1.5, 1.5]
-    assert told["upload_bytes_per_silo"] == 240
-    text = page(told)
+    report = document(history())
+    assert report["took_part"]["north"] == {"rounds": 2, "of": 2, "left_out": {}}
+    assert report["took_part"]["south"] == {"rounds": 0, "of": 2, "left_out": {"policy: max_rounds": 2}}
+    assert report["loss_by_round"] == [1.5, 1.5]
+    assert report["upload_bytes_per_silo"] == 240
+    text = page(report)
     assert '<td data-label="class">0</td><td data-label="f1">0.840</td>' in text
     assert '<td data-label="class">1</td><td data-label="f1"></td>' in text  # a class without samples
     assert "rejected: not before May" in text
@@ -83,24 +83,24 @@ def test_report_has_classes_who_took_part_and_by_which_rule_others_did_not() -> 
 
 
 def test_table_whose_shape_is_not_that_of_its_values_is_left_out() -> None:
-    told = history()
-    told.records[-1].tables["confusion"].CopyFrom(Table(shape=[2, 1 << 30], values=[1.0]))
-    assert "confusion" not in document(told)["tables"]
+    job_history = history()
+    job_history.records[-1].tables["confusion"].CopyFrom(Table(shape=[2, 1 << 30], values=[1.0]))
+    assert "confusion" not in document(job_history)["tables"]
 
 
 @pytest.mark.parametrize("shape", [[100_000, 0], [1] * 3_000])
 def test_table_of_no_values_or_of_many_axes_takes_no_room(shape: list[int]) -> None:
     """2^32 - 1 rows of nothing would take all memory, and thousands of axes all of the stack."""
-    told = history()
+    job_history = history()
     values = [] if 0 in shape else [1.0]
-    told.records[-1].tables["confusion"].CopyFrom(Table(shape=shape, values=values))
-    assert list(document(told)["tables"]) == ["f1"]
+    job_history.records[-1].tables["confusion"].CopyFrom(Table(shape=shape, values=values))
+    assert list(document(job_history)["tables"]) == ["f1"]
 
 
 def test_csv_has_a_row_a_phase_and_nothing_that_a_spreadsheet_would_run() -> None:
-    told = history()
-    told.records[1].reason = "=cmd|' /C calc'!A0"
-    rows = list(csv.DictReader(io.StringIO(rounds_csv(document(told)))))
+    job_history = history()
+    job_history.records[1].reason = "=cmd|' /C calc'!A0"
+    rows = list(csv.DictReader(io.StringIO(rounds_csv(document(job_history)))))
     assert [(row["round"], row["phase"], row["accuracy"]) for row in rows] == [
         ("0", "enrollment.0", ""), ("1", "train", "0.5"), ("2", "train", "0.75"), ("2", "evaluate.0", "0.75"),
     ]  # fmt: skip
@@ -109,10 +109,10 @@ def test_csv_has_a_row_a_phase_and_nothing_that_a_spreadsheet_would_run() -> Non
 
 
 def test_lines_name_the_rule_and_nothing_in_them_moves_a_cursor() -> None:
-    told = history(state="waiting for approval at \x1b[2Jsouth", progress="round 1", status="running")
-    assert state_told(told.summary) == "waiting for approval at ?[2Jsouth"
-    assert doing(told.summary) == "waiting for approval at ?[2Jsouth"
-    record = told.records[1]
+    job_history = history(state="waiting for approval at \x1b[2Jsouth", progress="round 1", status="running")
+    assert state_told(job_history.summary) == "waiting for approval at ?[2Jsouth"
+    assert doing(job_history.summary) == "waiting for approval at ?[2Jsouth"
+    record = job_history.records[1]
     line = plain_line(record, title="round 1/2")
     assert "without south (refused by its policy: max_rounds)" in line
     assert 'without east (rejected: "not before May")' in line
@@ -122,8 +122,8 @@ def test_lines_name_the_rule_and_nothing_in_them_moves_a_cursor() -> None:
 
 def test_facts_say_what_is_awaited_of_whom() -> None:
     awaited = [Awaited(silo="south", why="approval")]
-    told = history(state="waiting for approval at south", awaited=awaited, operator="olga")
-    facts = summary_facts(told.summary)
+    job_history = history(state="waiting for approval at south", awaited=awaited, operator="olga")
+    facts = summary_facts(job_history.summary)
     assert (facts["state"], facts["awaited"]) == ("waiting for approval at south", {"south": "approval"})
     # of a coordinator that says no more than a status
     assert summary_facts(history().summary)["state"] == "done"

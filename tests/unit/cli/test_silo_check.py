@@ -103,7 +103,7 @@ def test_what_would_stop_the_agent_at_its_start_is_found(desk: Desk, chorale: Ca
 
 
 @pytest.mark.parametrize(
-    ("gpus", "settings", "told"),
+    ("gpus", "settings", "expected"),
     [
         (0, {"device": "cuda"}, "device: cuda is set but torch finds no GPU; allowed here: auto, cpu"),
         (2, {"devices": 4}, "devices: 4 are set, torch finds 2 GPUs on this machine"),
@@ -116,13 +116,13 @@ def test_devices_that_the_machine_does_not_have_are_found(
     monkeypatch: pytest.MonkeyPatch,
     gpus: int,
     settings: dict[str, object],
-    told: str | None,
+    expected: str | None,
 ) -> None:
     torch = pytest.importorskip("torch", reason="asks torch for GPUs: needs the extra silo")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     ended = chorale("silo", "check", "--config", desk.silo(**settings))
-    assert problems(ended) == ([] if told is None else [told]), ended.out
+    assert problems(ended) == ([] if expected is None else [expected]), ended.out
 
 
 def test_all_is_well_ends_with_zero(desk: Desk, chorale: Calls) -> None:
@@ -157,10 +157,10 @@ def test_every_phase_of_a_method_runs_on_one_batch(
     before = files_below(desk.folder)
     ended = chorale("silo", "check", "--config", config, "--job", job)
     assert ended.code == 0, ended.out + ended.err
-    told = [
+    reported = [
         line.split()[2].rstrip(":") for line in ended.out.splitlines() if line.startswith("ok       phase")
     ]
-    assert told == phases
+    assert reported == phases
     assert "ok       round: at most about" in ended.out
     assert files_below(desk.folder) == before
 

@@ -133,14 +133,14 @@ def test_recovery_charges_every_account_for_a_data_set_that_nobody_knows(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("name: ward\n", "expected the signed text of a job, got {path}: federation, "),
         (None, "expected the signed text of a job, got a job as it was written"),
     ],
 )
 def test_a_job_as_it_was_written_is_no_job_that_ran(
-    desk: Desk, chorale: Callable[..., Ended], text: str | None, told: str
+    desk: Desk, chorale: Callable[..., Ended], text: str | None, expected: str
 ) -> None:
     """A field that `job submit` fills in was asked for, under the digest of a job that does not exist."""
     path = desk.job(not_after="2099-12-31T00:00:00Z")
@@ -151,12 +151,12 @@ def test_a_job_as_it_was_written_is_no_job_that_ran(
     Ledger(desk.folder / "silo-0" / "ledger.sqlite").close()
     ended = chorale("silo", "ledger", "--config", config, "--recover", "--restarts", "1", "--ran", str(path))
     assert ended.code == 2
-    assert f"--ran {path}: {told.format(path=path)}" in ended.err
+    assert f"--ran {path}: {expected.format(path=path)}" in ended.err
     assert "chorale job submit --save FILE" in ended.err
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, expected",
     [
         (["--recover"], "--recover: expected --restarts with it"),
         # It charged whole plans for good although a check was asked for.
@@ -169,11 +169,11 @@ def test_a_job_as_it_was_written_is_no_job_that_ran(
     ],
 )
 def test_mistakes_are_one_sentence(
-    desk: Desk, chorale: Callable[..., Ended], options: list[str], told: str
+    desk: Desk, chorale: Callable[..., Ended], options: list[str], expected: str
 ) -> None:
     config = desk.silo()
     (desk.folder / "silo-0").mkdir()
     Ledger(desk.folder / "silo-0" / "ledger.sqlite").close()
     ended = chorale("silo", "ledger", "--config", config, *options)
     assert ended.code == 2
-    assert told in ended.err
+    assert expected in ended.err

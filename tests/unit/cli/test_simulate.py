@@ -184,9 +184,9 @@ def test_rows_beyond_those_of_a_unit_are_told_by_silo_column_and_limit(desk: Des
         "simulate", job, *silo_files(desk, unit="patient", max_rows_per_unit=2), "--device", "cpu"
     )
     assert ended.code == 0, ended.err
-    told = ": data set data: 5 rows are left out, beyond 2 of one patient (data.max_rows_per_unit)"
+    ending = ": data set data: 5 rows are left out, beyond 2 of one patient (data.max_rows_per_unit)"
     lines = [line for line in ended.err.splitlines() if "left out" in line]
-    assert lines == [f"clinic-{place}{told}" for place in range(3)]
+    assert lines == [f"clinic-{place}{ending}" for place in range(3)]
     assert "solving for the noise of epsilon 8" in ended.err
 
 
@@ -197,12 +197,12 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
     job = desk.job(silos=[f"silo-{place:02}" for place in range(20)], fraction=0.15, rounds=2)
     refused = chorale("simulate", job, "--policy", policy, "--device", "cpu")
     assert refused.code == 3
-    told = "fraction 0.15: if 2 of 20 silos collude, a round names more than 1 of them with a chance of"
-    assert refused.err.startswith(told)
+    message = "fraction 0.15: if 2 of 20 silos collude, a round names more than 1 of them with a chance of"
+    assert refused.err.startswith(message)
     assert "6 silos a round are enough (fraction 0.3)" in refused.err
     open_wide = chorale("simulate", job, "--device", "cpu", "--partition", "iid")
     assert open_wide.code == 0
-    assert open_wide.err.startswith(told)
+    assert open_wide.err.startswith(message)
     assert len(json.loads(open_wide.out.splitlines()[0])["silos"]) == 3
 
 

@@ -145,11 +145,14 @@ def test_an_interrupt_says_what_is_kept_and_the_same_command_where_it_goes_on(
 
     with monkeypatch.context() as stopped:
         stopped.setattr(Simulation, "_run_phase", interrupted)
-        for out, told in ((("--out", tmp_path / "out"), said), ((), "interrupted: nothing is kept without")):
+        for out, expected in (
+            (("--out", tmp_path / "out"), said),
+            ((), "interrupted: nothing is kept without"),
+        ):
             ended = chorale(*call, *out)
             assert ended.code == 130
             (line,) = [line for line in ended.err.splitlines() if line.startswith("interrupted")]
-            assert line.startswith(told)
+            assert line.startswith(expected)
     whole, resumed = chorale(*call), chorale(*call, "--out", tmp_path / "out")
     digests = [json.loads(each.out.splitlines()[-1])["state_digest"] for each in (whole, resumed)]
     assert digests[0] == digests[1]
@@ -189,9 +192,9 @@ def test_the_curve_ends_with_the_closing_test_and_is_in_a_file(
     assert {name: curve[2][name] for name in curve[0] if name not in ("round", "silos")} == tested
     written = (tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in written] == curve
-    told = [line.split("  ")[::2] for line in ended.err.splitlines() if line.startswith("evaluate")]
-    assert [kind for kind, _ in told] == ["evaluate-all", "evaluate-all", "evaluate"]
-    assert told[2][1].startswith("model after round 6, all silos' hold-outs: accuracy ")
+    logged = [line.split("  ")[::2] for line in ended.err.splitlines() if line.startswith("evaluate")]
+    assert [kind for kind, _ in logged] == ["evaluate-all", "evaluate-all", "evaluate"]
+    assert logged[2][1].startswith("model after round 6, all silos' hold-outs: accuracy ")
 
 
 def test_one_worker_is_told_as_one(desk: Desk, chorale: Calls) -> None:

@@ -34,7 +34,7 @@ Calls = Callable[..., Ended]
 
 
 @pytest.mark.parametrize(
-    ("connected", "told"),
+    ("connected", "expected"),
     [
         ({"silo-0": True, "silo-1": True, "silo-2": True, "other": False}, ""),
         (
@@ -44,13 +44,13 @@ Calls = Callable[..., Ended]
         ),
     ],
 )
-def test_silos_that_are_not_there_are_named(connected: dict[str, bool], told: str, desk: Desk) -> None:
+def test_silos_that_are_not_there_are_named(connected: dict[str, bool], expected: str, desk: Desk) -> None:
     notes = absent_notes(read_spec(desk.job()), connected)
-    assert "".join(f"{note}\n" for note in notes) == told
+    assert "".join(f"{note}\n" for note in notes) == expected
 
 
 @pytest.mark.parametrize(
-    ("silos", "fraction", "told"),
+    ("silos", "fraction", "expected"),
     [
         (30, 1.0, ""),
         (
@@ -70,11 +70,11 @@ def test_silos_that_are_not_there_are_named(connected: dict[str, bool], told: st
         ),
     ],
 )
-def test_the_risk_of_a_draw_is_told_first(silos: int, fraction: float, told: str, desk: Desk) -> None:
+def test_the_risk_of_a_draw_is_told_first(silos: int, fraction: float, expected: str, desk: Desk) -> None:
     names = [f"silo-{place}" for place in range(silos)]
     spec = read_spec(desk.job(silos=names, fraction=fraction, rounds=100))
     risk = [note for note in draw_notes(spec) if not note.startswith("each of 100 rounds draws")]
-    assert "".join(f"{note}\n" for note in risk) == told
+    assert "".join(f"{note}\n" for note in risk) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_a_statistic_that_policies_refuse_in_redrawn_rounds_is_told_to_the_submi
 ) -> None:
     names = [f"silo-{place:02d}" for place in range(12)]
     notes = sums_notes(read_spec(desk.job(**{"silos": names, "strategy": {"preset": "feddw"}, **fields})))
-    told = "statistic soft-labels: is summed without noise over a new set of silos in each round"
-    assert any(note.startswith(told) and "redrawn_statistics" in note for note in notes) == is_told
+    beginning = "statistic soft-labels: is summed without noise over a new set of silos in each round"
+    assert any(note.startswith(beginning) and "redrawn_statistics" in note for note in notes) == is_told
 
 
 def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk, chorale: Calls) -> None:
@@ -115,8 +115,8 @@ def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk,
     job = desk.job(silos=names, fraction=0.1, rounds=100)
     ended = chorale("job", "submit", job, "--config", desk.operator())
     assert ended.code != 0
-    told = [line for line in ended.err.splitlines() if not line.startswith("now: ")]  # of a slow machine
-    assert told[0].startswith("fraction 0.1: if 3 of 30 silos collude, ")
+    lines = [line for line in ended.err.splitlines() if not line.startswith("now: ")]  # of a slow machine
+    assert lines[0].startswith("fraction 0.1: if 3 of 30 silos collude, ")
     assert "9 silos a round are enough (fraction 0.3)" in ended.err
 
 

@@ -27,10 +27,10 @@ def test_silo_show_names_the_rule_the_weights_and_the_steps(
 ) -> None:
     desk.write("policy.yaml", GIVEN)
     job, config = offered(desk, **ABLATION, allow_unusual=True), desk.silo()
-    told = chorale("silo", "show", "--config", config, job.id)
-    assert lines_of(told, "unusual").startswith(f"passes over a rule: {RULE}")
-    assert "every silo weighs the same" in lines_of(told, "method")
-    assert "30 steps a round" in lines_of(told, "model")
+    screen = chorale("silo", "show", "--config", config, job.id)
+    assert lines_of(screen, "unusual").startswith(f"passes over a rule: {RULE}")
+    assert "every silo weighs the same" in lines_of(screen, "method")
+    assert "30 steps a round" in lines_of(screen, "model")
     usual = offered(desk, strategy={"preset": "feddw", "as_published": "code"}, name="usual")
     shown = chorale("silo", "show", "--config", config, usual.id)
     assert lines_of(shown, "unusual") == ""
@@ -42,8 +42,8 @@ def test_job_plan_and_simulate_name_the_rule(desk: Desk, chorale: Callable[..., 
     assert refused.code != 0
     assert "allow_unusual: true passes over this rule" in refused.err
     job = desk.job(**ABLATION, allow_unusual=True)
-    told = chorale("job", "plan", job)
-    assert f"unusual: passes over a rule: {RULE}" in told.out
+    planned = chorale("job", "plan", job)
+    assert f"unusual: passes over a rule: {RULE}" in planned.out
     assert [
         rule[: len(RULE)] for rule in json.loads(chorale("job", "plan", job, "--json").out)["unusual"]
     ] == [RULE]
@@ -54,8 +54,8 @@ def test_job_plan_and_simulate_name_the_rule(desk: Desk, chorale: Callable[..., 
 @pytest.mark.parametrize("is_allowed", [True, None])
 def test_report_names_the_rule_in_file_and_page(desk: Desk, is_allowed: bool | None) -> None:
     fields = {**ABLATION, "allow_unusual": True} if is_allowed else {}
-    told = history()
-    told.signed = offered(desk, **fields).signed
-    report = document(told)
+    job_history = history()
+    job_history.signed = offered(desk, **fields).signed
+    report = document(job_history)
     assert [rule.startswith(RULE) for rule in report["unusual"]] == ([True] if is_allowed else [])
     assert (f"Unusual: passes over a rule: {RULE}" in page(report)) == bool(is_allowed)

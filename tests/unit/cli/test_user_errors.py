@@ -333,15 +333,17 @@ HERE = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "code", "told"), HERE, ids=[row[0].__name__.strip("_") for row in HERE])
+@pytest.mark.parametrize(
+    ("spoil", "code", "expected"), HERE, ids=[row[0].__name__.strip("_") for row in HERE]
+)
 def test_user_error(
     spoil: Callable[[Desk], Arguments],
     code: int,
-    told: str,
+    expected: str,
     desk: Desk,
     chorale: Callable[..., Ended],
 ) -> None:
-    _check(chorale(*spoil(desk)), code, told)
+    _check(chorale(*spoil(desk)), code, expected)
 
 
 def _port_in_use(desk: Desk) -> Arguments:
@@ -402,25 +404,27 @@ AGENTS = [
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code", "told"), AGENTS, ids=[row[0].__name__.strip("_") for row in AGENTS]
+    ("spoil", "code", "expected"), AGENTS, ids=[row[0].__name__.strip("_") for row in AGENTS]
 )
-def test_user_error_of_an_agent(spoil: Callable[[Desk], Arguments], code: int, told: str, desk: Desk) -> None:
-    check_agent(spoil(desk), code, told)
+def test_user_error_of_an_agent(
+    spoil: Callable[[Desk], Arguments], code: int, expected: str, desk: Desk
+) -> None:
+    check_agent(spoil(desk), code, expected)
 
 
-def check_agent(arguments: Arguments, code: int, told: str) -> None:
+def check_agent(arguments: Arguments, code: int, expected: str) -> None:
     """Agents set up logs and signals of their own, so they run as processes."""
     done = run_cli(*arguments)
-    _check(Ended(code=done.returncode, out=done.stdout, err=done.stderr), code, told)
+    _check(Ended(code=done.returncode, out=done.stdout, err=done.stderr), code, expected)
 
 
-def _check(ended: Ended, code: int, told: str) -> None:
+def _check(ended: Ended, code: int, expected: str) -> None:
     lines = ended.err.splitlines()
     errors = [line for line in lines if line.startswith("chorale: error: ")]
     assert len(errors) == 1, ended.err
     assert lines[-1] == errors[0], ended.err
     assert ended.code == code, ended.err
-    assert re.search(told, errors[0]), ended.err
+    assert re.search(expected, errors[0]), ended.err
     assert "Traceback" not in ended.err
     assert ended.out == ""
 

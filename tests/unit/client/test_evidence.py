@@ -677,8 +677,8 @@ def test_planted_change_is_named(lab: Lab, tmp_path: Path, change: str) -> None:
 
 def test_last_rounds_can_be_left_out_where_no_silo_says_anything(lab: Lab) -> None:
     """The archive's own page says so. docs/evidence-pack.md"""
-    told = {name: data for name, data in _cancelled(lab).items() if not name.startswith("silos/")}
-    held = verify_archive(lab.sealed(lab.rewritten(told)), authority=lab.ceremony.anchors)
+    files = {name: data for name, data in _cancelled(lab).items() if not name.startswith("silos/")}
+    held = verify_archive(lab.sealed(lab.rewritten(files)), authority=lab.ceremony.anchors)
     assert held.statement.status == "cancelled"
     assert b"Operator and coordinator together can leave the last rounds out" in lab.files[names.README]
 

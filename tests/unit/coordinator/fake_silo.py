@@ -54,7 +54,7 @@ class RoundLedger(MemoryLedger):
 
 @dataclass(kw_only=True)
 class FakeSilo:
-    """vanish_on: (phase kind, message kind) at which it is gone. told: what it was told, by kind."""
+    """vanish_on: (phase kind, message kind) at which it is gone. received: what it was told, by kind."""
 
     ceremony: Ceremony
     name: str
@@ -67,7 +67,7 @@ class FakeSilo:
     accuse: tuple[int, str] | None = None  # round in which it complains, and of whom
     lies: tuple[int, dict[str, float]] | None = None  # round in whose training it lies, and what it says
     ledger: MemoryLedger = field(default_factory=RoundLedger)
-    told: dict[str, list[Any]] = field(default_factory=dict)
+    received: dict[str, list[Any]] = field(default_factory=dict)
     inputs: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
     sessions: dict[bytes, SiloSession] = field(default_factory=dict)
     terms: dict[bytes, SessionTerms] = field(default_factory=dict)
@@ -104,8 +104,8 @@ class FakeSilo:
     async def wait_for(self, kind: str, count: int = 1) -> Any:
         """The message of that kind that makes the count full."""
         async with self._news:
-            await self._news.wait_for(lambda: len(self.told.get(kind, [])) >= count)
-        return self.told[kind][count - 1]
+            await self._news.wait_for(lambda: len(self.received.get(kind, [])) >= count)
+        return self.received[kind][count - 1]
 
     def say(self, message: pb.SiloMessage) -> None:
         self._outgoing.put_nowait(message)
@@ -164,7 +164,7 @@ class FakeSilo:
 
     async def _note(self, kind: str, body: Any) -> None:
         async with self._news:
-            self.told.setdefault(kind, []).append(body)
+            self.received.setdefault(kind, []).append(body)
             self._news.notify_all()
 
     async def _on_task(self, task: pb.PhaseTask) -> None:

@@ -158,7 +158,7 @@ async def test_a_silo_that_refused_may_sign_when_it_connects_again(make_hub):
     hub.silo("silo-1", kind=OddSilo, **before.kept)
     train = await train_of(hub, digest)
     assert (train.result, train.verified_by) == ("applied", 3)
-    assert hub.fakes["silo-1"].told["revealed_sum"] == before.told["revealed_sum"][1:]
+    assert hub.fakes["silo-1"].received["revealed_sum"] == before.received["revealed_sum"][1:]
 
 
 async def test_a_coordinator_that_stops_with_a_revealed_sum_asks_for_the_same_statements(make_hub):
@@ -167,7 +167,7 @@ async def test_a_coordinator_that_stops_with_a_revealed_sum_asks_for_the_same_st
     digest = await hub.submit(rounds=1)
     for name in hub.names:
         await hub.fakes[name].wait_for("revealed_sum", 2)
-    before = hub.fakes["silo-0"].told["revealed_sum"][-1]
+    before = hub.fakes["silo-0"].received["revealed_sum"][-1]
     await hub.stop()
     await hub.stop_silos()
     with closing(Store(hub.settings.directory / "coordinator.sqlite")) as store:
@@ -179,5 +179,5 @@ async def test_a_coordinator_that_stops_with_a_revealed_sum_asks_for_the_same_st
     train = await train_of(hub, digest)
     assert (train.result, train.attempts, list(train.cohort)) == ("applied", 1, hub.names)
     for fake in hub.fakes.values():
-        (asked,) = [each for each in fake.told["revealed_sum"] if each.key == before.key]
+        (asked,) = [each for each in fake.received["revealed_sum"] if each.key == before.key]
         assert asked == before

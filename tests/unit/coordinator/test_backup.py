@@ -200,9 +200,9 @@ def rebuilt(
             assert file is not None
             content = file.read()
             if member.name == "manifest.json":
-                told = json.loads(content)
-                change(told)
-                content = json.dumps(told).encode()
+                manifest = json.loads(content)
+                change(manifest)
+                content = json.dumps(manifest).encode()
                 member.size = len(content)
             new.addfile(member, io.BytesIO(content))
     return out.getvalue()
@@ -216,8 +216,8 @@ def refused(data: bytes, directory: Path, match: str) -> None:
 
 def test_a_backup_that_was_cut_short_anywhere_leaves_nothing(running: Coordinator, tmp_path: Path) -> None:
     data = backup(running.directory)
-    told = data.index(b"manifest.json")
-    for length in [0, 1, 511, 512, 513, *range(1024, told, 4001), told, told + 600]:
+    manifest_at = data.index(b"manifest.json")
+    for length in [0, 1, 511, 512, 513, *range(1024, manifest_at, 4001), manifest_at, manifest_at + 600]:
         refused(data[:length], tmp_path / "new", "cut short|not a backup")
 
 
@@ -235,7 +235,7 @@ def test_backups_of_others_and_of_newer_releases_are_refused(running: Coordinato
     data = backup(running.directory)
     with pytest.raises(ConfigError, match="expected a backup of federation other, got test"):
         restore(data, tmp_path / "new", federation="other")
-    refused(rebuilt(data, lambda told: told.update(format=2)), tmp_path / "new", "newer release")
+    refused(rebuilt(data, lambda manifest: manifest.update(format=2)), tmp_path / "new", "newer release")
     with closing(sqlite3.connect(running.directory / "coordinator.sqlite")) as connection:
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     with pytest.raises(ConfigError, match="a newer release wrote it"):
@@ -274,7 +274,7 @@ def _info(name: str, *, kind: bytes = tarfile.REGTYPE, target: str = "", size: i
 def test_files_that_no_backup_has_are_refused(
     running: Coordinator, tmp_path: Path, info: tarfile.TarInfo
 ) -> None:
-    bad = rebuilt(backup(running.directory), lambda told: None, (info, b"evil"))
+    bad = rebuilt(backup(running.directory), lambda manifest: None, (info, b"evil"))
     refused(bad, tmp_path / "new", "not a backup of a coordinator|damaged")
     assert not (tmp_path / "outside").exists()
 

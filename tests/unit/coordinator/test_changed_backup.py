@@ -68,10 +68,10 @@ def changed(data: bytes, sql: str, folder: Path) -> bytes:
         connection.execute("PRAGMA foreign_keys=OFF")
         connection.executescript(sql)
     files[DATABASE] = path.read_bytes()
-    told = json.loads(files["manifest.json"])
+    manifest = json.loads(files["manifest.json"])
     digest = hashlib.sha256(files[DATABASE]).hexdigest()
-    told["files"][DATABASE] = {"bytes": len(files[DATABASE]), "sha256": digest}
-    files["manifest.json"] = json.dumps(told).encode()
+    manifest["files"][DATABASE] = {"bytes": len(files[DATABASE]), "sha256": digest}
+    files["manifest.json"] = json.dumps(manifest).encode()
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, content in files.items():

@@ -57,7 +57,7 @@ async def test_job_runs_to_its_end_and_sums_every_silo_once(make_hub):
     assert records[1].data_share == pytest.approx(1.0, abs=1e-6)
     ended = await hub.fakes["silo-0"].wait_for("job_ended")
     assert ended.status == "done"
-    assert len(hub.fakes["silo-0"].told["outcome"]) == 4
+    assert len(hub.fakes["silo-0"].received["outcome"]) == 4
 
 
 async def test_silo_lost_after_its_shares_is_named_and_not_in_the_sum(make_hub):
@@ -153,7 +153,7 @@ async def test_attempt_with_too_few_silos_fails_and_the_next_one_has_fresh_keys(
     assert (train.result, train.attempts) == ("applied", 2)
     assert list(train.cohort) == hub.names
     assert summary.status == "done"
-    numbers = [task.key.attempt for task in hub.fakes["silo-0"].told["task"] if task.key.phase == "train"]
+    numbers = [task.key.attempt for task in hub.fakes["silo-0"].received["task"] if task.key.phase == "train"]
     assert numbers == [1, 2]
 
 
@@ -324,10 +324,10 @@ async def test_a_job_waits_twice_as_long_after_each_fault_until_a_phase_has_ende
             raise fault
         enter(store, sequence, **values)
 
-    tell_progress, told = JobRunner._tell_progress, []
+    tell_progress, lines = JobRunner._tell_progress, []
 
     def tell(runner, line, awaited):
-        told.append(line)
+        lines.append(line)
         tell_progress(runner, line, awaited)
 
     monkeypatch.setattr(Store, "enter_unmask", enter_after_a_fault)
@@ -340,7 +340,7 @@ async def test_a_job_waits_twice_as_long_after_each_fault_until_a_phase_has_ende
 
     summary, _ = await hub.finish(await hub.submit(rounds=1, max_attempts=5))
 
-    waits = [line.rpartition(" in ")[2] for line in told if line.startswith("stopped by OSError")]
+    waits = [line.rpartition(" in ")[2] for line in lines if line.startswith("stopped by OSError")]
     assert waits == ["0.05 seconds", "0.1 seconds", "0.15 seconds", "0.05 seconds"]
     assert summary.status == "done"
 
@@ -468,8 +468,8 @@ async def test_silo_that_was_away_hears_of_the_last_sum_that_it_is_in_and_of_the
     _, records = await hub.finish(digest)
 
     assert list(records[1].cohort) == hub.names[:3]
-    told = [(outcome.record.round, outcome.record.phase) for outcome in back.told["outcome"][:2]]
-    assert told == [(0, "enrollment.0"), (1, "train")]
+    outcomes = [(outcome.record.round, outcome.record.phase) for outcome in back.received["outcome"][:2]]
+    assert outcomes == [(0, "enrollment.0"), (1, "train")]
 
 
 async def test_job_whose_operator_left_the_roster_starts_no_further_phase(make_hub):
@@ -571,5 +571,5 @@ async def test_a_phase_that_nobody_was_there_to_abandon_is_proven_before_the_nex
     assert results == [(0, "applied"), (1, "used-up"), (2, "applied"), (2, "applied")]
     assert (summary.status, records[1].reason) == ("done", "too-few-silos")
     for fake in hub.fakes.values():
-        (task,) = [task for task in fake.told["task"] if task.key.phase == "train"]
+        (task,) = [task for task in fake.received["task"] if task.key.phase == "train"]
         assert [proof.key.round for proof in task.abandoned] == [1]

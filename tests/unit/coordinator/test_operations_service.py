@@ -176,8 +176,8 @@ async def test_a_silo_that_was_away_is_told_which_of_its_jobs_have_ended(make_hu
     running, silo = await hub.submit(), hub.silo("silo-0")
     for kind in ("job_ended", "task"):
         await silo.wait_for(kind)
-    told = [(each.job_digest, each.status, each.reason) for each in silo.told["job_ended"]]
-    assert told == [(ended, "cancelled", "")]
+    ended_jobs = [(each.job_digest, each.status, each.reason) for each in silo.received["job_ended"]]
+    assert ended_jobs == [(ended, "cancelled", "")]
     assert running != ended
 
 

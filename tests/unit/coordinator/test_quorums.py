@@ -66,7 +66,7 @@ async def test_silo_that_signs_late_is_not_waited_for_and_not_left_out(make_hub)
     check_all_in(records, rounds=2)
     assert len(late.withheld) == 2
     # asked for its shares like the others, and its input is in both sums
-    asked = [request for request in late.told["signatures"] if request.key.phase == "train"]
+    asked = [request for request in late.received["signatures"] if request.key.phase == "train"]
     assert [request.key.round for request in asked] == [1, 2]
     assert all(len(request.signatures) == 3 for request in asked)
     np.testing.assert_allclose(
@@ -78,8 +78,8 @@ async def test_shares_that_come_late_are_ignored_and_their_silo_is_not_left_out(
     hub = make_hub(silos=4, **PATIENT)
     late = await start(hub, keeps="unmask_shares")
     digest = await hub.submit(rounds=2)
-    while not any(record.record.round == 1 for record in late.told.get("outcome", [])):
-        await late.wait_for("outcome", len(late.told.get("outcome", [])) + 1)
+    while not any(record.record.round == 1 for record in late.received.get("outcome", [])):
+        await late.wait_for("outcome", len(late.received.get("outcome", [])) + 1)
     late.release()  # the first round has been applied without them
 
     _, records = await hub.finish(digest)

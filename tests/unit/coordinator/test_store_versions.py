@@ -42,8 +42,8 @@ def test_a_file_of_before_gets_the_schema_of_a_new_one(store, path, tmp_path):
 def test_jobs_are_as_they_were_but_that_none_goes_on(store, answers):
     rows = store.jobs()
     assert len(rows) == len(answers["jobs"]) == 5
-    for row, told in zip(rows, answers["jobs"], strict=True):
-        digest, spec, signature, certificate, status, reason, submitted, state = told
+    for row, expected in zip(rows, answers["jobs"], strict=True):
+        digest, spec, signature, certificate, status, reason, submitted, state = expected
         assert (row.digest.hex(), row.submitted_unix_seconds, row.state_digest) == (
             digest,
             submitted,
@@ -61,9 +61,9 @@ def test_jobs_are_as_they_were_but_that_none_goes_on(store, answers):
 
 def test_phases_and_who_was_left_out_are_as_they_were(store, answers):
     assert len(answers["phases"]) == 5
-    for told in answers["phases"]:
-        row = store.phase(told[0])
-        *beginning, _, state_digest, record_json = told  # what a session resumed from is a file today
+    for expected in answers["phases"]:
+        row = store.phase(expected[0])
+        *beginning, _, state_digest, record_json = expected  # what a session resumed from is a file today
         assert [
             row.sequence,
             row.job.hex(),

@@ -30,13 +30,13 @@ class IdleSilo(FakeSilo):
 
 async def summary_with(hub: Any, digest: bytes, state: str) -> Any:
     """The first summary of the job that says so, and of each other state that was told before."""
-    told = []
+    states = []
     async for event in hub.operations().WatchJob(pb.WatchRequest(job_digest=digest)):
         if event.HasField("summary"):
-            told.append(event.summary.state)
+            states.append(event.summary.state)
             if event.summary.state == state:
                 return event.summary
-    pytest.fail(f"never told {state!r}, but {told}")
+    pytest.fail(f"never told {state!r}, but {states}")
 
 
 async def test_job_that_nobody_approved_waits_for_approval_and_says_where(make_hub):
@@ -166,7 +166,7 @@ async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_
     told_to_silos = b"".join(
         body.SerializeToString()
         for fake in hub.fakes.values()
-        for bodies in fake.told.values()
+        for bodies in fake.received.values()
         for body in bodies
     )
     assert TEXT.encode() not in told_to_silos
@@ -176,7 +176,7 @@ async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_
 
 def test_text_of_a_rejection_cannot_pretend_that_other_silos_refused() -> None:
     forged = Reason(code="rejected", text='no"), silo-2 (policy: max_rounds')
-    assert forged.told == r'rejected: "no\"), silo-2 (policy: max_rounds"'
+    assert forged.for_operator == r'rejected: "no\"), silo-2 (policy: max_rounds"'
 
 
 def test_a_state_names_few_silos_and_counts_the_others() -> None:

@@ -320,7 +320,7 @@ def test_whole_numbers_of_a_private_job_of_floats_are_cut(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"input_type": "int64"}, "vocabulary: a value is required in a private job with input_type int64"),
         ({"vocabulary": 3}, "vocabulary: expected none with input_type float32, only with int64"),
@@ -330,8 +330,8 @@ def test_whole_numbers_of_a_private_job_of_floats_are_cut(monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_a_vocabulary_is_said_once_and_where_it_is_needed(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_vocabulary_is_said_once_and_where_it_is_needed(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         make_job(**fields)
 
 

@@ -158,9 +158,9 @@ def test_of_more_rows_than_wanted_a_choice_stays_that_follows_from_the_unit(
 def test_rows_without_a_unit_are_left_out_alone(load: Load) -> None:
     rows = rows_of(20)
     lost = [(None, *row[1:]) if place % 7 == 3 else row for place, row in enumerate(rows)]
-    told = [row for row in lost if row[0] is not None]
+    kept = [row for row in lost if row[0] is not None]
     train, holdout = sides(load(lost))
-    assert sides(load(told)) == (train, holdout)
+    assert sides(load(kept)) == (train, holdout)
     with pytest.raises(ConfigError, match=r"expected whose it is \((patient|units)\), got nothing"):
         load(lost, is_private=False)
 
@@ -173,7 +173,7 @@ def test_a_missing_unit_is_told_with_its_place(tmp_path: Path, own_module: Modul
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"format": "digits", "unit": "patient"}, "unit: expected none with format digits, only with csv"),
         ({"format": "csv", "path": "t.csv", "max_rows_per_unit": 3}, "max_rows_per_unit: expected none"),
@@ -188,8 +188,8 @@ def test_a_missing_unit_is_told_with_its_place(tmp_path: Path, own_module: Modul
         ),
     ],
 )
-def test_settings_that_cannot_be_met_are_one_sentence(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_settings_that_cannot_be_met_are_one_sentence(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
         DataSettings.model_validate(fields)
 
 
@@ -214,9 +214,9 @@ def test_a_unit_that_the_job_reads_is_refused(
     tmp_path: Path, own_module: ModuleType, unit: str, read_as: str
 ) -> None:
     """A silo had two units, the ill and the others, and its epsilon was told of these."""
-    told = f"data.unit: expected a column that says whose a row is, .*; got {unit}, {read_as} of job"
+    message = f"data.unit: expected a column that says whose a row is, .*; got {unit}, {read_as} of job"
     for kind in ("csv", "parquet", "sql"):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             load_data(settings_of(kind, rows_of(5), tmp_path, own_module, unit=unit), job_of())
     with pytest.raises(ConfigError, match=r"data\.unit: .* whose a sample is, got y"):
         load_data(settings_of("npz", rows_of(5), tmp_path, own_module, unit="y"), job_of())

@@ -110,8 +110,8 @@ def test_commands_of_the_guide_succeed_in_turn(tree: Path) -> None:
 
 
 def test_copy_and_not_this_tree_is_what_runs(tree: Path) -> None:
-    told = run([sys.executable, "-c", "import strategies.presets as p; print(p.__file__)"], tree)
-    assert told.stdout.strip() == str(tree / "strategies" / "presets.py")
+    done = run([sys.executable, "-c", "import strategies.presets as p; print(p.__file__)"], tree)
+    assert done.stdout.strip() == str(tree / "strategies" / "presets.py")
 
 
 @pytest.mark.gate

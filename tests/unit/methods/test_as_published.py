@@ -258,10 +258,10 @@ def test_feddr_plus_fine_tunes_for_as_long_as_a_round_as_its_paper_does(
 
 
 def test_word_is_refused_where_paper_and_code_do_not_differ() -> None:
-    told = (
+    message = (
         "strategy.as_published: expected with fedcsd, feddr_plus_ft, feddw, fedntd alone.*got it with fedavg"
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         job_as("code", "fedavg")
     with pytest.raises(ValueError, match="as_published: expected none with parts"):
         make_job({"as_published": "paper", "parts": {}})

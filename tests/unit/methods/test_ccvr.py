@@ -113,7 +113,7 @@ def test_two_samples_of_a_class_could_be_told_from_its_sums_so_few_are_never_sen
     The control: 16 samples of two silos have one direction of 15 that no two points explain."""
     pair_ND = np.random.default_rng(5).normal(size=(2, WIDTH))
 
-    def told(features_ND: Floats) -> Floats:
+    def recovered(features_ND: Floats) -> Floats:
         count, mean_D = len(features_ND), features_ND.mean(axis=0)
         spread_DD = features_ND.T @ features_ND / count - np.outer(mean_D, mean_D)
         values_D, vectors_DD = np.linalg.eigh(spread_DD)
@@ -123,9 +123,9 @@ def test_two_samples_of_a_class_could_be_told_from_its_sums_so_few_are_never_sen
         gaps = np.linalg.norm(found_ND[:, None] - features_ND[None], axis=2)
         return float(gaps.min(axis=1).max())
 
-    assert nearest(told(pair_ND), pair_ND) < 1e-9
+    assert nearest(recovered(pair_ND), pair_ND) < 1e-9
     many_ND = np.random.default_rng(6).normal(size=(16, WIDTH))
-    assert nearest(told(many_ND), many_ND) > 0.2
+    assert nearest(recovered(many_ND), many_ND) > 0.2
     few = values_of(silo(0, (2, 9, 9, 9)))
     assert all(not few[name][0].any() for name in few)
     assert few["class_counts"][1] == 9

@@ -245,7 +245,7 @@ def test_the_log_says_what_share_of_the_round_the_statistics_took(
     silo = TorchObjective(device="cpu")
     silo.compute(fedcsd_work(kind="prototypes"))
     silo.compute(fedcsd_work())
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    shares = [line["share_of_round"] for line in told if line["event"] == "statistics computed"]
+    entries = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    shares = [entry["share_of_round"] for entry in entries if entry["event"] == "statistics computed"]
     # 1 tick before training; of its 2 ticks the second is the statistics'
     assert shares == [pytest.approx(2 / 3, abs=1e-4)]

@@ -152,7 +152,7 @@ def test_features_that_are_summed_are_those_that_the_head_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         (
             {"fraction": 0.75},
@@ -165,9 +165,9 @@ def test_features_that_are_summed_are_those_that_the_head_is_given() -> None:
     ],
 )
 def test_sums_that_hardly_change_are_refused_where_they_would_tell_each_silos(
-    fields: dict[str, Any], told: str
+    fields: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         make_job({"preset": "fedproto"}, **fields)
     # the controls: the method with all silos, and others in the same job
     make_job({"preset": "fedproto"}, **(fields | {"fraction": 1.0, "model": {"name": "mlp"}}))

@@ -86,7 +86,7 @@ def own_accuracies(hub: Hub) -> list[float]:
     return [float(each["accuracy"]) for each in facts if "accuracy" in each]
 
 
-def told(sums: Mapping[str, Array]) -> Mapping[str, float]:
+def reported(sums: Mapping[str, Array]) -> Mapping[str, float]:
     """What the coordinator reports; the phase asks nothing of its context."""
     context = PhaseContext(round=1, members=SILOS, classes=CLASSES, state={}, trained=())
     assert sorted(sums) == sorted(quantity.name for quantity in FINE_TUNE_PHASE.quantities(context))
@@ -95,7 +95,7 @@ def told(sums: Mapping[str, Array]) -> Mapping[str, float]:
 
 async def test_the_coordinator_learns_mean_and_deviation_and_each_silo_keeps_its_own(hub: Hub) -> None:
     before = hub.state
-    figures = told(await hub.run(1, "fine-tune.0"))
+    figures = reported(await hub.run(1, "fine-tune.0"))
     accuracies = own_accuracies(hub)
     assert len(accuracies) == 3  # silo-3 has no hold-out, and a model none the less
     assert len(set(accuracies)) > 1
@@ -122,7 +122,7 @@ async def test_a_silo_that_dies_after_fine_tuning_keeps_its_model_until_the_phas
     await hub.agents["silo-0"].restart()
     assert content(hub, "silo-0") == first
     assert not hub.agents["silo-0"].personal.is_confirmed(kept(hub, "silo-0"))
-    figures = told(await hub.run(1, "fine-tune.0", attempt=2))
+    figures = reported(await hub.run(1, "fine-tune.0", attempt=2))
     assert content(hub, "silo-0")[0] != first[0]
     assert hub.agents["silo-0"].personal.is_confirmed(kept(hub, "silo-0"))
     assert (

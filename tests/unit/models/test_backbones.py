@@ -107,8 +107,8 @@ def test_every_network_is_counted() -> None:
     ],
 )
 def test_network_says_which_images_are_too_small(name: str, shape: tuple[int, ...], least: str) -> None:
-    told = rf"model.name: {name} takes images of {least} and more, the job's input_shape is \["
-    with pytest.raises(ConfigError, match=told):
+    message = rf"model.name: {name} takes images of {least} and more, the job's input_shape is \["
+    with pytest.raises(ConfigError, match=message):
         make_model(name, shape=shape)
 
 

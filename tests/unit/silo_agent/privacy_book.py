@@ -52,12 +52,12 @@ class Book:
     def __init__(self, folder: Path, **privacy: Any) -> None:
         self.folder = folder
         self.policy = policy(**privacy)
-        self.told: list[Spend] = []
+        self.announced: list[Spend] = []
         self.ledger = Ledger(folder / "ledger.sqlite", clock=lambda: NOW)
         self.budget = self.of("data")
 
     def of(self, data_set: str, own: Policy | None = None) -> Budget:
-        return self.ledger.budget(policy=own or self.policy, data_set=data_set, tell=self.told.append)
+        return self.ledger.budget(policy=own or self.policy, data_set=data_set, tell=self.announced.append)
 
     def crash(self) -> int:
         self.ledger.close()

@@ -36,7 +36,7 @@ class Book:
         self.now = NOW
         self.job = Hub(folder, silos=6, rounds=5).job
         self.other_job = Hub(folder, silos=6, rounds=5, nonce="1" * 32).job
-        self.told: list[PendingReveal] = []
+        self.announced: list[PendingReveal] = []
         self.policy = Policy(federation="test", max_attempts=9)
         self.open()
         for job in (self.job, self.other_job):
@@ -58,7 +58,7 @@ class Book:
 
     def reveals_of(self, data_set: str, **policy: Any) -> Reveals:
         return self.ledger.reveals(
-            policy=self.policy.model_copy(update=policy), data_set=data_set, tell=self.told.append
+            policy=self.policy.model_copy(update=policy), data_set=data_set, tell=self.announced.append
         )
 
     def clock(self) -> datetime:

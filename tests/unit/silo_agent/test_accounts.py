@@ -291,5 +291,7 @@ def test_a_long_comparison_tells_how_far_it_is(book: AccountBook, caplog: pytest
     clock = iter(range(0, 1000, 3))
     with caplog.at_level("INFO"):
         book.start(clock=lambda: float(next(clock)))
-    told = [record.getMessage() for record in caplog.records if "comparing records" in record.getMessage()]
-    assert len(told) == 3, told
+    messages = [
+        record.getMessage() for record in caplog.records if "comparing records" in record.getMessage()
+    ]
+    assert len(messages) == 3, messages

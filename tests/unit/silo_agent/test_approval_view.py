@@ -106,11 +106,11 @@ def test_update_under_noise_of_the_sum_is_told_by_silo_and_that_of_dp_sgd_as_in_
 def test_changed_fields_are_those_that_differ_and_never_the_nonce() -> None:
     before = spec_of(nonce="1" * 32, initial_state="2" * 64, task={"metrics": ["confusion"]})
     now = spec_of(nonce="3" * 32, initial_state="4" * 64, silos=["a", "b", "c"], min_cohort=3)
-    told = {each.field: (each.before, each.now) for each in changed_fields(before, now)}
-    assert told["silos"] == ('["a", "b", "c", "d", "e"]', '["a", "b", "c"]')
-    assert told["min_cohort"] == (None, "3")
-    assert told["task.metrics"] == ('["confusion"]', None)
-    assert not {"nonce", "initial_state", "name", "rounds"} & told.keys()
+    changes = {each.field: (each.before, each.now) for each in changed_fields(before, now)}
+    assert changes["silos"] == ('["a", "b", "c", "d", "e"]', '["a", "b", "c"]')
+    assert changes["min_cohort"] == (None, "3")
+    assert changes["task.metrics"] == ('["confusion"]', None)
+    assert not {"nonce", "initial_state", "name", "rounds"} & changes.keys()
     assert changed_fields(before, before) == ()
 
 
@@ -164,8 +164,8 @@ def test_two_people_resume_a_stopped_data_set_and_grant_what_both_named(book: Bo
     with closing(AuditLog(book.folder / "audit.jsonl")) as log:
         decisions.tell(log)
         decisions.tell(log)
-    told = [(each["event"], each.get("by"), each.get("changes")) for each in read_entries(log_path(book))]
-    assert told == [
+    entries = [(each["event"], each.get("by"), each.get("changes")) for each in read_entries(log_path(book))]
+    assert entries == [
         ("job_approved", "Ann", None),
         ("job_approved", "Bo", None),
         ("cohort changes granted", None, 3),

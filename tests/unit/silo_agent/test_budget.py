@@ -147,7 +147,7 @@ def test_sending_one_input_again_is_no_new_spend_and_a_new_input_is(make_book: M
     charge = book.spend(job)
     once = book.balance.spent
     charge.spend()
-    assert (book.balance.spent, len(book.told)) == (once, 1)
+    assert (book.balance.spent, len(book.announced)) == (once, 1)
     book.crash()
     book.spend(job)  # the same phase, trained again
     cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
@@ -246,8 +246,10 @@ def test_an_administrator_values_an_account_at_another_delta_and_the_audit_log_s
     for _ in range(2):  # told once
         accounts.tell(log)
     log.close()
-    told = [entry for entry in read_entries(book.folder / "audit.jsonl") if entry["event"] == DELTA_EVENT]
-    assert [(each["account"], each["delta_before"], each["delta"]) for each in told] == [("data", 1e-5, 1e-7)]
+    entries = [entry for entry in read_entries(book.folder / "audit.jsonl") if entry["event"] == DELTA_EVENT]
+    assert [(each["account"], each["delta_before"], each["delta"]) for each in entries] == [
+        ("data", 1e-5, 1e-7)
+    ]
     for account, delta, words in (("other", 1e-6, "there is none"), ("data", 1e-7, "is 1e-07 already")):
         with pytest.raises(ConfigError, match=words):
             accounts.change_delta(account, delta, unix_seconds=0.0)
@@ -298,7 +300,7 @@ def test_an_input_without_noise_leaves_no_finite_epsilon_and_says_so(
     balance = book.balance
     assert (balance.unnoised, balance.spent) == (1, spent)  # what private jobs spent is bounded still
     assert {each.job_digest: each.unnoised for each in balance.jobs} == {job.digest: 0, open_job.digest: 1}
-    assert book.told[-1].cost_digest is None
+    assert book.announced[-1].cost_digest is None
     assert book.budget.spent() == (spent, 1)
 
 
@@ -473,7 +475,7 @@ def test_check_finds_spend_that_a_backup_or_an_editor_took_away(make_book: MakeB
         log.append(SPENT_EVENT, **fields)
     log.close()
     assert (book.ledger.check(path, SPENT_EVENT), book.ledger.untold(path, SPENT_EVENT)) == (2, [])
-    assert second == spend_fields(book.told[-1])
+    assert second == spend_fields(book.announced[-1])
     book.ledger.close()
     (book.folder / "ledger.sqlite").write_bytes(backup)
     book.crash()
@@ -495,7 +497,7 @@ def test_check_finds_a_row_that_was_edited(make_book: MakeBook, job: Job, change
     path = book.folder / "audit.jsonl"
     book.spend(job)
     log = AuditLog(path)
-    log.append(SPENT_EVENT, **spend_fields(book.told[-1]))
+    log.append(SPENT_EVENT, **spend_fields(book.announced[-1]))
     log.close()
     with book.ledger._database.transaction() as connection:
         connection.execute(change)

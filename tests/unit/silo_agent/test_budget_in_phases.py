@@ -134,8 +134,8 @@ async def test_what_does_not_fit_is_refused_before_the_data_are_touched(make_hub
     assert {field.name for field, _ in answer.ListFields()} == {"code", "key"}  # and no number
     assert len(agent.objective.works) == trained
     assert held(agent) == pytest.approx(costs(hub, "enrollment", "train"))
-    told = [entry for entry in read_entries(agent.folder / "audit.jsonl") if entry["event"] == "refused"]
-    assert "expected at most epsilon" in told[-1]["reason"]
+    entries = [entry for entry in read_entries(agent.folder / "audit.jsonl") if entry["event"] == "refused"]
+    assert "expected at most epsilon" in entries[-1]["reason"]
 
 
 async def test_a_refused_job_loads_no_data(make_hub: MakeHub) -> None:

@@ -104,7 +104,7 @@ async def test_each_silo_goes_by_its_own_policy(make_hub: MakeHub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "told"),
+    ("policy", "expected"),
     [
         ({}, "expected no class statistics (class_statistics: refuse), got quantity class_presence"),
         (
@@ -114,7 +114,7 @@ async def test_each_silo_goes_by_its_own_policy(make_hub: MakeHub) -> None:
     ],
 )
 async def test_a_job_whose_later_phases_the_policy_refuses_is_refused_at_its_offer(
-    make_hub: MakeHub, capsys: pytest.CaptureFixture[str], policy: dict[str, Any], told: str
+    make_hub: MakeHub, capsys: pytest.CaptureFixture[str], policy: dict[str, Any], expected: str
 ) -> None:
     """Enrollment sums nothing that is refused; before, the refusal came when the phase did."""
     logs.configure()
@@ -122,7 +122,7 @@ async def test_a_job_whose_later_phases_the_policy_refuses_is_refused_at_its_off
     agent = hub.add("silo-0", objective=Rows(), **policy)
     (logged,) = [line for line in capsys.readouterr().err.splitlines() if "message refused" in line]
     assert (json.loads(logged)["kind"], json.loads(logged)["code"]) == ("job", "policy")
-    assert json.loads(logged)["reason"] == f"policy: {told}"
+    assert json.loads(logged)["reason"] == f"policy: {expected}"
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     assert await agent.refusal() == "policy"
     assert agent.objective.works == []

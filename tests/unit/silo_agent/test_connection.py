@@ -450,8 +450,8 @@ async def test_a_line_that_breaks_after_the_welcome_is_not_blamed_on_the_certifi
     with pytest.raises(Enough):
         await agent.stream(await make_stub(Attend=Attend)).run()
     assert failures(agent) == {}
-    told = "the line to the coordinator at chorale.example:8443 was cut, or the coordinator is restarting"
-    assert reasons(caplog) == [told]
+    message = "the line to the coordinator at chorale.example:8443 was cut, or the coordinator is restarting"
+    assert reasons(caplog) == [message]
 
 
 def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:

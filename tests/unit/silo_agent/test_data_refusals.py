@@ -72,9 +72,9 @@ def test_a_grant_is_told_to_the_audit_log_once(book: Book) -> None:
     with closing(AuditLog(book.folder / "audit.jsonl")) as log:
         book.ledger.decisions().tell(log)
         book.ledger.decisions().tell(log)
-    [approved, told] = audit.read_entries(book.folder / "audit.jsonl")
+    [approved, granted] = audit.read_entries(book.folder / "audit.jsonl")
     assert (approved["event"], approved["job"]) == ("job_approved", book.job.digest.hex())
-    assert (told["event"], told["job"], told["refusals"]) == (
+    assert (granted["event"], granted["job"], granted["refusals"]) == (
         "data refusals granted",
         book.job.digest.hex(),
         3,

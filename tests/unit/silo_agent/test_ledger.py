@@ -129,7 +129,7 @@ def test_an_erased_answer_leaves_no_share_in_the_file(book: Book) -> None:
 def test_every_reveal_is_told_once(book: Book) -> None:
     pending = book.reveal(FULL)
     book.reveals.mark_revealed(pending)
-    assert book.told == [pending]
+    assert book.announced == [pending]
 
 
 def test_shares_of_old_reveals_are_blanked_and_their_cohorts_stay(book: Book) -> None:
@@ -232,12 +232,12 @@ def test_a_third_opening_of_a_draw_is_refused_at_every_step(book: Book) -> None:
     for pending in signed[:2]:
         book.reveals.mark_revealed(pending)
     book.reopen()
-    told = "enrollment.2: 2 openings of the job were revealed"
+    message = "enrollment.2: 2 openings of the job were revealed"
     again = book.terms(**opening(job, 2), attempt=2)
-    refused(Refusal.POLICY, told, lambda: book.reveals.mark_revealed(signed[2]))
-    refused(Refusal.POLICY, told, lambda: book.reveals.check_attempt(again))
-    refused(Refusal.POLICY, told, lambda: book.reveals.begin_attempt(again))
-    refused(Refusal.POLICY, told, lambda: book.reveals.check_reveal(again, FULL))
+    refused(Refusal.POLICY, message, lambda: book.reveals.mark_revealed(signed[2]))
+    refused(Refusal.POLICY, message, lambda: book.reveals.check_attempt(again))
+    refused(Refusal.POLICY, message, lambda: book.reveals.begin_attempt(again))
+    refused(Refusal.POLICY, message, lambda: book.reveals.check_reveal(again, FULL))
     book.reveals.mark_revealed(signed[0])  # the same answer once more
     book.reveal(FULL, job_digest=job, round=3, phase="enrollment.3")  # fixes no draw
     book.reveal(FULL, **opening(drawn(book, nonce="5")))
@@ -259,8 +259,8 @@ def test_openings_are_capped_over_all_jobs_of_a_data_set(book: Book) -> None:
         book.reveal(FULL, **phase)
         book.reopen()
     book.reveals = book.reveals_of("data", max_openings=3)
-    told = r"3 openings over this data set were revealed \(max_openings\)"
-    refused(Refusal.POLICY, told, lambda: book.sign(FULL, **opening(third)))
+    message = r"3 openings over this data set were revealed \(max_openings\)"
+    refused(Refusal.POLICY, message, lambda: book.sign(FULL, **opening(third)))
     other = book.reveals_of("other-data", max_openings=3)
     book.sign(FULL, **opening(drawn(book)), reveals=other)
     book.reveals = book.reveals_of("data", max_openings=4)
@@ -407,9 +407,9 @@ def test_a_grant_is_told_to_the_audit_log_once(book: Book) -> None:
     with closing(AuditLog(book.folder / "audit.jsonl")) as log:
         book.ledger.decisions().tell(log)
         book.ledger.decisions().tell(log)
-    [approved, told] = audit.read_entries(book.folder / "audit.jsonl")
+    [approved, granted] = audit.read_entries(book.folder / "audit.jsonl")
     assert (approved["event"], approved["job"]) == ("job_approved", book.job.digest.hex())
-    assert (told["event"], told["job"], told["changes"]) == (
+    assert (granted["event"], granted["job"], granted["changes"]) == (
         "cohort changes granted",
         book.job.digest.hex(),
         3,

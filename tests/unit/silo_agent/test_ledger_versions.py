@@ -90,13 +90,13 @@ def test_jobs_rosters_and_spend_are_as_they_were(tmp_path: Path) -> None:
     assert jobs == answers["jobs"]
     assert ledger.roster_version == answers["roster_version"]
     assert [ledger.accounts().charged(each).account for each in answers["data_sets"]] == answers["data_sets"]
-    for data_set, told in answers["balances"].items():
+    for data_set, expected in answers["balances"].items():
         found = figures(ledger.budget(policy=policy(epsilon=6.0), data_set=data_set).balance())
-        for job, as_told in zip(found.pop("jobs"), told.pop("jobs"), strict=True):
-            assert (job[0], *job[2:]) == (as_told[0], *as_told[2:])
-            assert as_told[1] <= job[1] <= FILTERED * as_told[1]
-        assert found.pop("unnoised") == told.pop("unnoised")
-        for name, cost in told.items():
+        for job, expected_job in zip(found.pop("jobs"), expected.pop("jobs"), strict=True):
+            assert (job[0], *job[2:]) == (expected_job[0], *expected_job[2:])
+            assert expected_job[1] <= job[1] <= FILTERED * expected_job[1]
+        assert found.pop("unnoised") == expected.pop("unnoised")
+        for name, cost in expected.items():
             assert cost <= found[name] <= FILTERED * cost
     ledger.close()
 
@@ -188,7 +188,7 @@ def test_a_pending_answer_may_still_leave(book: OldBook) -> None:
     recorded = book.reveals.recorded(book.old, 4, "train")
     assert recorded is not None
     book.reveals.mark_revealed(recorded[0])
-    assert book.told == [recorded[0]]
+    assert book.announced == [recorded[0]]
     assert book.reveals.is_revealed(book.old, 4, "train", silo="silo-0")
 
 
@@ -196,9 +196,9 @@ def test_a_reservation_of_a_dead_process_is_given_back_and_its_spend_stays(book:
     budget = book.ledger.budget(policy=policy(epsilon=6.0), data_set="data")
     assert budget.release_dead() == 1
     balance = budget.balance()
-    told = book.answers["balances"]["data"]["spent"]
+    expected = book.answers["balances"]["data"]["spent"]
     assert balance.held == balance.spent
-    assert told <= balance.spent <= FILTERED * told
+    assert expected <= balance.spent <= FILTERED * expected
 
 
 def test_rosters_go_on_from_the_newest_of_before(book: OldBook) -> None:

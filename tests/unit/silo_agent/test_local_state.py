@@ -209,15 +209,15 @@ async def test_job_that_ends_while_its_state_is_written_leaves_no_arrays(
 ) -> None:
     agent, loop, written = hub.agents[hub.names[0]], asyncio.get_running_loop(), asyncio.Event()
 
-    def end(told: threading.Event) -> None:
+    def end(was_called: threading.Event) -> None:
         if is_ended:
             agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest, status="done"))
-        told.set()
+        was_called.set()
 
     def write_while_it_ends(path: Path, *parts: Any) -> None:
-        told = threading.Event()
-        loop.call_soon_threadsafe(end, told)
-        assert told.wait(20)
+        was_called = threading.Event()
+        loop.call_soon_threadsafe(end, was_called)
+        assert was_called.wait(20)
         write_atomic(path, *parts)
         loop.call_soon_threadsafe(written.set)
 

@@ -92,7 +92,7 @@ async def test_torch_is_loaded_and_told_before_the_data_are_touched(
     make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the time that the word took would tell how many records were read."""
-    told, loaded = [SiloStage.LOADING_TORCH, None], list[list[SiloStage | None]]()
+    expected, loaded = [SiloStage.LOADING_TORCH, None], list[list[SiloStage | None]]()
     load = Agent._data
 
     def seen(agent: Agent, job: Job) -> SiloData:
@@ -101,9 +101,9 @@ async def test_torch_is_loaded_and_told_before_the_data_are_touched(
 
     monkeypatch.setattr(Agent, "_data", seen)
     hub = await enrolled(make_hub)
-    assert loaded == [told] * 4
+    assert loaded == [expected] * 4
     await hub.run(1, "train")
-    assert [agent.stages for agent in hub.agents.values()] == [told] * 4  # once
+    assert [agent.stages for agent in hub.agents.values()] == [expected] * 4  # once
 
 
 async def test_batches_are_drawn_afresh_for_every_input_and_by_nothing_that_the_job_says(
@@ -274,8 +274,8 @@ async def test_job_of_two_approvals_is_served_after_the_second_name_alone(make_h
     assert decisions.approve(hub.job.digest, by="Bo", required=2) == 0
     agent.handler.poll()
     await agent.answer("advert")
-    told = [each for each in read_entries(agent.folder / "audit.jsonl") if each["event"] == "job_approved"]
-    assert [(each["by"], each["required"]) for each in told] == [("Ann Lee", 2), ("Bo", 2)]
+    entries = [each for each in read_entries(agent.folder / "audit.jsonl") if each["event"] == "job_approved"]
+    assert [(each["by"], each["required"]) for each in entries] == [("Ann Lee", 2), ("Bo", 2)]
 
 
 @pytest.mark.parametrize(

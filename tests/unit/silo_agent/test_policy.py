@@ -73,8 +73,8 @@ def test_a_given_initial_state_is_refused_unless_policy_says_given_or_lists_its_
 def test_a_job_is_refused_for_what_its_last_phase_sums(spec: JobSpec) -> None:
     spherefed = spec.model_copy(update={"strategy": StrategySpec(preset="spherefed")})
     policy(class_statistics="allow").check_job(spherefed, operator="ops")
-    told = r"no class statistics \(class_statistics: refuse\), got quantity moment"
-    refused(told, lambda: policy().check_job(spherefed, operator="ops"))
+    message = r"no class statistics \(class_statistics: refuse\), got quantity moment"
+    refused(message, lambda: policy().check_job(spherefed, operator="ops"))
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -88,8 +88,8 @@ def test_a_job_whose_sums_by_class_silos_see_is_refused_where_policy_says_so(
     if recipe.statistic is None and recipe.closing.before_evaluation is None:
         refuse.check_job(job, operator="ops")
     else:
-        told = r"no sums by class that silos see \(shared_sums: refuse\), got quantity \w+$"
-        refused(told, lambda: refuse.check_job(job, operator="ops"))
+        message = r"no sums by class that silos see \(shared_sums: refuse\), got quantity \w+$"
+        refused(message, lambda: refuse.check_job(job, operator="ops"))
 
 
 def test_noise_does_not_make_a_shared_sum_another_one() -> None:
@@ -108,8 +108,8 @@ def test_noise_does_not_make_a_shared_sum_another_one() -> None:
 def test_a_job_whose_method_keeps_local_state_needs_leave(spec: JobSpec, preset: str) -> None:
     keeping = spec.model_copy(update={"strategy": StrategySpec(preset=preset)})
     policy(local_state="allow").check_job(keeping, operator="ops")
-    told = rf"a method without local state \(local_state: refuse\), got strategy {preset}$"
-    refused(told, lambda: policy().check_job(keeping, operator="ops"))
+    message = rf"a method without local state \(local_state: refuse\), got strategy {preset}$"
+    refused(message, lambda: policy().check_job(keeping, operator="ops"))
 
 
 def test_a_method_whose_own_model_follows_from_the_global_one_needs_none(spec: JobSpec) -> None:
@@ -188,8 +188,8 @@ def test_a_draw_whose_risk_is_that_of_the_policy_passes(spec: JobSpec) -> None:
 def test_groups_are_as_many_draws_as_there_are_groups(spec: JobSpec) -> None:
     """Both colluders among 4 of 20: 6 in 190, times 4, times 5 groups, however many rounds there are."""
     job = drawn_job(spec, 20, 0.2, rounds=500).model_copy(update={"draw": "groups"})
-    told = "got 0.63 by rounds of 4 of 20 silos"
-    refused(told, lambda: policy(max_draw_risk=0.6).check_draw(job))
+    message = "got 0.63 by rounds of 4 of 20 silos"
+    refused(message, lambda: policy(max_draw_risk=0.6).check_draw(job))
     policy(max_draw_risk=0.64).check_draw(job)
     refused(
         r"10 silos a round are enough \(fraction 0\.5\)", lambda: policy(max_draw_risk=0.1).check_draw(job)
@@ -222,8 +222,8 @@ def test_statistics_in_rounds_that_each_draw_a_new_set_are_refused_by_default(sp
             for fraction in (0.5, 1.0)
         }
         default, open_one = policy(**takes), policy(**takes, redrawn_statistics="allow")
-        told = [str(each) for each in default.refusals(jobs[0.5], operator="olga")]
-        assert any("by redrawn_statistics: refuse" in each for each in told) == (preset != "fedavg")
+        refusals = [str(each) for each in default.refusals(jobs[0.5], operator="olga")]
+        assert any("by redrawn_statistics: refuse" in each for each in refusals) == (preset != "fedavg")
         for passes, job in (
             (default, jobs[1.0]),
             (default, jobs[0.5].model_copy(update={"draw": "groups"})),

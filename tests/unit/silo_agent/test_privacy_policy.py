@@ -163,7 +163,7 @@ def test_a_job_that_costs_too_much_if_all_others_collude_is_refused_when_it_is_o
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "expected"),
     [
         # Neither had an effect of its own, and nothing said so.
         ({"accept_shared_noise": False}, "expected none without accept_shared_noise: true"),
@@ -171,7 +171,7 @@ def test_a_job_that_costs_too_much_if_all_others_collude_is_refused_when_it_is_o
     ],
 )
 def test_a_bound_that_bounds_nothing_is_refused_when_the_policy_is_read(
-    tmp_path: Path, field: dict[str, Any], told: str
+    tmp_path: Path, field: dict[str, Any], expected: str
 ) -> None:
     path = tmp_path / "policy.yaml"
     good = {"accept_shared_noise": True, "max_epsilon_if_all_others_collude": 30}
@@ -180,7 +180,7 @@ def test_a_bound_that_bounds_nothing_is_refused_when_the_policy_is_read(
         if privacy == good:
             assert load_policy(path).privacy.max_epsilon_if_all_others_collude == 30.0
             continue
-        with pytest.raises(ConfigError, match=rf"privacy.max_epsilon_if_all_others_collude: {told}"):
+        with pytest.raises(ConfigError, match=rf"privacy.max_epsilon_if_all_others_collude: {expected}"):
             load_policy(path)
 
 

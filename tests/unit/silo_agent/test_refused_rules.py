@@ -65,8 +65,8 @@ def test_a_refused_job_names_the_field(spec: JobSpec, policy: dict[str, Any], ru
     with pytest.raises(PolicyRefusal) as refused:
         refusing.check_job(spec, operator="olga")
     assert refused.value.rule is rule
-    told = wire.refused_of(refused.value)
-    assert (told.code, told.rule, told.text) == (Refusal.POLICY, rule, "")
+    message = wire.refused_of(refused.value)
+    assert (message.code, message.rule, message.text) == (Refusal.POLICY, rule, "")
 
 
 def test_a_sentence_of_the_silo_never_leaves_with_its_refusal() -> None:

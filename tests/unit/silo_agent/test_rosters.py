@@ -76,13 +76,13 @@ async def test_silo_tells_once_a_roster_whose_certificate_changed_and_who_came_b
         show(agent, changed.roster(version=9))
     show(agent, changed.roster(version=10, without=[REVOKED]))
     show(agent, changed.roster(version=11, readmitted={REVOKED: 11}))
-    told = [
+    entries = [
         (record.getMessage(), record.__dict__["fields"])
         for record in caplog.records
         if record.levelname == "WARNING"
     ]
     before, now = (each.silos["silo-1"].fingerprint.hex()[:16] for each in (MEMBERS, changed))
-    assert told == [
+    assert entries == [
         (
             "certificate of a member changed",
             {"version": 9, "member": "silo silo-1", "before": before, "now": now},

@@ -323,7 +323,7 @@ FAR = LedgerStatement(1, bytes(32), b"\x30\x00")
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, expected",
     [
         (lambda advert: {"echoes": (("silo-000", FAR),)}, "echoes silos that are not its neighbors"),
         (lambda advert: {"echoes": (("silo-009", FAR),)}, "echoes silos that are not its neighbors"),
@@ -335,7 +335,7 @@ FAR = LedgerStatement(1, bytes(32), b"\x30\x00")
         (lambda advert: {"statement": FAR._replace(signature=b"")}, "no signature of a silo"),
     ],
 )
-def test_malformed_echoes_are_refused(change: Change, told: str) -> None:
+def test_malformed_echoes_are_refused(change: Change, expected: str) -> None:
     federation = sessions.make_federation(4)
     ledger = sessions.MemoryLedger()
     ledger.keep_statements(dict.fromkeys(("silo-001", "silo-003"), FAR))
@@ -355,7 +355,7 @@ def test_malformed_echoes_are_refused(change: Change, told: str) -> None:
     advert = opened(honest)  # the control
     assert [peer for peer, _ in advert.echoes] == ["silo-001", "silo-003"]
     changed = dataclasses.replace(advert, **change(advert))
-    with pytest.raises(RemoteProtocolError, match=told):
+    with pytest.raises(RemoteProtocolError, match=expected):
         opened(bodies.sign(federation.silos["silo-000"], changed))
 
 

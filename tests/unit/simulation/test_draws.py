@@ -10,8 +10,8 @@ SLOW = draws.TRAININGS["one step at rate 1e-06"]
 
 
 def test_new_draws_tell_every_silos_update_and_groups_do_not() -> None:
-    assert draws.told("rounds", SLOW) > 0.95
-    assert draws.told("groups", SLOW) < 0.6
+    assert draws.mean_cosine("rounds", SLOW) > 0.95
+    assert draws.mean_cosine("groups", SLOW) < 0.6
 
 
 def test_accuracy_is_that_of_the_last_rounds_on_the_whole_hold_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,9 @@ def test_the_jobs_seed_decides_the_draws(make: Makes) -> None:
 )
 def test_masks_change_nothing_but_the_rounding(make: Makes, fields: dict[str, Any]) -> None:
     plain, secure = make(**fields), make(**fields, simulation={"is_secure": True})
-    told = [(each.silos, each.figures["clipped"]) for each in plain.run()]
-    assert [(each.silos, each.figures["clipped"]) for each in secure.run()] == told
-    assert (told[0][1] == SILOS) == ("update_bound" in fields)  # p = 1/7 of every silo
+    rounds = [(each.silos, each.figures["clipped"]) for each in plain.run()]
+    assert [(each.silos, each.figures["clipped"]) for each in secure.run()] == rounds
+    assert (rounds[0][1] == SILOS) == ("update_bound" in fields)  # p = 1/7 of every silo
     # 3 rounds of 7 silos; words of 16 bits are rounded alike, by the same random bits
     assert np.abs(model(plain) - model(secure)).max() <= 3 * SILOS * STEP
     assert model(plain).max() > 0.1

@@ -49,8 +49,8 @@ def test_workers_change_no_bit(preset: str) -> None:
 def test_masks_change_the_model_by_no_more_than_the_fixed_point(preset: str) -> None:
     spec = digits(strategy={"preset": preset})
     plain, secure = simulation(spec), simulation(spec, is_secure=True)
-    (_, told), (_, masked) = end_of(plain), end_of(secure)
-    assert masked == told
+    (_, unmasked), (_, masked) = end_of(plain), end_of(secure)
+    assert masked == unmasked
     for name, array in plain.state.items():
         assert np.abs(secure.state[name].astype(np.float64) - array).max() <= 1e-5, name
     start = simulation(spec).state

@@ -304,8 +304,8 @@ class TestParts:
         ]
         assert (PRESETS[preset].loss.word in UNCLIPPABLE) <= any(refusals)
         if any(refusals):
-            told = re.escape(next(filter(None, refusals)))
-            with pytest.raises(ValueError, match=rf"{told} \(privacy.records\)"):
+            refusal = re.escape(next(filter(None, refusals)))
+            with pytest.raises(ValueError, match=rf"{refusal} \(privacy.records\)"):
                 make_job(strategy=strategy)
         else:
             assert make_job(strategy=strategy).privacy is not None

@@ -75,7 +75,7 @@ def test_export_runs_code_of_the_distribution_that_the_person_names_alone(
     fetched, out = tmp_path / "model.safetensors", tmp_path / "out"
     fetched.write_bytes(b"".join(with_facts(state_parts(state), facts)))
     assert run(["model", "export", str(fetched), "--out", str(out), *named]) == 2
-    told = capsys.readouterr().err
-    assert f"code of {own_code.PINNED} builds its model, with the options {{'width': 8}}" in told
+    errors = capsys.readouterr().err
+    assert f"code of {own_code.PINNED} builds its model, with the options {{'width': 8}}" in errors
     assert own_code.PACKAGE not in sys.modules
     assert not out.exists()

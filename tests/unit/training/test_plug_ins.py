@@ -152,9 +152,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "fields"), REFUSED, ids=[str(place) for place in range(len(REFUSED))])
-def test_what_cannot_run_is_one_line_before_anything_is_signed(told: str, fields: dict[str, Any]) -> None:
-    with pytest.raises((ConfigError, ValueError), match=told) as refused:
+@pytest.mark.parametrize(("expected", "fields"), REFUSED, ids=[str(place) for place in range(len(REFUSED))])
+def test_what_cannot_run_is_one_line_before_anything_is_signed(expected: str, fields: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, ValueError), match=expected) as refused:
         checked(**fields)
     if isinstance(refused.value, ConfigError):
         assert "\n" not in str(refused.value)
@@ -174,15 +174,16 @@ def test_data_of_a_distribution_are_checked_and_cut_as_any_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"format": "lines"}, "format: expected one of digits, .*, module, got lines"),
+        ({"format": "nzp"}, r"module, got nzp \(did you mean npz\?\)"),
         ({"format": "digits", "from": PINNED}, "format: expected an entry point of"),
         ({"format": "digits", "options": {"a": 1}}, "options: expected none without `from`"),
     ],
 )
-def test_settings_of_data_that_name_nothing_are_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_settings_of_data_that_name_nothing_are_refused(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         DataSettings.model_validate(fields)
 
 

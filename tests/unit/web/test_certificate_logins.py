@@ -52,9 +52,9 @@ def test_operator_who_left_the_roster_is_logged_out_at_once(pages: Pages) -> Non
     olga, petra = pages.logged_in("olga"), pages.logged_in("petra")
     pages.ceremony.publish(without=("olga",))
     assert olga.get("/").status_code == 303
-    told = olga.get("/login")
-    assert told.status_code == 403
-    assert "does not hold operator olga with this certificate" in told.text
+    page = olga.get("/login")
+    assert page.status_code == 403
+    assert "does not hold operator olga with this certificate" in page.text
     assert olga.post("/login/certificate", headers={"origin": URL}).status_code == 403
     assert petra.get("/").status_code == 200
 

@@ -39,7 +39,7 @@ def test_names_and_reasons_of_peers_are_text_on_every_page(tmp_path: Path) -> No
     """A coordinator that is hostile may send any text in any field."""
     hostile = SCRIPT + QUOTE + "\u202e\x00"
     left = LeftOut(silo=hostile, stage=hostile, reason=hostile, rule=hostile, text=hostile)
-    told = ToldCoordinator(
+    coordinator = ToldCoordinator(
         silos=[pb.SiloStatus(name=hostile, connected=True, software_version=hostile)],
         summary=summary(
             name=hostile,
@@ -55,7 +55,7 @@ def test_names_and_reasons_of_peers_are_text_on_every_page(tmp_path: Path) -> No
         ),
         records=[record(1, left_out=[left], reason=hostile, result=hostile, quantities=[hostile])],
     )
-    pages = Pages(folder=tmp_path, coordinator=told)
+    pages = Pages(folder=tmp_path, coordinator=coordinator)
     browser = pages.logged_in("ada")
     for path in ("/", JOB, f"{JOB}/rounds"):
         html = browser.get(path).text
@@ -81,8 +81,8 @@ def test_names_and_reasons_of_peers_are_text_on_every_page(tmp_path: Path) -> No
     ],
 )
 def test_signed_job_of_any_shape_leaves_the_page_whole(tmp_path: Path, spec: bytes) -> None:
-    told = ToldCoordinator(spec=spec)
-    browser = Pages(folder=tmp_path, coordinator=told).logged_in("olga")
+    coordinator = ToldCoordinator(spec=spec)
+    browser = Pages(folder=tmp_path, coordinator=coordinator).logged_in("olga")
     answer = browser.get(JOB)
     assert answer.status_code == 200
     assert "<script>" not in answer.text
@@ -258,10 +258,10 @@ def test_no_path_leads_out_of_the_pages(pages: Pages, path: str) -> None:
 
 def test_downloads_are_named_by_us_and_hold_no_formula(tmp_path: Path) -> None:
     left = LeftOut(silo="=cmd|' /C calc'!A0", stage="train", reason="late")
-    told = ToldCoordinator(
+    coordinator = ToldCoordinator(
         summary=summary(name='x"\r\nset-cookie: a=b'), records=[record(1, left_out=[left])]
     )
-    browser = Pages(folder=tmp_path, coordinator=told).logged_in("olga")
+    browser = Pages(folder=tmp_path, coordinator=coordinator).logged_in("olga")
     answer = browser.get(f"{JOB}/rounds.csv")
     assert answer.headers["content-disposition"] == f'attachment; filename="rounds-{DIGEST.hex()[:12]}.csv"'
     assert "set-cookie" not in answer.headers
@@ -309,13 +309,13 @@ async def test_words_about_another_job_stand_on_no_page(is_hostile: bool) -> Non
         other = JobSummary(job_digest=b"o" * 32, name="two", status="running", rounds=3)
         events.append(pb.JobEvent(summary=other))
 
-    async def told(_request: pb.WatchRequest) -> AsyncIterator[pb.JobEvent]:
+    async def events_of(_request: pb.WatchRequest) -> AsyncIterator[pb.JobEvent]:
         for event in events:
             yield event
         await asyncio.Event().wait()
 
     coordinator = _coordinator()
-    coordinator._stub = cast(Any, SimpleNamespace(WatchJob=told))
+    coordinator._stub = cast(Any, SimpleNamespace(WatchJob=events_of))
     async with coordinator.watched(DIGEST) as job:
         for _ in range(10):
             await asyncio.sleep(0)

@@ -99,26 +99,26 @@ def _request(query: str, session: dict[str, Any]) -> Request:
     return Request({**scope, "session": session})
 
 
-async def _log_in(told: ToldProvider) -> Any:
+async def _log_in(issuer: ToldProvider) -> Any:
     """Through both requests of a login."""
-    provider = Provider(SETTINGS, url=URL, transport=httpx2.MockTransport(told))
+    provider = Provider(SETTINGS, url=URL, transport=httpx2.MockTransport(issuer))
     session: dict[str, Any] = {}
     asked = parse_qs(urlsplit((await provider.begin(_request("", session))).headers["location"]).query)
     assert asked["code_challenge_method"] == ["S256"]
     assert asked["redirect_uri"] == [f"{URL}/login/oidc/callback"]
-    told.nonce = asked["nonce"][0]
+    issuer.nonce = asked["nonce"][0]
     return await provider.end(_request(f"code=c&state={asked['state'][0]}", session))
 
 
 async def test_good_token_makes_a_login() -> None:
-    told = ToldProvider()
-    login = await _log_in(told)
+    issuer = ToldProvider()
+    login = await _log_in(issuer)
     assert (login.right, login.operator, login.certificate) == (Right.OPERATOR, "olga", b"")
-    assert len(told.verifier) >= 43  # PKCE: the code alone is worth nothing
+    assert len(issuer.verifier) >= 43  # PKCE: the code alone is worth nothing
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("issuer", "reason"),
     [
         (ToldProvider(key=OTHER), "bad_signature"),
         (ToldProvider(algorithm="unsigned"), "unsupported_algorithm"),
@@ -139,9 +139,9 @@ async def test_good_token_makes_a_login() -> None:
         (ToldProvider(groups=7), "no role here"),
     ],
 )
-async def test_token_that_does_not_hold_lets_nobody_in(told: ToldProvider, reason: str) -> None:
+async def test_token_that_does_not_hold_lets_nobody_in(issuer: ToldProvider, reason: str) -> None:
     with pytest.raises(ChoraleError, match=reason):
-        await _log_in(told)
+        await _log_in(issuer)
 
 
 async def test_answer_to_another_login_lets_nobody_in() -> None:
@@ -151,12 +151,12 @@ async def test_answer_to_another_login_lets_nobody_in() -> None:
 
 
 class ProviderPages(Pages):
-    """A console where people log in by what `told` says."""
+    """A console where people log in by what `issuer` says."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.told = ToldProvider()
-        transport = httpx2.MockTransport(self.told)
+        self.issuer = ToldProvider()
+        transport = httpx2.MockTransport(self.issuer)
         self.console.provider = Provider(SETTINGS, url=pages.URL, transport=transport)
 
 
@@ -170,7 +170,7 @@ def _begin(console: ProviderPages) -> tuple[TestClient, str]:
     browser = console.browser()
     answer = browser.get("/login/oidc", params={"next": JOB})
     asked = parse_qs(urlsplit(answer.headers["location"]).query)
-    console.told.nonce = asked["nonce"][0]
+    console.issuer.nonce = asked["nonce"][0]
     return browser, f"{CALLBACK}?code=c&state={asked['state'][0]}"
 
 
@@ -180,10 +180,10 @@ def test_no_stranger_ends_a_login_that_is_under_way(
     """Logins under way were a table of 1,000, whose oldest went: anybody could fill it."""
     monkeypatch.setattr(sessions, "MOST", 3)
     olga, back = _begin(console)
-    nonce = console.told.nonce
+    nonce = console.issuer.nonce
     for _ in range(4):
         _begin(console)
-    console.told.nonce = nonce
+    console.issuer.nonce = nonce
     answer = olga.get(back)
     assert (answer.status_code, f'href="{JOB}"' in answer.text) == (200, True)
     assert olga.get(JOB).status_code == 200
@@ -215,7 +215,7 @@ def test_strongest_role_counts_and_names_come_from_settings_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "expected"),
     [
         ("url", "http://console.example", "expected https://host"),
         ("url", "https://console.example/path", "expected https://host"),
@@ -228,10 +228,12 @@ def test_strongest_role_counts_and_names_come_from_settings_alone() -> None:
         ("roster", None, "nobody could log in"),
     ],
 )
-def test_settings_that_would_let_the_wrong_people_in_are_refused(field: str, value: Any, told: str) -> None:
+def test_settings_that_would_let_the_wrong_people_in_are_refused(
+    field: str, value: Any, expected: str
+) -> None:
     files = {"certificate": "a", "key": "b"}
     good = {"federation": "f", "coordinator": "h:1", "identity": files, "authority": "c", "tls": files}
     good |= {"url": "https://console.example", "roster": "roster.json"}
     assert check_values(ConsoleSettings, good, source="console.yaml").host == "console.example"
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         check_values(ConsoleSettings, {**good, field: value}, source="console.yaml")

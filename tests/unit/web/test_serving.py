@@ -38,10 +38,10 @@ async def _served(tls: ssl.SSLContext | None, answer: Answer = _who) -> AsyncIte
     """The port of a small application, which is stopped as by SIGTERM."""
     stopping, app = asyncio.Event(), Starlette(routes=[Route("/", answer, methods=["GET", "POST"])])
     listening = bound_socket("127.0.0.1:0")
-    told = asyncio.Event()
-    task = asyncio.create_task(serve_app(app, listening, tls=tls, stopping=stopping, say=told.set))
+    is_ready = asyncio.Event()
+    task = asyncio.create_task(serve_app(app, listening, tls=tls, stopping=stopping, say=is_ready.set))
     try:
-        await told.wait()
+        await is_ready.wait()
         yield listening.getsockname()[1]
     finally:
         os.kill(os.getpid(), signal.SIGTERM)

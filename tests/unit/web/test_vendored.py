@@ -12,10 +12,10 @@ VENDOR = static_folder() / "vendor"
 
 def test_vendored_files_are_those_of_the_table() -> None:
     table = (VENDOR / "README.md").read_text()
-    told = dict(re.findall(r"^\| `([^`]+)` .* `([0-9a-f]{64})` \|$", table, re.MULTILINE))
+    digests = dict(re.findall(r"^\| `([^`]+)` .* `([0-9a-f]{64})` \|$", table, re.MULTILINE))
     there = {path.name for path in VENDOR.iterdir() if path.suffix in (".js", ".css")}
-    assert there == set(told)
-    assert {name: hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() for name in there} == told
+    assert there == set(digests)
+    assert {name: hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() for name in there} == digests
     for name in there:
         assert (VENDOR / f"{name.partition('.')[0]}.LICENSE").is_file()
 

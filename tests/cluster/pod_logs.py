@@ -20,7 +20,7 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
-class Told:
+class PodLogs:
     """Records by member, in order; `lines` of a container that are none are kept beside them."""
 
     folder: Path
