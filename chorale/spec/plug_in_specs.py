@@ -23,11 +23,8 @@ from strategies.tasks.declared_tasks import task_of
 from strategies.tasks.stated import StatedTask
 
 PlugInName = DataSetName
-QuantityName = Annotated[
-    str,
-    StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$"),
-    in_words("1 to 63 lower-case letters, digits and underscores of which the first is a letter"),
-]
+QUANTITY_FORM = "1 to 63 lower-case letters, digits and underscores of which the first is a letter"
+QuantityName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$"), in_words(QUANTITY_FORM)]
 _DISTRIBUTION = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$")
 Distribution = Annotated[
     str,
@@ -149,7 +146,7 @@ class SumSpec(SpecPart):
     per_record: Positive = Field(le=MAX_PER_RECORD, description="L2 norm by which one record moves it")
     is_count: bool = Field(default=False, description="a whole number, summed exactly")
     is_by_class: bool = Field(default=False, description="says something of single classes")
-    at_most: QuantityName | Literal[""] = Field(
+    at_most: Annotated[QuantityName | Literal[""], in_words(f"{QUANTITY_FORM}, or ''")] = Field(
         default="", description="a count of the task that this count never exceeds"
     )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chorale.spec.fields import DataSetName, EntryPoint
+from chorale.spec.fields import DataSetName, EntryPoint, in_words
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import Distribution, OptionValues, PlugInName
 from crypto.errors import ConfigError
+from strategies.expected import did_you_mean
 
 
 class DataFormat(StrEnum):
@@ -111,8 +112,11 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    format: DataFormat | PlugInName = Field(
-        union_mode="left_to_right",
+    format: Annotated[
+        DataFormat | PlugInName,
+        Field(union_mode="left_to_right"),
+        in_words(f"one of {', '.join(DataFormat)}, or with `from` the name of an entry point"),
+    ] = Field(
         description="how the data is stored: digits, mnist, npz, image-folder, csv, parquet, sql, dicom, "
         "nifti, cifar10, cifar100 or module; or with `from` an entry point of its group chorale.data",
     )
@@ -185,7 +189,9 @@ class DataSettings(BaseModel):
     def _source_is_given(self) -> Self:
         is_own = isinstance(self.format, DataFormat)
         if self.source is None and not is_own:
-            raise ValueError(f"format: expected one of {', '.join(DataFormat)}, got {self.format}")
+            known = [*DataFormat]
+            alike = did_you_mean(self.format, known)
+            raise ValueError(f"format: expected one of {', '.join(known)}, got {self.format}{alike}")
         if self.source is None and self.options:
             raise ValueError("options: expected none without `from`")
         if self.source is not None and is_own:
