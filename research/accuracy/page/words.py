@@ -87,7 +87,9 @@ def family_note(family: Family, report: Report) -> str:
         return (
             f"{note} Runs are missing, so verdicts are provisional: the level is of one look, at all of them."
         )
-    largest = f"all of them one of {all_of_them:.1f}" if all_of_them < 100 else "some of them none"
+    largest = f"all of them one of {all_of_them:.1f}"
+    if all_of_them >= 100:
+        largest = "some of them none that two accuracies can have"
     return (
         f"{note} Half of the comparisons would find a true difference of {half:.1f} points with 80 % power, "
         f"{largest}."
