@@ -19,9 +19,9 @@ import yaml
 from tests.cluster import adaptations
 from tests.cluster.lab import Lab
 from tests.cluster.page import HUB, SILOS, Step
+from tests.cluster.pod_logs import PodLogs
 from tests.cluster.recording import POD
 from tests.cluster.report import Report
-from tests.cluster.pod_logs import PodLogs
 from tests.deployment import helm
 from tests.support.processes import wait_until
 

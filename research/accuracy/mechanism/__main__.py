@@ -180,7 +180,8 @@ def page_text(lines: Sequence[Mapping[str, Any]]) -> str:
     )
     titles = ", ".join(dict.fromkeys(ARMS[arm].title for _, arm in runs))
     first = (
-        f"{titles}; learning rate {RATE:g}, published strengths, FedCSD and its control with mu {CSD_MU:g}; "
+        f"{titles}; learning rate {RATE:g}, the presets' strengths, "
+        f"FedCSD and its control with mu {CSD_MU:g}; "
         f"{len(lines) - 1} runs, at most {len(SEEDS)} seeds. Means over the seeds in round {ROUNDS[-1]}, "
         "before -> after the silos' own training:"
     )

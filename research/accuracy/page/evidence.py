@@ -96,7 +96,7 @@ def _accuracies(report: Report) -> list[str]:
     if report.common:
         rates = " / ".join(f"{rate:g}" for rate in report.common)
         found += [
-            f"Mean accuracy in percent, published strengths, learning rates {rates}:",
+            f"Mean accuracy in percent, the presets' strengths, learning rates {rates}:",
             words.rate_table(report),
         ]
     if any(report.tuned(*point) for point in report.choices):
@@ -117,12 +117,12 @@ def _sections(report: Report) -> list[str]:
         *_family(
             report,
             families.controls_at_common_rates(report),
-            "Methods against their controls, both at the same learning rate, published strengths",
+            "Methods against their controls, both at the same learning rate, the presets' strengths",
         ),
         *_family(
             report,
             families.baseline_at_common_rates(report),
-            "Methods against FedAvg, both at the same learning rate, published strengths",
+            "Methods against FedAvg, both at the same learning rate, the presets' strengths",
         ),
         *_family(
             report,
@@ -185,7 +185,7 @@ def _family(report: Report, family: Family, title: str, *, is_short: bool = Fals
 def _tuned(report: Report) -> str:
     """What the tuning of a suite chooses."""
     strengths = (len({strength for _, strength in one.validation}) for one in report.choices.values())
-    return "tuned rates and strengths" if max(strengths) > 1 else "tuned rates and published strengths"
+    return "tuned rates and strengths" if max(strengths) > 1 else "tuned rates and the presets' strengths"
 
 
 def _list(sentences: list[str]) -> str:
