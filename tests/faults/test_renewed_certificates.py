@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 
 from chorale.runtime.files import write_atomic
+from client.history import left_out_facts
 from crypto.identity.certificates import Role, fingerprint, key_to_pem, load_certificate
 from tests.faults.conftest import MakeFederation
 from tests.support import one_hot
@@ -108,8 +109,14 @@ class Renewing:
     def check_whole(self) -> None:
         """Every round counted every silo at its first attempt, and every process is that of the start."""
         history = check_finished(self.federation, self.job_id, rounds=self._rounds)
-        assert history.cohorts() == [self.federation.names] * self._rounds
-        assert {history.record(round).attempts for round in range(1, self._rounds + 1)} == {1}
+        records = [history.record(round) for round in range(1, self._rounds + 1)]
+        why = [
+            (each, self.federation.services[each["silo"]].tail())
+            for one in records
+            for each in left_out_facts(one)
+        ]
+        assert history.cohorts() == [self.federation.names] * self._rounds, why
+        assert {one.attempts for one in records} == {1}
         assert {name: service.process.pid for name, service in self.federation.services.items()} == self.pids
 
     def shown(self) -> bytes:
