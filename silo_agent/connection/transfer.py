@@ -127,7 +127,7 @@ class Transfer:
         transferred = self._metrics.transferred.labels(direction=Direction.UP.value)
         call = self._stub.Upload()
         try:
-            await call.write(pb.UploadMessage(header=header))
+            await _begin(call, pb.UploadMessage(header=header))
             receipt = await _receipt(call)
             if receipt.received_bytes > header.total_bytes:
                 raise RemoteProtocolError("upload: the coordinator reports more bytes than were sent")
@@ -175,6 +175,20 @@ class Transfer:
             wait_seconds = backoff.next_seconds()
             log.info(f"{what} interrupted", reason=code, retry_seconds=round(wait_seconds, 1))
             await self._sleep(wait_seconds)
+
+
+async def _begin(call: Any, first: pb.UploadMessage) -> None:
+    """Write the first message, or raise how the call ended before that: gRPC's own `write` waits for ever
+    where the channel is closed while the call has yet to begin, as when a try to connect fails."""
+    writing, ended = asyncio.ensure_future(call.write(first)), asyncio.ensure_future(call.code())
+    try:
+        await asyncio.wait({writing, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not writing.done():
+            raise await _broken(call)
+        await writing
+    finally:
+        writing.cancel()
+        ended.cancel()
 
 
 async def _receipt(call: Any) -> pb.UploadReceipt:

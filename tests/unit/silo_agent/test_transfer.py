@@ -327,6 +327,33 @@ async def test_an_upload_goes_on_where_the_line_broke_with_the_digest_of_the_who
     assert bytes(spool.data) == expected
 
 
+@pytest.mark.parametrize("turns", range(1, 5))
+async def test_an_upload_goes_on_where_the_channel_closed_before_it_had_begun(
+    make_stub: MakeStub, tmp_path: Path, turns: int
+) -> None:
+    """gRPC never ends the first write of such a call: a silo that had just come back was waited for in vain.
+
+    turns: of the event loop until the channel closes.
+    """
+    spool = Spool()
+
+    async def Upload(self: Any, messages: Any, context: Any) -> Any:
+        async for receipt in spool.upload(messages, context):
+            yield receipt
+
+    masker, encoded, expected = masked_vector()
+    stub = await make_stub(Upload=Upload)
+    carrier = transfer(stub)
+    uploading = asyncio.ensure_future(carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await stub.close()
+    stub.open()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await uploading
+    assert bytes(spool.data) == expected
+
+
 async def test_an_upload_of_one_stream_needs_no_digest(make_stub: MakeStub, tmp_path: Path) -> None:
     ends: list[bytes] = []
     data = bytearray()
