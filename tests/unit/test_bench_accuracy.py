@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from research.accuracy.book import Book
 from research.accuracy.catalog import SUITES
 from research.accuracy.federated import run, silos_of
 from research.accuracy.jpegs import decoded
+from research.accuracy.page import evidence
+from research.accuracy.report import report_of
 from research.accuracy.suites import Setting, Suite
 from research.accuracy.trials import Outcome, Split, Trial
 from research.accuracy.tuning import chosen
@@ -426,6 +429,27 @@ def test_folder_without_the_suites_data_is_refused(
 def test_training_needs_no_pictures() -> None:
     without = "import sys; sys.modules.update(matplotlib=None, PIL=None); import research.accuracy.__main__"
     subprocess.run([sys.executable, "-c", without], check=True)
+
+
+def test_a_page_without_what_draws_it_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [
+        name for name in sys.modules if name.startswith(("matplotlib", "research.accuracy.page.plots"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with Book(tmp_path / "tiny.jsonl") as book:
+        report = report_of(TINY, book, rows_by_default={"even": 3.0})
+        with pytest.raises(ConfigError, match="need matplotlib: `make setup` installs it"):
+            evidence.update(report, root=tmp_path)
+
+
+def test_arithmetic_is_that_of_the_runs_whatever_else_is_imported() -> None:
+    alone = "from research.accuracy.source import arithmetic; print(arithmetic())"
+    bare = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    done = subprocess.run([sys.executable, "-c", alone], check=True, capture_output=True, text=True, env=bare)
+    assert done.stdout.strip() == source.arithmetic()
 
 
 def test_a_line_names_commit_and_arithmetic(tmp_path: Path) -> None:

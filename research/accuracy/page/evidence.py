@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import figures
+from crypto.errors import ConfigError
 from research.accuracy.catalog import SUITES
 from research.accuracy.page import families, words
 from research.accuracy.page.families import Family
@@ -49,9 +50,11 @@ def runs_of(suite: str) -> Path:
 
 
 def update(report: Report, *, root: Path, moment: datetime | None = None) -> None:
-    """Commit to it: figures, plots and the suite's place on the page."""
-    from research.accuracy.page.plots import draw  # of the development's packages: training needs no pictures
-
+    """Commit to it: figures, plots and the suite's place on the page. Raises ConfigError."""
+    try:
+        from research.accuracy.page.plots import draw  # of the development's packages: training needs none
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"pictures of the page need {error.name}: `make setup` installs it") from None
     entry = committed(report, moment=moment or datetime.now(UTC))
     path = root / FIGURES / f"{report.suite}.jsonl"
     path.parent.mkdir(exist_ok=True)
