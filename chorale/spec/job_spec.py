@@ -11,9 +11,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
+from chorale.runtime import plain_yaml
 from chorale.spec.column_specs import (
     ColumnSpec,
     LabelColumns,
@@ -264,7 +264,7 @@ class JobSpec(SpecPart):
     def to_yaml(self) -> bytes:
         """The job as a file; these bytes are signed, and their SHA-256 is the job digest."""
         values = self.model_dump(mode="json", exclude_none=True)
-        return yaml.safe_dump(values, sort_keys=False).encode()
+        return plain_yaml.dump(values).encode()
 
     def base(self) -> bytes:
         """SHA-256 of the job as a file without `initial_state`, which is its last line: what the first state

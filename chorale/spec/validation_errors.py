@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from strategies.expected import MAX_ALIKE, did_you_mean, meant, wrong_value
 
+MAX_MESSAGES = 20  # a list of wrong values has one each
 MAX_NAMED = 3  # unknown fields that are named; a file of another kind has them by the dozen
 REQUIRED = "a value is required"
 
@@ -52,6 +53,8 @@ def explain(
         required = REQUIRED if len(missing) == 1 else "values are required"
         messages.insert(0, f"{', '.join(missing)}: {required}")
     messages += [_unknown(fields, model, place) for place, fields in unknown.items()]
+    if len(messages) > MAX_MESSAGES:
+        messages[MAX_MESSAGES:] = [f"and {len(messages) - MAX_MESSAGES} more"]
     is_none_of_the_file = all(each.startswith(tuple(named.values())) for each in messages)
     return "; ".join(messages) if named and is_none_of_the_file else f"{source}: {'; '.join(messages)}"
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
+from chorale.runtime import plain_yaml
 from cli.demo.plan import AUTHORITY, COORDINATOR, OPERATOR, Plan, Settings
 from cli.demo.processes import run_commands
 from crypto.errors import ConfigError
@@ -117,6 +116,6 @@ def _membership(plan: Plan, name: str) -> Settings:
 
 def _write(path: Path, settings: Settings) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    path.write_text(plain_yaml.dump(settings))
     os.chmod(path, 0o600)
     return path

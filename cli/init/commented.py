@@ -12,9 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from chorale.runtime import plain_yaml
 
 WIDTH = 100
 OFF = "#"  # before a field that has its default; before a sentence a blank follows
@@ -77,8 +78,7 @@ def _sentence(text: str, *, indent: str) -> list[str]:
 
 def _written(value: Any) -> str:
     """A value in one line of YAML."""
-    text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10**6, allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...")
+    return plain_yaml.dump(_plain(value), in_one_line=True)
 
 
 def _plain(value: Any) -> Any:

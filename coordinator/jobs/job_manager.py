@@ -101,12 +101,13 @@ class JobManager:
 
     # submitting
 
-    def check(self, signed: SignedJob) -> Job:
+    async def check(self, signed: SignedJob) -> Job:
         """Raises RemoteProtocolError for a job that this federation's silos would refuse as a whole."""
         limit = self._resources.settings.max_jobs
         if len(self._runners) >= limit and self._resources.store.job(signed.digest) is None:
             raise TooManyJobs(f"job {signed.id}: {limit} jobs are unfinished, which is the most allowed")
-        return open_job(
+        return await asyncio.to_thread(  # a large job file takes no time of the event loop
+            open_job,
             signed,
             roster=self._resources.roster_book.current,
             authority=self._resources.authority,
@@ -124,6 +125,7 @@ class JobManager:
                 "job_submitted", job=job.id, name=job.spec.name, operator=job.operator
             )
             log.info("job submitted", job=job.id, name=job.spec.name, operator=job.operator)
+            self._known[job.digest] = job
             self._start(job)
             self._count_jobs()
 

@@ -75,7 +75,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
             raise RemoteProtocolError("submit: expected the signed job first")
         signed = SignedJob.from_wire(first.job)
         if self._resources.store.job(signed.digest) is None:
-            job = self._job_manager.check(signed)
+            job = await self._job_manager.check(signed)
             await self._receive(messages, path)
             await asyncio.to_thread(state_from_file, path)  # a bad file takes no time of the event loop
             self._job_manager.submit(job, path)

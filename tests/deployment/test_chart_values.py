@@ -452,6 +452,21 @@ def test_names_that_yaml_takes_for_something_else_stay_names(name: str, tmp_path
     assert load_silo_settings(tmp_path / "silo.yaml").name == name
 
 
+def test_options_are_the_numbers_and_texts_of_the_values(tmp_path: Path) -> None:
+    # Helm writes 0.00001 as 1e-05, which arrived as a text
+    options = "{small: 0.00001, least: 1e-7, whole: 1000000, limit: 1e6, word: '1e-3', seen: 'no'}"
+    given = f"data: {{from: 'hospital==1.0', format: cohort, path: '', options: {options}}}"
+    (tmp_path / "values.yaml").write_text(given)
+    done = helm.run(
+        *("template", "fed", SILO, "--kube-version", "1.33.0"),
+        *("-f", f"{SILO}/ci/hospital-values.yaml", "-f", tmp_path / "values.yaml"),
+    )
+    (tmp_path / "silo.yaml").write_text(helm.one(helm.parsed(done.stdout), "ConfigMap")["data"]["silo.yaml"])
+    (data,) = load_silo_settings(tmp_path / "silo.yaml").data_sets
+    numbers = {"small": 0.00001, "least": 1e-7, "whole": 1_000_000, "limit": 1_000_000}
+    assert data.options == {**numbers, "word": "1e-3", "seen": "no"}
+
+
 def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
     files = settings_files(SILO, "hostpath-values.yaml", tmp_path)
     settings = load_silo_settings(files["silo.yaml"])

@@ -64,7 +64,9 @@ def job_seeds() -> Iterator[bytes]:
     ):
         yield JOB + more + LAST
     tabular = JOB.replace(b"[1, 8, 8]", b"[2]")
-    yield tabular + b"columns: [{name: age, mean: 51.5, scale: 0.001}, {name: sex}]\nlabel_column: y\n" + LAST
+    yield (
+        tabular + b"columns: [{name: age, mean: 51.5, scale: 0.001}, {name: sex}]\nlabel_column: ill\n" + LAST
+    )
 
 
 def _job(data: bytes) -> None:
@@ -83,7 +85,7 @@ def _mapping(data: bytes) -> None:
 def _settings() -> Iterator[bytes]:
     for name in ("silo.yaml", "coordinator.yaml", "policy.yaml"):
         yield from (path.read_bytes()[:2000] for path in sorted((ROOT / "docs" / "examples").rglob(name)))
-    yield b"a: [1, 2.5, 0x1f, 1:30, 2027-01-31, yes, ~, 'text', \"t\\u00e9xt\"]\nb:\n  c: |\n    lines\n"
+    yield b"a: [1, 2.5, 0x1f, 1e-3, 2027-01-31, true, ~, 'text', \"t\\u00e9xt\"]\nb:\n  c: |\n    lines\n"
     yield b"deep: {a: {b: {c: [[[[1]]]]}}}\n? long\n: key\nanchor: &a 1\n"
 
 

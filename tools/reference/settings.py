@@ -15,6 +15,8 @@ from tools.reference.schema import Schema, allowed, alternatives, described, fie
 
 INTRODUCTION = """\
 The files that people write, in YAML: an unknown field is an error, and so is a value that is not allowed.
+Plain values are those of YAML 1.2 (`1e-3` and `0o17` are numbers). What YAML 1.1 reads as something else
+(`yes`, `no`, `on`, `off`, `y`, `n`, `010`, `12:30`, `1_000`) is refused by name: put quotes around a text.
 [examples/](../examples) holds each file with every field, and says when to choose which value. An editor
 checks a file as it is written by the JSON schema that `chorale schema` prints.
 

@@ -43,6 +43,7 @@ class Settings(BaseModel):
     ports: tuple[int, ...] = ()
     source: str | None = Field(default=None, alias="from")
     pair: tuple[int, ...] = Field(default=(1, 2), min_length=2)
+    options: dict[str, int | float | str] = Field(default_factory=dict)
     shapes: tuple[Annotated[Circle | Square, Field(discriminator="kind")], ...] = ()
 
 
@@ -64,9 +65,12 @@ def test_environment_overrides_a_field_and_an_inner_field(tmp_path: Path) -> Non
         CHORALE_TEST_NAME="b",
         CHORALE_TEST_INNER__SECONDS="3.5",
         CHORALE_TEST_PORTS="[1, 2]",
+        CHORALE_TEST_OPTIONS__LIMIT="1e-3",
         CHORALE_OTHER_NAME="c",
     )
-    assert settings == Settings(name="b", inner=Inner(seconds=3.5, path=Path("kept")), ports=(1, 2))
+    inner = Inner(seconds=3.5, path=Path("kept"))
+    # options have no declared type: their values were texts where they came from the environment
+    assert settings == Settings(name="b", inner=inner, ports=(1, 2), options={"limit": 0.001})
 
 
 def test_environment_null_takes_a_field_away(tmp_path: Path) -> None:
@@ -84,14 +88,14 @@ def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
         ("inner: {}", r"settings.yaml: name: a value is required$"),
         (
             "name: a\ncolor: red",
-            r"color: unknown field, expected one of name, inner, several, ports, from, pair, shapes$",
+            r"color: unknown field, expected one of name, inner, .*, from, pair, options, shapes$",
         ),
         ("name: a\ninner: {color: red}", r"inner.color: unknown field, expected one of seconds, path$"),
         ("name: a\nseveral: [{}, {x: 1}]", r"several.1.x: unknown field, expected one of seconds, path$"),
         ("name: a\nport: 7", r"port: unknown field \(did you mean ports\?\), expected one of name, inner,"),
         ("name: a\ninner: {secs: 1}", r"inner.secs: unknown field \(did you mean seconds\?\), expected"),
-        ("name: a\nseveral: yes", r"several: expected a list, got true$"),
-        ("name: 2027-01-31", r"name: expected text, got 2027-01-31$"),
+        ("name: a\nseveral: true", r"several: expected a list, got true$"),
+        ("name: 7", r"name: expected text, got 7$"),
         ("name: a\ninner: {seconds: 0}", r"inner.seconds: expected more than 0, got 0$"),
         ("name: a\ninner: {seconds: soon}", r"inner.seconds: expected a number, got 'soon'$"),
         ("name: [a]", r"name: expected text, got a list$"),
@@ -113,6 +117,7 @@ def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
             r"shapes.0.kind: expected one of 'circle', 'square', got 'line'$",
         ),
         ("name: a\nshapes: [{}]", r"shapes.0.kind: a value is required$"),
+        ("name: a\nports: [" + "x, " * 5000 + "]", r"ports.19: expected [^;]*; and 4980 more$"),
         ("pair: [1]\nshapes: [{}]", r"yaml: name, shapes.0.kind: values are required; pair: expected"),
     ],
 )
@@ -171,12 +176,12 @@ def test_file_and_environment_are_told_apart(tmp_path: Path) -> None:
         (b'a: !!int ""', "line 1: tags are not allowed"),
         (b"a: !!timestamp [x]", "line 1: tags are not allowed"),
         (b"a: ! {b: 1}", "line 1: tags are not allowed"),
-        (b"a: " + b":".join([b"1", *[b"59"] * 200]) + b".5", "too large"),
-        (b'a: "\\UFFFFFFFF"', "too large|greater than maximum|not in range"),
+        (b'a: "\\UFFFFFFFF"', "line 1: found invalid Unicode character escape code"),
         (b"a: [" + b"1," * 30_000 + b"]", "expected at most 20000 values"),
         (b"a: 1\nb: 2\na: 3", "line 3: a is given twice"),
         (b"a: {b: 1, b: 2}", "line 1: b is given twice"),
-        (b"<<: {a: 1}", "line 1: expected text as the name of a field"),
+        (b"<<: {a: 1}", "line 1: '<<' differs between YAML 1.1 and 1.2: put the text in quotes"),
+        (b"[a]: 1", "line 1: expected text as the name of a field"),
         (b"1: a", "line 1: expected text as the name of a field"),
         (b"a: " + b"[" * 5000, "expected at most 16 levels"),
         (b"a: " + b"{b: " * 20 + b"1" + b"}" * 20, "expected at most 16 levels"),
@@ -188,13 +193,11 @@ def test_file_and_environment_are_told_apart(tmp_path: Path) -> None:
             "line 1: expected one field and its value on a line; put text that has a colon in quotes$",
         ),
         (b"a: 1\n\tb: 2", "line 2: expected spaces before the field, got a tab$"),
-        (b"a: 2026-99-99", "month must be in 1..12"),
         (b"a: 0x" + b"f" * 5000, "line 1: expected a number of at most 40 digits"),
-        (b"a: 1" + b":59" * 5000, "line 1: expected a number of at most 40 digits"),
         (b"a: " + b"9" * 5000, "line 1: expected a number of at most 40 digits"),
         (b"a: \xff", "expected UTF-8 text"),
-        (b"a: \x07", "unacceptable character"),
-        (b"a: 1\n---\nb: 2", "but found another document"),
+        (b"a: \x07", "control characters are not allowed"),
+        (b"a: 1\n---\nb: 2", "line 3: expected one document, got another"),
         (b"#" * (MAX_BYTES + 1), f"expected at most {MAX_BYTES} bytes, got {MAX_BYTES + 1}"),
     ],
 )

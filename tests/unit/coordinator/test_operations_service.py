@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 
 import grpc
@@ -18,6 +19,7 @@ from chorale.runtime.software import own_software
 from chorale.spec.state import state_digest, state_to_bytes
 from chorale.transport import wire
 from chorale.v1 import operations_pb2 as pb
+from coordinator.jobs import job_manager
 from coordinator.service.operations_service import MAX_SUBMISSIONS
 from crypto.errors import Refusal
 from crypto.identity.certificates import Role
@@ -88,6 +90,26 @@ async def test_progress_names_the_silos_that_refused_and_why(make_hub):
         if "silo-0" in event.summary.progress and "without" in event.summary.progress:
             break
     assert event.summary.progress.endswith("; without silo-0 (job-not-approved)")
+
+
+async def test_other_calls_are_answered_while_a_job_file_is_read(make_hub, monkeypatch):
+    # a file of 60 kB held every other call for 1.7 s
+    hub, begun, answered = make_hub(), threading.Event(), threading.Event()
+    await hub.start()
+    waited, open_job = [], job_manager.open_job
+
+    def slow(*args, **kwargs):
+        begun.set()
+        waited.append(answered.wait(timeout=20))
+        return open_job(*args, **kwargs)
+
+    monkeypatch.setattr(job_manager, "open_job", slow)
+    submitted = asyncio.create_task(hub.submit())
+    await asyncio.to_thread(begun.wait, 20)
+    await hub.operations().ListJobs(pb.ListJobsRequest())
+    answered.set()
+    await submitted
+    assert waited == [True]
 
 
 async def test_initial_state_with_another_digest_is_refused(make_hub):
