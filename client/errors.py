@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
+from crypto.errors import printable as printable
 
 if TYPE_CHECKING:
     import grpc
@@ -51,11 +52,6 @@ def peer_error(error: grpc.RpcError) -> ChoraleError:
     if status in REFUSED_BY_PEER:
         return RemoteProtocolError(f"coordinator refused: {details or status.lower()}")
     return PeerFailed(f"coordinator: {status.lower()}: {details}")
-
-
-def printable(text: str) -> str:
-    """What a peer wrote, as a part of a line. Security: nothing in it moves a terminal's cursor."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def with_hint(error: ChoraleError, hint: str) -> ChoraleError:

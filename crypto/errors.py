@@ -143,3 +143,14 @@ class RemoteProtocolError(ProtocolError):
         super().__init__(message)
         if code is not None:
             self.code = code
+
+
+def printable(text: str) -> str:
+    """What a peer or an operator wrote, as a part of a line: control characters and those that turn the
+    direction of text become escapes such as \\u202e. Security: nothing in it moves a terminal's cursor."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
+        for each in text
+    )

@@ -141,31 +141,36 @@ def _units(
 ) -> SideMarks | None:
     """The units that a data set holds, learned by its account; None where nobody can say them."""
     split_by = accounts.charged(data.name).account
-    found = _read(data, key, split_by, clock)
+    found = _read(data, key, accounts, split_by, clock)
     delta = policies[data.name].privacy.delta
     account = accounts.bind(data.name, found, delta=delta, configured=policies.keys())
     if found is not None and account != split_by:  # renamed: the sides go by the account's id
-        found = _read(data, key, account, clock)
+        found = _read(data, key, accounts, account, clock)
     if found is None:
         log.warning("no records can be read without a job: charged to every account", data=data.name)
     accounts.learn(account, found)
     return found
 
 
-def _read(data: DataSettings, key: UnitKey, account: str, clock: Callable[[], float]) -> SideMarks | None:
+def _read(
+    data: DataSettings, key: UnitKey, accounts: Accounts, account: str, clock: Callable[[], float]
+) -> SideMarks | None:
     """Raises ConfigError where the data cannot be read."""
     records = records_of(data)
     if records is None:
         return None
     units = repeat(None) if records.units is None else records.units
     train, held_out = [SideMarks().train], [SideMarks().train]
+    count, names = 0, set[str]()
     passed = zip(_with_progress(data.name, records.train, clock), units, strict=records.units is not None)
     while chunk := list(islice(passed, ROWS)):
         rows = [row for row, _ in chunk if row is not None]
+        count += len(rows)
         by, marks = rows, [key.rows(rows)]
         if records.units is not None:
             named = [(row, name) for row, unit in chunk if row is not None and (name := unit_name(unit))]
             by = [unit_bytes(name) for _, name in named]
+            names.update(name for _, name in named)
             marks = [key.rows(row for row, _ in named), key.units(name for _, name in named)]
         is_held = np.zeros(len(by), np.bool_)
         if records.holdout is None:
@@ -174,7 +179,15 @@ def _read(data: DataSettings, key: UnitKey, account: str, clock: Callable[[], fl
         held_out += [each[is_held] for each in marks]
     if records.holdout is not None:
         tested = _with_progress(data.name, records.holdout, clock)
-        held_out.append(key.rows(row for row in tested if row is not None))
+        held = [row for row in tested if row is not None]
+        count += len(held)
+        held_out.append(key.rows(held))
+    accounts.note_contents(
+        data.name,
+        records=count if records.count is None else records.count,
+        units=None if records.units is None else len(names),
+        columns=records.columns,
+    )
     return SideMarks(train=np.unique(np.concatenate(train)), held_out=np.unique(np.concatenate(held_out)))
 
 

@@ -330,6 +330,9 @@ class _Agent:
             raise ConfigError(f"{opened.closed} (when the agent started: it is read again at its next start)")
         settings = self._settings.data_set(name)
         data = load_data(settings, job.spec, admitted=opened.admitted, is_cancelled=is_cancelled)
+        if settings.source is not None:  # which no start of the agent reads without a job
+            count = len(data.train) + len(data.holdout)
+            self._ledger.accounts().note_contents(name, records=count, units=None, columns=None)
         if data.rows_beyond:
             log.warning(rows_beyond_told(settings, data.rows_beyond), job=job.id)
         return data

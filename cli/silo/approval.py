@@ -15,7 +15,7 @@ from cli.errors import CommandFailed
 from cli.output.facts import json_option, print_json
 from cli.silo.facts import job_facts
 from cli.silo.settings import CONFIG, opened_ledger
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, printable
 from silo_agent.settings import SiloSettings, load_silo_settings
 
 BY = click.option(
@@ -27,19 +27,26 @@ BY = click.option(
 @CONFIG
 @click.argument("job", required=False)
 @json_option
-def show(config: Path, job: str | None, is_json: bool) -> None:
-    """Show what JOB would compute here, sum and cost, and what of it is new.
+@click.option(
+    "--job", "is_text", is_flag=True, help="Print JOB as it was signed: the SHA-256 of these bytes is its id."
+)
+def show(config: Path, job: str | None, is_json: bool, is_text: bool) -> None:
+    """Show what JOB would read here, compute, sum and cost, and what of it is new.
 
-    Without JOB it lists those that wait, as `approve` does. Everything is computed at this silo, and none of
-    the job's own code runs.
+    Without JOB it lists those that wait, as `approve` does. Everything is computed at this silo, none of the
+    job's own code runs, and no data are opened.
     """
     from cli.silo.screen import as_json, screen
-    from silo_agent.approval.reading import read_view
+    from silo_agent.approval.reading import read_view, signed_bytes
 
     settings = load_silo_settings(config)
+    if is_text and (job is None or is_json):
+        raise ConfigError("--job: expected JOB with it, and no --json")
     if job is None:
         return _list_waiting(settings, is_json=is_json)
     with closing(opened_ledger(settings)) as ledger:
+        if is_text:
+            return _print_bytes(signed_bytes(ledger.job(job)))
         view = read_view(ledger, settings, job)
     if is_json:
         return print_json(as_json(view))
@@ -79,7 +86,7 @@ def approve(
     two people (required_approvals), the second approves under another name; the first approval is taken back
     if the policy file has changed since. With --json the screen goes to stderr.
     """
-    from cli.silo.screen import screen, taken_back_told
+    from cli.silo.screen import read_told, screen, taken_back_told
     from silo_agent.approval.decisions import approve as approve_job
     from silo_agent.approval.decisions import check_would_run
     from silo_agent.approval.reading import read_view
@@ -109,7 +116,7 @@ def approve(
         if not is_sure:
             if not sys.stdin.isatty():
                 raise ConfigError("--yes: expected it without a terminal, where nobody can be asked")
-            if not click.confirm(f"approve {view.id}?", err=is_json):
+            if not click.confirm(f"approve {view.id}, which reads {read_told(view.reads)}?", err=is_json):
                 raise CommandFailed(f"{view.id}: nothing was decided")
         name = by or _login()
         missing = approve_job(ledger, view, by=name, grants=grants)
@@ -164,6 +171,14 @@ def reject(config: Path, job: str, reason: str, by: str | None, is_json: bool) -
         return print_json({**job_facts(decided), "by": name, "reason": reason})
     over = "; it is over already, says the coordinator" if found.is_over else ""
     click.echo(f"{found.id}: {found.name} by {found.operator} is rejected{over}")
+
+
+def _print_bytes(text: bytes) -> None:
+    """Exactly these; on a terminal, which some of them may steer, with escapes."""
+    if not sys.stdout.isatty():
+        return click.echo(text, nl=False)
+    for line in text.decode().splitlines():
+        click.echo(printable(line))
 
 
 def _list_waiting(settings: SiloSettings, *, is_json: bool) -> None:

@@ -1,66 +1,138 @@
-"""A job on one screen, for the person who approves it: plain lines, and the same as JSON."""
+"""A job for the person who approves it, whole: plain lines, and the same as JSON.
+
+What the job reads of this silo's data stands first, then what it sums, then the rest. Nothing is cut.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any
 
 from chorale.privacy.plan import rows_told
 from chorale.privacy.promise import Promise, if_all_others_collude, units
+from crypto.errors import printable
 from silo_agent.approval.view import (
     FieldChange,
     JobView,
     Origin,
     OwnCode,
     QuantityNoise,
+    Reads,
     StartingWeights,
     SummedQuantity,
+    in_order,
 )
 from silo_agent.ledger.budget import BudgetBalance
 from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.reveals import Decision
 
-MAX_LINES, MAX_COLUMNS = 40, 100
+MAX_COLUMNS = 100
 LABEL_COLUMNS = 12
-MOST_REFUSALS, MOST_CHANGES, MOST_SAID, MOST_UNUSUAL = 5, 5, 2, 3
-MOST_CODE = 4  # a job names no more distributions
-WIDEST = (22, 24, 13, 12, 11, 40)  # columns of the table of sums
+WIDEST = (20, 18, 11, 11, 11)  # columns of the table of sums; the last one takes the rest
 HEADINGS = ("sum", "when", "numbers", "per record", "noise", "what the sum tells")
+PLAIN = re.compile(r"(?!(true|false|null)$)[A-Za-z_][A-Za-z0-9_.=-]*")  # no number, and nothing that ends it
 
 
 def screen(view: JobView) -> list[str]:
-    """At most MAX_LINES lines of MAX_COLUMNS columns; what does not fit is counted."""
+    """Lines of at most MAX_COLUMNS columns."""
     offered, until = (f"{moment:%Y-%m-%d}" for moment in (view.offered, view.not_after))
     parameters = "" if view.parameters is None else f"; {view.parameters:,} parameters"
-    above = [
-        _clipped(f"job {view.id}  {view.name}: {_decision_told(view)}"),
+    return [
+        *_wrapped(f"job {view.id}  {view.name}: {_decision_told(view)}", indent=4),
         *_labelled("asked by", [f"{view.operator}, offered {offered}, may run until {until}"]),
-        *_labelled(
-            "method",
-            [f"{view.count}, {view.named}, task {view.task}: {view.method}"],
-            most=2,
-        ),
-        *_labelled("unusual", [f"passes over a rule: {rule}" for rule in view.unusual], most=MOST_UNUSUAL),
-        *_labelled("silos", [f"{len(view.silos)}: {', '.join(view.silos)}"]),
-        *_labelled("model", [f"{view.model}{parameters}; {view.training}"], most=2),
-        *_labelled("code", _code_lines(view), most=MOST_CODE),
-        *_labelled("weights", [_weights_told(view.weights)], most=2),
-        *_labelled("data", [view.record or f"data set {view.data_set}"], most=2),
+        *reads_lines(view.reads),
+        "",
+        *_table(view),
+        *_labelled("noise", _noise_lines(view)),
+        *_labelled("budget", _budget_lines(view)),
+        "",
+        *_labelled("method", [view.method, *(f"passes over a rule: {rule}" for rule in view.unusual)]),
+        *_labelled("code", _code_lines(view)),
+        *_labelled("weights", [_weights_told(view.weights) + parameters]),
+        *_labelled("policy", _policy_lines(view)),
+        *_labelled("changed", _change_lines(view)),
+        *_labelled("said", _said_lines(view)),
+        "",
+        *_job_lines(view),
     ]
-    below = [
-        *_labelled("noise", _noise_lines(view), most=4),
-        *_labelled("budget", _budget_lines(view), most=4),
-        *_labelled("policy", _policy_lines(view), most=MOST_REFUSALS),
-        *_labelled("changed", _change_lines(view), most=MOST_CHANGES),
-        *_labelled("said", _said_lines(view), most=MOST_SAID),
-    ]
-    lines = [*above, *_table(view, most=MAX_LINES - len(above) - len(below)), *below]
-    return ["".join(letter if letter.isprintable() else "?" for letter in line) for line in lines]
+
+
+def reads_lines(reads: Reads | None) -> list[str]:
+    """What the job reads of this silo's data, by name."""
+    if reads is None:
+        return _labelled("reads", ["nothing: this silo has no such data set"])
+    lines = [f"data set {reads.data_set}, format {reads.format}: {_contents_told(reads)}"]
+    if reads.record:
+        lines.append(reads.record)
+    shown = _labelled("reads", lines)
+    everything = f"everything in each record: format {reads.format} has no names for it"
+    for label, names, unnamed in (
+        ("inputs", reads.inputs, everything),
+        ("label", reads.labels, "of each record, whatever it is"),
+    ):
+        shown += _labelled(label, [unnamed if names is None else _listed(names)])
+    if reads.unit is not None:
+        shown += _labelled("whose", [f"{_told(reads.unit)}, by this silo's settings, never as an input"])
+    if reads.unread is not None:
+        shown += _labelled("not read", [_listed(reads.unread)])
+    elif reads.inputs is not None:
+        shown += _labelled("not read", ["all other columns, which the agent names once it has read the data"])
+    return shown
+
+
+def read_told(reads: Reads | None) -> str:
+    """In a question that stands far below the lines of `reads_lines`."""
+    if reads is None:
+        return "nothing"
+    inputs = "all inputs" if reads.inputs is None else f"{len(reads.inputs)} inputs"
+    labels = "the labels" if reads.labels is None else f"label {_listed(reads.labels)}"
+    return f"{inputs} and {labels} of data set {reads.data_set}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    count = f"{len(names)}: " if len(names) > 1 else ""
+    return count + (", ".join(map(_told, names)) or "none")
+
+
+def _contents_told(reads: Reads) -> str:
+    held = reads.contents
+    if held is None:
+        return "no agent has read it yet, so how many records it has is not known"
+    of = "" if held.units is None else f" of {held.units:,} units"
+    return f"{held.records:,} records{of} when the agent last read it, {held.read:%Y-%m-%d %H:%M} UTC"
+
+
+def _job_lines(view: JobView) -> list[str]:
+    """Every field of the job that is set, by name."""
+    lines = _wrapped(f"the job as it was signed, SHA-256 {view.job_digest.hex()}:", indent=4)
+    for field in in_order(view.job):
+        value = view.job[field]
+        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            lines += _wrapped(f"  {field}:", indent=6)
+            lines += [line for each in value for line in _wrapped(f"    {_told(each)}", indent=8)]
+        elif value is not None:
+            lines += _wrapped(f"  {field}: {_told(value)}", indent=6)
+    return lines
+
+
+def _told(value: object) -> str:
+    """A value so that no other one reads the same: texts in quotes where they are not plain words."""
+    match value:
+        case dict():
+            inner = (f"{_told(name)}: {_told(each)}" for name, each in value.items() if each is not None)
+            return f"{{{', '.join(inner)}}}"
+        case list() | tuple():
+            return f"[{', '.join(map(_told, value))}]"
+        case str() if PLAIN.fullmatch(value):
+            return value
+    return printable(json.dumps(value, ensure_ascii=False))
 
 
 def as_json(view: JobView) -> dict[str, Any]:
@@ -124,7 +196,7 @@ def _code_lines(view: JobView) -> list[str]:
         lines.append(
             f"{distribution}, not Chorale's, sha256:{first.sha256[:12]}, makes {what}; {same}{options}"
         )
-    return _cut(lines, MOST_CODE)
+    return lines
 
 
 def _weights_told(weights: StartingWeights) -> str:
@@ -138,21 +210,21 @@ def _weights_told(weights: StartingWeights) -> str:
     )
 
 
-def _table(view: JobView, *, most: int) -> list[str]:
-    """What is summed, in so many lines at most: one a quantity, in all phases that sum it alike."""
+def _table(view: JobView) -> list[str]:
+    """What is summed: one row a quantity, in all phases that sum it alike."""
     times: dict[SummedQuantity, list[str]] = {}
     for phase in view.phases:
         for quantity in phase.quantities:
             times.setdefault(quantity, []).append(f"{phase.kind} x{phase.times}")
-    rows = [_row(quantity, when) for quantity, when in times.items()]
-    shown = [HEADINGS, *(rows if len(rows) < most else rows[: most - 2])]
-    widths = [min(widest, max(len(row[place]) for row in shown)) for place, widest in enumerate(WIDEST)]
+    rows = [HEADINGS, *(_row(quantity, when) for quantity, when in times.items())]
+    widths = [min(widest, max(len(row[place]) for row in rows)) for place, widest in enumerate(WIDEST)]
+    widths.append(MAX_COLUMNS - 2 - sum(width + 2 for width in widths))
     lines = []
-    for row in shown:
-        cells = [f"{_clipped(cell, width):<{width}}" for cell, width in zip(row, widths, strict=True)]
-        lines.append(_clipped("  " + "  ".join(cells).rstrip()))
-    if len(rows) >= len(shown):
-        lines.append(f"  and {len(rows) - len(shown) + 1} more sums: --json shows all")
+    for row in rows:
+        cells = [_wrapped(cell, width=width) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (f"{part:<{width}}" for part, width in zip(parts, widths, strict=True))
+            lines.append("  " + "  ".join(padded).rstrip())
     return lines
 
 
@@ -230,7 +302,7 @@ def _policy_lines(view: JobView) -> list[str]:
     by_field: dict[str, str] = {}
     for each in view.refusals:
         by_field.setdefault(each.field, each.message)
-    return _cut([f"refuses it by {field}: {message}" for field, message in by_field.items()], MOST_REFUSALS)
+    return [f"refuses it by {field}: {message}" for field, message in by_field.items()]
 
 
 def _change_lines(view: JobView) -> list[str]:
@@ -240,12 +312,11 @@ def _change_lines(view: JobView) -> list[str]:
     if not view.changes:
         return [f"nothing {since}"]
     lines = [_change_told(each) for each in view.changes]
-    return [f"{len(lines)} fields {since}:", *_cut(lines, MOST_CHANGES - 1)]
+    return [f"{len(lines)} fields {since}:", *lines]
 
 
 def _change_told(change: FieldChange) -> str:
-    before, now = (_clipped(value or "not set", 32) for value in (change.before, change.now))
-    return f"{_clipped(change.field, 36)}: {before} -> {now}"
+    return f"{change.field}: {change.before or 'not set'} -> {change.now or 'not set'}"
 
 
 def _said_lines(view: JobView) -> list[str]:
@@ -253,32 +324,15 @@ def _said_lines(view: JobView) -> list[str]:
     for each in reversed(view.decisions):
         why = f": {json.dumps(each.reason, ensure_ascii=False)}" if each.reason else ""
         lines.append(f"{each.by} {each.decision.value} it {each.when:%Y-%m-%d %H:%M} UTC{why}")
-    return _cut(lines, MOST_SAID)
+    return lines
 
 
-def _cut(lines: Sequence[str], most: int) -> list[str]:
-    """The first of them, each on one line; the last line counts those that are left out."""
-    if len(lines) <= most:
-        return list(lines)
-    return [*lines[: most - 1], f"and {len(lines) - most + 1} more: --json shows all"]
+def _labelled(label: str, lines: Iterable[str]) -> list[str]:
+    """Lines behind their label, wrapped."""
+    wrapped = [part for line in lines for part in _wrapped(line, width=MAX_COLUMNS - LABEL_COLUMNS)]
+    return [f"{label if place == 0 else '':<{LABEL_COLUMNS}}{text}" for place, text in enumerate(wrapped)]
 
 
-def _labelled(label: str, lines: Iterable[str], *, most: int = 1) -> list[str]:
-    """Lines behind their label, wrapped as long as there is room for it."""
-    texts = list(lines)
-    room, width = most, MAX_COLUMNS - LABEL_COLUMNS
-    result: list[str] = []
-    for place, text in enumerate(texts):
-        still = len(texts) - place - 1
-        wrapped = textwrap.wrap(text, width) or [""]
-        allowed = max(1, room - len(result) - still)
-        if len(wrapped) > allowed:
-            wrapped = [*wrapped[: allowed - 1], _clipped(" ".join(wrapped[allowed - 1 :]), width)]
-        result += wrapped
-    return [
-        f"{label if place == 0 else '':<{LABEL_COLUMNS}}{text}" for place, text in enumerate(result[:most])
-    ]
-
-
-def _clipped(text: str, width: int = MAX_COLUMNS) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+def _wrapped(text: str, *, width: int = MAX_COLUMNS, indent: int = 0) -> list[str]:
+    """Security: text of an operator is escaped before it is cut into lines, and begins none of its own."""
+    return textwrap.wrap(printable(text), width, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -20,10 +20,12 @@ from silo_agent.approval.view import (
     JobView,
     Origin,
     OwnCode,
+    Reads,
     StartingWeights,
     SummedPhase,
     job_view,
     options_told,
+    reads_of,
     summed_phases,
     trained_values,
 )
@@ -104,8 +106,7 @@ def read_view(
         weights=StartingWeights(origin=drawn.origin, sha256=spec.initial_state or "", description=drawn.why),
         promise=promise,
         no_promise=no_promise,
-        data_set=None if data_set is None else data_set.name,
-        record="" if data_set is None else _record_told(data_set),
+        reads=None if data_set is None else _reads(ledger, data_set, spec),
         has_unit=data_set is not None and data_set.unit is not None,
         balance=None if budget is None else budget.balance(),
         charge=charge,
@@ -124,14 +125,19 @@ def policy_digests(settings: SiloSettings) -> frozenset[bytes]:
     return frozenset(policy_digest(settings.policy_of(each)) for each in settings.data_sets)
 
 
-def _spec_of(job: LedgerJob) -> JobSpec:
-    """Raises ConfigError."""
+def signed_bytes(job: LedgerJob) -> bytes:
+    """What the operator signed, whose SHA-256 is the job's digest. Raises ConfigError where it is missing."""
     if job.spec_bytes is None:
         raise ConfigError(
             f"job {job.id}: expected its text in the ledger; an earlier version recorded it without, and the "
             "agent writes it when the coordinator offers the job again"
         )
-    return JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    return job.spec_bytes
+
+
+def _spec_of(job: LedgerJob) -> JobSpec:
+    """Raises ConfigError."""
+    return JobSpec.from_yaml(signed_bytes(job), source=f"job {job.id}")
 
 
 def _unsigned(job: LedgerJob) -> SignedJob:
@@ -240,8 +246,14 @@ def _previous(ledger: Ledger, job: LedgerJob) -> LedgerJob | None:
     return max(known, key=approved_at, default=None)
 
 
+def _reads(ledger: Ledger, data_set: DataSettings, spec: JobSpec) -> Reads:
+    contents = ledger.accounts().contents(data_set.name)
+    return reads_of(spec, data_set, contents, record=_record_told(data_set))
+
+
 def _record_told(data_set: DataSettings) -> str:
     """What a record is there; nothing where only a function of the institution knows."""
     if data_set.unit is None and (data_set.source is not None or data_set.module is not None):
         return ""
-    return unit_told(data_set, has_units=data_set.unit is not None)
+    told, part = unit_told(data_set, has_units=data_set.unit is not None), data_set.partition
+    return told if part is None else f"{told}; this silo's are part {part.index + 1} of {part.silos} of them"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -23,9 +23,10 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale.spec.selection import is_by_groups
 from chorale.spec.state import GlobalState, trained_names
-from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
+from silo_agent.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings
+from silo_agent.ledger.accounts import Contents
 from silo_agent.ledger.budget import BudgetBalance
 from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.decisions import Given, PersonsDecision
@@ -36,7 +37,15 @@ from strategies.parts.heads import HEAD
 
 UNCOMPARED = ("nonce", "initial_state")  # of every job its own; the starting weights are told by themselves
 BUDGET_FIELD = "privacy.epsilon"
-AS_PUBLISHED = {"paper": "paper", "code": "authors' code"}
+# what stands first of a job's fields and of its changes: what is read, then what the sums may tell of it
+READS = (
+    *("data", "columns", "label_column", "classes", "task", "input_shape", "input_type", "vocabulary"),
+    *("normalize", "augment"),
+)
+DISCLOSES = (
+    *("privacy", "strategy", "silos", "threshold", "min_cohort", "fraction", "draw", "evaluate_all_every"),
+    *("model", "code", "adapters", "trains", "rounds", "steps", "spare_steps", "update_bound", "update_bits"),
+)
 
 
 class Origin(StrEnum):
@@ -131,18 +140,37 @@ class OwnCode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """What a job reads of this silo's data.
+
+    record: what one is. inputs and labels: columns as the job names them, a range as one; None where the
+    format has no names for them, so that the job reads all there is. unread: columns of the table that it
+    does not read; None where they are not known. contents: None where no agent has read the data yet.
+    """
+
+    data_set: str
+    format: str
+    record: str
+    unit: str | None
+    inputs: tuple[str, ...] | None
+    labels: tuple[str, ...] | None
+    unread: tuple[str, ...] | None
+    contents: Contents | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A job as it is put before a person.
 
-    parameters: of the model; None where only the job's own code knows. unusual: rules that the job's
-    parts break and that it passes over. promise: what a private job's plan costs; None without noise, or
-    where it is not known, and `no_promise` says why. balance: of the data set; None where this silo has
-    none for the job. charge: what it would add there; None where that is not known. has_unit: a record
-    there is all rows of one unit, such as a patient. refusals: what the policy refuses, so that an
-    approval changes nothing. previous: id of the last approved job of this operator. decisions: by
-    people, oldest first. is_over, stops_data: as LedgerJob has them. approved_by: people whose approval
-    waits for another person's. taken_back: those whose approval was under another policy. policy: digest
-    of its file.
+    job: every field of it, as signed. reads: None where this silo has no data set for the job. method: its
+    name, task and rounds. parameters: of the model; None where only the job's own code knows. unusual: rules
+    that the job's parts break and that it passes over. promise: what a private job's plan costs; None without
+    noise, or where it is not known, and `no_promise` says why. balance: of the data set; None where this silo
+    has none for the job. charge: what it would add there; None where that is not known. has_unit: a record
+    there is all rows of one unit, such as a patient. refusals: what the policy refuses, so that an approval
+    changes nothing. previous: id of the last approved job of this operator. decisions: by people, oldest
+    first. is_over, stops_data: as LedgerJob has them. approved_by: people whose approval waits for another
+    person's. taken_back: those whose approval was under another policy. policy: digest of its file.
     """
 
     id: str
@@ -160,17 +188,10 @@ class JobView:
     taken_back: tuple[str, ...]
     policy: bytes
     data_set: str | None
-    record: str
     has_unit: bool
-    silos: tuple[str, ...]
-    named: str
+    reads: Reads | None
     method: str
-    model: str
     parameters: int | None
-    task: str
-    rounds: int
-    count: str
-    training: str
     unusual: tuple[str, ...]
     phases: tuple[SummedPhase, ...]
     is_private: bool
@@ -183,6 +204,7 @@ class JobView:
     changes: tuple[FieldChange, ...]
     weights: StartingWeights
     code: tuple[OwnCode, ...]
+    job: Mapping[str, Any]
 
     @property
     def noise_told(self) -> str:
@@ -204,8 +226,7 @@ def job_view(
     weights: StartingWeights,
     promise: Promise | None,
     no_promise: str,
-    data_set: str | None,
-    record: str,
+    reads: Reads | None,
     has_unit: bool,
     balance: BudgetBalance | None,
     charge: PlannedCharge | None,
@@ -219,8 +240,7 @@ def job_view(
 ) -> JobView:
     """The view of a job that was offered here.
 
-    record: what a record is in the data set. previous: id and text of the last approved job of the same
-    operator.
+    previous: id and text of the last approved job of the same operator.
     """
     id_before, changes = (None, ()) if previous is None else (previous[0], changed_fields(previous[1], spec))
     return JobView(
@@ -238,18 +258,11 @@ def job_view(
         approved_by=given.counted,
         taken_back=given.taken_back,
         policy=policy,
-        data_set=data_set,
-        record=record,
+        data_set=None if reads is None else reads.data_set,
         has_unit=has_unit,
-        silos=spec.silos,
-        named=_named_told(spec),
-        method=_method_told(spec),
-        model=_model_told(spec),
+        reads=reads,
+        method=f"{spec.strategy.name}, task {spec.method.task.word}; {spec.count}, {_named_told(spec)}",
         parameters=parameters,
-        task=spec.method.task.word,
-        rounds=spec.rounds,
-        count=spec.count,
-        training=_training_told(spec.training),
         unusual=spec.method.passed_over,
         phases=tuple(phases),
         is_private=spec.privacy is not None,
@@ -262,7 +275,35 @@ def job_view(
         changes=changes,
         weights=weights,
         code=tuple(code),
+        job=spec.model_dump(mode="json", by_alias=True),
     )
+
+
+def reads_of(spec: JobSpec, settings: DataSettings, contents: Contents | None, *, record: str) -> Reads:
+    """What the job reads of a data set. Opens no data. As `Reads`."""
+    has_names = settings.format in TABLE_FORMATS
+    inputs = tuple(each.name for each in spec.columns or ()) if has_names else None
+    labels = spec.label_column if settings.format in LABELED_FORMATS else None
+    unread = None
+    if has_names and contents is not None and contents.columns is not None:
+        read = {*(each.name for each in spec.inputs), *spec.label_columns, settings.unit}
+        unread = tuple(name for name in contents.columns if name not in read)
+    return Reads(
+        data_set=settings.name,
+        format=str(settings.format),
+        record=record,
+        unit=settings.unit,
+        inputs=inputs,
+        labels=labels,
+        unread=unread,
+        contents=contents,
+    )
+
+
+def in_order(fields: Iterable[str]) -> list[str]:
+    """Fields of a job, those first that say what is read, then those that say what the sums may tell."""
+    places = {name: place for place, name in enumerate((*READS, *DISCLOSES))}
+    return sorted(fields, key=lambda field: places.get(field.partition(".")[0], len(places)))
 
 
 def summed_phases(spec: JobSpec, state: GlobalState | None) -> tuple[SummedPhase, ...]:
@@ -290,11 +331,11 @@ def trained_values(state: GlobalState) -> int:
 
 
 def changed_fields(before: JobSpec, now: JobSpec) -> tuple[FieldChange, ...]:
-    """Every field that two jobs differ in, in the order of the job file."""
+    """Every field that two jobs differ in, as `in_order`."""
     old, new = (_fields(each.model_dump(mode="json", by_alias=True)) for each in (before, now))
     return tuple(
         FieldChange(field=field, before=old.get(field), now=new.get(field))
-        for field in dict.fromkeys([*new, *old])
+        for field in in_order(dict.fromkeys([*new, *old]))
         if field not in UNCOMPARED and old.get(field) != new.get(field)
     )
 
@@ -309,6 +350,10 @@ def _fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in values.items():
         field = prefix + json.dumps(name)[1:-1]  # keys of options are any text
+        parts = value if isinstance(value, list) else []
+        if parts and all(isinstance(each, dict) and "name" in each for each in parts):
+            found[f"{field}.names"] = json.dumps([each["name"] for each in parts])  # and in which order
+            value = {each["name"]: each for each in parts}
         if isinstance(value, dict) and value:
             found |= _fields(value, f"{field}.")
         elif value is not None:
@@ -362,39 +407,3 @@ def _named_told(spec: JobSpec) -> str:
         return "all of the silos in each"
     how = "groups that take turns" if is_by_groups(spec) else "a new draw each time"
     return f"{spec.named_per_round} of the silos in each, {how}"
-
-
-def _method_told(spec: JobSpec) -> str:
-    """What is short and decides much stands first: a long line is cut at its end."""
-    strategy, details = spec.strategy, list[str]()
-    if strategy.as_published is not None:
-        details.append(f"as its {AS_PUBLISHED[strategy.as_published]} has it")
-    if strategy.aggregate == "uniform":
-        details.append("every silo weighs the same")
-    if strategy.parts is not None:
-        parts = strategy.parts.model_dump()
-        details += [f"{field} {word}" for field, word in parts.items() if word not in (None, "none")]
-    details += [f"{name} {json.dumps(value)}" for name, value in strategy.options.items()]
-    return f"{spec.strategy.name} ({', '.join(details)})" if details else spec.strategy.name
-
-
-def _training_told(training: TrainingSpec) -> str:
-    if training.local_epochs is None:
-        count, unit = training.local_steps, "step"
-    else:
-        count, unit = training.local_epochs, "epoch"
-    return (
-        f"{count} {unit if count == 1 else f'{unit}s'} a round, batches of {training.batch_size}, "
-        f"learning rate {training.learning_rate:g}"
-    )
-
-
-def _model_told(spec: JobSpec) -> str:
-    """Name, package, and what its builder is given."""
-    model = spec.model
-    description = model.name if model.source is None else f"{model.name} of {model.source}"
-    if model.name == "mlp" and model.source is None:
-        description += f", hidden layers {'-'.join(map(str, model.hidden)) or 'none'}"
-    if spec.adapters is not None:
-        description += ", adapters alone are trained"
-    return description if spec.trains == "all" else f"{description}, its last layer alone is trained"

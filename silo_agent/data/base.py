@@ -154,12 +154,15 @@ class Records:
     """Every record of a data set as it is stored, whatever a job makes of it, one after the other.
 
     train: a None is one that cannot be read. holdout: of its own test split; None where it has none. units:
-    whose each of train is, as `Data.units`.
+    whose each of train is, as `Data.units`. columns: of a table, by name. count: records that a job may read
+    where they are not those of train, which may hold one in two readings.
     """
 
     train: Iterable[bytes | None]
     holdout: Iterable[bytes | None] | None = None
     units: Sequence[str | int | None] | None = None
+    columns: Sequence[str] | None = None
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,10 @@ class DataFormat(StrEnum):
 # where a setting says whose a row is; a function of the institution's own gives units itself
 UNIT_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL, DataFormat.NPZ, DataFormat.DICOM)
 
+TABLE_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL)  # whose inputs have names
+# whose labels have names, in a table, where a job names one
+LABELED_FORMATS = (*TABLE_FORMATS, DataFormat.IMAGE_FOLDER, DataFormat.DICOM, DataFormat.NIFTI)
+
 ROWS_PER_UNIT = 32  # a batch of a private job
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -43,11 +44,53 @@ class Charged:
     also: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a data set held when the agent last read it. units: None where each record is one. columns: None
+    where they have no names."""
+
+    records: int
+    units: int | None
+    columns: tuple[str, ...] | None
+    read: datetime
+
+
 class Accounts:
     """Those of one ledger."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
+        self._clock = clock
+
+    def note_contents(
+        self, data_set: str, *, records: int, units: int | None, columns: Sequence[str] | None
+    ) -> None:
+        """What a data set of that name holds now, in place of what was noted before. As `Contents`."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO contents (data_set, records, units, columns, read_unix_seconds)"
+                " VALUES (?, ?, ?, ?, ?)",
+                (
+                    data_set,
+                    records,
+                    units,
+                    None if columns is None else json.dumps(list(columns)),
+                    self._clock().timestamp(),
+                ),
+            )
+
+    def contents(self, data_set: str) -> Contents | None:
+        """None of a data set that no agent has read yet."""
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT * FROM contents WHERE data_set = ?", (data_set,)).fetchone()
+        if row is None:
+            return None
+        return Contents(
+            records=row["records"],
+            units=row["units"],
+            columns=None if row["columns"] is None else tuple(json.loads(row["columns"])),
+            read=datetime.fromtimestamp(row["read_unix_seconds"], UTC),
+        )
 
     def all(self) -> list[Account]:
         """In the order in which they were opened."""

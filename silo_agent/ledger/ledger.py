@@ -153,7 +153,7 @@ class Ledger:
 
     def accounts(self) -> Accounts:
         """Which of them each data set is charged to."""
-        return Accounts(self._database)
+        return Accounts(self._database, clock=self._clock)
 
     def data_refusals(self, *, policy: Policy, data_set: str) -> DataRefusals:
         """How often inputs were refused for one data set, and how often they still may be."""

@@ -217,4 +217,15 @@ MIGRATIONS = (
         "ALTER TABLE jobs ADD COLUMN is_over BOOLEAN NOT NULL DEFAULT 0",  # as the coordinator says
         "ALTER TABLE persons_decisions ADD COLUMN policy BLOB",  # digest of it; null: an earlier version
     ),
+    (
+        """
+        CREATE TABLE contents ( -- what each data set held when it was last read, for the institution's people
+            data_set VARCHAR NOT NULL PRIMARY KEY, -- its name in the settings
+            records INTEGER NOT NULL,
+            units INTEGER, -- null: each record is one
+            columns VARCHAR, -- a JSON list; null: they have no names
+            read_unix_seconds FLOAT NOT NULL
+        )
+        """,
+    ),
 )

@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from crypto.errors import printable
+
 MAX_TEXT = 1000  # characters of one text on a page
 MAX_FIELDS = 8  # of a form
 
@@ -38,7 +40,7 @@ def plain(value: object) -> object:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     cut = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + "..."
-    return cut if cut.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in cut)
+    return printable(cut)
 
 
 def environment(*folders: Path) -> Environment:

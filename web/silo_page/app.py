@@ -32,7 +32,7 @@ from chorale.transport.route import split_address
 from chorale.transport.wire import MAX_REJECTION_CHARACTERS
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.approval.decisions import approve, reject
-from silo_agent.approval.reading import read_view
+from silo_agent.approval.reading import read_view, signed_bytes
 from silo_agent.approval.view import JobView
 from silo_agent.ledger.decisions import MAX_NAME_CHARACTERS
 from silo_agent.ledger.ledger import Ledger
@@ -152,6 +152,18 @@ async def job_page(silo: SiloPage, request: Request, session: Session[str]) -> R
     )
 
 
+async def job_text(silo: SiloPage, request: Request, session: Session[str]) -> Response:
+    """The bytes that the operator signed, as a file: a page would not show all of them as they are."""
+
+    def read() -> bytes:
+        with closing(silo.open_ledger()) as ledger:
+            return signed_bytes(ledger.job(_job_id(request)))
+
+    name = f"job-{_job_id(request)[:12]}.yaml"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(await asyncio.to_thread(read), media_type="application/yaml", headers=headers)
+
+
 async def approve_job(silo: SiloPage, request: Request, session: Session[str]) -> Response:
     """Only what the person saw: a view that differs by now is shown again."""
     form, job_id = await form_of(request), _job_id(request)
@@ -208,6 +220,7 @@ def application(silo: SiloPage) -> ASGIApp:
             Route("/logout", private(logout, is_post=True), methods=["POST"]),
             Route("/", private(overview), methods=["GET"]),
             Route(job, private(job_page), methods=["GET"]),
+            Route(f"{job}/job.yaml", private(job_text), methods=["GET"]),
             Route(f"{job}/approve", private(approve_job, is_post=True), methods=["POST"]),
             Route(f"{job}/reject", private(reject_job, is_post=True), methods=["POST"]),
             Mount("/static", StaticFiles(directory=static_folder())),

@@ -49,12 +49,13 @@ def records(settings: DataSettings) -> Records:
         with suppress(ConfigError):  # then those jobs cannot read it either
             read.append(_read(path, settings.columns_in_file, is_private=False))
     texts = [(_filled(row, names), names) for names, rows in read for _, row in rows]
+    columns, count = read[0][0], len(read[0][1])
     if (unit := settings.unit) is None:
-        return Records(train=(_identity(row) for row, _ in texts))
+        return Records(train=(_identity(row) for row, _ in texts), columns=columns, count=count)
     for names, _ in read:
         check_headings(str(path), names, (unit,))
     units = units_of((row[names.index(unit)] for row, names in texts), settings)
-    return Records(train=(_identity(row) for row, _ in texts), units=units)
+    return Records(train=(_identity(row) for row, _ in texts), units=units, columns=columns, count=count)
 
 
 def read_table(

@@ -45,7 +45,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
 def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
     read, names = _read(required_path(settings))
-    return Records(train=every(_Rows(read, names)), units=_units(read, names, settings))
+    return Records(train=every(_Rows(read, names)), units=_units(read, names, settings), columns=names)
 
 
 class _Rows:

@@ -68,7 +68,7 @@ def records(settings: DataSettings) -> Records:
     units = None
     if settings.unit is not None:
         units = units_of((row[names.index(settings.unit)] for row in rows), settings)
-    return Records(train=map(identity, rows), units=units)
+    return Records(train=map(identity, rows), units=units, columns=names)
 
 
 def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:

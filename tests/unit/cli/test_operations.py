@@ -25,6 +25,7 @@ from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.output.progress import table
 from client.history import JobHistory
 from client.operations import MAX_WAITING, Operations, read_aside
+from crypto.errors import printable
 from crypto.identity.certificates import Identity, Role
 from tests.unit.cli.conftest import Desk
 
@@ -206,7 +207,7 @@ def test_no_text_of_a_coordinators_moves_a_cursor(word: str) -> None:
     ]
     history = operations.history(JOB)
     messages += [history.summary, *history.records]
-    shown = word if word.isprintable() else "?[2Jdone?"
+    shown = printable(word)
     for message in messages:
         texts = _texts(MessageToDict(message))
         assert shown in texts

@@ -248,7 +248,7 @@ def test_every_reason_and_stage_has_words() -> None:
     for left, expected in (
         (LeftOut(silo="d", stage="waiting", reason="job-not-approved"), "no approval yet"),
         (LeftOut(silo="d", stage="unmask", reason="no-answer"), "no answer in time as masks were taken off"),
-        (LeftOut(silo="d", stage="\x1b[2J", reason="\x1b]0;"), "?]0; ?[2J"),
+        (LeftOut(silo="d", stage="\x1b[2J", reason="\x1b]0;"), r"\x1b]0; \x1b[2J"),
     ):
         assert left_out_told(left, PhaseRecord(reason="unmask-hard-cap")) == expected
 

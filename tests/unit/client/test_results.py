@@ -105,7 +105,7 @@ def test_a_round_of_several_phases_is_one_round() -> None:
 def test_nothing_that_a_coordinator_writes_moves_a_terminals_cursor() -> None:
     spoiled = JobEvent(record=PhaseRecord(round=1, phase="train", result="\x1b[2J", reason="\x1b]0;x\x07"))
     (only,) = rounds_of([_job(), SUMMARY, spoiled], JobHistory())
-    assert (only.result, only.reason) == ("?[2J", "?]0;x?")
+    assert (only.result, only.reason) == (r"\x1b[2J", r"\x1b]0;x\x07")
 
 
 def test_a_record_of_a_round_that_no_job_has_is_refused() -> None:

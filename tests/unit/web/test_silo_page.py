@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import closing
 from html import unescape
 from pathlib import Path
@@ -196,3 +197,12 @@ def test_unknown_job_and_half_an_id_are_told(desk: Desk) -> None:
     for job_id in ("0" * 64, desk.digest.hex()[:12], "..%2f.."):
         assert browser.get(f"/jobs/{job_id}").status_code in (404, 409)
     assert browser.get(desk.job).status_code == 200
+
+
+def test_page_gives_the_job_as_it_was_signed(desk: Desk) -> None:
+    browser = desk.logged_in()
+    assert f'href="{desk.job}/job.yaml"' in browser.get(desk.job).text
+    answer = browser.get(f"{desk.job}/job.yaml")
+    assert hashlib.sha256(answer.content).digest() == desk.digest
+    assert answer.headers["content-disposition"].startswith("attachment; ")
+    assert desk.browser().get(f"{desk.job}/job.yaml").status_code == 403

@@ -1,0 +1,189 @@
+"""Nothing of a job is hidden from the person who approves it: where two jobs differ, their screens do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from chorale.runtime.audit import AuditLog
+from chorale.spec.job_spec import JobSpec
+from cli.silo.screen import screen
+from silo_agent.account_units import open_accounts
+from silo_agent.approval.reading import read_view
+from silo_agent.ledger.ledger import Ledger
+from silo_agent.policy.policy import load_policy
+from silo_agent.settings import load_silo_settings
+from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.test_approval import GIVEN, offered
+
+TABLE = {
+    "columns": [{"name": "age"}, {"name": "weight"}],
+    "label_column": "smoker",
+    "classes": 2,
+    "input_shape": [2],
+}
+# each was the same screen and the same --json
+DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
+    "columns": ({"columns": [{"name": "psych_f20"}, {"name": "hiv_viral_load"}]}, "hiv_viral_load"),
+    "label": ({"label_column": "hiv"}, "hiv"),
+    "one column in place of two": (
+        {"columns": [{"name": "age, weight"}], "input_shape": [1]},
+        '"age, weight"',
+    ),
+    "scale": ({"columns": [{"name": "age", "scale": 17.25}, {"name": "weight"}]}, "17.25"),
+    "fill": ({"columns": [{"name": "age", "fill": 3.5}, {"name": "weight"}]}, "3.5"),
+    "categories": (
+        {"columns": [{"name": "age", "categories": ["Jane Doe"]}, {"name": "weight"}]},
+        '"Jane Doe"',
+    ),
+    "update_bits": ({"update_bits": 64}, "update_bits: 64"),
+    "min_weight": ({"min_weight": 0.875}, "0.875"),
+    "max_attempts": ({"max_attempts": 17}, "17"),
+    "threshold": ({"threshold": 3}, "threshold: 3"),
+    "momentum": ({"training": {"learning_rate": 0.1, "momentum": 0.625}}, "0.625"),
+    "weight_decay": ({"training": {"learning_rate": 0.1, "weight_decay": 0.0625}}, "0.0625"),
+    "seed": ({"seed": 4711}, "4711"),
+    "deadline": ({"train_deadline_seconds": 77.5}, "77.5"),
+    "allow_unusual": ({"allow_unusual": True}, "allow_unusual: true"),
+}
+
+
+def shown(desk: Desk, chorale: Callable[..., Ended], **changes: Any) -> tuple[str, str]:
+    """Screen and JSON, without the ids that differ between any two jobs."""
+    job = offered(desk, **TABLE | changes)
+    ids = [job.digest.hex(), job.id, str(job.spec.nonce), str(job.spec.initial_state)]
+    texts = []
+    for more in ((), ("--json",)):
+        ended = chorale("silo", "show", "--config", desk.silo(), job.id, *more)
+        assert ended.code == 0, ended.err
+        for each in ids:
+            ended = Ended(code=0, out=ended.out.replace(each, "ID"), err="")
+        texts.append(ended.out)
+    without = json.loads(texts[1]) | {"offered": None}
+    return texts[0], json.dumps(without)
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_two_jobs_that_differ_never_look_alike(desk: Desk, chorale: Callable[..., Ended], name: str) -> None:
+    changes, text = DIFFERENT[name]
+    desk.write("policy.yaml", GIVEN)
+    (screen, facts), (other_screen, other_facts) = shown(desk, chorale), shown(desk, chorale, **changes)
+    assert screen != other_screen
+    assert facts != other_facts
+    assert text in other_screen
+    assert text not in screen
+
+
+def test_every_field_of_the_schema_stands_on_the_screen(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """Walks the schema, so a field that is added later is looked for, too. No list says what may lack."""
+    job = offered(desk, **TABLE)
+    settings = load_silo_settings(desk.silo())
+    with closing(Ledger(settings.ledger_path)) as ledger:
+        view = read_view(ledger, settings, job.id)
+    assert view.job == job.spec.model_dump(mode="json", by_alias=True)
+    marks: list[str] = []
+    marked = replace(view, job=_marked(JobSpec, marks, "").model_dump(by_alias=True, warnings=False))
+    assert len(marks) > 130
+    words = {word.strip("[{,:}]") for word in " ".join(screen(marked)).split()}
+    assert [mark for mark in marks if mark not in words] == []
+
+
+def _marked(model: type[BaseModel], marks: list[str], prefix: str) -> BaseModel:
+    """Every field set to a word of its own, unchecked; of several forms each."""
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        parts = [_marked(each, marks, f"{path}.") for each in _models_in(field.annotation)]
+        if not parts:
+            marks.append(f"mark{len(marks)}.{path}")
+        values[name] = parts or marks[-1]
+    return model.model_construct(**values)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _models_in(each)
+
+
+def test_what_a_job_reads_stands_first_as_the_agent_last_found_it(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    """`show` opens no data: the file is gone by then."""
+    path = desk.folder / "ward.csv"
+    path.write_text(
+        'patient,age,name,weight,smoker,"odd, name"\n1,50,x,70,0,a\n1,51,x,71,1,a\n2,60,y,80,1,a\n'
+    )
+    desk.write("policy.yaml", GIVEN)
+    data = {"name": "ward", "format": "csv", "path": str(path), "unit": "patient"}
+    job, config = offered(desk, **TABLE), desk.silo(data=data)
+    settings = load_silo_settings(config)
+    policies = {"ward": load_policy(settings.policy)}
+
+    def lines() -> list[str]:
+        ended = chorale("silo", "show", "--config", config, job.id)
+        assert ended.code == 0, ended.err
+        return ended.out.splitlines()
+
+    assert "no agent has read it yet" in " ".join(lines())
+    with closing(Ledger(settings.ledger_path)) as ledger, closing(AuditLog(settings.audit_path)) as audit:
+        open_accounts(settings, policies, ledger=ledger, audit=audit)
+    path.unlink()
+    shown = lines()
+    assert shown[2].startswith("reads       data set ward, format csv: 3 records of 2 units when the agent ")
+    first = shown[2 : shown.index("")]
+    assert "inputs      2: age, weight" in first
+    assert "label       smoker" in first
+    assert 'not read    2: name, "odd, name"' in first
+    assert "whose       patient, by this silo's settings, never as an input" in first
+    facts = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["reads"]
+    assert (facts["inputs"], facts["labels"], facts["unread"]) == (
+        *(["age", "weight"], ["smoker"], ["name", "odd, name"]),
+    )
+    assert (facts["contents"]["records"], facts["contents"]["units"]) == (3, 2)
+
+
+def test_signed_bytes_are_printed_of_a_job_that_waits_runs_or_is_over(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    job, config = offered(desk, **TABLE), desk.silo()
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        for happens in (
+            lambda: None,
+            lambda: ledger.decisions().approve(job.digest, by="ann"),
+            lambda: ledger.note_over(job.digest),
+        ):
+            happens()
+            ended = chorale("silo", "show", "--config", config, job.id, "--job")
+            assert hashlib.sha256(ended.out.encode()).digest() == job.digest
+            facts = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)
+            assert JobSpec.model_validate(facts["job"]) == job.spec
+    assert chorale("silo", "show", "--config", config, "--job").code == 2
+
+
+def test_changes_of_what_is_read_stand_first_and_none_is_cut(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    """Three harmless changes pushed the columns off the screen."""
+    desk.write("policy.yaml", GIVEN)
+    before, config = offered(desk, **TABLE), desk.silo()
+    with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
+        ledger.decisions().approve(before.digest, by="ann")
+    columns = [{"name": "psych_f20"}, {"name": "hiv_viral_load", "scale": 2.0}]
+    harmless = {"name": "b", "seed": 1, "max_attempts": 6, "min_weight": 0.1, "enrollment_every": 11}
+    new = offered(desk, **TABLE | harmless | {"columns": columns, "label_column": "hiv", "min_cohort": 3})
+    lines = chorale("silo", "show", "--config", config, new.id).out.splitlines()
+    changed = "\n".join(lines).partition("changed ")[2].split("\n\n")[0]
+    order = ["columns.names", "columns.hiv_viral_load.scale", "label_column", "min_cohort", *sorted(harmless)]
+    places = [changed.index(f" {field}: ") for field in order]
+    assert places[:4] == sorted(places[:4])
+    assert max(places[:4]) < min(places[4:])
+    assert '"hiv_viral_load"]' in changed
