@@ -49,10 +49,7 @@ OPTIONS = (
     ("grpc.max_connection_idle_ms", 300_000),  # without a call on it: a silo always has one
     ("grpc.so_reuseport", 0),  # else a second coordinator would share the port in silence
     ("grpc.max_concurrent_streams", 100),  # of one connection; eight jobs take a silo about 25
-    # what a silo may have under way before it is read: gRPC would widen it to 16 MB a silo; at 100 ms there
-    # and back 1 MiB still carries 84 Mbit/s
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 20),
+    *channel_options.WINDOW,
 )
 
 log = get_logger("coordinator.server")
