@@ -23,9 +23,11 @@ KEEPALIVE_SECONDS = 30.0  # below the 60 s after which the tightest NATs forget
 CONNECT_SECONDS = 15.0
 
 CLIENT_ANSWER_SECONDS, SERVER_ANSWER_SECONDS = 10.0, 20.0  # no answer for so long: the connection is dead
-# What a peer may have under way before it is read, without measuring (bdp_probe): gRPC would widen it to 16 MB,
-# and a ping that waits behind them on a slow line is taken for one without an answer. 1 MiB still carries
-# 84 Mbit/s at 100 ms there and back.
+# a relay with full buffers takes nothing for more than 10 s where its line carries 12 kB/s
+UNACKNOWLEDGED_SECONDS = 30.0
+# What a peer may have under way before it is read, without measuring (bdp_probe): gRPC would widen it to
+# 16 MB, and a ping that waits behind them on a slow line is taken for one without an answer. 1 MiB still
+# carries 84 Mbit/s at 100 ms there and back.
 WINDOW: Options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
 
 MIN_HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS = 0.1, 300.0  # between two messages of either side
@@ -71,7 +73,8 @@ def _keepalive(every_seconds: float, answer_seconds: float) -> Options:
     return (
         ("grpc.keepalive_time_ms", round(1000 * every_seconds)),
         ("grpc.http2.ping_timeout_ms", round(1000 * answer_seconds)),  # of a peer that acknowledges TCP alone
-        ("grpc.keepalive_timeout_ms", round(1000 * answer_seconds)),  # TCP_USER_TIMEOUT: of one that does not
+        # TCP_USER_TIMEOUT: of one that does not, or takes no more bytes
+        ("grpc.keepalive_timeout_ms", round(1000 * UNACKNOWLEDGED_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),  # else two, and then silence
     )

@@ -255,7 +255,7 @@ class JobRunner:
             job=self.job,
             row=row,
             away_since=self._away_since,
-            complaints_before=self._resources.store.complaints(earlier[-1].sequence) if earlier else [],
+            before=earlier[-1] if earlier else None,
             model_since=model_since(self.job, earlier),
             on_progress=lambda line, awaited: self._tell_progress(f"{title}, {line}", awaited),
         )

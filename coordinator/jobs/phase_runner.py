@@ -51,8 +51,7 @@ class PhaseRunner:
     `attempt` is the current session, if there is one; `ends_job` whether silos refused the whole job;
     `absences` are those of the last session. `statements` is what silos sign at its end; `revealed` the part
     of the sum that they fetch for it.
-    away_since: the connectivity of the job's silos, kept up to date by its runner. complaints_before: those
-    of the phase before.
+    away_since: the connectivity of the job's silos, kept up to date by its runner. before: the phase before.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class PhaseRunner:
         job: Job,
         row: PhaseRow,
         away_since: Mapping[str, float],
-        complaints_before: Sequence[FiledComplaint],
+        before: PhaseRow | None,
         model_since: int,
         on_progress: Callable[[str, Mapping[str, str]], None],
     ) -> None:
@@ -75,7 +74,7 @@ class PhaseRunner:
         self._job = job
         self._row = row
         self._away_since = away_since
-        self._complaints_before = complaints_before
+        self._before = before
         self._model_since = model_since
         self._has_inputs = row.attempt > 0  # silos may have sent some; of an earlier process it is not known
         self._on_progress = on_progress
@@ -191,11 +190,10 @@ class PhaseRunner:
             self._close_attempt(attempt)
 
     def _new_attempt(self, session: CoordinatorSession, terms: SessionTerms) -> AttemptRunner:
-        kept_out = sitting_out(
-            attempt=self._machine.attempt,
-            here=self._resources.store.complaints(self._row.sequence),
-            before=self._complaints_before,
-        )
+        after = {(self._row.sequence, self._machine.attempt - 1)}
+        if self._before is not None:
+            after.add((self._before.sequence, self._before.attempt))
+        kept_out = sitting_out(self._resources.store.complaints(self._job.digest), after=after)
         self.attempt = AttemptRunner(
             resources=self._resources,
             job=self._job,
@@ -218,8 +216,12 @@ class PhaseRunner:
         self.absences = [*lied, *attempt.absences]
         self._resources.store.add_absences(self._row.sequence, self._machine.attempt, self.absences)
         for sender, accused in attempt.session.complaints:
-            filed = FiledComplaint(attempt=self._machine.attempt, sender=sender, accused=accused)
-            self._resources.store.add_complaint(self._row.sequence, filed)
+            self._resources.store.add_complaint(
+                FiledComplaint(
+                    phase=self._row.sequence, attempt=self._machine.attempt, sender=sender, accused=accused
+                )
+            )
+            log.warning("silo complained", silo=sender, accused=accused, **self._scope)
         for absence in self.absences:
             self._resources.metrics.dropouts.labels(silo=absence.silo, stage=absence.stage).inc()
             where = {"silo": absence.silo, "stage": absence.stage, "reason": absence.reason}

@@ -423,19 +423,21 @@ class Store:
             ).fetchone()
         return row is not None
 
-    def add_complaint(self, sequence: int, complaint: FiledComplaint) -> None:
+    def add_complaint(self, complaint: FiledComplaint) -> None:
         with self._database.transaction() as connection:
             connection.execute(
                 "INSERT INTO complaints (phase, attempt, sender, accused) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (phase, attempt, sender) DO NOTHING",
-                (sequence, complaint.attempt, complaint.sender, complaint.accused),
+                (complaint.phase, complaint.attempt, complaint.sender, complaint.accused),
             )
 
-    def complaints(self, sequence: int) -> list[FiledComplaint]:
+    def complaints(self, job: bytes) -> list[FiledComplaint]:
+        """Of all phases of the job, in order."""
         with self._database.transaction() as connection:
             rows = connection.execute(
-                "SELECT attempt, sender, accused FROM complaints WHERE phase = ? ORDER BY sequence",
-                (sequence,),
+                "SELECT c.phase, c.attempt, c.sender, c.accused FROM complaints AS c"
+                " JOIN phases ON phases.sequence = c.phase WHERE job = ? ORDER BY c.sequence",
+                (job,),
             )
             return [FiledComplaint(**row) for row in rows]
 

@@ -64,7 +64,7 @@ class FakeSilo:
     refuse_with: wire.Refused | None = None
     refuse_from: int = 0
     loses: str | None = None  # the kind of phase whose first task does not get through
-    accuse: tuple[int, str] | None = None  # round in which it complains, and of whom
+    accuses: str = ""  # whom it complains of in each training that they are both in
     lies: tuple[int, dict[str, float]] | None = None  # round in whose training it lies, and what it says
     ledger: MemoryLedger = field(default_factory=RoundLedger)
     received: dict[str, list[Any]] = field(default_factory=dict)
@@ -285,8 +285,8 @@ class FakeSilo:
             self._adverts = list(body.adverts)
             shares = session.receive(wire.from_coordinator(pb.CoordinatorMessage(cohort=body)))
             self.say(wire.to_coordinator("shares", shares, key))
-        elif kind == "envelopes" and self.accuse is not None and key.round == self.accuse[0]:
-            self._complain(key, self.terms[raw], self.accuse[1])
+        elif kind == "envelopes" and key.kind == "train" and self.accuses in body.sharers:
+            self._complain(key, self.terms[raw], self.accuses)
         elif kind == "envelopes":
             masker = session.receive(wire.from_coordinator(pb.CoordinatorMessage(envelopes=body)))
             if session.sum_check is not None:

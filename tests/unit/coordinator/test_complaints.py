@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator.complaints import FiledComplaint, sitting_out
 
-
-def filed(attempt, sender, accused):
-    return FiledComplaint(attempt=attempt, sender=sender, accused=accused)
-
-
-def test_accused_sits_out_the_next_attempt_only():
-    here = [filed(1, "a", "b")]
-    assert sitting_out(attempt=2, here=here, before=[]) == {"b"}
-    assert sitting_out(attempt=3, here=here, before=[]) == frozenset()
-
-
-def test_accused_of_the_last_attempt_sits_out_the_whole_next_round():
-    before = [filed(1, "a", "b"), filed(2, "c", "d")]
-    for attempt in (1, 2, 5):
-        assert sitting_out(attempt=attempt, here=[], before=before) == {"d"}
-
-
-def test_silo_that_then_complains_of_another_sits_out_itself():
-    here = [filed(1, "a", "b"), filed(2, "a", "c")]
-    assert sitting_out(attempt=3, here=here, before=[]) == {"a"}
+NOW, BEFORE = 7, 6  # phases
+A_OF_B, A_OF_C, C_OF_D = ("a", "b"), ("a", "c"), ("c", "d")
+# complaints of the phase before and of this one, each with its attempt; the attempt, and who sits it out
+CASES = {
+    "nobody without a complaint": ([], [], 1, ""),
+    "the accused, in the next attempt": ([], [(1, A_OF_B)], 2, "b"),
+    "and in that one only": ([], [(1, A_OF_B)], 3, ""),
+    "of the last attempt, in all of the next phase": ([(1, A_OF_B), (2, C_OF_D)], [], 5, "d"),
+    "not where an attempt followed": ([(1, A_OF_B)], [], 1, ""),
+    "who then complains of another": ([], [(1, A_OF_B), (2, A_OF_C)], 3, "a"),
+    "who then complains of the same": ([], [(1, A_OF_B), (3, A_OF_B)], 4, "a"),
+    "who complained in the phase before": ([(1, A_OF_B)], [(1, A_OF_B)], 2, "a"),
+    "both, where both are due": ([(2, A_OF_B)], [(1, A_OF_C)], 2, "ab"),
+}
 
 
-def test_silo_that_complains_of_the_same_one_again_is_heeded_again():
-    here = [filed(1, "a", "b"), filed(3, "a", "b")]
-    assert sitting_out(attempt=4, here=here, before=[]) == {"b"}
-
-
-def test_complaint_of_another_in_the_next_round_falls_back_on_its_sender():
-    before, here = [filed(1, "a", "b")], [filed(1, "a", "c")]
-    assert sitting_out(attempt=2, here=here, before=before) == {"a", "b"}
-
-
-def test_nobody_sits_out_without_a_complaint():
-    assert sitting_out(attempt=1, here=[], before=[]) == frozenset()
+@pytest.mark.parametrize("case", CASES)
+def test_who_sits_out(case):
+    before, here, attempt, expected = CASES[case]
+    history = [
+        FiledComplaint(phase=phase, attempt=number, sender=sender, accused=accused)
+        for phase, filed in ((BEFORE, before), (NOW, here))
+        for number, (sender, accused) in filed
+    ]
+    assert sitting_out(history, after={(NOW, attempt - 1), (BEFORE, 2)}) == set(expected)

@@ -173,10 +173,10 @@ def test_absences_and_complaints_are_kept_in_order_and_once(store, reopened):
     lost = Absence(silo="a", stage="masked", reason="disconnected")
     store.add_absences(row.sequence, 1, [lost, Absence(silo="b", stage="share", reason="no-answer")])
     store.add_absences(row.sequence, 1, [Absence(silo="a", stage="share", reason="other")])
-    filed = FiledComplaint(attempt=1, sender="c", accused="a")
-    store.add_complaint(row.sequence, filed)
-    store.add_complaint(row.sequence, filed)
+    filed = FiledComplaint(phase=row.sequence, attempt=1, sender="c", accused="a")
+    store.add_complaint(filed)
+    store.add_complaint(filed)
     again = reopened()
     assert [absence.silo for absence in again.absences(row.sequence)] == ["a", "b"]
     assert again.absences(row.sequence)[0] == lost
-    assert again.complaints(row.sequence) == [filed]
+    assert again.complaints(row.job) == [filed]
