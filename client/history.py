@@ -39,6 +39,7 @@ REASON_WORDS = {
     Refusal.JOB_INVALID: "holds the job invalid",
     Refusal.JOB_NOT_APPROVED: "no approval yet",
     Refusal.REJECTED: "rejected",
+    Refusal.SETTINGS: "settings that wait for its institution",
     Refusal.POLICY: "refused by its policy",
     Refusal.BUDGET: "privacy budget used up",
     Refusal.LEDGER: "its ledger was put back from a backup",

@@ -68,10 +68,15 @@ class Awaited(StrEnum):
     """What a job waits for at a silo; a silo that loads something adds the words of SiloStage."""
 
     APPROVAL = "approval"
+    SETTINGS = "settings"
     CONNECTION = "connection"
     INPUT = "input"
     ANSWER = "answer"
     STATEMENT = "statement"
+
+
+# Refusals that people at the silo bring to an end, and what a job that has too few silos waits for then.
+WAITED_FOR = {Refusal.JOB_NOT_APPROVED: Awaited.APPROVAL, Refusal.SETTINGS: Awaited.SETTINGS}
 
 
 def told_state(awaited: Mapping[str, str], *, silos: int) -> str:
@@ -82,9 +87,7 @@ def told_state(awaited: Mapping[str, str], *, silos: int) -> str:
     at: dict[str, list[str]] = {}
     for silo, why in sorted(awaited.items()):
         at.setdefault(why, []).append(silo)
-    parts = []
-    if unapproved := at.get(Awaited.APPROVAL):
-        parts.append(f"approval at {_named(unapproved)}")
+    parts = [f"{what.value} at {_named(at[what])}" for what in WAITED_FOR.values() if what in at]
     if away := at.get(Awaited.CONNECTION):
         parts.append(f"silos: {silos - len(away)} of {silos} connected")
     if loading := at.get(SiloStage.LOADING_TORCH):

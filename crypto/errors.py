@@ -16,6 +16,7 @@ class Refusal(StrEnum):
     JOB_INVALID = "job-invalid"
     JOB_NOT_APPROVED = "job-not-approved"
     REJECTED = "rejected"
+    SETTINGS = "settings"
     POLICY = "policy"
     BUDGET = "budget"
     LEDGER = "ledger"

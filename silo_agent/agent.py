@@ -39,6 +39,7 @@ from silo_agent.data.loading import load_data
 from silo_agent.data.own_data import own_function
 from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.entry_point import load_entry_point
+from silo_agent.in_force import HeldPolicy, InForce
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
@@ -46,7 +47,7 @@ from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
-from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.policy.policy import Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
@@ -107,7 +108,8 @@ async def run_agent(settings: SiloSettings) -> None:
             clock=_now,
         )
         credentials = OwnCertificates(*files.read())
-        policies = {data.name: _policy_of(data, settings) for data in settings.data_sets}
+        held = {data.name: _policy_of(data, settings) for data in settings.data_sets}
+        policies = {name: each.policy for name, each in held.items()}
         if settings.objective is not None:
             load_entry_point(settings.objective, field="objective")
         elif settings.devices > 1:
@@ -129,7 +131,7 @@ async def run_agent(settings: SiloSettings) -> None:
             software=software,
             files=files,
             credentials=credentials,
-            policies=policies,
+            held=held,
             opened=opened,
             ledger=ledger,
             audit=audit,
@@ -151,7 +153,7 @@ class _Agent:
         software: Software,
         files: CredentialFiles,
         credentials: OwnCertificates,
-        policies: Mapping[str, Policy],
+        held: Mapping[str, HeldPolicy],
         opened: Mapping[str, OpenedData],
         ledger: Ledger,
         audit: AuditLog,
@@ -159,6 +161,7 @@ class _Agent:
     ) -> None:
         self._settings = settings
         self._opened = opened
+        self._held = held
         self._software = software
         self._files = files
         self._credentials = credentials
@@ -170,14 +173,14 @@ class _Agent:
             DataSet.of(
                 ledger,
                 name=name,
-                policy=policy,
+                policy=each.policy,
                 account=opened[name].charged.account,
                 unit=settings.data_set(name).unit,
                 also=opened[name].limits,
                 tell_reveal=partial(_tell_reveal, audit),
                 tell_spend=partial(_tell_spend, audit),
             )
-            for name, policy in policies.items()
+            for name, each in held.items()
         ]
         for each in accounts:
             metrics.watch_budget(each.name, each.policy.privacy.epsilon, each.budget.spent)
@@ -277,6 +280,7 @@ class _Agent:
             first_states=FirstStates(self._settings.first_state_directory, data_sets=self._data_sets),
             metrics=self._metrics,
             clock=_now,
+            files=InForce(self._settings, self._held, take=self._take, audit=self._audit),
         )
         local, known = LocalStates(self._settings.local_directory), self._ledger.known_states()
         files = StateFiles(self._settings.cache_directory)
@@ -323,6 +327,10 @@ class _Agent:
             send=outbox.send,
         )
 
+    def _take(self, name: str, policy: Policy) -> None:
+        self._data_sets.take(name, policy)
+        self._metrics.epsilon_budget.labels(data_set=name).set(policy.privacy.epsilon)
+
     def _load_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
         name = self._data_sets.of(job.digest).name
         opened = self._opened[name]
@@ -356,17 +364,14 @@ async def _until_stopped(stream: ControlStream, stopping: asyncio.Event) -> None
                 await task
 
 
-def _policy_of(data: DataSettings, settings: SiloSettings) -> Policy:
+def _policy_of(data: DataSettings, settings: SiloSettings) -> HeldPolicy:
     """Raises ConfigError for a policy of another federation, and for data or a function of the silo's own
     that are not there: now, not when the first job asks for them."""
-    path = settings.policy_of(data)
-    policy = load_policy(path)
-    if policy.federation != settings.federation:
-        raise ConfigError(f"{path}: federation: expected {settings.federation}, got {policy.federation}")
+    held = HeldPolicy.read(settings.policy_of(data), federation=settings.federation)
     if data.path is not None and not data.path.exists():
         raise ConfigError(f"data.path: {data.path}: no such file or directory")
     own_function(data)
-    return policy
+    return held
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from silo_agent.ledger.decisions import (
     REJECTED_EVENT,
 )
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, LedgerJob
-from silo_agent.policy.policy import load_policy, policy_digest
+from silo_agent.policy.policy import read_policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.settings import SiloSettings
 
@@ -45,9 +45,9 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
     assert job.spec_bytes is not None
     spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
     data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
-    path = settings.policy_of(data_set)
+    policy_digest, policy = read_policy(settings.policy_of(data_set))
     account = ledger.accounts().charged(data_set.name).account
-    spent, unnoised = ledger.budget(policy=load_policy(path), data_set=account).of_job(job.job_digest)
+    spent, unnoised = ledger.budget(policy=policy, data_set=account).of_job(job.job_digest)
     planned = {} if spent.first is None else spent.first.releases
     return SiloStatement(
         federation=settings.federation,
@@ -57,7 +57,7 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
         operator=job.operator,
         software=Runs.here(own_software()),
         decision=job.decision.value,
-        policy=policy_digest(path).hex(),
+        policy=policy_digest.hex(),
         delta=spent.delta,
         sides_are_fixed=spent.sides_are_fixed,
         costs=ledger.costs_of(job.job_digest),

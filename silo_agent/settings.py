@@ -140,6 +140,14 @@ class SiloSettings(LineSettings):
         return self.directory / "unit.key"
 
     @property
+    def in_force_path(self) -> Path:
+        return self.directory / "in-force.json"
+
+    @property
+    def confirmed_path(self) -> Path:
+        return self.directory / "confirmed"
+
+    @property
     def local_directory(self) -> Path:
         return self.directory / "local"
 

@@ -144,5 +144,5 @@ class FederationFiles:
 
     def _write(self, name: str, settings: Settings) -> Path:
         path = self.folder / name
-        path.write_text(yaml.safe_dump(settings))
+        path.write_text(yaml.safe_dump(settings, explicit_end=True))
         return path

@@ -16,6 +16,7 @@ from crypto.errors import ConfigError
 from strategies.expected import kind_of
 
 MAX_BYTES = 256 * 1024  # a job that names 200 silos and 1,000 columns takes about 100 KiB
+END = b"..."  # YAML's own end of a document
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -27,8 +28,30 @@ def load_settings(
 
     Raises ConfigError that names file, field and what is allowed.
     """
-    values = load_mapping(path, env_prefix, environment=environment)
-    return check_values(model, values, source=str(path), env_prefix=env_prefix, environment=environment)
+    data = read_limited(path, MAX_BYTES)
+    return settings_of(model, data, source=str(path), env_prefix=env_prefix, environment=environment)
+
+
+def settings_of(
+    model: type[Model],
+    data: bytes,
+    *,
+    source: str,
+    env_prefix: str,
+    environment: Mapping[str, str] | None = None,
+) -> Model:
+    """As `load_settings`, from the bytes of a file."""
+    values = parse_mapping(data, source=source)
+    _override(values, env_prefix, os.environ if environment is None else environment)
+    return check_values(model, values, source=source, env_prefix=env_prefix, environment=environment)
+
+
+def check_whole(data: bytes, *, source: str) -> None:
+    """Raises ConfigError unless the last line is `...`: what is cut anywhere before it lacks it."""
+    if data.rstrip().rpartition(b"\n")[2] != END:
+        raise ConfigError(
+            f"{source}: expected `...` as its last line, without which the file may be half written"
+        )
 
 
 def load_mapping(

@@ -116,6 +116,6 @@ def _membership(plan: Plan, name: str) -> Settings:
 
 def _write(path: Path, settings: Settings) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(plain_yaml.dump(settings))
+    path.write_text(plain_yaml.dump(settings) + "...\n")
     os.chmod(path, 0o600)
     return path

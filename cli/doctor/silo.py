@@ -23,6 +23,7 @@ from silo_agent.settings import SiloSettings
 # by what `chorale silo check` looked at
 FIXES = {
     "directory": "correct directory, or let this user write to the folder",
+    "in force": "chorale silo reload --confirm if the change is meant, else change the file back",
     "policy": "correct the policy file; `chorale schema policy` says what each field may be",
     "data.path": "put the data there, or correct data.path: it is relative to the folder the agent starts in",
     "data.module": "install the module for this Python, or correct data.module",

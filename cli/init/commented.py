@@ -26,10 +26,11 @@ def commented(model: type[BaseModel], values: Mapping[str, Any], *, title: str) 
     head = (
         title,
         "A line that begins with # and no blank is a field with its default: remove the # to change it. "
-        "An unknown field is an error. Paths are relative to the folder that the command is called in.",
+        "An unknown field is an error. Paths are relative to the folder that the command is called in. "
+        "The last line says that the file is whole.",
     )
     lines = [line for text in head for line in _sentence(text, indent="")]
-    return "\n".join([*lines, *_fields(model, values, indent="", is_off=False), ""])
+    return "\n".join([*lines, *_fields(model, values, indent="", is_off=False), "", "..."]) + "\n"
 
 
 def _fields(model: type[BaseModel], values: Mapping[str, Any], *, indent: str, is_off: bool) -> Iterator[str]:

@@ -38,8 +38,9 @@ from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
 from silo_agent.entry_point import load_entry_point
+from silo_agent.in_force import HeldPolicy, not_in_force
 from silo_agent.objective import load_objective
-from silo_agent.policy.policy import Approval, Policy, load_policy
+from silo_agent.policy.policy import Approval, Policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
 from silo_agent.settings import Device, SiloSettings, load_silo_settings
@@ -182,17 +183,15 @@ def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Pol
             _entry_point(data_set.module, "data.module", findings)
     if settings.objective is not None:
         _entry_point(settings.objective, "objective", findings)
+    with findings.step("in force"):
+        for each in not_in_force(settings):
+            findings.problem("in force", each)
     return policies
 
 
 def _policy_of(settings: SiloSettings, data_set: DataSettings) -> Policy:
     """Raises ConfigError for one that cannot be read or is of another federation."""
-    path = settings.policy_of(data_set)
-    policy = load_policy(path)
-    if policy.federation != settings.federation:
-        expected = f"expected {settings.federation}, got {policy.federation}"
-        raise ConfigError(f"{path}: federation: {expected}")
-    return policy
+    return HeldPolicy.read(settings.policy_of(data_set), federation=settings.federation).policy
 
 
 def _entry_point(name: str, field: str, findings: Findings) -> None:

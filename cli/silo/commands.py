@@ -14,6 +14,7 @@ from cli.silo.facts import policy_facts
 from cli.silo.ledger import show_ledger
 from cli.silo.page import page
 from cli.silo.personal import show_personal
+from cli.silo.reload import reload_files
 from cli.silo.settings import CONFIG
 from client.errors import require_extra
 from crypto.errors import ConfigError
@@ -28,7 +29,7 @@ def silo() -> None:
 
 silo.add_command(csr_command("silo"))
 
-for each in (show, approve, reject, page, show_ledger, show_personal, write_evidence):
+for each in (show, approve, reject, reload_files, page, show_ledger, show_personal, write_evidence):
     silo.add_command(each)
 
 

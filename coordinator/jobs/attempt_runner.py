@@ -25,6 +25,7 @@ from coordinator.phase_machine import PhaseEvent, PhaseState
 from coordinator.reasons import (
     FATAL_TO_JOB,
     FATAL_TO_PHASE,
+    WAITED_FOR,
     Absent,
     Awaited,
     FailureReason,
@@ -444,7 +445,7 @@ class AttemptRunner:
     def _tell_awaited(self, awaited: Iterable[str], *, is_enough: bool = True) -> None:
         """Whom the stage waits for, and who is not in it and why: what an operator can do something about.
 
-        is_enough: without those that were not approved, for which it waits otherwise.
+        is_enough: without those where people have yet to act, for which it waits otherwise.
         """
         parts = [f"awaiting {', '.join(sorted(awaited))}"] if awaited else []
         for reason in sorted({why.for_operator for why in self._out.values()}):
@@ -453,9 +454,9 @@ class AttemptRunner:
         waits = {silo: self._awaited_of(silo) for silo in awaited}
         if not is_enough:
             waits |= {
-                silo: Awaited.APPROVAL.value
+                silo: WAITED_FOR[Refusal(why.code)].value
                 for silo, why in self._out.items()
-                if why.code == Refusal.JOB_NOT_APPROVED
+                if why.code in WAITED_FOR
             }
         self._on_progress("; ".join(parts) or "awaiting silos", waits)
 

@@ -34,7 +34,7 @@ from coordinator.jobs.sequence import (
 )
 from coordinator.jobs.statements import KINDS as STATEMENTS
 from coordinator.jobs.statements import Statements
-from coordinator.reasons import AHEAD, Absent, FailureReason
+from coordinator.reasons import AHEAD, WAITED_FOR, Absent, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.store import Absence, JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
@@ -46,6 +46,7 @@ MAX_RESUME_SECONDS = 960.0  # an attempt that a fault breaks off is one of the p
 # of silos whose answer was still open when others ended the job
 STILL_OPEN = {
     (Refusal.JOB_NOT_APPROVED,): "no approval yet at",
+    (Refusal.SETTINGS,): "settings that wait for their institution at",
     (Absent.NO_ANSWER, Absent.DISCONNECTED): "no answer yet from",
 }
 
@@ -316,7 +317,7 @@ class JobRunner:
 
         absences: of the last session, which they refused.
         """
-        codes = {code.value for code in Refusal} - {Refusal.JOB_NOT_APPROVED.value}
+        codes = {code.value for code in Refusal if code not in WAITED_FOR}
         refused = [absence for absence in absences if absence.reason in codes]
         others = "".join(
             f"; {what}: {', '.join(silos)}"

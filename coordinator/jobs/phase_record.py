@@ -12,7 +12,7 @@ from chorale.transport.wire import phase_kind
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
 from coordinator.phase_machine import PhaseState
-from coordinator.reasons import Absent, Awaited
+from coordinator.reasons import WAITED_FOR, Absent
 from coordinator.resources import Resources
 from coordinator.storage.store import Absence, PhaseRow
 from strategies.base import PhaseResult
@@ -21,7 +21,7 @@ log = get_logger("coordinator.jobs.phase_record")
 
 
 class ApprovalWait:
-    """How long a phase waited for people to approve its job, in this process."""
+    """How long a phase waited for people at its silos, in this process."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -30,7 +30,7 @@ class ApprovalWait:
     def note(self, awaited: Mapping[str, str], *, now: float) -> None:
         """awaited: by silo, as told to operators. now: monotonic."""
         self._seconds = self.seconds(now=now)
-        self._since = now if Awaited.APPROVAL in awaited.values() else None
+        self._since = now if {*WAITED_FOR.values()} & {*awaited.values()} else None
 
     def seconds(self, *, now: float) -> float:
         return self._seconds + (0.0 if self._since is None else now - self._since)

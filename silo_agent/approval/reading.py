@@ -30,11 +30,12 @@ from silo_agent.approval.view import (
     trained_values,
 )
 from silo_agent.data.settings import DataSettings, check_unit, unit_told
+from silo_agent.in_force import not_in_force
 from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Policy, load_policy, policy_digest
+from silo_agent.policy.policy import Policy, read_policy
 from silo_agent.policy.privacy_policy import refusals_of
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
@@ -67,7 +68,7 @@ def read_view(
     """
     job = ledger.job(job_id)
     spec = _spec_of(job)
-    refusals: list[PolicyRefusal] = []
+    refusals = [PolicyRefusal(each, code=Refusal.SETTINGS) for each in not_in_force(settings)]
     data_set: DataSettings | None = None
     try:
         data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
@@ -75,8 +76,7 @@ def read_view(
     except (PolicyRefusal, ConfigError) as error:
         refusals.append(PolicyRefusal(str(error)))
     policy_file = settings.policy if data_set is None else settings.policy_of(data_set)
-    digest = policy_digest(policy_file)  # before it is read: a change in between shows at the next approval
-    policy = load_policy(policy_file)
+    digest, policy = read_policy(policy_file)
     if spec.not_after <= clock():
         late = f"job {job.id}: not_after: {spec.not_after.isoformat()} has passed"
         refusals.append(PolicyRefusal(late, code=Refusal.JOB_INVALID))
@@ -122,7 +122,7 @@ def read_view(
 
 def policy_digests(settings: SiloSettings) -> frozenset[bytes]:
     """Of the policies that hold now, for all data sets. Raises ConfigError."""
-    return frozenset(policy_digest(settings.policy_of(each)) for each in settings.data_sets)
+    return frozenset(read_policy(settings.policy_of(each))[0] for each in settings.data_sets)
 
 
 def signed_bytes(job: LedgerJob) -> bytes:

@@ -112,6 +112,7 @@ class Budget:
         # a higher budget may buy a first plan that a lower one does not, and has less of delta then
         self._limits = {account: {own, most} - {math.inf} for account, most in (also or {}).items()}
         self._limits[data_set] = {own}
+        self._is_lowered = False  # since this process reserves
         self._clock = clock
         self._tell = tell
         self._process, self._costs = os.urandom(8), Costs()
@@ -134,6 +135,26 @@ class Budget:
                 f"which all that was spent is valued, got {self._policy.privacy.delta:g}: set it back, or "
                 "change the account's (chorale silo ledger --delta)"
             )
+
+    def take(self, policy: Policy) -> None:
+        """Another policy from now on, whose delta is the account's. What is released keeps to the budgets of
+        both: each decides by itself how the account's first plan is paid."""
+        self._policy = policy
+        self._plans.clear()  # by assumed_colluders
+        for account in self._limits:
+            self.take_limit(account, policy.privacy.epsilon)
+
+    def take_limit(self, account: str, most: float) -> None:
+        """A further limit of an account, if inputs are charged to it."""
+        if account in self._limits and most not in self._limits[account]:
+            self._limits[account], self._is_lowered = self._limits[account] | {most}, True
+
+    def check_held(self, job: Job, key: PhaseKey) -> None:
+        """Raises PolicyRefusal(code=BUDGET) where what is charged passes a budget that fell since."""
+        if job.spec.privacy is not None and self._is_lowered:
+            what = f"job {job.id} round {key.round} {key.phase}"
+            with self._database.transaction() as connection:
+                self._check_fits(connection, job, {}, {}, what=what)
 
     def release_dead(self) -> int:
         """Give back what processes before this one reserved and never spent; how many inputs that were.

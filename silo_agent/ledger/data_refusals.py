@@ -27,6 +27,10 @@ class DataRefusals:
         self._data_set = data_set
         self._clock = clock
 
+    def take(self, policy: Policy) -> None:
+        """What is checked from now on."""
+        self._policy = policy
+
     def check(self, job_digest: bytes | None = None) -> int:
         """Before data are touched for a job without noise; None: one that nothing was granted to.
 

@@ -71,6 +71,10 @@ class Reveals(Standing):
         self._clock = clock
         self._tell = tell
 
+    def take(self, policy: Policy) -> None:
+        """What is checked from now on."""
+        self._policy = policy
+
     def check_attempt(self, terms: SessionTerms) -> None:
         """What `begin_attempt` would refuse, before any data is touched. Writes nothing."""
         with self._database.transaction() as connection:

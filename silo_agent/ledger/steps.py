@@ -21,8 +21,12 @@ class Steps:
 
     def __init__(self, database: Database, *, policy: Policy, data_set: str) -> None:
         self._database = database
-        self._max_ratio = policy.max_step_ratio
+        self.take(policy)
         self._data_set = data_set
+
+    def take(self, policy: Policy) -> None:
+        """What steps are compared with from now on."""
+        self._max_ratio = policy.max_step_ratio
 
     def note(self, key: PhaseKey, *, steps: Mapping[str, float], own: Mapping[str, float]) -> list[str]:
         """Add a phase's lengths by array, once; names of the arrays that moved too far.

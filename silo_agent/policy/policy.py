@@ -8,7 +8,6 @@ Source: docs/protocol.md 6, 9 (guarantee G3).
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Iterator, Sized
 from enum import StrEnum
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from chorale.job import JobSpec
 from chorale.runtime.files import read_limited
 from chorale.spec.fields import Name, Sha256, in_words
-from chorale.spec.settings_file import MAX_BYTES, load_settings
+from chorale.spec.settings_file import MAX_BYTES, check_whole, settings_of
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import (
@@ -29,7 +28,9 @@ from crypto.session.cohort import (
 )
 from crypto.session.messages import SessionTerms
 from silo_agent.policy.drawn_rounds import check_drawn_rounds, check_redrawn_statistics
+from silo_agent.policy.learning_rates import rate_refusals
 from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, refusal_by, refusals_of
+from silo_agent.policy.tightening import AT_LEAST, COARSER, FEWER, FIXED, HIGHER, LOWER, Tightens, toward
 from strategies.expected import got
 from strategies.presets import PRESETS
 
@@ -59,152 +60,162 @@ class FirstState(StrEnum):
     GIVEN = "given"
 
 
+def _draws_no_less(now: FirstState | tuple[str, ...], held: FirstState | tuple[str, ...]) -> bool:
+    if FirstState.COMPUTED in (now, held):
+        return now is FirstState.COMPUTED
+    return held is FirstState.GIVEN or (isinstance(now, tuple) and {*now} <= {*held})
+
+
 class Policy(BaseModel):
     """What a silo allows. Every default is the cautious one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    federation: Name = Field(description="jobs of this federation alone")
-    approval: Approval = Field(
+    federation: Annotated[Name, FIXED] = Field(description="jobs of this federation alone")
+    approval: Annotated[Approval, toward(Approval.MANUAL)] = Field(
         default=Approval.MANUAL,
         description="manual: a job waits for `chorale silo approve`; automatic: policy alone decides",
     )
-    required_approvals: int = Field(
+    required_approvals: Annotated[int, HIGHER] = Field(
         default=1,
         ge=1,
         le=2,
         description="people who have to approve a job with approval: manual; 2 are two names, which "
         "`chorale silo approve --by` takes",
     )
-    operators: tuple[str, ...] | None = Field(
+    operators: Annotated[tuple[str, ...] | None, FEWER] = Field(
         default=None, min_length=1, description="operators whose jobs are accepted; null: all on the roster"
     )
-    strategies: tuple[str, ...] | None = Field(
+    strategies: Annotated[tuple[str, ...] | None, FEWER] = Field(
         default=None, min_length=1, description="strategy presets that are accepted; null: all"
     )
-    allowed_quantities: tuple[str, ...] | None = Field(
+    allowed_quantities: Annotated[tuple[str, ...] | None, FEWER] = Field(
         default=None,
         min_length=1,
         description="quantities that may be summed; null: all but class statistics",
     )
-    class_statistics: Permission = Field(
+    class_statistics: Annotated[Permission, toward(Permission.REFUSE)] = Field(
         default=Permission.REFUSE, description="sums by class without noise: refuse or allow"
     )
-    shared_sums: Permission = Field(
+    shared_sums: Annotated[Permission, toward(Permission.REFUSE)] = Field(
         default=Permission.ALLOW,
         description="sums by class that the model is computed from, noised or not, which all silos of a "
         "phase see: allow or refuse",
     )
-    local_state: Permission = Field(
+    local_state: Annotated[Permission, toward(Permission.REFUSE)] = Field(
         default=Permission.REFUSE,
         description="methods that keep something at this silo between rounds: refuse or allow",
     )
-    initial_state: FirstState | Annotated[tuple[Sha256, ...], Field(min_length=1)] = Field(
+    initial_state: Annotated[
+        FirstState | Annotated[tuple[Sha256, ...], Field(min_length=1)], Tightens(_draws_no_less)
+    ] = Field(
         default=FirstState.COMPUTED,
         description="starting weights of a job. computed: those alone that this silo draws itself from the "
         "job; given: an operator's own too; or the SHA-256 digests of given ones that are accepted",
     )
-    distributions: tuple[Listed, ...] = Field(
+    distributions: Annotated[tuple[Listed, ...], FEWER] = Field(
         default=(),
         description="installed distributions whose code jobs may run, as name or name==version; [] for none "
         "but Chorale itself",
     )
-    min_class_holders: int | None = Field(
+    min_class_holders: Annotated[int | None, HIGHER] = Field(
         default=None,
         ge=1,
         le=10_000,
         description="silos that must hold a class before its row is sent; null: the job's safe default",
     )
-    min_silos: int = Field(
+    min_silos: Annotated[int, HIGHER] = Field(
         default=SMALLEST_FEDERATION,
         ge=SMALLEST_FEDERATION,
         le=10_000,
         description="fewest silos in any sum this silo is part of",
     )
-    max_rounds: int = Field(default=1_000, ge=1, le=1_000_000, description="longest job that is accepted")
-    max_attempts: int = Field(
+    max_rounds: Annotated[int, LOWER] = Field(
+        default=1_000, ge=1, le=1_000_000, description="longest job that is accepted"
+    )
+    max_attempts: Annotated[int, LOWER] = Field(
         default=5, ge=1, le=100, description="attempts at one phase before it is given up"
     )
-    max_cohort_changes: int = Field(
+    max_cohort_changes: Annotated[int, LOWER] = Field(
         default=10,
         ge=0,
         le=1_000_000,
         description="overlapping cohorts, per data set over all jobs: sums whose cohort nearly equals an "
         "earlier one and is not the one just before; `chorale silo approve --more-cohort-changes` adds to it",
     )
-    max_data_refusals: int = Field(
+    max_data_refusals: Annotated[int, LOWER] = Field(
         default=5,
         ge=0,
         le=1_000_000,
         description="refusals of jobs without noise for what the data are, per data set over all jobs; "
         "one more and none touches the data; `chorale silo approve --more-data-refusals` adds to it",
     )
-    max_repeats: int = Field(
+    max_repeats: Annotated[int, LOWER] = Field(
         default=2,
         ge=0,
         le=1_000,
         description="further sums over a model that a sum was taken of, by other phases or jobs",
     )
-    assumed_colluders: int | None = Field(
+    assumed_colluders: Annotated[int | None, HIGHER] = Field(
         default=None,
         ge=0,
         le=10_000,
         description="silos of a job that may side with the coordinator; null: a tenth of them, at least 1",
     )
-    max_draw_risk: float = Field(
+    max_draw_risk: Annotated[float, LOWER] = Field(
         default=1e-6,
         ge=0,
         le=1,
         description="chance, over a whole job with fraction below 1, that assumed colluders are more than a "
         "third of the silos that a round names; 1 accepts every fraction",
     )
-    redrawn_rounds: Permission = Field(
+    redrawn_rounds: Annotated[Permission, toward(Permission.REFUSE)] = Field(
         default=Permission.ALLOW,
         description="jobs whose rounds each draw a new set; many sums may give one silo's: refuse or allow",
     )
-    redrawn_statistics: Permission = Field(
+    redrawn_statistics: Annotated[Permission, toward(Permission.REFUSE)] = Field(
         default=Permission.REFUSE,
         description="statistics by class without noise in such jobs; many sums give each silo's where the "
         "model hardly moves: refuse or allow",
     )
-    max_openings: int = Field(
+    max_openings: Annotated[int, LOWER] = Field(
         default=100,
         ge=1,
         le=1_000_000,
         description="opening enrollments over a data set that are revealed, in all jobs with a draw",
     )
-    count_granularity: int = Field(
+    count_granularity: Annotated[int, COARSER] = Field(
         default=10,
         ge=1,
         le=1_000_000,
         description="sample counts are rounded down to a multiple; 1 accepts that they are published",
     )
-    max_step_ratio: float = Field(
+    max_step_ratio: Annotated[float, LOWER] = Field(
         default=3.0,
         ge=1,
         le=1e6,
         description="how many of this silo's own steps a step of the global model may be long; beyond it no "
         "further input leaves until the job is approved again",
     )
-    min_learning_rate: float = Field(
+    min_learning_rate: Annotated[float, HIGHER] = Field(
         default=1e-6,
         ge=0,
         le=100,
         description="lowest learning rate of a job in any round; of a cosine schedule, in the first one",
     )
-    max_learning_rate: float = Field(
+    max_learning_rate: Annotated[float, LOWER] = Field(
         default=10.0, gt=0, le=100, description="highest learning rate of a job in its first round"
     )
-    min_server_learning_rate: float = Field(
+    min_server_learning_rate: Annotated[float, HIGHER] = Field(
         default=1e-3, ge=0, le=1e3, description="lowest learning rate of the server update"
     )
-    max_server_learning_rate: float = Field(
+    max_server_learning_rate: Annotated[float, LOWER] = Field(
         default=10.0,
         gt=0,
         le=1e6,
         description="highest learning rate of the server update, divided by 1 - momentum where it has one",
     )
-    answer_every_seconds: float = Field(
+    answer_every_seconds: Annotated[float, HIGHER] = Field(
         default=0.25,
         ge=0,
         le=3_600,
@@ -212,17 +223,17 @@ class Policy(BaseModel):
         description="inputs of private jobs are offered or refused at multiples of it since their task came; "
         "0: at once, so that the time tells how many records were drawn",
     )
-    constant_work_records: int | None = Field(
+    constant_work_records: Annotated[int | None, AT_LEAST] = Field(
         default=None,
         ge=1,
         le=100_000_000,
         description="private jobs compute as much as for so many records, whatever the data set holds; null: "
         "as much as there is",
     )
-    max_roster_age_days: float = Field(
+    max_roster_age_days: Annotated[float, LOWER] = Field(
         default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
     )
-    max_state_megabytes: int = Field(
+    max_state_megabytes: Annotated[int, LOWER] = Field(
         default=4_096, ge=1, le=65_536, description="largest global model this silo downloads"
     )
 
@@ -295,7 +306,7 @@ class Policy(BaseModel):
         yield from refusals_of(
             check_redrawn_statistics, spec, may_redraw=self.redrawn_statistics is Permission.ALLOW
         )
-        yield from self._rate_refusals(spec)
+        yield from rate_refusals(spec, self)
         # here and not in the phase that sums it: rounds may come before
         for quantity in spec.quantities:
             yield from refusals_of(self.check_quantities, [quantity], is_private=spec.privacy is not None)
@@ -350,27 +361,6 @@ class Policy(BaseModel):
             max_risk=self.max_draw_risk,
             may_redraw=self.redrawn_rounds is Permission.ALLOW,
         )
-
-    def _rate_refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
-        """Where a state would not move, or move beyond what the silos sent.
-
-        Security: a state that does not move is asked again as another one (docs/protocol.md 6.10). One that
-        moves little still gives sums that nearly depend on each other (docs/threat-model.md, differences of
-        cohorts): no rate that a method needs keeps it from that.
-        """
-        first, server = spec.training.learning_rate, spec.method.server_rate
-        lowest = (
-            first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(max(1, spec.rounds))
-        )
-        for what, given, low, high in (
-            ("learning_rate", lowest, self.min_learning_rate, math.inf),
-            ("learning_rate", first, 0.0, self.max_learning_rate),
-            ("server_learning_rate", server, self.min_server_learning_rate, self.max_server_learning_rate),
-        ):
-            if given < low:
-                yield refusal_by(f"{what} {given:.4g}", f"at least {low:g} (min_{what})", Rule(f"min_{what}"))
-            if given > high:
-                yield refusal_by(f"{what} {given:.4g}", f"at most {high:g} (max_{what})", Rule(f"max_{what}"))
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
@@ -481,9 +471,15 @@ class Policy(BaseModel):
 
 def load_policy(path: Path) -> Policy:
     """Raises ConfigError that names file, field and what is allowed."""
-    return load_settings(Policy, path, ENV_PREFIX)
+    return read_policy(path)[1]
 
 
-def policy_digest(path: Path) -> bytes:
-    """SHA-256 of the policy file's bytes, by which statements and approvals name it. Raises ConfigError."""
-    return hashlib.sha256(read_limited(path, MAX_BYTES)).digest()
+def read_policy(path: Path) -> tuple[bytes, Policy]:
+    """A policy and the SHA-256 of its file, by which statements and approvals name it.
+
+    Raises ConfigError also where the last line is not `...`: of a file that is half written the fields that
+    are missing would have their defaults.
+    """
+    data = read_limited(path, MAX_BYTES)
+    check_whole(data, source=str(path))
+    return hashlib.sha256(data).digest(), settings_of(Policy, data, source=str(path), env_prefix=ENV_PREFIX)

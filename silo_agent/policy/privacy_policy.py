@@ -22,6 +22,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import MAX_DELTA, MAX_EPSILON, MIN_DELTA, PrivacySpec
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
+from silo_agent.policy.tightening import AT_LEAST, AT_MOST, FIXED, HIGHER, LOWER, MORE, Tightens, toward
 from strategies.methods import known_quantities
 
 P = ParamSpec("P")
@@ -42,14 +43,16 @@ class PrivacyPolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    epsilon: Epsilon = Field(
+    epsilon: Annotated[Epsilon, LOWER] = Field(
         default=CEILING, description="budget of the data set, over all jobs and for good; at delta"
     )
-    accept_epsilon_up_to: Epsilon | None = Field(
+    accept_epsilon_up_to: Annotated[
+        Epsilon | None, Tightens(lambda now, held: held is not None and (now or 0.0) <= held)
+    ] = Field(
         default=None,
         description=f"a budget above {CEILING:g} is an error unless this says the number too; null: none is",
     )
-    delta: Number = Field(
+    delta: Annotated[Number, FIXED] = Field(
         default=1e-5,
         ge=MIN_DELTA,
         le=MAX_DELTA,
@@ -57,40 +60,40 @@ class PrivacyPolicy(BaseModel):
         description="chance that epsilon does not hold; below 1 / records of this silo; fixed once the agent "
         "has started",
     )
-    required: bool = Field(
+    required: Annotated[bool, HIGHER] = Field(
         default=False, description="true: jobs without privacy are refused; they spend without a bound"
     )
-    partial_jobs: PartialJobs = Field(
+    partial_jobs: Annotated[PartialJobs, toward(PartialJobs.REFUSE)] = Field(
         default=PartialJobs.REFUSE,
         description="jobs that plan more than is left: refuse, or allow until the budget stops them",
     )
-    accept_shared_noise: bool = Field(
+    accept_shared_noise: Annotated[bool, LOWER] = Field(
         default=False,
         description="true: jobs whose records are hidden by noise that all silos add together "
         "(privacy.records.noise: sum); their privacy rests on the other silos",
     )
-    max_epsilon_if_all_others_collude: Limit | None = Field(
+    max_epsilon_if_all_others_collude: Annotated[Limit | None, AT_MOST] = Field(
         default=None,
         description="most that a job with shared noise may cost where all other silos give their noise away; "
         "null: any, once shared noise is accepted",
     )
-    max_records_clip_norm: Limit | None = Field(
+    max_records_clip_norm: Annotated[Limit | None, AT_MOST] = Field(
         default=None, description="largest privacy.records.clip_norm of a record-level job; null: any"
     )
-    max_sums_clip_norm: Limit | None = Field(
+    max_sums_clip_norm: Annotated[Limit | None, AT_MOST] = Field(
         default=None, description="largest privacy.sums.clip_norm of a silo-level job; null: any"
     )
-    min_records_noise_multiplier: Limit | None = Field(
+    min_records_noise_multiplier: Annotated[Limit | None, AT_LEAST] = Field(
         default=None, description="least record-level noise, that of DP-SGD; null: what the budget allows"
     )
-    min_sums_noise_multiplier: Limit | None = Field(
+    min_sums_noise_multiplier: Annotated[Limit | None, AT_LEAST] = Field(
         default=None, description="least silo-level noise, on summed updates; null: what the budget allows"
     )
-    min_statistics_noise_multiplier: Limit | None = Field(
+    min_statistics_noise_multiplier: Annotated[Limit | None, AT_LEAST] = Field(
         default=None,
         description="least noise on counts and statistics, by record; null: what the budget allows",
     )
-    always_noised: tuple[str, ...] = Field(
+    always_noised: Annotated[tuple[str, ...], MORE] = Field(
         default=(), description="quantities that never leave without noise, whatever the job"
     )
 

@@ -21,9 +21,10 @@ from silo_agent.ledger.steps import Steps
 from silo_agent.policy.policy import Policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DataSet:
-    """One data set under its policy, as the ledger accounts for it. account: the id of its own account.
+    """One data set under its policy, as the ledger accounts for it. policy: the one that is in force, which
+    `DataSets.take` alone changes. account: the id of its own account.
     unit: the column that says whose a row is; None where no setting names one."""
 
     name: str
@@ -70,6 +71,15 @@ class DataSets:
         self._by_name: Mapping[str, DataSet] = {each.name: each for each in data_sets}
         self._ledger = ledger
         self._by_job: dict[bytes, DataSet] = {}
+
+    def take(self, name: str, policy: Policy) -> None:
+        """Another policy of a data set from now on, also in sessions that run."""
+        found = self._by_name[name]
+        found.policy = policy
+        for each in (found.reveals, found.budget, found.steps, found.refusals):
+            each.take(policy)
+        for other in self._by_name.values():  # charged to its account, they keep to its budget
+            other.budget.take_limit(found.account, policy.privacy.epsilon)
 
     @property
     def max_roster_age_days(self) -> float:

@@ -136,7 +136,8 @@ class MessageHandler:
         self._send = send
         self._tasks: dict[PhaseName, _RunningTask] = {}
         self._summing: dict[PhaseKey, asyncio.Task[None]] = {}  # revealed sums that are being checked
-        self._unapproved: dict[bytes, pb.PhaseTask] = {}
+        # tasks that people here can bring on, and the version of their files then
+        self._waiting: dict[bytes, tuple[pb.PhaseTask, int]] = {}
         self._last_outcome: dict[bytes, PhaseKey] = {}
         self._notes = 0
         self._handlers: dict[str, Callable[[pb.CoordinatorMessage], object]] = {
@@ -173,13 +174,15 @@ class MessageHandler:
             log.exception("message failed", kind=kind)  # a bug or a full disk; the session is over
 
     def poll(self) -> None:
-        """Take up phases whose job was decided on since they were refused; tell who decided what."""
+        """Take up phases whose job was decided on, or this silo's files changed, since they were refused;
+        tell who decided what."""
         try:
             self._jobs.tell_decisions(self._audit)
+            self._checks.files.look()
         except OSError as error:  # a full disk; the next heartbeat tries again
             log.warning("decision not told", error=type(error).__name__, reason=str(error))
-        for job_digest, task in list(self._unapproved.items()):
-            if self._jobs.is_decided_since(job_digest):
+        for job_digest, (task, version) in list(self._waiting.items()):
+            if self._checks.files.version != version or self._jobs.is_decided_since(job_digest):
                 self._on_task(task)
 
     async def close(self) -> None:
@@ -215,7 +218,7 @@ class MessageHandler:
         self._inputs.drop_job(digest)
         self._checks.forget(digest)
         is_news = self._jobs.end(digest)
-        self._unapproved.pop(digest, None)
+        self._waiting.pop(digest, None)
         self._last_outcome.pop(digest, None)
         self._forget_states()
         self._data_sets.any_reveals.blank_old_shares()
@@ -228,7 +231,7 @@ class MessageHandler:
 
     def _on_task(self, task: pb.PhaseTask) -> None:
         key = wire.key_from_wire(task.key)
-        self._unapproved.pop(key.job_digest, None)  # asked again meanwhile, or for the next phase
+        self._waiting.pop(key.job_digest, None)  # asked again meanwhile, or for the next phase
         running = self._tasks.get(phase_name(key))
         if running is not None and running.key.attempt > key.attempt:
             why = f"attempt {running.key.attempt} was begun already"
@@ -263,8 +266,8 @@ class MessageHandler:
             self._jobs.suspend(key.job_digest)  # durable before the coordinator is told
             self._refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
-            if error.code in (Refusal.JOB_NOT_APPROVED, Refusal.REJECTED):
-                self._unapproved[key.job_digest] = running.task
+            if error.code in (Refusal.JOB_NOT_APPROVED, Refusal.REJECTED, Refusal.SETTINGS):
+                self._waiting[key.job_digest] = (running.task, self._checks.files.version)
             self._refuse(key, error)
         except Cancelled:
             log.info("input given up", **_fields(key))
@@ -302,7 +305,7 @@ class MessageHandler:
             prepared = await self._inputs.get(request, state_digest=terms.state_digest)
         session = self._checks.session(terms, roster)
         running.prepared, running.own_steps = prepared, prepared.own_steps
-        running.session = self._checks.handler(key, session)
+        running.session = self._checks.handler(key, session, begun=(job, terms))
         self._send(running.session.advertise())
         self._note("advertised", key, is_flushed=False)
         # rounds never go back once this silo adverted for a later one

@@ -14,7 +14,7 @@ from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.identity.roster import Roster
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Approval
+from silo_agent.policy.policy import Approval, Policy
 from silo_agent.rounds.data_sets import DataSets
 
 MAX_JOBS = 64  # held at once, of at most 256 KiB each
@@ -40,8 +40,8 @@ class OfferedJobs:
         self._credentials = credentials
         self._clock = clock
         self._signed: dict[bytes, SignedJob] = {}
-        # once at least, digest and operator: who signed it is on a roster, and policy allows it
-        self._served: dict[bytes, str] = {}
+        # once at least: by whom it is signed, who is on a roster, and the policy that allows it
+        self._served: dict[bytes, tuple[str, Policy]] = {}
         self._last_decision: dict[bytes, Decision] = {}  # as the coordinator was told it
 
     def offer(self, signed: SignedJob, roster: Roster) -> Job:
@@ -66,12 +66,17 @@ class OfferedJobs:
         job = open_job(signed, roster=roster, authority=self._credentials.authority, now=self._clock())
         if self._silo not in job.spec.silos:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
-        if self._served.get(job.digest) != job.operator:  # else the same policy said it of the same bytes
-            self._check_policy(job)
-            _check_code(job)
-            self._served[job.digest] = job.operator
+        self.check_policy(job)
         self._check_decision(job)
         return job
+
+    def check_policy(self, job: Job) -> None:
+        """Raises PolicyRefusal where the policy in force refuses the job, or this silo's code is another."""
+        allowed = (job.operator, self._policy_of(job))
+        if self._served.get(job.digest) != allowed:  # else the same policy said it of the same bytes
+            self._ask_policy(job)
+            _check_code(job)
+            self._served[job.digest] = allowed
 
     def has(self, job_digest: bytes) -> bool:
         """Whether the job was offered in this run and has not ended."""
@@ -113,18 +118,21 @@ class OfferedJobs:
         self._last_decision.pop(job_digest, None)
         self._data_sets.forget(job_digest)
 
-    def _check_policy(self, job: Job) -> None:
+    def _policy_of(self, job: Job) -> Policy:
+        return self._data_sets.named(job.spec).policy
+
+    def _ask_policy(self, job: Job) -> None:
         """Raises PolicyRefusal. Security: of a job that names a data set the field is not told, for a field
         would say that this silo has that one."""
         try:
-            self._data_sets.named(job.spec).policy.check_job(job.spec, operator=job.operator)
+            self._policy_of(job).check_job(job.spec, operator=job.operator)
         except PolicyRefusal as refusal:
             if job.spec.data is None:
                 raise
             raise PolicyRefusal(str(refusal), code=refusal.code) from None
 
     def _check_decision(self, job: Job) -> None:
-        is_approved = self._data_sets.named(job.spec).policy.approval is Approval.AUTOMATIC
+        is_approved = self._policy_of(job).approval is Approval.AUTOMATIC
         decision, is_new = self._ledger.record_job(job, is_approved=is_approved)
         if is_new:
             log.info("job offered", job=job.id, name=job.spec.name, decision=decision.value)

@@ -15,7 +15,15 @@ from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 from crypto.identity.certificates import Anchors
 from crypto.masking.masks import Masker
-from crypto.session.messages import Cohort, Envelopes, RecoveredSeeds, RevealedSum, Shares, UnmaskShares
+from crypto.session.messages import (
+    Cohort,
+    Envelopes,
+    RecoveredSeeds,
+    RevealedSum,
+    Shares,
+    Survivors,
+    UnmaskShares,
+)
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, SiloSession
 from crypto.session.sum_check import SumCheck
 from silo_agent.policy.policy import Policy
@@ -28,14 +36,23 @@ class SessionHandler:
     """Answers the messages of one session."""
 
     def __init__(
-        self, key: PhaseKey, session: SiloSession, *, policy: Policy, authority: Callable[[], Anchors]
+        self,
+        key: PhaseKey,
+        session: SiloSession,
+        *,
+        policy: Callable[[], Policy],
+        authority: Callable[[], Anchors],
+        recheck: Callable[[], None] = lambda: None,
     ) -> None:
-        """authority: what this silo trusts, asked at each message."""
+        """policy, authority: what is in force and whom this silo trusts, asked at each message. recheck:
+        raises PolicyRefusal, before an input is spent and before U3 is signed, where it may not be any more.
+        """
         self.key = key
         self._authority = authority
         self._trusted = authority()
         self._session = session
         self._policy = policy
+        self._recheck = recheck
         self._advert: pb.SiloMessage | None = None
         self._replies: dict[bytes, pb.SiloMessage | None] = {}
 
@@ -73,10 +90,12 @@ class SessionHandler:
             return None
         try:
             received = wire.from_coordinator(message)
+            if isinstance(received, Envelopes | Survivors):
+                self._recheck()
             if isinstance(received, Cohort):
-                self._policy.check_cohort(received.adverts)
+                self._policy().check_cohort(received.adverts)
             elif isinstance(received, Envelopes):
-                self._policy.check_cohort(received.sharers)
+                self._policy().check_cohort(received.sharers)
             elif isinstance(received, RevealedSum):
                 raise RemoteProtocolError("session: a revealed sum comes after it", code=Refusal.STAGE)
             reply = self._answer(self._session.receive(received))

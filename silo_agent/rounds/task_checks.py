@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from chorale.job import Job
 from chorale.privacy.plan import planned_epsilon, planned_epsilon_if_all_others_collude
@@ -37,6 +38,28 @@ from strategies.phases.training import TRAIN
 ENROLLED_ONLY = frozenset({TRAIN})  # phases that weigh a silo by what enrollment counted
 
 
+class Files(Protocol):
+    """What people wrote for this silo (silo_agent.in_force). version: another one where what is in force, or
+    what keeps phases waiting, changed."""
+
+    version: int
+
+    def check(self) -> None:
+        """Raises PolicyRefusal(code=SETTINGS) while it is not what is in force."""
+
+    def look(self) -> None:
+        """See whether it changed."""
+
+
+class _Unwritten:
+    version = 0
+
+    def check(self) -> None:
+        return
+
+    look = check
+
+
 class TaskChecks:
     """The silo's own reading of a task."""
 
@@ -50,7 +73,9 @@ class TaskChecks:
         first_states: FirstStates,
         metrics: SiloMetrics,
         clock: Callable[[], datetime],
+        files: Files | None = None,
     ) -> None:
+        """files: None: nobody writes any while it runs."""
         self._credentials = credentials
         self._jobs = jobs
         self._rosters = rosters
@@ -58,6 +83,7 @@ class TaskChecks:
         self._first_states = first_states
         self._metrics = metrics
         self._clock = clock
+        self.files = files or _Unwritten()
         self._missed_enrollment: set[bytes] = set()
 
     def job(self, key: PhaseKey, task: pb.PhaseTask) -> tuple[Roster, Job]:
@@ -65,6 +91,7 @@ class TaskChecks:
 
         Raises PolicyRefusal, also where policy has no room for the state, or RemoteProtocolError.
         """
+        self.files.check()
         roster, job = self._roster_and_job(key)
         data_set = self._data_sets.of(job.digest)
         data_set.steps.check_runs()
@@ -119,8 +146,7 @@ class TaskChecks:
         if self._credentials.member.name not in terms.names:
             raise PolicyRefusal(f"round {key.round}: this silo is not named", code=Refusal.NOT_NAMED)
         data_set = self._data_sets.of(job.digest)
-        data_set.policy.check_terms(terms)
-        data_set.policy.privacy.check_quantities(job.spec, terms.layout.quantities)
+        self._check_policy(job, terms)
         data_set.reveals.check_attempt(terms)
         if key.kind in ENROLLED_ONLY:
             self._check_enrolled(key)
@@ -149,10 +175,31 @@ class TaskChecks:
             now=self._clock(),
         )
 
-    def handler(self, key: PhaseKey, session: SiloSession) -> SessionHandler:
-        """What answers the messages of a session that begins now, or is taken up from the ledger."""
-        policy = self._data_sets.of(key.job_digest).policy
-        return SessionHandler(key, session, policy=policy, authority=lambda: self._credentials.authority)
+    def handler(
+        self, key: PhaseKey, session: SiloSession, *, begun: tuple[Job, SessionTerms] | None = None
+    ) -> SessionHandler:
+        """What answers the messages of a session. begun: of one that begins now, for which nothing is spent
+        or signed that the policy in force then refuses; one from the ledger signs nothing more."""
+        begun_under = self._data_sets.of(key.job_digest).policy
+
+        def recheck() -> None:
+            if begun is None:
+                return
+            job, terms = begun
+            self.files.check()
+            data_set = self._data_sets.of(key.job_digest)
+            if data_set.policy is not begun_under:
+                self._jobs.check_policy(job)
+                self._check_policy(job, terms)
+            data_set.budget.check_held(job, key)
+
+        return SessionHandler(
+            key,
+            session,
+            policy=lambda: self._data_sets.of(key.job_digest).policy,
+            authority=lambda: self._credentials.authority,
+            recheck=recheck,
+        )
 
     def check_certificates(self, pending: PendingReveal) -> None:
         """A session from the ledger: the key of a certificate of the authority may be stolen since it began.
@@ -206,6 +253,12 @@ class TaskChecks:
         except ConfigError as error:
             raise RemoteProtocolError(str(error), code=Refusal.TERMS) from None
         return roster, job
+
+    def _check_policy(self, job: Job, terms: SessionTerms) -> None:
+        """Raises PolicyRefusal where the policy in force refuses this one session."""
+        policy = self._data_sets.of(job.digest).policy
+        policy.check_terms(terms)
+        policy.privacy.check_quantities(job.spec, terms.layout.quantities)
 
     def _check_promises(self, job: Job, state: GlobalState, data_set: DataSet) -> None:
         """What the job's whole plan costs, against few colluders and against all others, is told and bounded.

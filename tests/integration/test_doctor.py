@@ -58,7 +58,7 @@ class Ward:
 
     def write(self, name: str, values: Values) -> Path:
         path = self.folder / name
-        path.write_text(yaml.safe_dump(values))
+        path.write_text(yaml.safe_dump(values, explicit_end=True))
         return path
 
     def identity(self, role: Role, name: str, **changes: Path) -> Values:

@@ -130,7 +130,7 @@ def settings_of(hub: Hub, place: int) -> SiloSettings:
     name, ceremony = hub.names[place], hub.ceremony
     policy = hub.folder / "policy.yaml"
     policy.write_text(
-        "federation: test\napproval: automatic\nclass_statistics: allow\nmin_class_holders: 2\n"
+        "federation: test\napproval: automatic\nclass_statistics: allow\nmin_class_holders: 2\n...\n"
     )
     return SiloSettings.model_validate(
         {

@@ -19,7 +19,7 @@ def test_each_job_is_about_one_data_set_under_its_own_policy(tmp_path: Path) -> 
     with LocalFederation(folder=tmp_path, silos=3) as federation:
         own = {"federation": federation.ceremony.federation, "approval": "automatic"}
         rules = {"initial_state": "given", "max_rounds": 1, "privacy": {"epsilon": 3.0}}
-        strict.write_text(yaml.safe_dump(own | rules))
+        strict.write_text(yaml.safe_dump(own | rules, explicit_end=True))
         federation.silo = {
             "data": [
                 {"format": "module", "module": MODULE, "name": "wards"},

@@ -76,7 +76,7 @@ def test_label_skew(tmp_path: Path, here: Call) -> None:
     assert (tmp_path / "runs" / "fedavg" / "rounds.jsonl").exists()
     assert "calibrate" in str(final(spherefed)["closing"])
     assert [final(output)["model_after_round"] for output in (fedavg, spherefed, allowed)] == [10, 10, 10]
-    (tmp_path / "policy.yaml").write_text("federation: tutorial\n")
+    (tmp_path / "policy.yaml").write_text("federation: tutorial\n...\n")
     code, refused = here(["simulate", "spherefed.yaml", "--policy", "policy.yaml"])
     assert code == 3, refused
     assert "class_statistics" in refused

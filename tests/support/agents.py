@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import yaml
 from cryptography import x509
 
 from chorale.job import Job, JobSpec, SignedJob, open_job, sign_job
@@ -41,6 +42,7 @@ from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import RevealedSum, SessionTerms
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 from silo_agent.data.base import Samples, SiloData
+from silo_agent.in_force import HeldPolicy, InForce
 from silo_agent.ledger.budget import Spend
 from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
@@ -59,6 +61,7 @@ from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
+from silo_agent.settings import SiloSettings
 from strategies.base import Array, Arrays, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import issue
@@ -156,6 +159,10 @@ class OneHot:
         return {"delta": delta_P, "weight": np.array(work.weight), **tested}
 
 
+def write_policy(path: Path, fields: Mapping[str, Any]) -> None:
+    path.write_text(yaml.safe_dump(dict(fields), explicit_end=True, sort_keys=False))
+
+
 class MemoryTransfers:
     """Hands out the hub's states and keeps what is uploaded."""
 
@@ -240,7 +247,8 @@ class Agent:
         self.audit = AuditLog(self.folder / "audit.jsonl")
         self.metrics = SiloMetrics()
         self.transfers = MemoryTransfers(self.folder, self.hub.states)
-        data_set = DataSet.of(self.ledger, name="data", policy=self.policy, tell_spend=self._tell_spend)
+        self.settings, held = self._files()
+        data_set = DataSet.of(self.ledger, name="data", policy=held.policy, tell_spend=self._tell_spend)
         self.reveals, self.budget = data_set.reveals, data_set.budget
         self.budget.release_dead()
         data_sets = self.data_sets = DataSets([data_set], ledger=self.ledger)
@@ -276,6 +284,7 @@ class Agent:
                 first_states=FirstStates(self.folder / "first", data_sets=data_sets),
                 metrics=self.metrics,
                 clock=clock,
+                files=InForce(self.settings, {"data": held}, take=data_sets.take, audit=self.audit),
             ),
             data_sets=data_sets,
             inputs=InputCache(
@@ -315,6 +324,24 @@ class Agent:
             metrics=self.metrics,
             send=self.sent.put_nowait,
         )
+
+    def _files(self) -> tuple[SiloSettings, HeldPolicy]:
+        """Settings of a real agent, and its policy file."""
+        path = self.folder / "policy.yaml"
+        write_policy(path, self.policy.model_dump(mode="json", exclude_unset=True))
+        settings = SiloSettings.model_validate(
+            {
+                "name": self.name,
+                "federation": FEDERATION,
+                "coordinator": "127.0.0.1:9",
+                "identity": {"certificate": "none.crt", "key": "none.key"},
+                "authority": "none.crt",
+                "directory": self.folder,
+                "policy": path,
+                "data": {"format": "digits"},
+            }
+        )
+        return settings, HeldPolicy.read(path, federation=FEDERATION)
 
     async def _sleep(self, seconds: float) -> None:
         self.seconds += seconds

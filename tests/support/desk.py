@@ -80,7 +80,7 @@ class Desk:
 
     def policy(self, **fields: Any) -> None:
         written = {"federation": "test", "initial_state": "given", **fields}
-        (self.folder / "policy.yaml").write_text(yaml.safe_dump(written))
+        (self.folder / "policy.yaml").write_text(yaml.safe_dump(written, explicit_end=True))
 
     @property
     def job(self) -> str:

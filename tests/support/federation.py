@@ -256,7 +256,7 @@ class LocalFederation:
 
     def _write(self, name: str, settings: Settings) -> Path:
         path = self.folder / name
-        path.write_text(yaml.safe_dump(settings))
+        path.write_text(yaml.safe_dump(settings, explicit_end=True))
         return path
 
     def _spawn(

@@ -475,7 +475,8 @@ class Rogue(Hub):
 
     def _settings(self, name: str) -> SiloSettings:
         policy = self.folder / f"{name}-policy.yaml"
-        policy.write_text(yaml.safe_dump(Policy.model_validate(self.policy).model_dump(mode="json")))
+        written = Policy.model_validate(self.policy).model_dump(mode="json")
+        policy.write_text(yaml.safe_dump(written, explicit_end=True))
         return SiloSettings.model_validate(
             {
                 "name": name,

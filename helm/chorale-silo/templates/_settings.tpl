@@ -81,4 +81,5 @@ tracing_endpoint: {{ . | quote }}
 {{- define "chorale-silo.policy" -}}
 federation: {{ .federation | quote }}
 {{- include "chorale-silo.fields" .policy }}
+...
 {{- end -}}

@@ -45,7 +45,7 @@ class Desk:
 
     def write(self, name: str, settings: Settings) -> Path:
         path = self.folder / name
-        path.write_text(yaml.safe_dump(settings))
+        path.write_text(yaml.safe_dump(settings, explicit_end=True))
         return path
 
     def operator(self, **changes: Any) -> Path:

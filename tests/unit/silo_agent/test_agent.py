@@ -36,7 +36,7 @@ def make_settings(tmp_path: Path) -> MakeSettings:
         ceremony.enroll(Role.SILO, name)
     ceremony.enroll(Role.OPERATOR, "clinic-a")
     policy = tmp_path / "policy.yaml"
-    policy.write_text("federation: test\n")
+    policy.write_text("federation: test\n...\n")
 
     def make(member: tuple[Role, str] = (Role.SILO, "clinic-a"), **changes: Any) -> SiloSettings:
         values: dict[str, Any] = {
@@ -75,14 +75,14 @@ async def test_an_agent_serves_probes_while_it_dials_and_stops_on_sigterm(
 async def test_a_policy_with_another_delta_than_the_account_is_refused(make_settings: MakeSettings) -> None:
     settings = make_settings()
     for delta in ("1.0e-6", "1.0e-6"):  # the control: a second start with the same one
-        settings.policy.write_text(f"federation: test\nprivacy:\n  delta: {delta}\n")
+        settings.policy.write_text(f"federation: test\nprivacy:\n  delta: {delta}\n...\n")
         (settings.directory / "endpoint.json").unlink(missing_ok=True)
         running = asyncio.ensure_future(run_agent(settings))
         while not (settings.directory / "endpoint.json").exists() and not running.done():
             await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(asyncio.shield(running), 20)
-    settings.policy.write_text("federation: test\n")
+    settings.policy.write_text("federation: test\n...\n")
     sentence = "expected that of account data, 1e-06, .* got 1e-05: set it back, or change the account's"
     with pytest.raises(ConfigError, match=sentence):
         await run_agent(settings)
@@ -151,7 +151,7 @@ async def test_files_that_do_not_fit_are_named_before_anything_is_opened(
 
 async def test_a_policy_of_another_federation_is_refused(make_settings: MakeSettings, tmp_path: Path) -> None:
     policy = tmp_path / "other.yaml"
-    policy.write_text("federation: elsewhere\n")
+    policy.write_text("federation: elsewhere\n...\n")
     with pytest.raises(ConfigError, match="federation: expected test, got elsewhere"):
         await run_agent(make_settings(policy=policy))
 

@@ -21,7 +21,7 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.masking.masks import Masker, Source
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL
-from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub, MemoryTransfers
+from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub, MemoryTransfers, write_policy
 from tests.unit.silo_agent.conftest import MakeHub
 
 SUMS = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
@@ -67,6 +67,31 @@ async def test_every_phase_of_a_job_is_charged_once(make_hub: MakeHub) -> None:
         await hub.run(round, phase)
         expected = costs(hub, *[name for _, name in phases[:done]])
         assert [spent(agent) for agent in hub.agents.values()] == pytest.approx([expected] * 4)
+
+
+async def test_after_epsilon_fell_what_was_reserved_keeps_to_both_budgets(make_hub: MakeHub) -> None:
+    """It was reserved under the budget that fell since, and left all the same."""
+    hub, names = make_hub(), {"federation": "test", "approval": "automatic", "initial_state": "given"}
+    one = costs(hub, "enrollment")
+    for name, epsilon in {ME: 0.9 * one, "silo-1": 1.1 * one}.items():
+        agent = hub.add(name, privacy={"epsilon": 2 * one, "partial_jobs": "allow"})
+        exchange = hub.begin(0, "enrollment.0")
+        agent.tell(task=exchange.task)
+        await agent.answer("advert")
+        privacy = {"epsilon": epsilon, "partial_jobs": "allow"}
+        write_policy(agent.folder / "policy.yaml", names | {"privacy": privacy})
+        agent.handler.poll()
+        assert agent.budget._limits["data"] == {2 * one, epsilon}
+    for name in ("silo-2", "silo-3"):
+        hub.add(name, privacy={"epsilon": 2 * one, "partial_jobs": "allow"})
+    again = hub.begin(0, "enrollment.0", attempt=2)
+    await hub.advertise(again)
+    await hub.share(again)
+    for name, envelopes in again.session.close_share().items():
+        hub.agents[name].tell(envelopes=wire.to_silo(envelopes, again.key).envelopes)
+    assert (await hub.agents[ME].answer("refused")).code == "budget"
+    await hub.agents["silo-1"].uploaded()
+    assert [spent(hub.agents[name]) for name in (ME, "silo-1")] == [0.0, pytest.approx(one)]
 
 
 async def test_an_attempt_that_sends_the_same_input_again_is_no_new_spend(make_hub: MakeHub) -> None:

@@ -321,14 +321,14 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
 )
 def test_a_policy_file_out_of_range_names_file_and_field(tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text(f"federation: test\n{line}\n")
+    path.write_text(f"federation: test\n{line}\n...\n")
     with pytest.raises(ConfigError, match=rf"policy\.yaml: .*{words}"):
         load_policy(path)
 
 
 def test_the_environment_overrides_the_policy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text("federation: test\nmin_silos: 4\n")
+    path.write_text("federation: test\nmin_silos: 4\n...\n")
     monkeypatch.setenv("CHORALE_POLICY_MIN_SILOS", "6")
     assert load_policy(path).min_silos == 6
     assert load_policy(path).approval.value == "manual"

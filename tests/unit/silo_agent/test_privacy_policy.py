@@ -62,7 +62,7 @@ def test_no_number_of_the_policy_is_taken_unless_it_is_finite_and_above_zero(
 ) -> None:
     """NaN passes `value <= 0`, and no spend is above NaN."""
     path = tmp_path / "policy.yaml"
-    path.write_text(f"federation: test\nprivacy:\n  {field}: {value}\n")
+    path.write_text(f"federation: test\nprivacy:\n  {field}: {value}\n...\n")
     with pytest.raises(ConfigError, match=rf"policy\.yaml: privacy\.{field}"):
         load_policy(path)
 
@@ -71,7 +71,7 @@ def test_no_number_comes_in_through_the_environment_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text("federation: test\n")
+    path.write_text("federation: test\n...\n")
     monkeypatch.setenv("CHORALE_POLICY_PRIVACY__EPSILON", "2.5")
     assert load_policy(path).privacy.epsilon == 2.5
     monkeypatch.setenv("CHORALE_POLICY_PRIVACY__EPSILON", "nan")
@@ -81,15 +81,15 @@ def test_no_number_comes_in_through_the_environment_either(
 
 def test_a_budget_above_ten_must_be_said_twice(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n")
+    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n...\n")
     with pytest.raises(
         ConfigError, match=r"at most 10 for a data set, got 10\.5; .* accept_epsilon_up_to: 10\.5"
     ):
         load_policy(path)
-    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n  accept_epsilon_up_to: 10.4\n")
+    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n  accept_epsilon_up_to: 10.4\n...\n")
     with pytest.raises(ConfigError, match="accept_epsilon_up_to"):
         load_policy(path)
-    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n  accept_epsilon_up_to: 10.5\n")
+    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n  accept_epsilon_up_to: 10.5\n...\n")
     assert load_policy(path).privacy.epsilon == 10.5
     assert Policy(federation="test").privacy.epsilon == 10.0
 
@@ -176,7 +176,7 @@ def test_a_bound_that_bounds_nothing_is_refused_when_the_policy_is_read(
     path = tmp_path / "policy.yaml"
     good = {"accept_shared_noise": True, "max_epsilon_if_all_others_collude": 30}
     for privacy in (good, good | field):
-        path.write_text(yaml.safe_dump({"federation": "test", "privacy": privacy}))
+        path.write_text(yaml.safe_dump({"federation": "test", "privacy": privacy}, explicit_end=True))
         if privacy == good:
             assert load_policy(path).privacy.max_epsilon_if_all_others_collude == 30.0
             continue
@@ -257,7 +257,7 @@ def test_quantities_that_need_noise_are_refused_without(tmp_path: Path) -> None:
 def test_a_quantity_that_no_method_sums_is_a_slip_of_the_pen(tmp_path: Path, text: str) -> None:
     """It would protect nothing, or refuse every job, and nobody would notice."""
     path = tmp_path / "policy.yaml"
-    path.write_text(f"federation: test\n{text}")
+    path.write_text(f"federation: test\n{text}...\n")
     with pytest.raises(
         ConfigError, match=r"(noised|quantities): expected quantities of .* samples,.* got sample"
     ):

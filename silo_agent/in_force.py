@@ -1,0 +1,188 @@
+"""The policies that a running agent holds, and what it takes of their files while it runs.
+
+A file that allows no more than before is taken by itself, whole. One that allows more, lacks a field that it
+had, or cannot be read keeps new phases waiting until a person confirms it, changes it back, or restarts the
+agent. A record in the agent's folder says what it holds. Source: docs/operations.md, "Change a policy".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError
+
+from chorale.observability.logs import get_logger
+from chorale.runtime.audit import AuditLog, is_in_use
+from chorale.runtime.files import read_limited, write_atomic
+from chorale.spec.settings_file import MAX_BYTES
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from silo_agent.policy.policy import Policy, read_policy
+from silo_agent.policy.tightening import loosened
+from silo_agent.settings import SiloSettings
+
+TAKEN_EVENT = "policy_taken"  # audit entry: a data set's policy, and whether it tightened or was confirmed
+
+log = get_logger("silo_agent.in_force")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPolicy:
+    """digest: SHA-256 of the file. policy: with the overrides of the agent's environment."""
+
+    digest: bytes
+    policy: Policy
+
+    @classmethod
+    def read(cls, path: Path, *, federation: str) -> Self:
+        """Raises ConfigError, also for a policy of another federation."""
+        digest, policy = read_policy(path)
+        if policy.federation != federation:
+            raise ConfigError(f"{path}: federation: expected {federation}, got {policy.federation}")
+        return cls(digest=digest, policy=policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What an agent holds, by data set, and why new phases wait. It is what the record says."""
+
+    policies: Mapping[str, HeldPolicy]
+    waits: tuple[str, ...] = ()
+
+    def looser(self, settings: SiloSettings) -> tuple[dict[str, HeldPolicy], tuple[str, ...]]:
+        """Policies whose files changed, by data set, and why the files as they are now are not taken."""
+        changed, why = dict[str, HeldPolicy](), list[str]()
+        for data_set in settings.data_sets:
+            path, held = settings.policy_of(data_set), self.policies.get(data_set.name)
+            if held is None:
+                why.append(f"data set {data_set.name}: it takes a restart")
+                continue
+            try:
+                found = HeldPolicy.read(path, federation=settings.federation)
+                _check_delta(path, found.policy, held.policy)
+            except ConfigError as error:
+                why.append(str(error))
+                continue
+            if found.digest != held.digest:
+                changed[data_set.name] = found
+                why += [f"{path}: {each}" for each in loosened(held.policy, found.policy)]
+        return changed, tuple(dict.fromkeys(why))
+
+    def to_json(self) -> bytes:
+        policies = {
+            name: {
+                "sha256": each.digest.hex(),
+                "fields": each.policy.model_dump(mode="json", exclude_unset=True),
+            }
+            for name, each in self.policies.items()
+        }
+        return json.dumps({"policies": policies, "waits": self.waits}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def of_running(cls, settings: SiloSettings) -> Held | None:
+        """Of the agent that runs on these settings; None where none does. Raises ConfigError."""
+        path = settings.in_force_path
+        if not is_in_use(settings.audit_path) or not path.exists():
+            return None
+        try:
+            record = json.loads(read_limited(path, 100 * MAX_BYTES))
+            policies = {
+                name: HeldPolicy(
+                    digest=bytes.fromhex(each["sha256"]), policy=Policy.model_validate(each["fields"])
+                )
+                for name, each in record["policies"].items()
+            }
+            return cls(policies=policies, waits=tuple(record["waits"]))
+        except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+            raise ConfigError(f"{path}: it is no record of an agent: {type(error).__name__}") from None
+
+
+class InForce:
+    """Of one agent that runs.
+
+    take: puts another policy of a data set in force. `version` changes with all that is taken or keeps new
+    phases waiting.
+    """
+
+    def __init__(
+        self,
+        settings: SiloSettings,
+        policies: Mapping[str, HeldPolicy],
+        *,
+        take: Callable[[str, Policy], None],
+        audit: AuditLog,
+    ) -> None:
+        self.version = 0
+        self._settings = settings
+        self._held = Held(policies=dict(policies))
+        self._take = take
+        self._audit = audit
+        settings.confirmed_path.unlink(missing_ok=True)  # what is there is in force since this start
+        self._record()
+
+    def check(self) -> None:
+        """Raises PolicyRefusal(code=SETTINGS) while the files are not what is in force."""
+        self.look()
+        if self._held.waits:
+            raise PolicyRefusal(
+                f"settings: {'; '.join(self._held.waits)}; new phases wait until the file is changed back, "
+                "`chorale silo reload --confirm`, or a restart",
+                code=Refusal.SETTINGS,
+            )
+
+    def look(self) -> None:
+        """Read the files, and take what allows no more or was confirmed."""
+        before, confirmed = self._held, self._confirmed()
+        changed, waits = before.looser(self._settings)
+        if changed and (not waits or {each.digest for each in changed.values()} <= confirmed):
+            for name, found in changed.items():
+                self._take(name, found.policy)
+                why = "confirmed" if waits else "tightened"
+                self._audit.append(TAKEN_EVENT, data_set=name, policy=found.digest.hex(), why=why)
+                log.warning("policy taken", data_set=name, sha256=found.digest.hex(), why=why)
+            self._held = Held(policies={**before.policies, **changed})
+            _, waits = self._held.looser(self._settings)
+        self._held = replace(self._held, waits=waits)
+        if waits != before.waits:
+            log.error("new phases wait", why="; ".join(waits)) if waits else log.info("new phases go on")
+        if self._held != before:
+            self.version += 1
+            self._record()
+
+    def _confirmed(self) -> frozenset[bytes]:
+        """Digests of the files that a person confirmed, once."""
+        path = self._settings.confirmed_path
+        if not path.exists():
+            return frozenset()
+        text = read_limited(path, MAX_BYTES)
+        path.unlink()
+        try:
+            return frozenset(bytes.fromhex(line) for line in text.decode().split())
+        except ValueError:
+            log.error("confirmation not read", path=str(path))
+            return frozenset()
+
+    def _record(self) -> None:
+        write_atomic(self._settings.in_force_path, self._held.to_json())
+
+
+def _check_delta(path: Path, found: Policy, held: Policy) -> None:
+    if found.privacy.delta != held.privacy.delta:
+        raise ConfigError(
+            f"{path}: privacy.delta: expected {held.privacy.delta:g}, at which all that was spent is valued, "
+            f"got {found.privacy.delta:g}"
+        )
+
+
+def confirm(settings: SiloSettings, digests: frozenset[bytes]) -> None:
+    """Have the running agent take files of these digests, whatever they allow."""
+    write_atomic(settings.confirmed_path, "\n".join(sorted(each.hex() for each in digests)).encode())
+
+
+def not_in_force(settings: SiloSettings) -> tuple[str, ...]:
+    """Why the running agent does not take the files as they are; nothing where none runs."""
+    held = Held.of_running(settings)
+    return () if held is None else tuple(f"not in force: {each}" for each in held.looser(settings)[1])

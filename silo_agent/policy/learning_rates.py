@@ -1,0 +1,34 @@
+"""How fast a job may move the global state. Source: docs/protocol.md 6.9."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import PolicyRefusal, Rule
+from silo_agent.policy.privacy_policy import refusal_by
+
+if TYPE_CHECKING:
+    from silo_agent.policy.policy import Policy
+
+
+def rate_refusals(spec: JobSpec, policy: Policy) -> Iterator[PolicyRefusal]:
+    """Where a state would not move, or move beyond what the silos sent.
+
+    Security: a state that does not move is asked again as another one (docs/protocol.md 6.10). One that
+    moves little still gives sums that nearly depend on each other (docs/threat-model.md, differences of
+    cohorts): no rate that a method needs keeps it from that.
+    """
+    first, server = spec.training.learning_rate, spec.method.server_rate
+    lowest = first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(max(1, spec.rounds))
+    for what, given, low, high in (
+        ("learning_rate", lowest, policy.min_learning_rate, math.inf),
+        ("learning_rate", first, 0.0, policy.max_learning_rate),
+        ("server_learning_rate", server, policy.min_server_learning_rate, policy.max_server_learning_rate),
+    ):
+        if given < low:
+            yield refusal_by(f"{what} {given:.4g}", f"at least {low:g} (min_{what})", Rule(f"min_{what}"))
+        if given > high:
+            yield refusal_by(f"{what} {given:.4g}", f"at most {high:g} (max_{what})", Rule(f"max_{what}"))
