@@ -73,7 +73,7 @@ ROOMS = {
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
     "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger "
-    "< local_storage < data < settings < account_units < objective < rounds < approval < evidence "
+    "< local_storage < data < settings < in_force < account_units < objective < rounds < approval < evidence "
     "< connection < training < agent",
     "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
