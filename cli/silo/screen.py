@@ -29,8 +29,7 @@ from silo_agent.approval.view import (
     SummedQuantity,
     in_order,
 )
-from silo_agent.ledger.budget import BudgetBalance
-from silo_agent.ledger.costs import PlannedCharge
+from silo_agent.ledger.costs import BudgetBalance, PlannedCharge
 from silo_agent.ledger.reveals import Decision
 
 MAX_COLUMNS = 100

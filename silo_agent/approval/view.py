@@ -27,8 +27,7 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings
 from silo_agent.ledger.accounts import Contents
-from silo_agent.ledger.budget import BudgetBalance
-from silo_agent.ledger.costs import PlannedCharge
+from silo_agent.ledger.costs import BudgetBalance, PlannedCharge
 from silo_agent.ledger.decisions import Given, PersonsDecision
 from silo_agent.ledger.ledger import LedgerJob
 from silo_agent.ledger.reveals import Decision

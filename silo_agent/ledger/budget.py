@@ -14,7 +14,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
@@ -30,7 +30,16 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
-from silo_agent.ledger.costs import Cost, Costs, PlannedCharge, composed, write_cost, write_plan
+from silo_agent.ledger.costs import (
+    BudgetBalance,
+    Cost,
+    Costs,
+    JobSpend,
+    PlannedCharge,
+    composed,
+    write_cost,
+    write_plan,
+)
 from silo_agent.ledger.known_states import keep_check
 from silo_agent.ledger.standing import check_not_put_back
 from silo_agent.ledger.state_uses import StateUse, record_use
@@ -57,34 +66,6 @@ class Spend:
     round: int
     phase: str
     cost_digest: bytes | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpend:
-    """What one job spent by itself; the jobs' epsilons add up to more than they cost together."""
-
-    job_digest: bytes
-    epsilon: float
-    inputs: int
-    unnoised: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetBalance:
-    """Where a data set stands. held: spent and reserved. unnoised: inputs that left without noise."""
-
-    data_set: str
-    budget: float
-    delta: float
-    spent: float
-    held: float
-    unnoised: int
-    jobs: tuple[JobSpend, ...] = field(default=())
-
-    @property
-    def left(self) -> float:
-        """Epsilon up to the budget; what it still buys depends on what is bought."""
-        return max(0.0, self.budget - self.held)
 
 
 class Budget:

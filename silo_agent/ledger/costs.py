@@ -1,4 +1,5 @@
-"""What inputs and whole plans release, as the ledger keeps it: each text once, under its SHA-256."""
+"""What inputs and whole plans release, as the ledger keeps it: each text once, under its SHA-256; and what
+an account holds of it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, overload
 
 from chorale.privacy.composition import FirstPlan
@@ -29,6 +30,34 @@ class PlannedCharge:
     delta: float
     epsilon: float
     epsilon_after: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpend:
+    """What one job spent by itself; the jobs' epsilons add up to more than they cost together."""
+
+    job_digest: bytes
+    epsilon: float
+    inputs: int
+    unnoised: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetBalance:
+    """Where a data set stands. held: spent and reserved. unnoised: inputs that left without noise."""
+
+    data_set: str
+    budget: float
+    delta: float
+    spent: float
+    held: float
+    unnoised: int
+    jobs: tuple[JobSpend, ...] = field(default=())
+
+    @property
+    def left(self) -> float:
+        """Epsilon up to the budget; what it still buys depends on what is bought."""
+        return max(0.0, self.budget - self.held)
 
 
 def write_cost(connection: sqlite3.Connection, cost: Cost) -> bytes:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import PolicyRefusal, Rule
 from silo_agent.policy.privacy_policy import refusal_by
 
-if TYPE_CHECKING:
-    from silo_agent.policy.policy import Policy
 
-
-def rate_refusals(spec: JobSpec, policy: Policy) -> Iterator[PolicyRefusal]:
+def rate_refusals(
+    spec: JobSpec, *, rate: tuple[float, float], server_rate: tuple[float, float]
+) -> Iterator[PolicyRefusal]:
     """Where a state would not move, or move beyond what the silos sent.
 
     Security: a state that does not move is asked again as another one (docs/protocol.md 6.10). One that
@@ -24,9 +22,9 @@ def rate_refusals(spec: JobSpec, policy: Policy) -> Iterator[PolicyRefusal]:
     first, server = spec.training.learning_rate, spec.method.server_rate
     lowest = first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(max(1, spec.rounds))
     for what, given, low, high in (
-        ("learning_rate", lowest, policy.min_learning_rate, math.inf),
-        ("learning_rate", first, 0.0, policy.max_learning_rate),
-        ("server_learning_rate", server, policy.min_server_learning_rate, policy.max_server_learning_rate),
+        ("learning_rate", lowest, rate[0], math.inf),
+        ("learning_rate", first, 0.0, rate[1]),
+        ("server_learning_rate", server, *server_rate),
     ):
         if given < low:
             yield refusal_by(f"{what} {given:.4g}", f"at least {low:g} (min_{what})", Rule(f"min_{what}"))

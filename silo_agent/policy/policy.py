@@ -306,7 +306,11 @@ class Policy(BaseModel):
         yield from refusals_of(
             check_redrawn_statistics, spec, may_redraw=self.redrawn_statistics is Permission.ALLOW
         )
-        yield from rate_refusals(spec, self)
+        yield from rate_refusals(
+            spec,
+            rate=(self.min_learning_rate, self.max_learning_rate),
+            server_rate=(self.min_server_learning_rate, self.max_server_learning_rate),
+        )
         # here and not in the phase that sums it: rounds may come before
         for quantity in spec.quantities:
             yield from refusals_of(self.check_quantities, [quantity], is_private=spec.privacy is not None)

@@ -17,7 +17,7 @@ from chorale.privacy.plan import planned_releases
 from chorale.privacy.privacy_filter import filter_epsilon
 from chorale.privacy.releases import releases_from_json
 from crypto.session.cohort import default_colluders
-from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.costs import BudgetBalance
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.policy.policy import Policy
 from strategies.base import TOTAL

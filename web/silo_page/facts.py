@@ -12,7 +12,7 @@ from typing import Any
 from chorale.runtime.audit import read_entries
 from crypto.errors import ConfigError, Refusal
 from silo_agent.approval.reading import policy_digests
-from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.costs import BudgetBalance
 from silo_agent.ledger.decisions import Given
 from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger, LedgerJob
 from silo_agent.policy.policy import load_policy

@@ -10,7 +10,7 @@ import pytest
 
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.reveal import PendingReveal
-from silo_agent.ledger.budget import BudgetBalance
+from silo_agent.ledger.costs import BudgetBalance
 from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger
 from silo_agent.ledger.reveals import DIFFERENCED_KINDS
 from silo_agent.metrics import phase_label
