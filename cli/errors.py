@@ -36,6 +36,7 @@ class ExitCode(IntEnum):
     REFUSED_HERE = 3, "refused by policy or privacy budget of silos (`demo`, `job submit`, `job watch`)"
     REFUSED_BY_PEER = 4, "refused by the peer that was called"
     MISMATCH = 5, "something in an archive of evidence does not fit (`evidence verify`, `job evidence`)"
+    INCOMPLETE = 6, "silos of the job are missing from a roster in the evidence (`evidence verify`)"
     INTERRUPTED = 130, "interrupted by Ctrl-C"
 
     def __new__(cls, number: int, meaning: str) -> Self:
@@ -54,12 +55,17 @@ class Failure:
     hint: str = ""
 
 
+class SilosMissing(ChoraleError):
+    """An archive of evidence holds, and silos that its job names were not on all of its rosters."""
+
+
 CODES: dict[type[ChoraleError], ExitCode] = {  # of every other one: FAILED
     ConfigError: ExitCode.USAGE,
     PolicyRefusal: ExitCode.REFUSED_HERE,
     BudgetExhausted: ExitCode.REFUSED_HERE,
     RemoteProtocolError: ExitCode.REFUSED_BY_PEER,
     EvidenceMismatch: ExitCode.MISMATCH,
+    SilosMissing: ExitCode.INCOMPLETE,
 }
 
 

@@ -13,6 +13,7 @@ from chorale.transport.tls import load_authority
 from cli.job.options import check_out_file, operator_options
 from client.evidence.archive import MAX_BYTES
 from client.evidence.pack import collect
+from client.evidence.verify import examine
 from client.operations import connect
 
 if TYPE_CHECKING:
@@ -51,4 +52,5 @@ def evidence(
         digest, authority = operations.find(job_id), load_authority(settings.authority)
         data = collect(operations, digest, identity=identity, authority=authority, silos=silos, sboms=sboms)
     write_atomic(out, data, mode=0o644)
-    click.echo(f"{out}: {len(data)} bytes; check it with `chorale evidence verify {out}`")
+    result = examine(data, authority=authority).facts.result
+    click.echo(f"{out}: {len(data)} bytes; {result}; check it with `chorale evidence verify {out}`")

@@ -1,10 +1,14 @@
-"""What an archive says in numbers: from the signed job and its arrays' shapes, by maker and reader alike."""
+"""The facts of an archive: declared once, and shown by terminal, README.md, facts.json and console page.
+
+They follow from the signed job, its arrays' shapes and what silos signed, for maker and reader alike.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from chorale.evidence import CoordinatorStatement, read_document
@@ -13,40 +17,155 @@ from chorale.privacy.plan import planned_phases
 from chorale.privacy.promise import promise_of
 from chorale.privacy.quantity_noise import noised
 from chorale.spec.phase_context import phase_context
+from chorale.spec.selection import draws
 from chorale.spec.state import GlobalState
-from client.evidence.phases import Chain, shapes_of
+from client.evidence.phases import Chain, PhaseProof, shapes_of
 from crypto.errors import EvidenceMismatch
 from crypto.fixed_point.layout import Quantity
+from crypto.session.cohort import draw_risk
 
 RELATIVE = 1e-6  # of two computations of one number on different machines
+EPSILON = "Epsilon planned"
+Rows = list[tuple[str, str]]
 
 
-def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> dict[str, Any]:
-    """All that is not there word by word in a signed file."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that an archive says and that is not there word by word in a signed file.
+
+    colluders: a third of the silos that the job names: what its phases have to withstand. draw_risk: the
+    chance that a drawn round names more of so many than a third of its own; None without drawn rounds.
+    missing: silos of the job that a phase's roster lacks, each with those phases.
+    """
+
+    job: str
+    name: str
+    federation: str
+    operator: str
+    method: str
+    model_name: str
+    task: str
+    silos: tuple[str, ...]
+    rounds: int
+    colluders: int
+    draw_risk: float | None
+    phases: tuple[PhaseProof, ...]
+    weakest: PhaseProof | None
+    missing: Mapping[str, tuple[str, ...]]
+    states_signed_by_silos: int
+    least_silos_in_a_sum: int
+    model_sha256: str
+    model_round: int
+    model_numbers: int
+    first_state_sha256: str
+    epsilon: Mapping[str, Any] | None
+    quantities: Mapping[str, Any]
+
+    @property
+    def result(self) -> str:
+        """The weakest phase, in a sentence."""
+        if self.weakest is None:
+            return "no phase is signed by silos"
+        return f"the weakest phase is {self.weakest.title}: {told(self.weakest, len(self.silos))}"
+
+    @property
+    def unproved(self) -> tuple[PhaseProof, ...]:
+        return tuple(each for each in self.phases if each.is_unproved)
+
+    def rows(self) -> Rows:
+        """What terminal, README.md and page show of all phases together, as name and sentence."""
+        unsigned = [each.title for each in self.phases if not each.signers]
+        rows = [
+            ("Missing silos", self._missing_told()),
+            ("Weakest phase", self.result),
+            ("Job", f"{self.job[:12]} {self.name} by {self.operator}, federation {self.federation}"),
+            ("Phases", f"{len(self.phases)}, in order and without a gap"),
+            ("States signed by silos", f"{self.states_signed_by_silos}"),
+            ("Signed by nobody", ", ".join(unsigned) or "none"),
+            ("Model", f"after round {self.model_round}, SHA-256 {self.model_sha256}"),
+            (EPSILON, self.epsilon_told()),
+        ]
+        if self.draw_risk is not None:
+            rows.insert(2, ("Drawn rounds", self._draw_told(self.draw_risk)))
+        if self.unproved:
+            rows.insert(0, ("Unproved", ", ".join(each.title for each in self.unproved)))
+        return rows
+
+    def phase_rows(self) -> Rows:
+        """Each phase with its own numbers."""
+        return [(each.title, told(each, len(self.silos))) for each in self.phases]
+
+    def _missing_told(self) -> str:
+        if not self.missing:
+            return f"none: all {len(self.silos)} silos of the job are on the roster of every phase"
+        each = (f"{name} from the roster of {_span(titles)}" for name, titles in self.missing.items())
+        return f"{'; '.join(each)}. Under a roster with them a phase may have ended otherwise"
+
+    def _draw_told(self, risk: float) -> str:
+        return (
+            f"each withstands the number beside it for certain, and {self.colluders} of the job's "
+            f"{len(self.silos)} silos but for a chance of at most {risk:.2g}, of all rounds together"
+        )
+
+    def epsilon_told(self) -> str:
+        """What noise promises, in a sentence."""
+        epsilon = self.epsilon
+        if epsilon is None:
+            return "none: the sums may show single records, and no epsilon bounds what they tell"
+        collude = epsilon["if_all_other_silos_collude"]
+        worst = "nothing is promised" if collude is None else f"epsilon {collude:.4g}"
+        return (
+            f"{epsilon['planned']:.4g} at delta {epsilon['delta']:g} for each {epsilon['for_each']}, against "
+            f"the coordinator and {epsilon['against_the_coordinator_and_silos']} silos; if all other silos "
+            f"collude: {worst}"
+        )
+
+
+def told(phase: PhaseProof, silos: int) -> str:
+    """One phase, in a sentence. silos: of the job."""
+    roster = f"under roster {phase.roster_version}"
+    if not phase.signers:
+        return f"signed by nobody, {phase.named} silos named {roster}"
+    verdict = "unproved: " if phase.is_unproved else ""
+    silent = f" (not {', '.join(phase.silent)})" if phase.silent else ""
+    missing = f", without {', '.join(phase.missing)} of the job" if phase.missing else ""
+    return (
+        f"{verdict}{len(phase.signers)} of {phase.named} named silos signed{silent} {roster}{missing}, which "
+        f"withstands {phase.withstands} of the job's {silos} that lie together; {phase.required} have to be "
+        "withstood"
+    )
+
+
+def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> Facts:
     spec, shapes = job.spec, shapes_of(statement.arrays, statement.phases)
-    rule = spec.rule(spec.named_per_round)
-    return {
-        "job": job.digest.hex(),
-        "name": spec.name,
-        "federation": spec.federation,
-        "operator": job.operator,
-        "method": spec.strategy.name,
-        "model_name": spec.model.name,
-        "task": "classification" if spec.task is None else spec.task.name,
-        "silos": list(spec.silos),
-        "rounds": spec.rounds,
-        "named_each_round": spec.named_per_round,
-        "signatures_each_state": rule.threshold,
-        "least_silos_in_a_sum": rule.min_survivors,
-        "phases_told": len(statement.phases),
-        "states_signed_by_silos": len(chain.states),
-        "silos_missing_from_a_roster": list(chain.lacking),
-        "model_sha256": statement.model,
-        "model_round": statement.model_round,
-        "model_numbers": sum(array.size for name, array in shapes.items() if name.startswith("model/")),
-        "first_state_sha256": spec.initial_state,
-        "epsilon": _epsilon(job, shapes),
-        "quantities": {
+    silos, signed = len(spec.silos), [each for each in chain.phases if each.signers]
+    return Facts(
+        job=job.digest.hex(),
+        name=spec.name,
+        federation=spec.federation,
+        operator=job.operator,
+        method=spec.strategy.name,
+        model_name=spec.model.name,
+        task="classification" if spec.task is None else spec.task.name,
+        silos=spec.silos,
+        rounds=spec.rounds,
+        colluders=silos // 3,
+        draw_risk=_draw_risk(job),
+        phases=chain.phases,
+        weakest=min(signed, key=_strength, default=None),
+        missing={
+            name: tuple(each.title for each in chain.phases if name in each.missing)
+            for name in spec.silos
+            if any(name in each.missing for each in chain.phases)
+        },
+        states_signed_by_silos=len(signed),
+        least_silos_in_a_sum=min((each.summed for each in signed), default=0),
+        model_sha256=statement.model,
+        model_round=statement.model_round,
+        model_numbers=sum(array.size for name, array in shapes.items() if name.startswith("model/")),
+        first_state_sha256=str(spec.initial_state),
+        epsilon=_epsilon(job, shapes),
+        quantities={
             kind: {
                 "times": times,
                 "silos": silos,
@@ -54,17 +173,38 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> dict[st
             }
             for kind, silos, times in planned_phases(spec)
         },
-    }
+    )
 
 
-def check_facts(document: bytes, expected: Mapping[str, Any]) -> dict[str, Any]:
+def document_of(facts: Facts) -> dict[str, Any]:
+    """facts.json."""
+    return dict(json.loads(json.dumps(asdict(facts))))
+
+
+def _strength(phase: PhaseProof) -> tuple[int, int]:
+    return phase.withstands - phase.required, phase.withstands
+
+
+def _draw_risk(job: Job) -> float | None:
+    spec = job.spec
+    if not spec.draws_rounds:
+        return None
+    silos, drawn = len(spec.silos), spec.named_per_round
+    return float(draw_risk(silos, drawn, colluders=silos // 3, draws=draws(spec)))
+
+
+def _span(titles: Sequence[str]) -> str:
+    return titles[0] if len(titles) == 1 else f"{titles[0]} to {titles[-1]} ({len(titles)} phases)"
+
+
+def check_facts(document: bytes, expected: Facts) -> Facts:
     """The facts as they stand in the archive, which may differ from ours in the last digits of a number.
 
     Raises EvidenceMismatch that names the first field that differs.
     """
     found = read_document(document)
-    _compare(found, json.loads(json.dumps(expected)), ())
-    return found
+    _compare(found, document_of(expected), ())
+    return replace(expected, **{name: found[name] for name in ("draw_risk", "epsilon", "quantities")})
 
 
 def _compare(found: Any, expected: Any, place: tuple[str, ...]) -> None:

@@ -15,11 +15,11 @@ from chorale.v1.operations_pb2 import EvidenceMessage
 from client.evidence import contents as names
 from client.evidence.archive import MAX_FILES, archive_bytes
 from client.evidence.contents import certificates_file, file_facts, fits, job_files
-from client.evidence.facts import facts_of
+from client.evidence.facts import document_of, facts_of
 from client.evidence.pages import pages_of
 from client.evidence.phases import follow_phases
 from client.evidence.proofs import ProofDocument
-from client.evidence.verify import verify_archive, version
+from client.evidence.verify import examine, version
 from client.operations import Operations
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Anchors, Identity, SignedBody, fingerprint
@@ -110,7 +110,7 @@ def archive_of(
     """The archive, signed by the job's operator, once it was verified as anybody else would.
 
     silos: signed statements, by name. sboms: files by name. Raises EvidenceMismatch where something in it
-    does not fit.
+    does not fit; phases that are unproved are in its facts.
     """
     with fits(names.COORDINATOR):
         coordinator = evidence.open_statement(
@@ -141,7 +141,7 @@ def archive_of(
         names.AUTHORITY: authority.pem,
         names.COORDINATOR: bytes(shown.statement),
         names.CERTIFICATES: certificates_file(shown.certificates),
-        names.FACTS: evidence.document_bytes(facts),
+        names.FACTS: evidence.document_bytes(document_of(facts)),
         **{
             f"rosters/{version}.json": roster_to_file_bytes(signed)
             for version, signed in shown.rosters.items()
@@ -161,7 +161,7 @@ def archive_of(
         files=file_facts(files),
     )
     data = archive_bytes({**files, names.MANIFEST: evidence.sign_statement(manifest, identity)})
-    verify_archive(data, authority=authority)
+    examine(data, authority=authority)
     return data
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from chorale.evidence import CoordinatorStatement, PhaseFacts
 from client.evidence.contents import GDPR, MODEL_CARD, README
+from client.evidence.facts import EPSILON, Facts
 from client.history import class_rows
 
 MAX_FIGURES = 40
@@ -14,12 +14,13 @@ MAX_FIGURES = 40
 _PROVES = """\
 ## What this proves
 
-Under the authority's key, and if at most a third of the silos that a round named lied together:
+Under the authority's key, of each phase, while no more silos of the job lied together than it withstands by
+the table above:
 
-- The job ran as `job.yaml` says, from the first state that it names to the state with SHA-256
-  {model}.
-- Each state in between follows from the one before by a sum over the silos that its proof names: each silo
-  that signed it had checked the sum and computed the state itself.
+- The phase happened, under the job as `job.yaml` has it, and goes on from the state before. So the states
+  lead from the first one that the job names to the one with SHA-256 {model}.
+- Each state follows from the one before by a sum over the silos that its proof names: each silo that signed
+  it had checked the sum and computed the state itself.
 - What was summed is what `facts.json` lists: its digest stands in every proof.
 
 ## What nobody proves
@@ -29,6 +30,7 @@ Under the authority's key, and if at most a third of the silos that a round name
   is which round was best, where a job keeps the best one.
 - When anything happened. Every date is by a clock of the party that signed it.
 - Which operator asked, where no silo's statement is here: every operator can sign a job that it has read.
+- A phase that nobody signed, or that is unproved.
 - That nothing followed. Operator and coordinator together can leave the last rounds out and say that the job
   was cancelled. The statement of a silo that took part in two phases more would not fit.
 - That a silo's audit log is whole. Its lines chain, and it names the last line of the whole log, so that an
@@ -53,7 +55,7 @@ may be used for and on whom it was not tested, the institutions know, and this p
 
 
 def pages_of(
-    facts: Mapping[str, Any],
+    facts: Facts,
     statement: CoordinatorStatement,
     silos: Sequence[str],
     sboms: Iterable[str],
@@ -66,27 +68,16 @@ def pages_of(
     }
 
 
-def epsilon_told(facts: Mapping[str, Any]) -> str:
-    """What noise promises, in a sentence."""
-    epsilon = facts["epsilon"]
-    if epsilon is None:
-        return "The job has no noise: its sums may show single records, and no epsilon bounds what they tell."
-    collude = epsilon["if_all_other_silos_collude"]
-    worst = "nothing is promised" if collude is None else f"epsilon {collude:.4g}"
-    return (
-        f"The job plans epsilon {epsilon['planned']:.4g} at delta {epsilon['delta']:g} for each "
-        f"{epsilon['for_each']}, against the coordinator and "
-        f"{epsilon['against_the_coordinator_and_silos']} silos; if all other silos collude: {worst}."
-    )
-
-
-def _readme(facts: Mapping[str, Any], statement: CoordinatorStatement, silos: Sequence[str]) -> str:
-    signed = f"at least {facts['signatures_each_state']} silos"
+def _readme(facts: Facts, statement: CoordinatorStatement, silos: Sequence[str]) -> str:
     rows = [
         ("`authority.crt`", "nobody", "compare its SHA-256 with the one that your institution was given"),
         ("`rosters/`", "the authority", "who was a member, with which certificate, and when"),
         ("`job.yaml`", "the operator", "all that was asked, before it began; signed in `job-signature.json`"),
-        ("`proofs/`", signed, "who is in a sum, its digest, what was summed, the states before and after"),
+        (
+            "`proofs/`",
+            "silos, by the table above",
+            "who is in a sum, its digest, what was summed, the states before and after",
+        ),
         (
             "`silos/`",
             "that silo alone",
@@ -97,16 +88,15 @@ def _readme(facts: Mapping[str, Any], statement: CoordinatorStatement, silos: Se
         ("`facts.json`, pages", "nobody", "computed again by the person who checks the archive"),
         ("`sbom/`", "nobody", "listed in the manifest, and not checked: a release signs its own"),
     ]
-    absent = sorted(set(facts["silos"]) - set(silos))
+    absent = sorted(set(facts.silos) - set(silos))
     return "\n".join(
         [
-            f"# Evidence of job {facts['job'][:12]}, {facts['name']}",
+            f"# Evidence of job {facts.job[:12]}, {facts.name}",
             "",
-            f"Federation {facts['federation']}, operator {facts['operator']}, method {facts['method']}, "
-            f"{len(facts['silos'])} silos.",
-            f"The coordinator says: {statement.status}, after {facts['phases_told']} phases. Silos signed "
-            f"{facts['states_signed_by_silos']} states.",
-            epsilon_told(facts),
+            *(f"- {name}: {text}." for name, text in facts.rows()),
+            f"- By the coordinator's word: {statement.status}.",
+            "",
+            _table(("phase", "its silos"), facts.phase_rows()),
             "",
             "Check it without any network, with the authority's certificate that you have from elsewhere:",
             "",
@@ -119,15 +109,15 @@ def _readme(facts: Mapping[str, Any], statement: CoordinatorStatement, silos: Se
             f"Statements of silos in this archive: {', '.join(silos) or 'none'}. "
             f"Missing: {', '.join(absent) or 'none'}.",
             "",
-            _PROVES.format(model=facts["model_sha256"]),
+            _PROVES.format(model=facts.model_sha256),
         ]
     )
 
 
-def _gdpr(facts: Mapping[str, Any], silos: Sequence[str], sboms: Sequence[str]) -> str:
+def _gdpr(facts: Facts, silos: Sequence[str], sboms: Sequence[str]) -> str:
     statements = ", ".join(f"`silos/{name}.json`" for name in silos) or "no silo's statement is here"
     bills = ", ".join(f"`{name}`" for name in sboms) or "no bill of materials is here (`job evidence --sbom`)"
-    least = facts["least_silos_in_a_sum"]
+    least = facts.least_silos_in_a_sum
     rows = [
         ("Art. 30(1)(a) controller", "names in `rosters/`", "authority", "legal names, contacts, officer"),
         (
@@ -162,13 +152,13 @@ def _gdpr(facts: Mapping[str, Any], silos: Sequence[str], sboms: Sequence[str]) 
         ),
         ("Software", f"`coordinator.json`, `silos/`; {bills}", "each of itself", "your own inventory"),
     ]
-    tells = {each["what_it_tells"] for kind in facts["quantities"].values() for each in kind["summed"]}
+    tells = {each["what_it_tells"] for kind in facts.quantities.values() for each in kind["summed"]}
     return "\n".join(
         [
-            _GDPR.format(job=facts["job"][:12]),
+            _GDPR.format(job=facts.job[:12]),
             _table(("item", "here", "whose word", "you add"), rows),
             "",
-            epsilon_told(facts),
+            f"{EPSILON}: {facts.epsilon_told()}.",
             "Docs of this release say what follows: docs/threat-model.md, docs/privacy.md.",
             "",
             "The sums of this job are:",
@@ -179,19 +169,19 @@ def _gdpr(facts: Mapping[str, Any], silos: Sequence[str], sboms: Sequence[str]) 
     )
 
 
-def _model_card(facts: Mapping[str, Any], statement: CoordinatorStatement) -> str:
+def _model_card(facts: Facts, statement: CoordinatorStatement) -> str:
     last = next((each for each in reversed(statement.phases) if each.figures and each.cohort), None)
     rows = class_rows(statement.phases)
     return "\n".join(
         [
-            f"# Model of job {facts['job'][:12]}, {facts['name']}",
+            f"# Model of job {facts.job[:12]}, {facts.name}",
             "",
-            f"- SHA-256 of its arrays: {facts['model_sha256']}, after round {facts['model_round']}",
-            f"- Network {facts['model_name']}, {facts['model_numbers']} numbers; task {facts['task']}",
-            f"- Trained with {facts['method']} over {len(facts['silos'])} institutions, "
-            f"{facts['named_each_round']} of them each round",
-            f"- Starting weights: SHA-256 {facts['first_state_sha256']}",
-            f"- {epsilon_told(facts)}",
+            f"- SHA-256 of its arrays: {facts.model_sha256}, after round {facts.model_round}",
+            f"- Network {facts.model_name}, {facts.model_numbers} numbers; task {facts.task}",
+            f"- Trained with {facts.method} over {len(facts.silos)} institutions, "
+            f"{facts.least_silos_in_a_sum} or more of them in each sum that silos signed",
+            f"- Starting weights: SHA-256 {facts.first_state_sha256}",
+            f"- {EPSILON}: {facts.epsilon_told()}.",
             "",
             "Figures of the last phase that has some, by the coordinator's word:",
             "",

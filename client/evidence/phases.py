@@ -21,6 +21,8 @@ from client.evidence.proofs import ProofDocument
 from crypto.errors import EvidenceMismatch
 from crypto.identity.certificates import certificate_from_der
 from crypto.identity.roster import Roster
+from crypto.identity.roster_memory import RosterMemory
+from crypto.session.cohort import withstands
 from strategies.base import TOTAL
 from strategies.phases.enrollment import ENROLLMENT
 
@@ -31,24 +33,58 @@ MAX_TOTAL = float(1 << 47)  # of a sum that silos check, docs/protocol.md 4.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseProof:
+    """How far one phase is proved, in its own numbers and not in those of the whole job.
+
+    named: how many of the job's silos on its roster it names. signers: those whose signatures on its state
+    hold. silent: the others that it names. missing: silos of the job that its roster lacks. summed: how many
+    are in its sum. withstands: how many silos may lie together; required: how many it has to withstand.
+    Source: docs/protocol.md 11.8.
+    """
+
+    round: int
+    phase: str
+    roster_version: int
+    named: int
+    signers: tuple[str, ...]
+    silent: tuple[str, ...]
+    missing: tuple[str, ...]
+    summed: int
+    withstands: int
+    required: int
+
+    @property
+    def title(self) -> str:
+        return f"round {self.round} {self.phase}"
+
+    @property
+    def is_unproved(self) -> bool:
+        """A phase that nobody signs moves no state, and says nothing that could be proved."""
+        return bool(self.signers) and self.withstands < self.required
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """final: the state after the last phase. states: those that t silos signed, by round and phase. lacking:
-    silos of the job that a roster of one of its phases did not list."""
+    """final: the state after the last phase. states: those that t silos signed, by round and phase."""
 
     final: bytes
     states: Mapping[tuple[int, str], bytes]
-    lacking: tuple[str, ...]
+    phases: tuple[PhaseProof, ...]
 
 
 @dataclass(kw_only=True)
 class _Walk:
-    """Where the job stands between two phases."""
+    """Where the job stands between two phases. rosters: those of its phases so far, and the reader's own.
+    unfinished: the last phase was applied and is not the last of its round."""
 
     state: bytes
+    rosters: RosterMemory
     seed: bytes = b""
     position: tuple[int, int, int] | None = None
     round: int = 0
+    unfinished: bool = False
     states: dict[tuple[int, str], bytes] = field(default_factory=dict)
+    phases: list[PhaseProof] = field(default_factory=list)
 
 
 def shapes_of(arrays: Mapping[str, ArrayShape], phases: Sequence[PhaseFacts]) -> GlobalState:
@@ -70,22 +106,23 @@ def follow_phases(
     certificates: Mapping[str, bytes],
     arrays: Mapping[str, ArrayShape],
     is_done: bool,
+    known: Roster | None = None,
 ) -> Chain:
-    """Raises EvidenceMismatch, or another ChoraleError, that names the first phase that does not fit."""
+    """known: a roster from before the job. Raises EvidenceMismatch, or another ChoraleError, that names the
+    first phase that does not fit; one that withstands too few silos does fit."""
     assert job.spec.initial_state is not None
     if len(arrays) > MAX_ARRAYS or any(_values(each) > MAX_VALUES for each in arrays.values()):
         raise EvidenceMismatch(
             f"{COORDINATOR}: arrays: expected at most {MAX_VALUES} values each, and at most {MAX_ARRAYS} "
             "arrays"
         )
-    walk = _Walk(state=bytes.fromhex(job.spec.initial_state))
+    memory = RosterMemory.of(() if known is None else (known,))
+    walk = _Walk(state=bytes.fromhex(job.spec.initial_state), rosters=memory)
     operator = certificate_from_der(job.signed.operator_certificate)
     left = _by_phase(proofs)
     for number, phase in enumerate(phases):
         with fits(f"round {phase.round} {phase.phase[:80]}"):
-            if phase.roster_version not in rosters:
-                raise EvidenceMismatch(f"roster {phase.roster_version} is missing from the archive")
-            roster = rosters[phase.roster_version]
+            roster = _next_roster(walk, phase, rosters)
             roster.check_member(operator)
             _check_order(job, walk, phase)
             names = job.named(roster.silo_names, phase.round, phase.phase, walk.seed)
@@ -105,20 +142,59 @@ def follow_phases(
                 raise EvidenceMismatch("the proof that silos signed is missing")
             if phase.state != walk.state.hex():
                 raise EvidenceMismatch("the coordinator names another state than the silos signed")
+            walk.phases.append(_proved(job, phase, document, roster, names))
     if left:
         round, name = next(iter(left))
         raise EvidenceMismatch(
             f"round {round} {name}: a proof is there, and the coordinator does not name it"
         )
     _check_end(job, phases, is_done=is_done)
-    lacking = {
-        name for each in phases for name in set(job.spec.silos) - rosters[each.roster_version].silo_names
-    }
-    return Chain(
-        final=walk.state,
-        states=walk.states,
-        lacking=tuple(sorted(lacking)),
+    return Chain(final=walk.state, states=walk.states, phases=tuple(walk.phases))
+
+
+def _next_roster(walk: _Walk, phase: PhaseFacts, rosters: Mapping[int, Roster]) -> Roster:
+    """Security: any roster that the authority ever signed has a valid signature, so one on which colluders
+    stood alone would make them a quorum. Dates say nothing: who signs a phase chooses its date."""
+    version = phase.roster_version
+    if version not in rosters:
+        raise EvidenceMismatch(f"roster {version} is missing from the archive")
+    roster, before = rosters[version], walk.rosters.version
+    if version < before:
+        whose = "the phase before" if walk.phases else "the one that you knew before the job"
+        raise EvidenceMismatch(f"roster {version} is older than roster {before}, of {whose}")
+    if version > before:
+        walk.rosters.check(roster)
+        walk.rosters = walk.rosters.after(roster)
+    return roster
+
+
+def _proved(
+    job: Job, phase: PhaseFacts, document: ProofDocument | None, roster: Roster, names: tuple[str, ...]
+) -> PhaseProof:
+    signers = set() if document is None else document.signers.keys()
+    return PhaseProof(
+        round=phase.round,
+        phase=phase.phase,
+        roster_version=roster.version,
+        named=len(names),
+        signers=tuple(sorted(signers)),
+        silent=tuple(sorted(set(names) - signers)),
+        missing=tuple(sorted(set(job.spec.silos) - roster.silo_names)),
+        summed=len(phase.cohort),
+        withstands=withstands(len(signers), len(names)),
+        required=_required(job, phase.phase, present=len(set(job.spec.silos) & roster.silo_names)),
     )
+
+
+def _required(job: Job, phase: str, *, present: int) -> int:
+    """A third of the silos that the job names, whoever stands on a roster. Of a drawn round a third of the
+    drawn ones, while t of those on its roster would withstand as many as the whole job has to: of a roster on
+    which colluders are more than a third, a draw names too many of them. Source: docs/protocol.md 11.8."""
+    whole = len(job.spec.silos) // 3
+    if job.names_everyone(phase) or not job.spec.draws_rounds:
+        return whole
+    bears = withstands(job.spec.rule(present).threshold, present)
+    return job.spec.named_per_round // 3 if bears >= whole else whole
 
 
 def _values(array: ArrayShape) -> int:
@@ -152,11 +228,24 @@ def _check_order(job: Job, walk: _Walk, phase: PhaseFacts) -> None:
         raise EvidenceMismatch(f"a job begins with {job.opening}: phases before it are missing")
     if walk.position is not None and position <= walk.position:
         raise EvidenceMismatch("out of order")
-    if phase_kind(phase.phase) in job.strategy.round_phases:
-        if phase.round > walk.round + 1:
-            raise EvidenceMismatch(f"round {walk.round + 1} is missing")
+    kind, kinds = phase_kind(phase.phase), job.strategy.round_phases
+    is_same_round = kind in kinds and phase.round == walk.round
+    if walk.unfinished and not is_same_round:
+        raise EvidenceMismatch(f"the end of round {walk.round} is missing")
+    closes = kind in job.strategy.closing and walk.round < job.spec.rounds and not _may_end(job, walk)
+    if closes or (kind in kinds and phase.round > walk.round + 1):
+        raise EvidenceMismatch(f"round {walk.round + 1} is missing")
+    if kind in kinds:
         walk.round = phase.round
+        walk.unfinished = phase.result == APPLIED and kind != kinds[-1]
     walk.position = position
+
+
+def _may_end(job: Job, walk: _Walk) -> bool:
+    """Before the last round, if the job says that it stops, or once it has taken its steps."""
+    steps, last = job.spec.steps, job.strategy.round_phases[-1]
+    taken = {state for (_, phase), state in walk.states.items() if phase == last}
+    return job.spec.stop is not None or (steps is not None and len(taken) >= steps)
 
 
 def _check_proof(

@@ -6,13 +6,17 @@ The steps, in this order; the first thing that does not fit ends it:
 2. The authority: its certificate is the reader's own, where one is given.
 3. The manifest: signed under a certificate of that authority, and it lists exactly these files with their
    SHA-256. Before that no other document is parsed.
-4. The makers: rosters are signed with the authority's key; the job, the manifest and the coordinator's
-   statement are signed by members of those rosters, the first two by one operator.
-5. The phases: in order from the signed first state on, each state signed by t of the silos that are named.
+4. The makers: rosters are signed with the authority's key, and each is one of a phase or the newest; the job,
+   the manifest and the coordinator's statement are signed by members of those rosters, the first two by one
+   operator.
+5. The phases: in order from the signed first state on, under rosters whose versions never fall, each state
+   signed by so many of the silos that are named that it withstands a third of those of the job.
 6. The model: its SHA-256 is that of such a state, and of the reader's own file, where one is given.
 7. The facts and pages: what this release computes from the job.
 8. The coordinator's audit log: its lines about the job chain, and tell of the same phases.
-9. The silos' statements: each signed by that silo, and agreeing with what other silos signed.
+9. The silos' statements: each signed by a silo of the newest roster, and agreeing with what others signed.
+
+No time in an archive counts: each is by the clock of its signer.
 
 Source: docs/protocol.md 11.
 """
@@ -22,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 from cryptography import x509
 
@@ -35,7 +38,7 @@ from client.errors import require_extra
 from client.evidence import contents as names
 from client.evidence.archive import files_of
 from client.evidence.contents import Contents, fits, read_contents
-from client.evidence.facts import check_facts, facts_of
+from client.evidence.facts import Facts, check_facts, facts_of
 from client.evidence.pages import pages_of
 from client.evidence.phases import Chain, follow_phases, shapes_of
 from client.evidence.silos import check_silo
@@ -58,27 +61,46 @@ from crypto.identity.roster import Roster, read_roster
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
     """What held. authorities: SHA-256 of the certificates that everything rests on; is_trusted: they are the
-    reader's own. silos: those whose statements are in it. notes: what could not be decided. signers: the
-    fewest silos that signed a state; 0 where no state is."""
+    reader's own. silos: those whose statements are in it. notes: what could not be decided."""
 
-    facts: Mapping[str, Any]
+    facts: Facts
     authorities: tuple[str, ...]
     is_trusted: bool
     has_model: bool
     silos: tuple[str, ...]
-    signers: int
     notes: tuple[str, ...]
     statement: CoordinatorStatement
 
 
-def verify_archive(data: bytes, *, authority: Anchors | None = None, model: bytes | None = None) -> Verified:
-    """authority: the reader's own. model: a file of `job fetch`.
+def verify_archive(
+    data: bytes,
+    *,
+    authority: Anchors | None = None,
+    model: bytes | None = None,
+    roster: SignedBody | None = None,
+) -> Verified:
+    """As `examine`, and EvidenceMismatch for the weakest phase that is unproved."""
+    held = examine(data, authority=authority, model=model, roster=roster)
+    if held.facts.unproved:
+        raise EvidenceMismatch(held.facts.result)
+    return held
+
+
+def examine(
+    data: bytes,
+    *,
+    authority: Anchors | None = None,
+    model: bytes | None = None,
+    roster: SignedBody | None = None,
+) -> Verified:
+    """authority: the reader's own. model: a file of `job fetch`. roster: one that the reader knew before the
+    job.
 
     Raises EvidenceMismatch with the first thing that does not fit, and ConfigError where a package that the
-    accounting needs is not installed.
+    accounting needs is not installed. An unproved phase fits.
     """
     contents = read_contents(files_of(data), trusted=authority)
-    rosters = _rosters(contents)
+    rosters, known = _rosters(contents, authority, roster)
     newest = rosters[max(rosters)]
     job = _job(contents, newest)
     _check_makers(contents, job, newest)
@@ -93,7 +115,9 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
         certificates=contents.certificates,
         arrays=statement.arrays,
         is_done=statement.status == "done",
+        known=known,
     )
+    _check_used(statement, rosters)
     _check_model(job, statement, chain, model)
     with fits(names.FACTS):
         facts = check_facts(contents.facts, facts_of(job, statement, chain))
@@ -106,9 +130,7 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
     notes = _check_audit(job, statement)
     for name, silo in sorted(contents.silos.items()):
         with fits(f"silos/{name}.json"):
-            _check_signer(
-                silo.certificate, MemberId(federation=job.spec.federation, role=Role.SILO, name=name), rosters
-            )
+            _check_silos_signer(silo.certificate, name, statement, rosters)
             if (silo.statement.silo, silo.statement.job) != (name, job.digest.hex()):
                 raise EvidenceMismatch("it is of another silo or job")
             notes += check_silo(
@@ -124,7 +146,6 @@ def verify_archive(data: bytes, *, authority: Anchors | None = None, model: byte
         is_trusted=authority is not None,
         has_model=model is not None,
         silos=tuple(sorted(contents.silos)),
-        signers=min((len(each.signers) for each in contents.proofs.values()), default=0),
         notes=tuple(notes),
         statement=statement,
     )
@@ -146,18 +167,36 @@ def opened_job(contents: Contents) -> Job:
         return Job(spec=spec, signed=contents.job, operator=contents.job.operator)
 
 
-def _rosters(contents: Contents) -> dict[int, Roster]:
+def _rosters(
+    contents: Contents, authority: Anchors | None, known: SignedBody | None
+) -> tuple[dict[int, Roster], Roster | None]:
+    """By version, and the one that the reader knew before."""
     federation = contents.manifest.statement.federation
     rosters = {}
+    phases = contents.coordinator.statement.phases
+    first = {each.roster_version: f" of round {each.round} {each.phase}" for each in reversed(phases)}
     for number, signed in contents.rosters.items():
-        with fits(f"rosters/{number}.json"):
+        with fits(f"rosters/{number}.json{first.get(number, '')}"):
             roster = read_roster(signed, authority=contents.authority, federation=federation)
             if roster.version != number:
                 raise EvidenceMismatch(f"it is version {roster.version}")
         rosters[number] = roster
     if not rosters:
         raise EvidenceMismatch("rosters: there is none in the archive")
-    return rosters
+    if known is None:
+        return rosters, None
+    with fits("--roster"):
+        own = read_roster(known, authority=authority or contents.authority, federation=federation)
+        if own.version in rosters and rosters[own.version].digest != own.digest:
+            raise EvidenceMismatch(f"the archive has another roster of version {own.version}")
+    return rosters, own
+
+
+def _check_used(statement: CoordinatorStatement, rosters: Mapping[int, Roster]) -> None:
+    """Else one that nothing was done under could vouch for who signed a statement."""
+    used = {each.roster_version for each in statement.phases}
+    for number in sorted(rosters.keys() - used - {max(rosters)}):
+        raise EvidenceMismatch(f"rosters/{number}.json: no phase was under it, and it is not the newest")
 
 
 def _job(contents: Contents, newest: Roster) -> Job:
@@ -186,7 +225,7 @@ def _check_makers(contents: Contents, job: Job, newest: Roster) -> None:
         if manifest.operator != job.operator:
             raise EvidenceMismatch(f"{manifest.operator} signed it, and the job belongs to {job.operator}")
         operator = MemberId(federation=newest.federation, role=Role.OPERATOR, name=job.operator)
-        _check_signer(contents.manifest.certificate, operator, {newest.version: newest})
+        _check_signer(contents.manifest.certificate, operator, newest)
     with fits(names.COORDINATOR):
         check_certificate(
             contents.coordinator.certificate,
@@ -196,16 +235,36 @@ def _check_makers(contents: Contents, job: Job, newest: Roster) -> None:
             now=statement.made,
         )
         hub = MemberId(federation=newest.federation, role=Role.COORDINATOR, name=statement.coordinator)
-        _check_signer(contents.coordinator.certificate, hub, {newest.version: newest})
+        _check_signer(contents.coordinator.certificate, hub, newest)
 
 
-def _check_signer(certificate: x509.Certificate, expected: MemberId, rosters: Mapping[int, Roster]) -> None:
-    """Raises EvidenceMismatch unless it is that member's certificate, by one of these rosters."""
-    digest = fingerprint(certificate)
-    if not any(each.holds(expected.role, expected.name, digest) for each in rosters.values()):
+def _check_signer(certificate: x509.Certificate, expected: MemberId, newest: Roster) -> None:
+    """Raises EvidenceMismatch unless it is that member's certificate, by the newest roster."""
+    if not newest.holds(expected.role, expected.name, fingerprint(certificate)):
         raise EvidenceMismatch(
-            f"it is not signed by {expected.role} {expected.name}: no roster lists that certificate so"
+            f"it is not signed by {expected.role} {expected.name}: the newest roster, version "
+            f"{newest.version}, does not list that certificate so"
         )
+
+
+def _check_silos_signer(
+    certificate: x509.Certificate, name: str, statement: CoordinatorStatement, rosters: Mapping[int, Roster]
+) -> None:
+    """Security: a key that was stolen is why a certificate leaves, and no time tells when it signed."""
+    newest = rosters[max(rosters)]
+    member = MemberId(federation=newest.federation, role=Role.SILO, name=name)
+    held = [
+        each
+        for each in statement.phases
+        if rosters[each.roster_version].holds(Role.SILO, name, fingerprint(certificate))
+    ]
+    try:
+        _check_signer(certificate, member, newest)
+    except EvidenceMismatch as error:
+        if held:
+            last = f"round {held[-1].round} {held[-1].phase}"
+            raise EvidenceMismatch(f"{error}; it left the rosters after {last}") from None
+        raise
 
 
 def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model: bytes | None) -> None:
@@ -213,7 +272,8 @@ def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model:
     if job.spec.keep is not None:  # which round was best only the coordinator says
         ends |= {state.hex() for (round, _), state in chain.states.items() if round == statement.model_round}
     if statement.model not in ends:
-        raise EvidenceMismatch(f"{names.COORDINATOR}: model: not a state that silos signed")
+        last = next((each.title for each in reversed(chain.phases) if each.signers), "none")
+        raise EvidenceMismatch(f"{names.COORDINATOR}: model: not the state that silos signed last, of {last}")
     if model is None:
         return
     with fits("--model"):

@@ -98,6 +98,15 @@ def named_set(
     return tuple(sorted(ranked[:wanted]))
 
 
+def withstands(signers: int, named: int) -> int:
+    """Silos that may lie together while a state that so many of the named ones signed is still proved.
+
+    One of the signers is honest, and two such proofs of one phase share an honest one.
+    Source: docs/protocol.md 11.8.
+    """
+    return max(0, min(signers - 1, 2 * signers - named - 1))
+
+
 def neighbors(name: str, names: Sequence[str]) -> frozenset[str]:
     """The silos whose ledgers the named silo echoes: the next MAX_ECHOES of the named set, from the last on
     to the first. names: sorted. Source: docs/protocol.md 5.11.

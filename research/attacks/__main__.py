@@ -1,6 +1,6 @@
 """Every attack with its protection and without, on scikit-learn's digits: `python -m research.attacks`.
 
-With an attack's name it runs that one: crafted-state, repeated-state, drift or ground-draw.
+With an attack's name it runs that one: crafted-state, repeated-state, drift, ground-draw or forged-evidence.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from bench.rows import table
 from crypto.errors import ConfigError
 from research.attacks import differences, gradients, ground_draw, membership, moments
 from research.attacks.digits import NAMES
+from research.attacks.forged import archives
 from research.attacks.states import crafted, drift, repeated
 from research.attacks.states.digit_silos import Training
 
@@ -79,11 +80,16 @@ def _ground_draw(parser: Parser) -> Callable[..., Any]:
     return ground_draw.measure
 
 
+def _forged_evidence(_: Parser) -> Callable[..., Any]:
+    return archives.measure
+
+
 ATTACKS: Mapping[str, Callable[[Parser], Callable[..., Any]]] = {
     "crafted-state": _crafted_state,
     "repeated-state": _repeated_state,
     "drift": _drift,
     "ground-draw": _ground_draw,
+    "forged-evidence": _forged_evidence,
 }
 
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import yaml
@@ -61,6 +60,7 @@ class ToldCoordinator:
     has_jobs: bool = True
     records: list[PhaseRecord] = field(default_factory=lambda: [record(1)])
     cancelled: list[bytes] = field(default_factory=list)
+    held: Verified | None = None  # what evidence proves
 
     async def overview(self) -> Overview:
         return Overview(
@@ -86,21 +86,8 @@ class ToldCoordinator:
         return b"evidence"
 
     async def proof(self, digest: bytes) -> Verified:
-        epsilon = {"planned": 3.25, "delta": 1e-5, "for_each": "record"}
-        facts = {"operator": "olga", "phases_told": 5, "states_signed_by_silos": 4, "epsilon": epsilon}
-        facts |= {"signatures_each_state": 2, "model_round": 3, "model_sha256": "ab" * 32}
-        audit = SimpleNamespace(entries=120, lines=("",) * 12, head="cd" * 32)
-        statement: Any = SimpleNamespace(audit=audit, made=datetime(2026, 5, 4, tzinfo=UTC))
-        return Verified(
-            facts=facts,
-            authorities=("ef" * 32,),
-            is_trusted=True,
-            has_model=False,
-            silos=(),
-            signers=3,
-            notes=("the coordinator's audit log lacks round 1 train",),
-            statement=statement,
-        )
+        assert self.held is not None
+        return self.held
 
     async def model(self, digest: bytes) -> AsyncIterator[bytes]:
         async def parts() -> AsyncIterator[bytes]:

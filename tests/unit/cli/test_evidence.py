@@ -33,13 +33,15 @@ def test_verify_says_what_held_on_what_it_rests_and_who_said_nothing(
     archive, model = tmp_path / "evidence.zip", tmp_path / "model.safetensors"
     archive.write_bytes(lab.archive)
     model.write_bytes(lab.model)
-    own = str(lab.ceremony.certificate_path)
+    own = str(lab.certificate_path)
     assert run(["evidence", "verify", str(archive), "--authority", own, "--model", str(model)]) == 0
     output = capsys.readouterr().out
-    assert output.startswith(f"{archive}: all of it holds\n")
-    assert "4 states, each signed by 3 silos or more of 4" in output
-    assert f"statements of silos: {', '.join(SILOS[:3])}; missing: {SILOS[3]}" in output
-    assert "by the coordinator's word alone: done, figures, times, who was left out" in output
+    weakest = (
+        "the weakest phase is round 0 enrollment.0: 3 of 4 named silos signed (not clinic-d) under roster 1"
+    )
+    assert output.startswith(f"{archive}: all of it holds; {weakest}, which withstands 1 of the job's 4 that")
+    assert f"Statements of silos: {', '.join(SILOS[:3])}; missing: {SILOS[3]}" in output
+    assert "By the coordinator's word alone: done, figures, times, who was left out" in output
     assert "your own" in output
     assert run(["evidence", "verify", str(archive), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -50,7 +52,7 @@ def test_verify_says_what_held_on_what_it_rests_and_who_said_nothing(
 def test_the_share_of_class_rows_is_told_beside_what_the_coordinator_says_alone(
     lab: Lab, tmp_path: Path
 ) -> None:
-    held = verify_archive(lab.archive, authority=lab.ceremony.anchors)
+    held = verify_archive(lab.archive, authority=lab.anchors)
     assert not [line for line in lines(tmp_path, held) if "class rows" in line]
     first, second, *others = held.statement.phases
     figures = {"classes": 10.0, "class_rows_by_default": 4.0}

@@ -37,8 +37,9 @@ from client.evidence.verify import verify_archive
 from crypto.errors import EvidenceMismatch, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
 from crypto.identity.roster import roster_to_file_bytes
-from tests.support.ceremony import issue, stranger
-from tests.support.evidence import AWAY, HUB, OPERATOR, OTHER, SILOS, Files, Lab, chained, spec
+from research.attacks.forged.federation import HUB, OPERATOR, Files
+from tests.support.ceremony import stranger
+from tests.support.evidence import AWAY, OTHER, PRIVACY, SILOS, Lab, chained
 
 COORDINATOR, SILO = names.COORDINATOR, f"silos/{SILOS[0]}.json"
 SECOND = "proofs/000002-2-train.json"
@@ -48,15 +49,15 @@ Values = dict[str, Any]
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     made = Lab(folder=tmp_path_factory.mktemp("lab"))
-    verify_archive(made.archive, authority=made.ceremony.anchors)
+    verify_archive(made.archive, authority=made.anchors)
     return made
 
 
 def test_honest_archive_verifies_and_so_does_one_that_is_only_sealed_again(lab: Lab) -> None:
     for archive in (lab.archive, lab.sealed(lab.files)):
-        held = verify_archive(archive, authority=lab.ceremony.anchors, model=lab.model)
-        assert (held.silos, held.signers, held.notes) == (SILOS[:3], 3, ())
-        assert held.facts["states_signed_by_silos"] == 4
+        held = verify_archive(archive, authority=lab.anchors, model=lab.model)
+        assert (held.silos, held.notes) == (SILOS[:3], ())
+        assert (held.facts.states_signed_by_silos, held.facts.missing, held.facts.unproved) == (4, {}, ())
     assert archive_bytes(files_of(lab.archive)) == lab.archive
 
 
@@ -149,14 +150,9 @@ def _own_log(drop: Callable[[Values], bool]) -> Callable[[Values], None]:
 
 def _other_job(lab: Lab) -> Files:
     """The operator signs a milder job, and the coordinator says that it was this one."""
-    noisier = spec(
-        privacy={
-            "delta": 1e-5,
-            "records": {"clip_norm": 1.0, "noise_multiplier": 9.0, "sample_rate": 0.1, "noise": "silo"},
-            "statistics_noise_multiplier": 90.0,
-        }
-    ).filled(nonce="0" * 32, initial_state=bytes.fromhex(str(lab.job.spec.initial_state)))
-    signed = sign_job(noisier.to_yaml(), lab.identities[OPERATOR])
+    records = {**PRIVACY["records"], "noise_multiplier": 9.0}
+    noisier = {**PRIVACY, "records": records, "statistics_noise_multiplier": 90.0}
+    signed = lab.federation.job(privacy=noisier).signed
     files = _coordinator(lab, lambda values: values.update(job=signed.digest.hex()))
     proofs = {
         name: evidence.document_bytes({**json.loads(data), "job": signed.digest.hex()})
@@ -197,8 +193,7 @@ def _false_signer(lab: Lab) -> Files:
 
 def _later_roster(lab: Lab) -> Files:
     """A roster that the authority did sign, though later, in the place of the one that silos signed under."""
-    lab.ceremony.publish(without=(OTHER,))
-    later = lab._roster()
+    later = lab.federation.publish(without=(OTHER,))
     files = _coordinator(lab, lambda values: _rosters(values, later.version))
     proofs = {
         name: evidence.document_bytes({**json.loads(data), "roster_version": later.version})
@@ -312,7 +307,7 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
     ),
     "a manifest under a certificate of the operator's that no roster lists": (
         lambda lab, _: lab.sealed(lab.files, signer=_unlisted(lab)),
-        r"manifest.json: it is not signed by operator olga: no roster lists that certificate",
+        r"manifest.json: it is not signed by operator olga: the newest roster, version 1, does not",
     ),
     "the coordinator's statement signed by the operator": (
         lambda lab, _: lab.sealed(
@@ -330,7 +325,7 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
     ),
     "a roster of another authority": (
         lambda lab, folder: lab.sealed(_foreign_roster(lab, folder)),
-        r"rosters/1.json: roster: the signature is not valid",
+        r"rosters/1.json of round 0 enrollment.0: roster: the signature is not valid",
     ),
     "a later roster": (
         lambda lab, _: lab.sealed(_later_roster(lab)),
@@ -446,7 +441,7 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
     ),
     "another model": (
         lambda lab, _: lab.sealed(_coordinator(lab, lambda values: values.update(model="ef" * 32))),
-        r"coordinator.json: model: not a state that silos signed",
+        r"coordinator.json: model: not the state that silos signed last, of round 3 train",
     ),
     # numbers and pages, with the operator's key
     "epsilon in the facts": (
@@ -458,7 +453,7 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         r"facts.json: quantities: train: summed: the signed job gives",
     ),
     "epsilon on a page": (
-        lambda lab, _: lab.sealed(_text(lab, names.GDPR, b"plans epsilon 0.5", b"plans epsilon 0.1")),
+        lambda lab, _: lab.sealed(_text(lab, names.GDPR, b"planned: 0.5", b"planned: 0.1")),
         r"gdpr.md: not what release",
     ),
     # audit logs, each with the key of the one whose log it is
@@ -564,8 +559,8 @@ def test_nobody_but_the_operator_whom_silos_know_claims_a_job(lab: Lab) -> None:
     stolen = {**lab.files, **job_files(sign_job(lab.job.signed.spec_bytes, eve))}
     files = lab.rewritten(stolen, signer=eve)
     with pytest.raises(EvidenceMismatch, match=r"silos/clinic-a.json: olga asked for the job there, and eve"):
-        verify_archive(lab.sealed(files, signer=eve), authority=lab.ceremony.anchors)
-    verify_archive(lab.sealed(lab.rewritten(lab.files)), authority=lab.ceremony.anchors)  # the control
+        verify_archive(lab.sealed(files, signer=eve), authority=lab.anchors)
+    verify_archive(lab.sealed(lab.rewritten(lab.files)), authority=lab.anchors)  # the control
 
 
 @pytest.mark.parametrize("is_64_bit", [False, True])
@@ -593,14 +588,14 @@ def test_a_coordinator_that_shows_without_end_is_left(lab: Lab, monkeypatch: pyt
     roster = EvidenceMessage(roster=wire.signed_body_to_wire(lab.roster.signed))
     certificates = {each.fingerprint.hex(): each.certificate_der for each in lab.identities.values()}
     proof = wire.proof_to_wire(
-        lab.proofs(lab.job)[0].proof(lab.roster.signed, certificates), job_digest=lab.job.digest
+        lab.run.proofs[0].proof(lab.roster.signed, certificates), job_digest=lab.job.digest
     )
     shown = EvidenceMessage(proof=EvidenceProof(proof=proof, roster_version=lab.roster.version))
     monkeypatch.setattr("client.evidence.pack.MAX_FILES", 10, raising=False)
 
     def read(proofs: int) -> int:
         messages = [first, roster, *[shown] * proofs]
-        authority = lab.ceremony.anchors
+        authority = lab.anchors
         return len(
             shown_of(messages, job_digest=lab.job.digest, authority=authority, federation="test").proofs
         )
@@ -628,9 +623,9 @@ def test_nothing_is_parsed_before_its_signature_held(
         archive = archive_bytes({**lab.files, names.MANIFEST: manifest})
     monkeypatch.setattr(evidence.json, "loads", heard)
     with pytest.raises(EvidenceMismatch, match=r"manifest.json: .*(not issued by|signature is not valid)"):
-        verify_archive(archive, authority=lab.ceremony.anchors)
+        verify_archive(archive, authority=lab.anchors)
     assert parsed == []
-    verify_archive(lab.archive, authority=lab.ceremony.anchors)  # the control
+    verify_archive(lab.archive, authority=lab.anchors)  # the control
     assert parsed
 
 
@@ -659,8 +654,7 @@ def _stranger(name: str) -> Identity:
 
 
 def _unlisted(lab: Lab) -> Identity:
-    member = lab.identities[OPERATOR].member
-    return issue(lab.ceremony.key, lab.ceremony.certificate, member, now=datetime.now(UTC), days=5)
+    return lab.federation.issue(Role.OPERATOR, OPERATOR)
 
 
 def _statement_by(lab: Lab, file: str, kind: type[Any], signer: str) -> bytes:
@@ -672,13 +666,13 @@ def _statement_by(lab: Lab, file: str, kind: type[Any], signer: str) -> bytes:
 def test_planted_change_is_named(lab: Lab, tmp_path: Path, change: str) -> None:
     plant, sentence = PLANTED[change]
     with pytest.raises(EvidenceMismatch, match=sentence):
-        verify_archive(plant(lab, tmp_path), authority=lab.ceremony.anchors)
+        verify_archive(plant(lab, tmp_path), authority=lab.anchors)
 
 
 def test_last_rounds_can_be_left_out_where_no_silo_says_anything(lab: Lab) -> None:
     """The archive's own page says so. docs/evidence-pack.md"""
     files = {name: data for name, data in _cancelled(lab).items() if not name.startswith("silos/")}
-    held = verify_archive(lab.sealed(lab.rewritten(files)), authority=lab.ceremony.anchors)
+    held = verify_archive(lab.sealed(lab.rewritten(files)), authority=lab.anchors)
     assert held.statement.status == "cancelled"
     assert b"Operator and coordinator together can leave the last rounds out" in lab.files[names.README]
 
@@ -686,7 +680,7 @@ def test_last_rounds_can_be_left_out_where_no_silo_says_anything(lab: Lab) -> No
 def test_whole_other_federation_is_found_by_ones_own_authority_alone(lab: Lab, tmp_path: Path) -> None:
     other = Lab(folder=tmp_path)
     with pytest.raises(EvidenceMismatch, match=r"authority.crt: it is not your authority's certificate"):
-        verify_archive(other.archive, authority=lab.ceremony.anchors)
+        verify_archive(other.archive, authority=lab.anchors)
     held = verify_archive(other.archive)  # hence the digest is told, and that it was not compared
     assert held.authorities != verify_archive(lab.archive).authorities
     assert not held.is_trusted
@@ -703,7 +697,7 @@ def test_other_model_is_found(lab: Lab) -> None:
 def test_line_that_the_coordinators_log_lacks_is_noted(lab: Lab) -> None:
     """A coordinator that was killed between its database and its log has such a log."""
     files = _coordinator(lab, _lines(lambda lines: [*lines[:2], *lines[3:]]))
-    held = verify_archive(lab.sealed(files), authority=lab.ceremony.anchors)
+    held = verify_archive(lab.sealed(files), authority=lab.anchors)
     assert held.notes == ("the coordinator's audit log lacks round 1 train",)
 
 
@@ -750,7 +744,7 @@ def _odd(lab: Lab, rng: random.Random) -> Files:
 def test_no_odd_value_ends_in_anything_but_a_sentence(lab: Lab) -> None:
     for seed in range(40):
         with suppress(EvidenceMismatch):
-            verify_archive(lab.sealed(_odd(lab, random.Random(seed))), authority=lab.ceremony.anchors)
+            verify_archive(lab.sealed(_odd(lab, random.Random(seed))), authority=lab.anchors)
 
 
 # the zip file
@@ -831,4 +825,4 @@ ZIPS: dict[str, tuple[Callable[[Lab], bytes], str]] = {
 def test_trick_with_the_zip_file_is_named(lab: Lab, trick: str) -> None:
     make, sentence = ZIPS[trick]
     with pytest.raises(EvidenceMismatch, match=f"^archive: .*({sentence})"):
-        verify_archive(make(lab), authority=lab.ceremony.anchors)
+        verify_archive(make(lab), authority=lab.anchors)

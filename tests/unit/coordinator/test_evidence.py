@@ -57,7 +57,7 @@ async def test_evidence_of_drawn_rounds_names_whom_the_draw_names(make_hub):
     trained = [each for each in held.statement.phases if each.phase == "train"]
     assert [len(each.cohort) for each in trained] == [4, 4, 4]
     assert len({each.cohort for each in trained}) > 1
-    assert (held.facts["named_each_round"], held.statement.status) == (4, "done")
+    assert ({each.named for each in held.facts.phases}, held.statement.status) == ({4, 6}, "done")
 
 
 async def test_evidence_of_a_job_that_was_cancelled_under_two_rosters(make_hub):
@@ -70,7 +70,7 @@ async def test_evidence_of_a_job_that_was_cancelled_under_two_rosters(make_hub):
     )
     held = await _verified(hub, digest)
     assert (held.statement.status, held.statement.phases) == ("cancelled", ())
-    assert held.facts["model_sha256"] == held.facts["first_state_sha256"]
+    assert held.facts.model_sha256 == held.facts.first_state_sha256
 
 
 async def test_another_operator_gets_no_evidence(make_hub):

@@ -1,0 +1,137 @@
+"""Archives that claim what did not happen are refused, true ones hold, and each says how much it proves."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.evidence import lines
+from cli.main import run
+from client.evidence.archive import files_of
+from client.evidence.contents import FACTS, README
+from client.evidence.facts import document_of
+from client.evidence.verify import examine
+from crypto.errors import EvidenceMismatch
+from crypto.session.cohort import CohortRule, withstands
+from research.attacks import __main__ as program
+from research.attacks.forged import archives
+from research.attacks.forged.archives import COLLUDERS, FORGED, LEAVES, SILOS, Scene, shown
+from tests.support.pages import JOB, Pages
+
+
+def test_no_forged_archive_is_accepted_and_every_true_one_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A third of the silos, coordinator and operator lie together. Before, nine silos' job that three signed
+    alone under an old roster held, and so did one without its last round."""
+    assert program.main(["forged-evidence", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["doubts"] == {}
+    assert (found["archives"], found["accepted"]) == (len(FORGED), 0)
+    assert found["true_archives"] == found["true_accepted"] == len(archives.TRUE)
+    for name, (_, sentence) in FORGED.items():
+        assert re.search(sentence, found["refusals"][name]), (name, found["refusals"][name])
+    assert len(FORGED) >= 12
+
+
+def test_what_signatures_withstand_is_what_no_choice_of_liars_breaks() -> None:
+    """Of every set of liars so large: an honest silo signed, and two such proofs share an honest one."""
+    for named in range(3, 8):
+        silos = range(named)
+        for signed in range(1, named + 1):
+            worst = min(
+                (
+                    liars
+                    for liars in range(named + 1)
+                    for first, second in itertools.product(itertools.combinations(silos, signed), repeat=2)
+                    if len(set(first) & set(second)) <= liars
+                ),
+                default=named,
+            )
+            assert withstands(signed, named) == max(0, worst - 1), (signed, named)
+        rule = CohortRule.for_members(named)
+        assert withstands(rule.threshold, named) >= rule.colluders
+
+
+def test_terminal_readme_facts_and_page_say_the_same(tmp_path: Path) -> None:
+    """Each printed numbers of the whole job, which were those of no phase."""
+    scene = Scene(tmp_path / "scene")
+    rosters = [scene.federation.publish(), scene.federation.publish(SILOS[:-1])]
+    whole = shown(scene.run().whole(*rosters))
+    drawn = shown(scene.run(fraction=0.4).whole(rosters[0]))
+    forged = FORGED["a newer roster of colluders alone"][0](Scene(tmp_path / "forged"))
+    for number, each in enumerate((whole, drawn, forged)):
+        held, files = examine(each.archive), files_of(each.archive)
+        pages = Pages(folder=tmp_path / str(number))
+        pages.coordinator.held = held
+        document = json.loads(files[FACTS])
+        assert document == document_of(held.facts)
+        surfaces = {
+            "terminal": "\n".join(lines(tmp_path, held)),
+            "README": files[README].decode(),
+            "page": html.unescape(pages.logged_in("olga").get(f"{JOB}/proof").text),
+        }
+        for surface, text in surfaces.items():
+            for name, sentence in (*held.facts.rows(), *held.facts.phase_rows()):
+                assert name in text, (surface, name)
+                assert sentence in text, (surface, sentence)
+        for phase, (_, sentence) in zip(document["phases"], held.facts.phase_rows(), strict=True):
+            told = set(re.findall(r"\d+", sentence))
+            numbers = [phase[name] for name in ("named", "roster_version", "withstands", "required")]
+            expected = [*numbers, len(phase["signers"]), len(SILOS)]
+            if phase["signers"]:
+                assert told == set(map(str, expected)), (sentence, expected)
+                assert set(re.findall(r"clinic-\w", sentence)) == {*phase["silent"], *phase["missing"]}
+        weakest = document["weakest"]
+        first = surfaces["terminal"].splitlines()[0]
+        assert f"round {weakest['round']} {weakest['phase']}" in first
+        assert f"withstands {weakest['withstands']} of the job's 9" in first
+
+
+def test_verify_puts_missing_silos_first_and_no_flag_lowers_what_a_phase_has_to_withstand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verify(*arguments: object) -> tuple[int, str, str]:
+        code, said = run(["evidence", "verify", *map(str, arguments)]), capsys.readouterr()
+        return code, said.out, said.err
+
+    scene = Scene(tmp_path / "scene")
+    old, now = scene.federation.publish(SILOS[:-1]), scene.federation.publish()
+    archive, weak, roster = (tmp_path / name for name in ("evidence.zip", "weak.zip", "roster.json"))
+    archive.write_bytes(scene.run().whole(old, now).archive())
+    roster.write_bytes(files_of(archive.read_bytes())["rosters/2.json"])
+    code, out, err = verify(archive)
+    first, second, *_ = out.splitlines()
+    assert code == 6
+    assert first.startswith(f"{archive}: missing: {LEAVES}; the rest of it holds; the weakest phase is round")
+    assert second.startswith(
+        f"Missing silos: {LEAVES} from the roster of round 0 enrollment.0. Under a roster"
+    )
+    assert err.splitlines()[-1].endswith(f"if you know why: --without {LEAVES}")
+    assert verify(archive, "--without", LEAVES)[0] == 0
+    assert verify(archive, "--json", "--without", SILOS[0])[0] == 6
+    code, _, err = verify(archive, "--without", "zeta")
+    assert (code, "--without zeta: the job names no such silo" in err) == (2, True)
+    code, _, err = verify(archive, "--without", LEAVES, "--roster", roster)
+    assert (code, "round 0 enrollment.0: roster 1 is older than roster 2, of the one" in err) == (
+        5,
+        True,
+    )
+    weak.write_bytes(FORGED["an old roster of colluders alone"][0](Scene(tmp_path / "weak")).archive)
+    code, out, err = verify(weak, *(f"--without={name}" for name in SILOS if name not in COLLUDERS))
+    assert (code, out) == (5, "")
+    assert "round 0 enrollment.0: unproved: 3 of 3 named silos signed" in err
+
+
+def test_another_roster_of_a_version_that_the_reader_knows_is_refused(tmp_path: Path) -> None:
+    """An authority that counts from 1 again has signed two."""
+    scene = Scene(tmp_path)
+    archive = scene.honest().archive()
+    scene.federation.rosters.clear()
+    twin = scene.federation.publish(SILOS[:-1])
+    with pytest.raises(EvidenceMismatch, match="--roster: the archive has another roster of version 1"):
+        examine(archive, roster=twin.signed)
