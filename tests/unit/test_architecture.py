@@ -56,6 +56,7 @@ ARROWS = {
         "coordinator",
         "silo_agent",
         "simulation",
+        "client",
         "bench",
         "research",
     },
