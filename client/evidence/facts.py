@@ -137,6 +137,7 @@ def told(phase: PhaseProof, silos: int) -> str:
 
 
 def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> Facts:
+    """The coordinator's statement gives arrays' shapes, the total of samples and which model is meant."""
     spec, shapes = job.spec, shapes_of(statement.arrays, statement.phases)
     silos, signed = len(spec.silos), [each for each in chain.phases if each.signers]
     return Facts(

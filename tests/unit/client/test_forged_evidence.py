@@ -20,8 +20,9 @@ from client.evidence.verify import examine
 from crypto.errors import EvidenceMismatch
 from crypto.session.cohort import CohortRule, withstands
 from research.attacks import __main__ as program
-from research.attacks.forged import archives
-from research.attacks.forged.archives import COLLUDERS, FORGED, LEAVES, SILOS, Scene, shown
+from research.attacks.forged.forgeries import FORGED
+from research.attacks.forged.scene import COLLUDERS, LEAVES, SILOS, Scene, shown
+from research.attacks.forged.true_jobs import TRUE
 from tests.support.pages import JOB, Pages
 
 
@@ -32,7 +33,7 @@ def test_no_forged_archive_is_accepted_and_every_true_one_is(capsys: pytest.Capt
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["doubts"] == {}
     assert (found["archives"], found["accepted"]) == (len(FORGED), 0)
-    assert found["true_archives"] == found["true_accepted"] == len(archives.TRUE)
+    assert found["true_archives"] == found["true_accepted"] == len(TRUE)
     for name, (_, sentence) in FORGED.items():
         assert re.search(sentence, found["refusals"][name]), (name, found["refusals"][name])
     assert len(FORGED) >= 12

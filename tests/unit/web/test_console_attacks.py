@@ -21,7 +21,7 @@ from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut
 from client.evidence.verify import examine
 from client.operations import Operations
 from crypto.errors import RemoteProtocolError
-from research.attacks.forged.archives import Scene
+from research.attacks.forged.scene import Scene
 from tests.support.pages import DIGEST, JOB, SPEC, URL, Pages, ToldCoordinator, csrf, record, summary
 from web.console.coordinator import Coordinator
 from web.shared import sessions
