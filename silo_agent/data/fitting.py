@@ -63,19 +63,26 @@ def expected_inputs(job: JobSpec) -> str:
     return f"inputs must be 0 to {(job.input_values or 0) - 1} (by the job's vocabulary)"
 
 
-def _as_input(features: Features, job: JobSpec, *, source: str) -> Features:
-    """In the job's type, channels first, a gray channel added, or flat where the job asks for that."""
-    found, shape = features.shape[1:], job.input_shape
-    if found == shape:
-        shaped = features
-    elif (1, *found) == shape:
-        shaped = features[:, np.newaxis]
-    elif len(found) == 3 and (found[2], *found[:2]) == shape:
-        shaped = np.ascontiguousarray(features.transpose(0, 3, 1, 2))
-    elif shape == (math.prod(found),):
-        shaped = features.reshape(len(features), *shape)
-    else:
+def check_shape(found: tuple[int, ...], job: JobSpec, *, source: str) -> None:
+    """Raises ConfigError for samples that cannot be inputs of the job: as they are, with a gray channel
+    added, channels first, or flat where the job asks for that."""
+    shape = job.input_shape
+    if shape not in (found, (1, *found), _channels_first(found), (math.prod(found),)):
         raise ConfigError(f"{source}: a sample has shape {found}, the job's input_shape is {shape}")
+
+
+def _channels_first(found: tuple[int, ...]) -> tuple[int, ...]:
+    return (found[2], *found[:2]) if len(found) == 3 else found
+
+
+def _as_input(features: Features, job: JobSpec, *, source: str) -> Features:
+    """In the job's type and shape."""
+    found, shape = features.shape[1:], job.input_shape
+    check_shape(found, job, source=source)
+    shaped = features
+    if found != shape and _channels_first(found) == shape:
+        shaped = np.ascontiguousarray(features.transpose(0, 3, 1, 2))
+    shaped = shaped.reshape(len(features), *shape)
     if job.input_type == "int64":
         if shaped.dtype.kind not in "iu":
             raise ConfigError(f"{source}: the job's input_type is int64, got {shaped.dtype}")

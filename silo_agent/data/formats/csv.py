@@ -14,6 +14,7 @@ from pathlib import Path
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, required_path
+from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.formats.tables import (
     Table,
     check_headings,
@@ -24,6 +25,9 @@ from silo_agent.data.formats.tables import (
 )
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
+
+EXPANSION = 8  # a table of short texts takes at least so many times its bytes in memory
+CELL_BYTES = 8  # of a place in a row
 
 Row = tuple[int, tuple[str, ...]]  # the number of the line that it comes from, and its stripped texts
 
@@ -93,14 +97,16 @@ def _filled(row: tuple[str, ...], names: Sequence[str]) -> tuple[str, ...]:
 def _read(path: Path, names: Sequence[str] | None, *, is_private: bool) -> tuple[list[str], list[Row]]:
     """Names of the columns, and the rows. Raises ConfigError for a file that is no table."""
     try:
+        check_bytes(EXPANSION * path.stat().st_size, source=path)
         rows = _rows_by_line(path) if is_private else _rows(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: not a readable csv file in UTF-8") from error
-    if names is not None:
-        return list(names), rows
-    if not rows:
-        raise ConfigError(f"{path}: expected a header line, the file is empty")
-    return list(rows[0][1]), rows[1:]
+    if names is None:
+        if not rows:
+            raise ConfigError(f"{path}: expected a header line, the file is empty")
+        (_, names), *rows = rows
+    check_bytes(CELL_BYTES * len(names) * len(rows), source=path)  # what a row lacks is missing, not free
+    return list(names), rows
 
 
 def _rows(path: Path) -> list[Row]:

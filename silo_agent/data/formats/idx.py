@@ -6,7 +6,7 @@ import gzip
 import math
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, Samples, required_path
+from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.private import stored
 from silo_agent.data.settings import DataSettings
 
@@ -47,25 +48,36 @@ def _split(folder: Path, prefix: str) -> Samples:
 def _read(folder: Path, name: str, *, magic: int) -> NDArray[Any]:
     path = folder / name
     if path.is_file():
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            shape, content = _read_declared(file, path, magic=magic)
     else:
         path = folder / f"{name}.gz"
         if not path.is_file():
             raise ConfigError(f"data.path: {folder} holds neither {name} nor {name}.gz")
         try:
-            content = gzip.decompress(path.read_bytes())
+            with gzip.open(path) as file:
+                shape, content = _read_declared(cast(BinaryIO, file), path, magic=magic)
         except (OSError, EOFError, zlib.error) as error:
             raise ConfigError(f"{path}: not a whole gzip file") from error
+    try:
+        return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    except ValueError as error:  # no images, of more pixels than an array can have
+        raise ConfigError(f"{path}: no array has the shape {shape}") from error
+
+
+def _read_declared(file: BinaryIO, path: Path, *, magic: int) -> tuple[tuple[int, ...], bytes]:
+    """The shape that the file declares, and as many bytes. Raises ConfigError for more or fewer."""
     dimensions = magic & 0xFF
-    header = np.frombuffer(content, dtype=">u4", count=min(1 + dimensions, len(content) // 4))
+    start = file.read(4 * (1 + dimensions))
+    header = np.frombuffer(start, dtype=">u4", count=len(start) // 4)
     if len(header) < 1 + dimensions or header[0] != magic:
         found = int(header[0]) if len(header) else "nothing"
         raise ConfigError(f"{path}: expected an idx file with magic number {magic}, got {found}")
     shape = tuple(int(size) for size in header[1:])
-    start = header.nbytes
-    if len(content) - start != math.prod(shape):
-        raise ConfigError(f"{path}: expected {math.prod(shape)} bytes of data, got {len(content) - start}")
-    try:
-        return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
-    except ValueError as error:  # no images, of more pixels than an array can have
-        raise ConfigError(f"{path}: no array has the shape {shape}") from error
+    declared = math.prod(shape)
+    check_bytes(declared, source=path)
+    content = file.read(declared)
+    if len(content) != declared or file.read(1):
+        got = "more" if len(content) == declared else len(content)
+        raise ConfigError(f"{path}: expected {declared} bytes of data, got {got}")
+    return shape, content

@@ -7,7 +7,7 @@ what this silo happens to hold.
 
 from __future__ import annotations
 
-import io
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -21,6 +21,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, required_path
 from silo_agent.data.formats import scans
+from silo_agent.data.formats.declared import check_values
 from silo_agent.data.private import every
 from silo_agent.data.settings import DataSettings
 
@@ -40,22 +41,21 @@ MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels
 class Images:
     """Images by place, each decoded when it is asked for. Shapes of one: (channels, H, W) uint8, class."""
 
-    def __init__(
-        self, files: Sequence[Path], labels: Sequence[int], *, mode: str, size: tuple[int, int]
-    ) -> None:
-        self._files, self._labels, self._mode, self._size = files, labels, mode, size
+    def __init__(self, files: Sequence[Path], labels: Sequence[int], *, shape: tuple[int, ...]) -> None:
+        self._files, self._labels, self._shape = files, labels, shape
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __getitem__(self, place: int) -> tuple[NDArray[Any], int]:
         """Raises ConfigError for an image that cannot be read."""
-        width, height = self._size
         try:
-            image = _decoded(self._files[place].read_bytes(), mode=self._mode, size=self._size)
+            image = _read(self._files[place], self._shape[1:], False, channels=self._shape[0])
+        except ConfigError:
+            raise
         except Exception as error:  # what decoders raise is on no list
             raise ConfigError(f"not a readable image ({type(error).__name__})") from error
-        return image.reshape(height, width, -1).transpose(2, 0, 1), self._labels[place]
+        return image, self._labels[place]
 
 
 class Contents:
@@ -80,13 +80,12 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         raise ConfigError(
             f"input_shape: expected (1 or 3, height, width) for format image-folder, got {job.input_shape}"
         )
-    channels, height, width = job.input_shape
     if job.label_column is not None or job.method.task.target.shape:
-        read = partial(_read, mode=MODES[channels])
+        read = partial(_read, channels=job.input_shape[0])
         return scans.load_with(read, settings, job, suffixes=tuple(FORMATS))
     files, labels = _files(root, job.classes)
     return RawData(
-        train=Images(files, labels, mode=MODES[channels], size=(width, height)),
+        train=Images(files, labels, shape=job.input_shape),
         identities=Contents(files),
         places=[str(path) for path in files],
     )
@@ -124,21 +123,16 @@ def _files(root: Path, classes: int) -> tuple[list[Path], list[int]]:
     return files, labels
 
 
-def _read(path: Path, size: tuple[int, ...], is_mask: bool, *, mode: str) -> NDArray[Any]:
+def _read(path: Path, size: tuple[int, ...], is_mask: bool, *, channels: int) -> NDArray[Any]:
     """As scans.Read. A mask is gray, or a palette whose numbers are the classes."""
-    if is_mask:
-        from PIL import Image
-
-        with Image.open(path, formats=tuple(FORMATS.values())) as mask:
-            if mask.mode not in ("1", "L", "P", "I", "I;16"):
-                raise ConfigError(f"{path}: a mask has one channel, this one is {mask.mode}")
-            return np.asarray(mask.resize((size[1], size[0]), Image.Resampling.NEAREST), np.int64)[np.newaxis]
-    pixels = _decoded(path.read_bytes(), mode=mode, size=(size[1], size[0]))
-    return pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def _decoded(content: bytes, *, mode: str, size: tuple[int, int]) -> NDArray[Any]:
     from PIL import Image
 
-    with Image.open(io.BytesIO(content), formats=tuple(FORMATS.values())) as image:
-        return np.asarray(image.convert(mode).resize(size))
+    height, width = size
+    with Image.open(path, formats=tuple(FORMATS.values())) as image:
+        check_values(math.prod(image.size) * len(image.getbands()), size, source=path)
+        if not is_mask:
+            pixels = np.asarray(image.convert(MODES[channels]).resize((width, height)))
+            return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+        if image.mode not in ("1", "L", "P", "I", "I;16"):
+            raise ConfigError(f"{path}: a mask has one channel, this one is {image.mode}")
+        return np.asarray(image.resize((width, height), Image.Resampling.NEAREST), np.int64)[np.newaxis]

@@ -5,10 +5,12 @@ MedMNIST's names (train_images, train_labels, test_images, test_labels) are read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +18,23 @@ from numpy.typing import NDArray
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, Samples, required_path, whole_labels
+from silo_agent.data.fitting import check_shape
+from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.private import stored
 from silo_agent.data.settings import DataSettings
 
 MOST_TOLD, LONGEST_TOLD = 20, 60  # names of arrays in a message, and characters of one
 TRAIN_KEYS = (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"))
 TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
+FEATURES = {name for name, _ in TRAIN_KEYS + TEST_KEYS}
+READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """Features as stored, classes as int64 and other targets as stored. Raises ConfigError if keys or file
     are unusable."""
     path = required_path(settings)
-    train, holdout, units = _read(path, settings.unit)
+    train, holdout, units = _read(path, settings.unit, job)
     if job.method.task.has_classes:
         is_private = job.privacy is not None
         train, *tests = (
@@ -47,8 +53,11 @@ def records(settings: DataSettings) -> Records:
     return Records(train=stored(train), holdout=tested, units=units)
 
 
-def _read(path: Path, unit: str | None) -> tuple[Samples, Samples | None, list[str | int] | None]:
-    """Training samples, those of a test split, and whose each training sample is."""
+def _read(
+    path: Path, unit: str | None, job: JobSpec | None = None
+) -> tuple[Samples, Samples | None, list[str | int] | None]:
+    """Training samples, those of a test split, and whose each training sample is. Raises ConfigError,
+    too, for samples that are not of the job's shape."""
     known = {name for pair in TRAIN_KEYS + TEST_KEYS for name in pair} | {unit}
     try:
         with path.open("rb") as file:
@@ -56,7 +65,10 @@ def _read(path: Path, unit: str | None) -> tuple[Samples, Samples | None, list[s
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ConfigError(f"{path}: expected an .npz archive, got a single array")
             names = list(archive.files)
-            arrays = {name: archive[name] for name in names if name in known}
+            wanted = [name for name in names if name in known]
+            assert archive.zip is not None
+            _check_declared(path, archive.zip, wanted, job)
+            arrays = {name: archive[name] for name in wanted}
     except ConfigError:
         raise
     except Exception as error:  # what zipfile and numpy raise is on no list
@@ -67,6 +79,21 @@ def _read(path: Path, unit: str | None) -> tuple[Samples, Samples | None, list[s
         raise ConfigError(f"{path}: expected arrays {accepted}; it holds {_listed(names)}")
     units = None if unit is None else _units(arrays, unit, path)
     return train, _first(arrays, TEST_KEYS, path), units
+
+
+def _check_declared(path: Path, archive: ZipFile, names: Sequence[str], job: JobSpec | None) -> None:
+    """Raises ConfigError for arrays that the job cannot use or that do not fit in memory."""
+    declared_bytes = 0
+    for name in names:
+        with archive.open(f"{name}.npy") as member:
+            read = READ_HEADER[np.lib.format.read_magic(member)]
+            shape, _, dtype = read(member)
+        if dtype.hasobject:
+            raise ValueError("pickled")
+        declared_bytes += math.prod(shape) * dtype.itemsize
+        if job is not None and name in FEATURES:
+            check_shape(shape[1:], job, source=f"{path}: {name}")
+    check_bytes(declared_bytes, source=path)
 
 
 def _listed(names: list[str]) -> str:

@@ -13,7 +13,9 @@ N = images.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Labels, RawData, Records, required_path
 from silo_agent.data.formats.csv import read_table
+from silo_agent.data.formats.declared import check_values
 from silo_agent.data.formats.tables import labels_of
 from silo_agent.data.private import every
 from silo_agent.data.problems import Problems
@@ -118,6 +121,7 @@ def _tagged(images: Sequence[Path], tag: str) -> list[str | None]:
     for path in images:
         try:
             first = min(path.iterdir()) if path.is_dir() else path
+            _check_not_deflated(first)
             header = dcmread(first, stop_before_pixels=True, specific_tags=[tag])
             found.append(str(header.get(tag, "")))
         except Exception:  # what a decoder raises is on no list; the image is then told as unreadable
@@ -212,15 +216,53 @@ def _import_monai() -> None:
 
 def _read_nifti(path: Path, size: tuple[int, ...], is_mask: bool) -> Image:
     from monai.data import NibabelReader
+    from nibabel import Nifti1Header, Nifti2Header
 
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rb") as file:
+        start = file.read(Nifti2Header.sizeof_hdr)
+    form: Any
+    for form in (Nifti1Header, Nifti2Header):
+        if form.may_contain_header(start):
+            header = form(start[: form.sizeof_hdr], check=False)
+            break
+    else:
+        raise ConfigError(f"{path}: not a readable image")
+    # what lies before the image is read, too
+    declared = math.prod(header.get_data_shape()) + max(0, int(header["vox_offset"]))
+    check_values(declared, size, source=path)
     return _read(NibabelReader(), path, size, is_mask)
 
 
 def _read_dicom(path: Path, size: tuple[int, ...], is_mask: bool) -> Image:
     from monai.data import PydicomReader
 
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    check_values(sum(map(_dicom_values, files)), size, source=path)
     # a slice is rows by columns, as it is shown
     return _read(PydicomReader(swap_ij=len(size) == 3), path, size, is_mask)
+
+
+def _dicom_values(file: Path) -> int:
+    """Of all frames; none where the file is not DICOM."""
+    from pydicom import dcmread
+    from pydicom.misc import is_dicom
+
+    if not is_dicom(file):
+        return 0
+    _check_not_deflated(file)
+    tags = ("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
+    header = dcmread(file, stop_before_pixels=True, specific_tags=list(tags))
+    return math.prod(int(header.get(tag) or 1) for tag in tags)
+
+
+def _check_not_deflated(file: Path) -> None:
+    """Raises ConfigError for a file whose header can only be read by inflating all of it."""
+    from pydicom.filereader import read_file_meta_info
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    if read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+        raise ConfigError(f"{file}: deflated DICOM does not declare its size: store it in another syntax")
 
 
 def _read(reader: Any, path: Path, size: tuple[int, ...], is_mask: bool) -> Image:

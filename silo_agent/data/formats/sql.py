@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +21,7 @@ from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records
+from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.formats.tables import (
     Cells,
     Table,
@@ -34,6 +36,7 @@ from silo_agent.data.formats.tables import (
 from silo_agent.data.settings import DatabaseSettings, DataSettings
 
 MAX_URL_BYTES = 64 * 1024
+CHECKED_BYTES = 1 << 22  # come in between two checks
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
@@ -90,15 +93,27 @@ def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ..
         statement = sqlalchemy.select(sqlalchemy.text("*")).select_from(named)
     try:
         engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
-        with engine.connect() as connection:  # ends without a commit
+        with engine.connect().execution_options(stream_results=True) as connection:  # ends without a commit
             found = connection.execute(statement)
-            return list(found.keys()), [tuple(row) for row in found]
+            return list(found.keys()), _rows(found, f"data.database: {database.what}")
     except ModuleNotFoundError as error:
         raise ConfigError(f"{database.where}: {url.drivername} needs the driver {error.name}") from None
     except sqlalchemy.exc.SQLAlchemyError as error:
         at = f"{url.drivername} on {url.host}" if url.host else url.drivername
         kind = type(error).__name__
         raise ConfigError(f"data.database: {database.what} cannot be read ({at}: {kind})") from None
+
+
+def _rows(found: Iterable[Any], source: str) -> list[tuple[Any, ...]]:
+    """Raises ConfigError for more than fits in memory, as soon as so much has come."""
+    rows, taken_bytes, checked_bytes = [], 0, 0
+    for row in map(tuple, found):
+        rows.append(row)
+        taken_bytes += sys.getsizeof(row) + sum(map(sys.getsizeof, row))
+        if taken_bytes > checked_bytes + CHECKED_BYTES:
+            checked_bytes = taken_bytes
+            check_bytes(taken_bytes, source=source)
+    return rows
 
 
 def _url(database: DatabaseSettings) -> str:

@@ -23,6 +23,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale_models.data import Identities
 from crypto.errors import ConfigError
 from silo_agent.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
+from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings
 
@@ -95,7 +96,9 @@ def raw_data(
     A cell that is no number or none of its column's categories is missing; a label that is none is NO_LABEL,
     or NaN where labels are numbers. Each is a problem.
     """
-    inputs_ND = np.empty((table.rows, sum(column.width for column in job.inputs)))
+    shape = (table.rows, sum(column.width for column in job.inputs))
+    check_bytes(math.prod(shape) * np.dtype(np.float64).itemsize, source=f"columns: {table.rows} records")
+    inputs_ND = np.empty(shape)
     start = 0
     for column in job.inputs:
         missing = settings.missing.get(column.name, ())

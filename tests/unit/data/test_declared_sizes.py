@@ -1,0 +1,59 @@
+"""What a file declares is compared with what the job can use before memory is taken for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.bombs import BECAME, BOMBS
+
+ROOT = Path(__file__).parents[3]
+IMAGE = r"{}: declares an image of \d+ values, expected at most 268435456"
+MEMORY = r"ConfigError: {}: declares data that take \d+ MiB of memory, expected at most \d+ MiB"
+# by bomb: what a job without privacy is refused with, and what a private job says
+EXPECTED = {
+    **{
+        name: (f"ConfigError: .*{IMAGE.format(file)}", f"2 records; .*{IMAGE.format(file)}$")
+        for name, file in (
+            ("nifti", r"a\.nii\.gz"),
+            ("dicom", r"a\.dcm"),
+            ("png", r"a\.png"),
+            ("jpeg", r"a\.jpg"),
+        )
+    },
+    "npz": (r"ConfigError: .*data\.npz: x: a sample has shape \(268435456,\), the job's",) * 2,
+    "mnist": (MEMORY.format(r".*train-images-idx3-ubyte\.gz"),) * 2,
+    "cifar10": (r"ConfigError: data\.path: .* does not hold the folder cifar-10-batches-py with whole",) * 2,
+    "csv": (MEMORY.format(r".*data\.csv"),) * 2,
+    "parquet": (MEMORY.format(r".*data\.parquet"),) * 2,
+    "parquet text": (
+        r"ConfigError: .*data\.parquet, record 0, column age: expected a number, got 'x{40}'",
+        r"600 records; .*data\.parquet, record 0, column age: expected a number, .*, and 599 more like it$",
+    ),
+    "sql": (MEMORY.format(r"data\.database: the query"),) * 2,
+}
+
+
+@pytest.fixture(scope="module")
+def became(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What became of each bomb in a process with 256 MiB to spare."""
+    folder = tmp_path_factory.mktemp("bombs")
+    command = [sys.executable, "-m", "tests.support.bombs", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, list[str]] = json.loads((folder / BECAME).read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_a_file_declares_is_compared_before_memory_is_taken(
+    became: dict[str, list[str]], name: str
+) -> None:
+    # nifti took 95 s and ended in MemoryError; npz was read whole before its shape was compared
+    for found, expected in zip(became[name], EXPECTED[name], strict=True):
+        assert re.match(expected, found), (found, expected)
