@@ -1,6 +1,6 @@
 """What a job would do, before it is submitted: phases, bytes, epsilon, and the time by past rounds.
 
-Bytes are those of masked vectors and sums; the messages around them are some kilobytes a silo in the cohort.
+Bytes are those of masked vectors and sums and of the messages of their sessions, where no silo drops out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from client.submission import Submission
 from strategies.base import TOTAL
 from strategies.phases.training import TRAIN
 
+# what one silo sends and receives in the messages of a session: first, and for each silo that it names.
+# tests/unit/client/test_planning.py measures it: keys, signatures and ciphertexts have fixed sizes
+SENT_BYTES = (2_250, 2_075)
+RECEIVED_BYTES = (-2_900, 6_000)
 JOBS_LOOKED_AT = 20  # the newest of a coordinator that are like the planned one
 
 
@@ -31,7 +35,8 @@ class PlannedPhase:
     """kind: enrollment, train ... times: how often, if no attempt is lost. silos: that each time names.
 
     sent_bytes, received_bytes: of one silo, each time: its masked vector, and the part of the sum that it
-    checks and computes the next model from. quantities: what is summed, with the number of values of each.
+    checks and computes the next model from, each with the session's messages, of the mean silo.
+    quantities: what is summed, with the number of values of each.
     """
 
     kind: str
@@ -110,8 +115,9 @@ def plan_of(submission: Submission) -> Plan:
                 kind=kind,
                 times=times,
                 silos=silos,
-                sent_bytes=layout.total_bytes,
-                received_bytes=0 if layout.tagged is None else layout.tagged.total_bytes,
+                sent_bytes=layout.total_bytes + message_bytes(SENT_BYTES, silos),
+                received_bytes=(0 if layout.tagged is None else layout.tagged.total_bytes)
+                + message_bytes(RECEIVED_BYTES, silos),
                 quantities={quantity.name: quantity.size for quantity in layout.quantities},
             )
         )
@@ -127,6 +133,12 @@ def plan_of(submission: Submission) -> Plan:
         notes=submission.notes,
         unusual=spec.method.passed_over,
     )
+
+
+def message_bytes(measured: tuple[int, int], silos: int) -> int:
+    """measured: SENT_BYTES or RECEIVED_BYTES."""
+    first, each = measured
+    return first + each * silos
 
 
 def with_timing(plan: Plan, operations: Operations) -> Plan:

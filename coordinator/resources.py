@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chorale.credentials import CredentialFiles, Credentials
 from chorale.observability.logs import get_logger
-from chorale.runtime.audit import AuditLog
+from chorale.runtime.audit import AuditInUse, AuditLog
 from chorale.runtime.software import Software, own_software
 from coordinator.members.attendance import Attendance
 from coordinator.members.line_rates import LineRates
@@ -88,7 +88,11 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
     with ExitStack() as closing:
         # the audit log first: it is locked, so two coordinators never share a directory
-        audit = AuditLog(settings.directory / "audit.jsonl")
+        try:
+            audit = AuditLog(settings.directory / "audit.jsonl")
+        except AuditInUse:
+            where = settings.directory
+            raise AuditInUse(f"{where}: another coordinator runs there; each has its own directory") from None
         closing.callback(audit.close)
         path = settings.directory / "coordinator.sqlite"
         if audit.head.entry > 0 and not path.exists():

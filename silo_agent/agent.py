@@ -58,7 +58,7 @@ from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
-from silo_agent.settings import SiloSettings
+from silo_agent.settings import Device, SiloSettings
 
 if TYPE_CHECKING:
     from chorale.transport.wire import PhaseKey
@@ -112,8 +112,9 @@ async def run_agent(settings: SiloSettings) -> None:
         policies = {name: each.policy for name, each in held.items()}
         if settings.objective is not None:
             load_entry_point(settings.objective, field="objective")
-        elif settings.devices > 1:
+        elif settings.devices > 1 or settings.device is Device.CUDA:
             load_objective(settings)  # refuses what this machine does not have
+        if settings.objective is None and settings.devices > 1:
             log.warning(
                 "private jobs train in one process, whatever `devices` says", devices=settings.devices
             )

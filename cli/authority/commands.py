@@ -52,6 +52,14 @@ ROSTER_DAYS = click.option(
 )
 
 
+def _checked_names(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Where a name was forgotten, click takes the next option for it, which then has no effect."""
+    for name in names:
+        if name.startswith("-"):
+            raise click.BadParameter(f"expected a member's name, got {name}")
+    return names
+
+
 @click.group()
 def authority() -> None:
     """Found a federation, sign members, keep the roster. Run it on a machine that is not online."""
@@ -111,14 +119,23 @@ def sign(
     "--admin",
     "admins",
     multiple=True,
+    callback=_checked_names,
     metavar="NAME",
     help="Operator who may pause, resume and cancel the jobs of others; later rosters keep it.",
 )
-@click.option("--no-admin", "former", multiple=True, metavar="NAME", help="Operator who may no longer do so.")
+@click.option(
+    "--no-admin",
+    "former",
+    multiple=True,
+    callback=_checked_names,
+    metavar="NAME",
+    help="Operator who may no longer do so.",
+)
 @click.option(
     "--readmit",
     "readmitted",
     multiple=True,
+    callback=_checked_names,
     metavar="NAME",
     help="Member whose CERT is listed again after it was revoked or replaced, also by a roster that is not in"
     " this folder; the roster says so.",

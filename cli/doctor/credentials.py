@@ -136,8 +136,11 @@ def _would_pass(
         findings.problem("clock", message, fix=CLOCK)
         return False
     if now > certificate.not_valid_after_utc:
-        message = f"{file}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-        findings.problem("certificate", message, fix=expected.renewal)
+        until = f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M}"
+        message = (
+            f"{file}: expired on {until} UTC, or this machine's clock is wrong: it says {now:%Y-%m-%d %H:%M}"
+        )
+        findings.problem("certificate", message, fix=f"if the clock is right, {expected.renewal}")
         return False
     with findings.step("certificate", fix=f"put the certificate of this {expected.role} at {file}"):
         member = member_of(certificate)

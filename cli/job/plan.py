@@ -66,7 +66,7 @@ def _lines(planned: Plan, *, has_coordinator: bool) -> Iterator[str]:
         )
     yield (
         f"in the whole job a silo sends {bytes_told(planned.sent_bytes)} and receives "
-        f"{bytes_told(planned.received_bytes)}, and some kB of messages a phase"
+        f"{bytes_told(planned.received_bytes)}, where no attempt is lost"
     )
     if planned.promise is None:
         yield "privacy: none but that of sums: no noise, no epsilon"

@@ -165,7 +165,7 @@ def reject(config: Path, job: str, reason: str, by: str | None, is_json: bool) -
     settings, name, reason = load_silo_settings(config), checked_name(by or _login()), checked_reason(reason)
     with closing(opened_ledger(settings)) as ledger:
         found = ledger.job(job)
-        reject_job(ledger, found.job_digest, by=name, reason=reason)
+        reject_job(ledger, found, by=name, reason=reason)
         decided = ledger.job(job)
     if is_json:
         return print_json({**job_facts(decided), "by": name, "reason": reason})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from crypto.errors import ConfigError, PolicyRefusal, Rule
 from silo_agent.approval.view import JobView
 from silo_agent.ledger.decisions import NO_GRANTS, Grants, checked_name, checked_reason
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.ledger.ledger import Ledger, LedgerJob
+from silo_agent.ledger.reveals import Decision
 
 
 def check_would_run(ledger: Ledger, view: JobView, grants: Grants = NO_GRANTS) -> None:
@@ -54,6 +55,17 @@ def approve(ledger: Ledger, view: JobView, *, by: str, grants: Grants = NO_GRANT
     )
 
 
-def reject(ledger: Ledger, job_digest: bytes, *, by: str, reason: str) -> None:
-    """One person's no; the operator is told the reason. Raises ConfigError for what cannot be told."""
-    ledger.decisions().reject(job_digest, by=checked_name(by), reason=checked_reason(reason))
+def reject(ledger: Ledger, job: LedgerJob, *, by: str, reason: str) -> None:
+    """One person's no; the operator is told the reason. Raises ConfigError for what cannot be told, and for a
+    job that `may_be_rejected` does not say so of."""
+    if not may_be_rejected(job):
+        raise ConfigError(
+            f"job {job.id}: it is over, says the coordinator, and not approved here, so nothing is rejected"
+        )
+    ledger.decisions().reject(job.job_digest, by=checked_name(by), reason=checked_reason(reason))
+
+
+def may_be_rejected(job: LedgerJob | JobView) -> bool:
+    """Whether there is something to say no to. The coordinator alone says that a job is over: an approval can
+    be taken back all the same, for it would hold if the job were offered again."""
+    return not job.is_over or job.stops_data or job.decision is Decision.APPROVED

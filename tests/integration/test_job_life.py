@@ -59,7 +59,7 @@ def test_job_is_planned_watched_through_a_kill_of_the_coordinator_and_reported(t
 
 
 def _check_report(out: Path, job_id: str, planned: dict[str, Any]) -> None:
-    """The plan's bytes are what was sent, but for the messages around a masked vector."""
+    """The plan's bytes are what was sent, messages included: it said 5 kB where a silo sent 64."""
     report = json.loads((out / "report.json").read_text())
     assert hashlib.sha256(report["job_file"].encode()).hexdigest() == report["job"]
     assert report["job"].startswith(job_id)
@@ -70,7 +70,7 @@ def _check_report(out: Path, job_id: str, planned: dict[str, Any]) -> None:
         phase["kind"] for phase in planned["phases"]
     ]
     for phase, plan in zip(report["phases"], planned["phases"], strict=True):
-        assert plan["sent_bytes"] < phase["upload_bytes"] < plan["sent_bytes"] + 20_000
+        assert abs(phase["upload_bytes"] / plan["sent_bytes"] - 1) < 0.06, (phase, plan)
     with (out / "rounds.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["phase"] for row in rows] == ["enrollment.0", "train", "evaluate.0"]

@@ -31,7 +31,7 @@ from chorale.spec.fields import checked_address
 from chorale.transport.route import split_address
 from chorale.transport.wire import MAX_REJECTION_CHARACTERS
 from crypto.errors import ChoraleError, ConfigError
-from silo_agent.approval.decisions import approve, reject
+from silo_agent.approval.decisions import approve, may_be_rejected, reject
 from silo_agent.approval.reading import read_view, signed_bytes
 from silo_agent.approval.view import JobView
 from silo_agent.ledger.decisions import MAX_NAME_CHARACTERS
@@ -145,6 +145,7 @@ async def job_page(silo: SiloPage, request: Request, session: Session[str]) -> R
         "job_view.html",
         session,
         view=view,
+        may_be_rejected=may_be_rejected(view),
         lines=lines,
         seen=_digest_of(lines),
         most_reason=MAX_REJECTION_CHARACTERS,
@@ -186,7 +187,7 @@ async def reject_job(silo: SiloPage, request: Request, session: Session[str]) ->
     def decide() -> None:
         with closing(silo.open_ledger()) as ledger:
             job = ledger.job(job_id)
-            reject(ledger, job.job_digest, by=form.get("by", ""), reason=form.get("reason", ""))
+            reject(ledger, job, by=form.get("by", ""), reason=form.get("reason", ""))
 
     await asyncio.to_thread(decide)
     log.info("job rejected", job=job_id[:12], by=form.get("by", ""))

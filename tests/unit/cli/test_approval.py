@@ -206,11 +206,12 @@ def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Callable[..., En
     assert f"job {over.id}: it is over, says the coordinator" in approved.err
     assert "over: over (says the coordinator), nobody decided here" in approved.out
     rejected = chorale("silo", "reject", "--config", config, over.id, "--reason", "no")
-    assert "is rejected; it is over already, says the coordinator" in rejected.out
+    assert (rejected.code, decision_of(desk, over)) == (2, Decision.OFFERED)
+    assert "it is over, says the coordinator, and not approved here" in rejected.err
     assert late.id not in waiting("show")
     ledger = chorale("silo", "ledger", "--config", config).out  # it said "offered" of a job that is over
     decisions = {line.split("  ")[0]: line.split("  ")[1].strip() for line in ledger.splitlines()[1:4]}
-    assert decisions == {open_job.id: "offered", over.id: "rejected, over", late.id: "offered"}
+    assert decisions == {open_job.id: "offered", over.id: "over", late.id: "offered"}
 
 
 def test_approval_that_waits_holds_under_the_policy_that_was_seen(

@@ -97,6 +97,10 @@ def test_who_is_readmitted_is_marked_until_the_certificate_leaves(office: Office
     office.run("revoke", "b")
     ended = office.run("roster", a, "--readmit", "b", code=2)
     assert "--readmit b: expected a certificate of this member\n" in ended.err
+    # click takes the next option for a name that was forgotten
+    for option in ("--readmit", "--admin", "--no-admin"):
+        ended = office.run("roster", a, option, "--valid-days=9", code=2)
+        assert "expected a member's name, got --valid-days=9" in ended.err
     office.run("roster", *office.first_page, "--readmit", "c", "--readmit", "b")
 
     def marks() -> dict[str, int]:

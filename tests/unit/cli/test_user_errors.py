@@ -378,6 +378,10 @@ def _directory_in_use(desk: Desk) -> Arguments:
     return ["coordinator", "run", "--config", desk.coordinator()]
 
 
+def _cuda_without_a_gpu(desk: Desk) -> Arguments:
+    return ["silo", "run", "--config", desk.silo(device="cuda")]
+
+
 def _roster_of_another_authority(desk: Desk) -> Arguments:
     other = Ceremony(folder=desk.folder / "other")
     other.publish()
@@ -398,7 +402,8 @@ AGENTS = [
     (_coordinator_certificate_expired, 2, r"\.crt: own certificate: expired on "),
     (_silo_certificate_expired, 2, r"\.crt: own certificate: expired on "),
     (_roster_is_none, 2, r"roster\.txt: roster file: expected JSON"),
-    (_directory_in_use, 1, r"hub/audit\.jsonl: the audit log is in use by another process"),
+    (_directory_in_use, 1, r"hub: another coordinator runs there; each has its own directory$"),
+    (_cuda_without_a_gpu, 2, r"device: cuda is set but torch finds no GPU; allowed here: auto, cpu$"),
     (_roster_of_another_authority, 2, r"roster"),
 ]
 

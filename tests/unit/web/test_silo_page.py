@@ -114,8 +114,25 @@ def test_job_that_is_over_waits_for_nobody(desk: Desk) -> None:
         assert "waits for approval" not in html
         assert "over (says the coordinator)" in html
     assert f"{desk.job}/approve" not in html
-    answer = browser.post(f"{desk.job}/approve", data=desk.form(browser, by="Petra"), headers=OWN)
-    assert (answer.status_code, desk.decision) == (409, Decision.OFFERED)
+    assert f"{desk.job}/reject" not in html
+    for way in ("approve", "reject"):
+        form = desk.form(browser, by="Petra", reason="no")
+        answer = browser.post(f"{desk.job}/{way}", data=form, headers=OWN)
+        assert (answer.status_code, desk.decision) == (409, Decision.OFFERED)
+
+
+def test_approval_of_a_job_that_is_over_can_be_taken_back(desk: Desk) -> None:
+    """The coordinator alone says that it is over, and the approval would hold if it offered the job again."""
+    browser = desk.logged_in()
+    assert browser.post(f"{desk.job}/approve", data=desk.form(browser, by="Petra"), headers=OWN).is_redirect
+    with closing(Ledger(desk.settings.ledger_path)) as ledger:
+        ledger.note_over(desk.digest)
+    html = browser.get(desk.job).text
+    assert "Take back the approval of" in html
+    assert "Reject" not in html
+    form = desk.form(browser, by="Petra", reason="no")
+    assert browser.post(f"{desk.job}/reject", data=form, headers=OWN).is_redirect
+    assert desk.decision is Decision.REJECTED
 
 
 def test_job_that_would_be_refused_has_no_button_and_no_way_around(tmp_path: Path) -> None:
