@@ -175,9 +175,9 @@ class _Agent:
                 ledger,
                 name=name,
                 policy=each.policy,
-                account=opened[name].charged.account,
+                account=settings.data_set(name).account,
                 unit=settings.data_set(name).unit,
-                also=opened[name].limits,
+                budgets=opened[name].budgets,
                 tell_reveal=partial(_tell_reveal, audit),
                 tell_spend=partial(_tell_spend, audit),
             )

@@ -46,8 +46,8 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
     spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
     data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
     policy_digest, policy = read_policy(settings.policy_of(data_set))
-    account = ledger.accounts().charged(data_set.name).account
-    spent, unnoised = ledger.budget(policy=policy, data_set=account).of_job(job.job_digest)
+    budget = ledger.budget(policy=policy, data_set=data_set.account)
+    spent, unnoised = budget.of_job(job.job_digest)
     planned = {} if spent.first is None else spent.first.releases
     return SiloStatement(
         federation=settings.federation,

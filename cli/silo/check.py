@@ -34,6 +34,7 @@ from client.errors import require_extra
 from client.submission import head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
+from silo_agent.account_units import account_budgets
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
@@ -255,8 +256,7 @@ def check_job(
         return
     if spec.privacy is None:
         with findings.step("refusals"), _ledger(settings) as ledger:
-            account = ledger.accounts().charged(data_set.name).account
-            counted = ledger.data_refusals(policy=policy, data_set=account).check()
+            counted = ledger.data_refusals(policy=policy, data_set=data_set.account).check()
             findings.fine(
                 "refusals",
                 f"{counted} inputs were refused for data set {data_set.name}; jobs without noise stop beyond "
@@ -264,9 +264,8 @@ def check_job(
             )
     else:
         with findings.step("budget"), _ledger(settings) as ledger:
-            charged = ledger.accounts().charged(data_set.name)
-            also = dict.fromkeys(charged.also, policy.privacy.epsilon)
-            budget = ledger.budget(policy=policy, data_set=charged.account, also=also)
+            budgets = account_budgets(settings, data_set.account)
+            budget = ledger.budget(policy=policy, data_set=data_set.account, budgets=budgets)
             budget.check_plan(unsigned_job(spec, state), state)
             collude = planned_epsilon_if_all_others_collude(spec, state)
             policy.privacy.check_collusion(spec, collude)

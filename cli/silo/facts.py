@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from silo_agent.account_units import account_budgets
 from silo_agent.policy.policy import load_policy
 
 if TYPE_CHECKING:
@@ -29,20 +30,18 @@ def job_facts(job: LedgerJob) -> dict[str, Any]:
 
 def ledger_facts(ledger: Ledger, settings: SiloSettings) -> dict[str, Any]:
     """Every job that was offered, and what each account has spent. Units: epsilon at the account's delta."""
-    accounts = ledger.accounts()
-    data_sets = {each.name: accounts.charged(each.name) for each in settings.data_sets}
-    others = {each.id for each in accounts.all()} - {each.account for each in data_sets.values()}
+    known = {each.id for each in ledger.accounts().all()}
+    others = known - {each.account for each in settings.data_sets}
     return {
         "roster_version": ledger.roster_version,
         "jobs": [job_facts(job) for job in ledger.jobs()],
         "data_sets": {
-            name: {
-                **_account(ledger, charged.account, settings.policy_of(settings.data_set(name))),
-                "also": sorted(charged.also),
-            }
-            for name, charged in data_sets.items()
+            each.name: _account(ledger, each.account, settings.policy_of(each), settings)
+            for each in settings.data_sets
         },
-        "other_accounts": [_account(ledger, account, settings.policy) for account in sorted(others)],
+        "other_accounts": [
+            _account(ledger, account, settings.policy, settings) for account in sorted(others)
+        ],
     }
 
 
@@ -60,8 +59,9 @@ def policy_facts(settings: SiloSettings) -> dict[str, Any]:
     return {"data_sets": found}
 
 
-def _account(ledger: Ledger, account: str, policy: Path) -> dict[str, Any]:
-    balance = ledger.budget(policy=load_policy(policy), data_set=account).balance()
+def _account(ledger: Ledger, account: str, policy: Path, settings: SiloSettings) -> dict[str, Any]:
+    budgets = account_budgets(settings, account)
+    balance = ledger.budget(policy=load_policy(policy), data_set=account, budgets=budgets).balance()
     return {
         "account": account,
         "delta": balance.delta,

@@ -19,7 +19,8 @@ from silo_agent.policy.policy import load_policy
 from silo_agent.settings import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
-    from silo_agent.ledger.accounts import Account, Charged
+    from silo_agent.data.settings import DataSettings
+    from silo_agent.ledger.accounts import Account
     from silo_agent.ledger.ledger import Ledger
 
 
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
 @CONFIG
 @json_option
 @click.option("--check", is_flag=True, help="Compare the ledger with the audit log.")
-@click.option(
-    "--new-generation",
-    metavar="NAME",
-    help="Open a new account for data set NAME, of those records alone that no account holds; the agent is "
-    "stopped, and trains on them from its next start on, and never again on the others.",
-)
 @click.option(
     "--delta",
     type=(str, float),
@@ -69,7 +64,6 @@ def show_ledger(
     config: Path,
     is_json: bool,
     check: bool,
-    new_generation: str | None,
     delta: tuple[str, float] | None,
     is_recovered: bool,
     restarts: int | None,
@@ -80,7 +74,6 @@ def show_ledger(
     _check_options(
         {
             "--check": check,
-            "--new-generation": new_generation is not None,
             "--delta": delta is not None,
             "--recover": is_recovered,
         },
@@ -88,8 +81,6 @@ def show_ledger(
         of_recovery={"--restarts": restarts is not None, "--ran": bool(ran), "--init": bool(init)},
     )
     settings = load_silo_settings(config)
-    if new_generation is not None:
-        return _open_generation(new_generation, settings)
     if delta is not None:
         return _change_delta(*delta, settings)
     with closing(opened_ledger(settings)) as ledger:
@@ -131,7 +122,6 @@ def _recover(
 
 def _show(ledger: Ledger, settings: SiloSettings) -> None:
     """The newest roster, every job, and the accounts: of the silo's data sets first, then the others."""
-    from silo_agent.ledger.accounts import Charged
     from silo_agent.ledger.reveals import Decision
 
     click.echo(f"newest roster: version {ledger.roster_version}")
@@ -140,18 +130,18 @@ def _show(ledger: Ledger, settings: SiloSettings) -> None:
         if job.is_over:  # what nobody decided waits for nobody any more
             decision = "over" if job.decision is Decision.OFFERED else f"{decision}, over"
         click.echo(f"{job.id}  {decision:<15}  {job.count:>12}  {job.operator}  {job.name}")
-    accounts = ledger.accounts()
-    known, shown = {each.id: each for each in accounts.all()}, set()
+    known = {each.id: each for each in ledger.accounts().all()}
+    by_account: dict[str, list[DataSettings]] = {}
     for each in settings.data_sets:
-        charged = accounts.charged(each.name)
-        title = f"data set {each.name}"
-        if charged.account != each.name:
-            title = f"{title} (account {charged.account})"
-        shown.add(charged.account)
-        _show_account(title, charged, known.get(charged.account), settings.policy_of(each), ledger)
-    for account in sorted(known.keys() - shown):
-        charged = Charged(account=account)
-        _show_account(f"account {account}", charged, known[account], settings.policy, ledger)
+        by_account.setdefault(each.account, []).append(each)
+    for account, sharing in by_account.items():
+        names = ", ".join(each.name for each in sharing)
+        title = f"data set{'s' * (len(sharing) > 1)} {names}"
+        if account != names:
+            title = f"{title} (account {account})"
+        _show_account(title, account, known.get(account), settings.policy_of(sharing[0]), settings, ledger)
+    for account in sorted(known.keys() - by_account.keys()):
+        _show_account(f"account {account}", account, known[account], settings.policy, settings, ledger)
 
 
 def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
@@ -171,38 +161,6 @@ def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
             )
 
 
-def _open_generation(name: str, settings: SiloSettings) -> None:
-    from silo_agent.account_units import new_units
-    from silo_agent.agent import alone
-    from silo_agent.ledger.unit_marks import UnitKey
-
-    names = [each.name for each in settings.data_sets]
-    if name not in names:
-        raise ConfigError(f"--new-generation: expected one of {', '.join(names)}, got {name}")
-    data = settings.data_set(name)
-    if data.source is not None:
-        raise ConfigError(
-            f"--new-generation: the records of data set {name} cannot be read without a job, so none is "
-            "provably outside an account"
-        )
-    what = "records" if data.unit is None else f"units ({data.unit})"
-    with alone(settings.directory), closing(opened_ledger(settings)) as ledger:
-        accounts = ledger.accounts()
-        key = UnitKey.of(settings.unit_key_path, is_new=False)
-        accounts.check_key(key)
-        new, held = new_units(data, key, accounts)
-        if not new:
-            raise ConfigError(
-                f"--new-generation: data set {name} has no new {what}: accounts hold all {held}, and a new "
-                "generation would leave all of them out, for good; add the new ones first"
-            )
-        account = accounts.open_generation(name)
-    click.echo(
-        f"data set {name}: account {account} is open; from the agent's next start on, jobs train on its "
-        f"{new} new {what}, and never again on the {held} that other accounts hold"
-    )
-
-
 def _change_delta(name: str, delta: float, settings: SiloSettings) -> None:
     from silo_agent.agent import alone
 
@@ -213,7 +171,7 @@ def _change_delta(name: str, delta: float, settings: SiloSettings) -> None:
         raise ConfigError(f"--delta: expected {MIN_DELTA:g} to {MAX_DELTA:g}, got {delta:g}")
     policy = load_policy(settings.policy_of(settings.data_set(name)))
     with alone(settings.directory), closing(opened_ledger(settings)) as ledger:
-        account = ledger.accounts().charged(name).account
+        account = settings.data_set(name).account
         before = ledger.budget(policy=policy, data_set=account).balance()
         ledger.accounts().change_delta(account, delta, unix_seconds=time.time())
         after = ledger.budget(policy=policy, data_set=account).balance()
@@ -226,20 +184,19 @@ def _change_delta(name: str, delta: float, settings: SiloSettings) -> None:
 
 
 def _show_account(
-    title: str, charged: Charged, account: Account | None, policy: Path, ledger: Ledger
+    title: str, name: str, account: Account | None, policy: Path, settings: SiloSettings, ledger: Ledger
 ) -> None:
     """Spent and left of one account, what it covers, then the jobs that spent it."""
-    balance = ledger.budget(policy=load_policy(policy), data_set=charged.account).balance()
+    from silo_agent.account_units import account_budgets
+
+    budgets = account_budgets(settings, name)
+    balance = ledger.budget(policy=load_policy(policy), data_set=name, budgets=budgets).balance()
     parts = [f"epsilon {balance.spent:.4g} of {balance.budget:g} spent", f"{balance.left:.4g} left"]
     if balance.held > balance.spent:
         parts.insert(1, f"{balance.held:.4g} with what is reserved")
     click.echo(f"{title}: {', '.join(parts)} (delta {balance.delta:g})")
-    for other in charged.also:
-        click.echo(f"  also charged to account {other}, which holds or may hold records of it")
     if account is not None and not account.units_are_known:
-        click.echo("  its records are not known: every data set of this silo is charged to it")
-    if account is not None and account.is_generation:
-        click.echo("  a new generation: records that other accounts hold are left out")
+        click.echo("  its records are not known: it is the only account of this silo")
     names = {job.job_digest: job.name for job in ledger.jobs()}
     for job in balance.jobs:
         cost = "not private" if job.unnoised else f"{job.epsilon:.4g}"

@@ -20,7 +20,6 @@ from chorale.spec.state import MAX_STATE_BYTES, GlobalState, state_digest, state
 from client.errors import with_hint
 from crypto.errors import ConfigError
 from silo_agent.account_units import open_accounts
-from silo_agent.ledger.accounts import Accounts, Charged
 from silo_agent.ledger.ledger import Ledger, RecoveredCharge
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy, load_policy
@@ -49,7 +48,7 @@ def recover(
         signed = _signed(path)
         jobs[hashlib.sha256(signed).digest()] = signed
     policies = {each.name: load_policy(settings.policy_of(each)) for each in settings.data_sets}
-    accounts = _compared(ledger, settings, policies)
+    _compare(ledger, settings, policies)
     snapshot = ledger.last_reserved
     charges = []
     for digest, spec_bytes in jobs.items():
@@ -62,38 +61,34 @@ def recover(
                     job_digest=digest,
                     spec=spec,
                     policy=policy,
-                    charged=_charged(accounts, data_set),
+                    accounts=_accounts(ledger, settings, data_set),
                     releases=at_most_released(digest, spec, weights, restarts, policy.colluders(spec)),
                 )
             )
     ledger.recover(charges)
     for charge in charges:
         what = "inputs without noise" if charge.releases is None else "its whole plan"
-        charged = [charge.charged.account, *charge.charged.also]
-        to = f"account{'s' * (len(charged) > 1)} {', '.join(charged)}"
+        to = f"account{'s' * (len(charge.accounts) > 1)} {', '.join(charge.accounts)}"
         click.echo(f"{charge.job_digest.hex()[:12]}: {what} charged to {to}; rejected")
     if not charges:
         click.echo("no job that is approved here may have run since: nothing is charged")
 
 
-def _compared(ledger: Ledger, settings: SiloSettings, policies: Mapping[str, Policy]) -> Accounts:
-    """As of now. Raises ConfigError where the records of a data set cannot be read."""
+def _compare(ledger: Ledger, settings: SiloSettings, policies: Mapping[str, Policy]) -> None:
+    """Records with accounts, as of now. Raises ConfigError where the records of a data set cannot be read."""
     with closing(AuditLog(settings.audit_path)) as audit:
         opened = open_accounts(settings, policies, ledger=ledger, audit=audit)
     for name, each in opened.items():
         if each.closed is not None:
-            raise ConfigError(
-                f"--recover: data set {name}: nobody can say whose account it is: {each.closed}"
-            )
-    return ledger.accounts()
+            raise ConfigError(f"--recover: data set {name}: its records cannot be read: {each.closed}")
 
 
-def _charged(accounts: Accounts, data_set: str) -> Charged:
-    """All accounts for a data set that neither ledger nor settings know: any of them may be its own."""
-    known, charged = [each.id for each in accounts.all()], accounts.charged(data_set)
-    if charged.account in known:
-        return charged
-    return Charged(account=known[0], also=tuple(known[1:]))
+def _accounts(ledger: Ledger, settings: SiloSettings, data_set: str) -> tuple[str, ...]:
+    """All accounts for a data set that the settings do not name: any of them may have been its own."""
+    of_settings = {each.name: each.account for each in settings.data_sets}
+    if data_set in of_settings:
+        return (of_settings[data_set],)
+    return tuple(each.id for each in ledger.accounts().all())
 
 
 def _signed(path: Path) -> bytes:

@@ -44,14 +44,13 @@ def approve(ledger: Ledger, view: JobView, *, by: str, grants: Grants = NO_GRANT
     Raises as `check_would_run`, and ConfigError for a name that cannot be kept or that approved it already.
     """
     check_would_run(ledger, view, grants)
-    account = None if view.data_set is None else ledger.accounts().charged(view.data_set).account
     return ledger.decisions().approve(
         view.job_digest,
         by=checked_name(by),
         required=view.required_approvals,
         policy=view.policy,
         grants=grants,
-        account=account,
+        account=None if view.balance is None else view.balance.data_set,
     )
 
 

@@ -16,6 +16,7 @@ from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, Refusal
+from silo_agent.account_units import account_budgets
 from silo_agent.approval.view import (
     JobView,
     Origin,
@@ -90,7 +91,10 @@ def read_view(
     if promise is not None:
         cost = promise.epsilon_if_all_others_collude
         refusals += refusals_of(policy.privacy.check_collusion, spec, cost)
-    budget = None if data_set is None else _budget(ledger, policy, data_set)
+    budget: Budget | None = None
+    if data_set is not None:
+        budgets = account_budgets(settings, data_set.account)
+        budget = ledger.budget(policy=policy, data_set=data_set.account, budgets=budgets)
     charge: PlannedCharge | None = None
     if budget is not None and data_set is not None:
         refusals += _account_refusals(ledger, policy, data_set, budget, job, spec, drawn.state)
@@ -204,12 +208,6 @@ def _promise(spec: JobSpec, state: GlobalState | None) -> tuple[Promise | None, 
         return None, f"what it costs cannot be told: {error}"
 
 
-def _budget(ledger: Ledger, policy: Policy, data_set: DataSettings) -> Budget:
-    charged = ledger.accounts().charged(data_set.name)
-    also = dict.fromkeys(charged.also, policy.privacy.epsilon)
-    return ledger.budget(policy=policy, data_set=charged.account, also=also)
-
-
 def _account_refusals(
     ledger: Ledger,
     policy: Policy,
@@ -221,8 +219,8 @@ def _account_refusals(
 ) -> list[PolicyRefusal]:
     """What the data set has no room for."""
     if spec.privacy is None:
-        account = ledger.accounts().charged(data_set.name).account
-        return refusals_of(ledger.data_refusals(policy=policy, data_set=account).check, job.job_digest)
+        counted = ledger.data_refusals(policy=policy, data_set=data_set.account)
+        return refusals_of(counted.check, job.job_digest)
     if state is None:
         return []
     return refusals_of(budget.check_plan, _as_signed(job, spec), state)

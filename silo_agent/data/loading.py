@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from silo_agent.data.settings import (
     check_unit,
 )
 from silo_agent.data.units import grouped, unit_name
-from silo_agent.ledger.unit_marks import Admitted
+from silo_agent.ledger.unit_marks import Admitted, unit_bytes
 from silo_agent.seeding import derive_seed
 
 log = get_logger("silo_agent.data.loading")
@@ -70,13 +71,14 @@ def load_data(
     class that depends on the settings alone, so no sample ever changes sides. In a private job each
     record is held out by itself, and none can have the job refused (`private`).
     Samples that are read by place are in memory where all of them fit `data.cache_megabytes`.
-    admitted: the records that may be used, and the account by whose id they are split; None: all of them, by
-    the data set's name.
+    admitted: the records that may be used, and the key that divides them; None: all of them, by the data
+    set's name.
     problems: takes all that is wrong with single records; if anything is, the rest is prepared as in a
     private job.
     Raises ConfigError that names the setting or file and what is allowed, and Cancelled.
     """
     index = 0 if settings.partition is None else settings.partition.index
+    admitted = admitted or Admitted.everything(settings.name)
     parts = _parts(settings, job, [index], admitted=admitted, problems=problems, is_cancelled=is_cancelled)
     return next(parts)
 
@@ -93,7 +95,8 @@ def parts_of(settings: DataSettings, job: JobSpec) -> Iterator[SiloData]:
     """The same one by one, each made when it is asked for."""
     if settings.partition is None:
         raise ConfigError("data.partition: expected how a file is cut into silos")
-    yield from _parts(settings, job, range(settings.partition.silos))
+    everything = Admitted.everything(settings.name)
+    yield from _parts(settings, job, range(settings.partition.silos), admitted=everything)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ def _parts(
     job: JobSpec,
     indices: Sequence[int],
     *,
-    admitted: Admitted | None = None,
+    admitted: Admitted,
     problems: Problems | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[SiloData]:
@@ -150,7 +153,7 @@ def _opened(
     raw: RawData,
     settings: DataSettings,
     job: JobSpec,
-    admitted: Admitted | None,
+    admitted: Admitted,
     is_cancelled: Callable[[], bool],
 ) -> _Opened:
     """Arrays as they are; samples that are read by place in the job's form, without those that do not fit.
@@ -175,7 +178,7 @@ def _side(
     raw: RawData,
     settings: DataSettings,
     job: JobSpec,
-    admitted: Admitted | None,
+    admitted: Admitted,
     is_cancelled: Callable[[], bool],
     *,
     of_holdout: bool,
@@ -189,26 +192,27 @@ def _side(
     identities = None if of_holdout else raw.identities
     if not of_holdout and raw.strata is not None:
         found = replace(found, strata=np.asarray(raw.strata, np.int64))
-    places = np.arange(len(found))
-    if admitted is not None:
+    places, is_held_N, may_be_N2, hashes = np.arange(len(found)), None, None, list[bytes]()
+    stored = partial(private.stored, found, identities)
+    if not admitted.is_everything:
         side = None if raw.holdout is None else of_holdout
-        places = np.flatnonzero(admitted.rows(private.stored(found, identities), is_held_out=side))
-    is_held_N, hashes = None, list[bytes]()
+        places = np.flatnonzero(admitted.rows(stored(), is_held_out=side))
     if raw.units is not None and not of_holdout:
-        hashes = [private.row_hash(record) for record in private.stored(found, identities)]
+        hashes = [private.row_hash(record) for record in stored()]
+        may_be_N2 = admitted.on_each_side(stored())[places]
     elif raw.holdout is None and job.privacy is not None:
-        account = settings.name if admitted is None else admitted.account
-        is_held_N = private.held_out(found, identities, name=account, fraction=settings.holdout)[places]
+        is_held_N = admitted.key.held_out(stored(), settings.holdout)[places]
     return Scanned(
         samples=found if len(places) == len(found) else found.take(places),
         places=places.tolist(),
         is_held_N=is_held_N,
         hashes=[hashes[each] for each in places] if hashes else hashes,
+        may_be_N2=may_be_N2,
     )
 
 
 def _unit_by_unit(
-    found: Scanned, raw: RawData, settings: DataSettings, admitted: Admitted | None, *, is_private: bool
+    found: Scanned, raw: RawData, settings: DataSettings, admitted: Admitted, *, is_private: bool
 ) -> Scanned:
     """The samples of units alone, unit by unit, and which units are held out; in a job without privacy they
     are forgotten then. Raises ConfigError for data that have no units throughout."""
@@ -223,18 +227,15 @@ def _unit_by_unit(
     for place in (place for place, name in enumerate(names) if name is None):
         where = f"record {place}" if raw.places is None else raw.places[place]
         raw.problems.add(f"{where}: expected whose it is ({settings.unit or 'units'}), got nothing")
-    if admitted is not None:
-        names = admitted.units(names)
-    account = settings.name if admitted is None else admitted.account
+    names = admitted.units(names)
     chosen = [names[each] for each in found.places]
+    if is_private and found.may_be_N2 is not None:
+        # not a row that was on the other side with another unit
+        is_held_N = admitted.key.held_out((unit_bytes(name or "") for name in chosen), settings.holdout)
+        is_there_N = found.may_be_N2[np.arange(len(chosen)), is_held_N.astype(int)]
+        chosen = [name if there else None for name, there in zip(chosen, is_there_N, strict=True)]
     kept = grouped(chosen, found.hashes, max_rows=settings.max_rows_per_unit)
-    is_held_U = np.array(
-        [
-            private.is_held_out(private.unit_bytes(unit), name=account, fraction=settings.holdout)
-            for unit in kept.names_U
-        ],
-        np.bool_,
-    )
+    is_held_U = admitted.key.held_out(map(unit_bytes, kept.names_U), settings.holdout)
     samples = found.samples.take(kept.places_N)
     if is_private:
         samples = samples.of_units(kept.units_N, rows_per_unit=settings.max_rows_per_unit)

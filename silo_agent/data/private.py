@@ -20,7 +20,6 @@ from crypto import encoding
 from silo_agent.data.base import MAX_LABEL, Features, Labels, Samples
 
 FARTHEST = 1_000_000  # no feature of a private job is beyond it; standardized ones are about 1
-HASHED_BITS = 64
 Mask = NDArray[np.bool_]
 
 
@@ -42,31 +41,9 @@ def boxed(features: Features) -> tuple[Features, int]:
     return np.clip(np.where(np.isfinite(wide), wide, 0), -FARTHEST, FARTHEST), outside
 
 
-def held_out(samples: Samples, identities: Identities | None, *, name: str, fraction: float) -> Mask:
-    """(N,): which records are kept for evaluation. identities: each record as its file holds it, where the
-    features are already made for the job; None: features and labels are what the file holds."""
-    found = stored(samples, identities)
-    return np.array([is_held_out(record, name=name, fraction=fraction) for record in found], np.bool_)
-
-
 def row_hash(record: bytes) -> bytes:
     """What orders the rows of a unit."""
     return encoding.digest("unit-row", record)
-
-
-def is_held_out(record: bytes, *, name: str, fraction: float) -> bool:
-    """Whether a record is kept for evaluation, by a hash of its own bytes, label included.
-
-    Position, number and labels of other records do not enter, so one record more, less or changed
-    moves no other. Equal records are on one side.
-    """
-    hashed = encoding.digest("record-holdout", name, record)
-    return int.from_bytes(hashed[: HASHED_BITS // 8], "big") < int(fraction * 2**HASHED_BITS)
-
-
-def unit_bytes(name: str) -> bytes:
-    """What the side of a unit goes by."""
-    return name.encode("utf-8", "surrogatepass")
 
 
 def record_bytes(features: Features, label: Labels) -> bytes:

@@ -17,7 +17,7 @@ from chorale_models.data import Identities
 from crypto.errors import ConfigError
 from silo_agent.data.base import Cancelled, RawData, Samples, SampleSet, strata_of
 from silo_agent.data.fitting import input_type, sample_bytes
-from silo_agent.data.private import Mask, is_held_out, record_bytes, row_hash
+from silo_agent.data.private import Mask, record_bytes, row_hash
 from silo_agent.data.settings import DataSettings
 from silo_agent.data.store import Store
 from silo_agent.data.streamed import Streamed, fitting
@@ -31,13 +31,14 @@ PART_OF_CACHE = 16  # a batch is at most this part of the bound: some are on the
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
     """A data set's samples. places: of each in what the loader gave. is_held_N: of data without a hold-out of
-    their own, where a record or unit decides it by itself. hashes: that order the rows of units. rows_beyond:
-    as of `SiloData`."""
+    their own, where a record or unit decides it by itself. hashes: that order the rows of units. may_be_N2:
+    of data with units, whether each may be in training, and held out. rows_beyond: as of `SiloData`."""
 
     samples: SampleSet
     places: Sequence[int]
     is_held_N: Mask | None = None
     hashes: Sequence[bytes] = ()
+    may_be_N2: Mask | None = None
     rows_beyond: int = 0
 
 
@@ -46,7 +47,7 @@ def scanned(
     settings: DataSettings,
     job: JobSpec,
     *,
-    admitted: Admitted | None,
+    admitted: Admitted,
     of_holdout: bool,
     is_cancelled: Callable[[], bool],
 ) -> Scanned:
@@ -68,13 +69,13 @@ def scanned(
         ahead=2 if 2 * settings.workers * batch_bytes <= bound // 4 else 1,
     )
     found = _Found(count, job, keeps_inputs=is_in_memory)
-    account = settings.name if admitted is None else admitted.account
     side = None if raw.holdout is None else of_holdout
     identities = None if of_holdout else raw.identities
     has_units = raw.units is not None and not of_holdout
     is_held_by_record = job.privacy is not None and raw.holdout is None and not has_units
-    needs_records = has_units or is_held_by_record or admitted is not None
-    is_held, hashes = list[bool](), list[bytes]()
+    needs_records = has_units or is_held_by_record or not admitted.is_everything
+    is_held, hashes = list[Mask](), list[bytes]()
+    may_be = [np.zeros((0, 2), np.bool_)]
 
     def add_problem(error: ConfigError) -> None:
         raw.problems.add(str(error))
@@ -87,20 +88,22 @@ def scanned(
         records = []
         if needs_records:
             records = [_record(identities, place, read[place - int(places[0])]) for place in kept]
-        if admitted is not None:
+        if not admitted.is_everything:
             chosen = np.flatnonzero(admitted.rows(records, is_held_out=side)).tolist()
             kept, samples = [kept[each] for each in chosen], samples.take(np.array(chosen, np.int64))
             records = [records[each] for each in chosen]
         found.add(kept, samples)
         if has_units:
             hashes += map(row_hash, records)
+            may_be.append(admitted.on_each_side(records))
         if is_held_by_record:
-            is_held += [is_held_out(each, name=account, fraction=settings.holdout) for each in records]
+            is_held.append(admitted.key.held_out(records, settings.holdout))
     return Scanned(
         samples=found.result(store, rows, None if of_holdout else raw.strata),
         places=found.places,
-        is_held_N=np.array(is_held, np.bool_) if is_held_by_record else None,
+        is_held_N=np.concatenate([np.zeros(0, np.bool_), *is_held]) if is_held_by_record else None,
         hashes=hashes,
+        may_be_N2=np.concatenate(may_be),
     )
 
 

@@ -181,9 +181,11 @@ class DataSettings(BaseModel):
         le=64,
         description="processes that read and decode such samples ahead of training; 0: the agent's own",
     )
-    name: DataSetName = Field(
+    name: DataSetName = Field(default="data", description="what jobs call the data set")
+    account: DataSetName = Field(
         default="data",
-        description="what jobs call the data set; its account in the ledger goes by its records",
+        description="account of the ledger that private jobs on it are charged to; data sets share one, "
+        "unless they name different ones: a record that is in two accounts is used by the first alone",
     )
     policy: Path | None = Field(
         default=None, description="policy file of this data set alone; null: the silo's own"

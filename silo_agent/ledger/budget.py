@@ -9,11 +9,10 @@ Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 
 from __future__ import annotations
 
-import math
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -71,9 +70,8 @@ class Spend:
 class Budget:
     """One data set under one policy. Synchronous and durable; safe in any thread.
 
-    data_set: the id of its own account. also: further accounts that its inputs are charged to, because they
-    hold a unit of it, and the most epsilon of each. tell: called for every spend when it is durable and
-    before a byte leaves.
+    data_set: the id of its account. budgets: epsilon of the data sets that share it, each of which holds, as
+    the policy's does. tell: called for every spend when it is durable and before a byte leaves.
     """
 
     def __init__(
@@ -84,22 +82,20 @@ class Budget:
         data_set: str,
         clock: Callable[[], datetime],
         tell: Callable[[Spend], None],
-        also: Mapping[str, float] | None = None,
+        budgets: Collection[float] = (),
     ) -> None:
         self._database = database
         self._policy = policy
         self._data_set = data_set
-        own = policy.privacy.epsilon
         # a higher budget may buy a first plan that a lower one does not, and has less of delta then
-        self._limits = {account: {own, most} - {math.inf} for account, most in (also or {}).items()}
-        self._limits[data_set] = {own}
+        self._budgets = {policy.privacy.epsilon, *budgets}
         self._is_lowered = False  # since this process reserves
         self._clock = clock
         self._tell = tell
         self._process, self._costs = os.urandom(8), Costs()
         self._plans: dict[bytes, Mapping[Release, int]] = {}
         with database.transaction() as connection:
-            self._delta = self._account_delta(connection, data_set) or policy.privacy.delta
+            self._delta = self._account_delta(connection) or policy.privacy.delta
 
     def open_account(self) -> None:
         """When an agent starts: the first policy's delta is the account's until an administrator changes it.
@@ -109,7 +105,7 @@ class Budget:
         """
         with self._database.transaction() as connection:
             self._write_account(connection)
-            self._delta = self._account_delta(connection, self._data_set) or self._policy.privacy.delta
+            self._delta = self._account_delta(connection) or self._policy.privacy.delta
         if self._delta != self._policy.privacy.delta:
             raise ConfigError(
                 f"policy: privacy.delta: expected that of account {self._data_set}, {self._delta:g}, at "
@@ -122,13 +118,12 @@ class Budget:
         both: each decides by itself how the account's first plan is paid."""
         self._policy = policy
         self._plans.clear()  # by assumed_colluders
-        for account in self._limits:
-            self.take_limit(account, policy.privacy.epsilon)
+        self.take_limit(self._data_set, policy.privacy.epsilon)
 
     def take_limit(self, account: str, most: float) -> None:
-        """A further limit of an account, if inputs are charged to it."""
-        if account in self._limits and most not in self._limits[account]:
-            self._limits[account], self._is_lowered = self._limits[account] | {most}, True
+        """A further budget of an account, if it is this one."""
+        if account == self._data_set and most not in self._budgets:
+            self._budgets, self._is_lowered = self._budgets | {most}, True
 
     def check_held(self, job: Job, key: PhaseKey) -> None:
         """Raises PolicyRefusal(code=BUDGET) where what is charged passes a budget that fell since."""
@@ -165,12 +160,12 @@ class Budget:
                 self._check_fits(connection, job, planned, planned, what=f"job {job.id}: its plan")
 
     def planned_charge(self, job: Job, state: GlobalState) -> PlannedCharge:
-        """What the data set's own account would be charged for the whole job, composed as it is when the job
+        """What the account would be charged for the whole job, composed as it is when the job
         reserves. state: the initial one. Raises ConfigError.
         """
         plan = self._plan(job, state)
         with self._database.transaction() as connection:
-            held = self._releases(connection, self._data_set)
+            held = self._releases(connection)
             has_begun = self._has_begun(connection, job)
         alone, after = (each.with_more(plan, job=job.digest, plan=plan) for each in (held.emptied, held))
         return PlannedCharge(
@@ -200,7 +195,7 @@ class Budget:
             self._check_attempts(connection, key, what)
             if cost is not None and plan is not None:
                 self._check_fits(connection, job, plan, Counter(cost), what=what)
-                write_plan(connection, job.digest, plan, self._limits)
+                write_plan(connection, job.digest, plan, self._data_set)
             input_id = self._write_input(connection, key, cost, ReleaseStatus.RESERVED)
         return Charge(self, input_id, use)
 
@@ -217,19 +212,17 @@ class Budget:
             self._write_input(connection, key, part, ReleaseStatus.SPENT)
 
     def balance(self) -> BudgetBalance:
-        """Where the data set's own account stands now, job by job."""
+        """Where the account stands now, job by job."""
         with self._database.transaction() as connection:
             of_jobs = self._spent_by_job(connection)
-            spent, held = (
-                self._releases(connection, self._data_set, only) for only in (ReleaseStatus.SPENT, None)
-            )
+            spent, held = (self._releases(connection, only) for only in (ReleaseStatus.SPENT, None))
             jobs = [
                 (self._of_one_job(connection, job_digest, inputs), job_digest, inputs)
                 for job_digest, inputs in of_jobs.items()
             ]
         return BudgetBalance(
             data_set=self._data_set,
-            budget=self._policy.privacy.epsilon,
+            budget=min(self._budgets),
             delta=self._delta,
             spent=spent.epsilon(),
             held=held.epsilon(),
@@ -255,8 +248,8 @@ class Budget:
         """How many inputs of a job left, by kind of phase."""
         with self._database.transaction() as connection:
             rows = connection.execute(
-                "SELECT phase, count(*) AS inputs FROM charges"
-                " WHERE account = ? AND job_digest = ? AND status = ? GROUP BY phase",
+                "SELECT phase, count(*) AS inputs FROM releases"
+                " WHERE data_set = ? AND job_digest = ? AND status = ? GROUP BY phase",
                 (self._data_set, job_digest, ReleaseStatus.SPENT),
             ).fetchall()
         found: Counter[str] = Counter()
@@ -265,17 +258,11 @@ class Budget:
         return found
 
     def spent(self) -> tuple[float, int]:
-        """Epsilon spent on the data set, and inputs that left without noise: the most of any account that
-        holds a unit of it."""
+        """Epsilon spent of the account, and inputs that left without noise."""
         with self._database.transaction() as connection:
-            of_each = [
-                (
-                    self._releases(connection, account, ReleaseStatus.SPENT),
-                    self._inputs_by_cost(connection, account, ReleaseStatus.SPENT)[None],
-                )
-                for account in self._limits
-            ]
-        return max(releases.epsilon() for releases, _ in of_each), max(count for _, count in of_each)
+            releases = self._releases(connection, ReleaseStatus.SPENT)
+            unnoised = self._inputs_by_cost(connection, ReleaseStatus.SPENT)[None]
+        return releases.epsilon(), unnoised
 
     def spend(self, input_id: bytes, use: StateUse | None = None, check: SumCheck | None = None) -> None:
         """Durable, and told, before the first byte leaves. check: of the sum that the input goes into.
@@ -337,10 +324,6 @@ class Budget:
                 self._clock().timestamp(),
             ),
         )
-        connection.executemany(
-            "INSERT INTO also_charged (account, input_id) VALUES (?, ?)",
-            [(account, input_id) for account in self._limits if account != self._data_set],
-        )
         return input_id
 
     def _check_attempts(self, connection: sqlite3.Connection, key: PhaseKey, what: str) -> None:
@@ -366,23 +349,18 @@ class Budget:
         *,
         what: str,
     ) -> None:
-        """In every account that is charged."""
-        for account, budgets in self._limits.items():
-            held = self._releases(connection, account)
-            after = held.with_more(more, job=job.digest, plan=plan)
-            most = next((budget for budget in sorted(budgets) if not after.fits(budget)), None)
-            if most is None:
-                continue
-            alone = held.emptied.with_more(more, job=job.digest, plan=plan)
-            of = f"data set {self._data_set}"
-            if account != self._data_set:
-                of = f"account {account}, which holds records of data set {self._data_set},"
-            raise PolicyRefusal(
-                f"{what}: expected at most epsilon {most:g} on {of} (delta {held.delta:g}), got "
-                f"{after.epsilon():.4g}: {held.epsilon():.4g} spent or reserved before and "
-                f"{alone.epsilon():.4g} by itself, which are composed, not added",
-                code=Refusal.BUDGET,
-            )
+        held = self._releases(connection)
+        after = held.with_more(more, job=job.digest, plan=plan)
+        most = next((budget for budget in sorted(self._budgets) if not after.fits(budget)), None)
+        if most is None:
+            return
+        alone = held.emptied.with_more(more, job=job.digest, plan=plan)
+        raise PolicyRefusal(
+            f"{what}: expected at most epsilon {most:g} of account {self._data_set} (delta {held.delta:g}), "
+            f"got {after.epsilon():.4g}: {held.epsilon():.4g} spent or reserved before and "
+            f"{alone.epsilon():.4g} by itself, which are composed, not added",
+            code=Refusal.BUDGET,
+        )
 
     def _has_begun(self, connection: sqlite3.Connection, job: Job) -> bool:
         """Whether the job has touched the data."""
@@ -396,22 +374,20 @@ class Budget:
             self._plans[job.digest] = planned_releases(job.spec, state, colluders=colluders)
         return self._plans[job.digest]
 
-    def _releases(
-        self, connection: sqlite3.Connection, account: str, only: ReleaseStatus | None = None
-    ) -> AccountReleases:
-        """What an account was charged for: spent and reserved, or `only` the ones."""
+    def _releases(self, connection: sqlite3.Connection, only: ReleaseStatus | None = None) -> AccountReleases:
+        """What the account was charged for: spent and reserved, or `only` the ones."""
         jobs = connection.execute(
-            "SELECT DISTINCT job_digest FROM charges"
-            " WHERE account = :account AND (:only IS NULL OR status = :only) AND cost_digest IS NOT NULL",
-            {"account": account, "only": only},
+            "SELECT DISTINCT job_digest FROM releases"
+            " WHERE data_set = :account AND (:only IS NULL OR status = :only) AND cost_digest IS NOT NULL",
+            {"account": self._data_set, "only": only},
         ).fetchall()
         digests = frozenset(row["job_digest"] for row in jobs)
         return AccountReleases(
-            delta=self._account_delta(connection, account) or self._delta,
-            sides_are_fixed=sides_are_fixed(connection, account),
-            releases=composed(self._inputs_by_cost(connection, account, only)),
+            delta=self._account_delta(connection) or self._delta,
+            sides_are_fixed=sides_are_fixed(connection, self._data_set),
+            releases=composed(self._inputs_by_cost(connection, only)),
             jobs=digests,
-            first=self._costs.first_plan(connection, account),
+            first=self._costs.first_plan(connection, self._data_set),
         )
 
     def _of_one_job(
@@ -427,9 +403,9 @@ class Budget:
             first=FirstPlan(job=job_digest, releases=plan, sides_are_fixed=fixed) if plan else None,
         )
 
-    @staticmethod
-    def _account_delta(connection: sqlite3.Connection, account: str) -> float | None:
-        found = connection.execute("SELECT delta FROM accounts WHERE data_set = ?", (account,)).fetchone()
+    def _account_delta(self, connection: sqlite3.Connection) -> float | None:
+        query = "SELECT delta FROM accounts WHERE data_set = ?"
+        found = connection.execute(query, (self._data_set,)).fetchone()
         return None if found is None else found["delta"]
 
     def _write_account(self, connection: sqlite3.Connection) -> None:
@@ -440,20 +416,20 @@ class Budget:
         )
 
     def _inputs_by_cost(
-        self, connection: sqlite3.Connection, account: str, only: ReleaseStatus | None = None
+        self, connection: sqlite3.Connection, only: ReleaseStatus | None = None
     ) -> Counter[Cost | None]:
-        """How many inputs of each cost an account was charged for: spent and reserved, or `only` the ones."""
+        """How many inputs of each cost it was charged for: spent and reserved, or `only` the ones."""
         rows = connection.execute(
-            "SELECT cost_digest, count(*) AS inputs FROM charges"
-            " WHERE account = :account AND (:only IS NULL OR status = :only) GROUP BY cost_digest",
-            {"account": account, "only": only},
+            "SELECT cost_digest, count(*) AS inputs FROM releases"
+            " WHERE data_set = :account AND (:only IS NULL OR status = :only) GROUP BY cost_digest",
+            {"account": self._data_set, "only": only},
         ).fetchall()
         return Counter({self._costs.cost(connection, row["cost_digest"]): row["inputs"] for row in rows})
 
     def _spent_by_job(self, connection: sqlite3.Connection) -> dict[bytes, Counter[Cost | None]]:
         rows = connection.execute(
-            "SELECT job_digest, cost_digest, count(*) AS inputs FROM charges"
-            " WHERE account = ? AND status = ? GROUP BY job_digest, cost_digest",
+            "SELECT job_digest, cost_digest, count(*) AS inputs FROM releases"
+            " WHERE data_set = ? AND status = ? GROUP BY job_digest, cost_digest",
             (self._data_set, ReleaseStatus.SPENT),
         ).fetchall()
         by_job: dict[bytes, Counter[Cost | None]] = {}

@@ -7,7 +7,7 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, overload
 
@@ -71,25 +71,24 @@ def write_cost(connection: sqlite3.Connection, cost: Cost) -> bytes:
 
 
 def write_plan(
-    connection: sqlite3.Connection, job_digest: bytes, plan: Mapping[Release, int], accounts: Iterable[str]
+    connection: sqlite3.Connection, job_digest: bytes, plan: Mapping[Release, int], account: str
 ) -> None:
-    """With a job's first input of each account, before the input; what it says stays.
+    """With a job's first input, before the input; what it says stays.
 
     The first one of an account without private inputs is its first plan. Those that stand there then are of
     jobs that gave everything back.
     """
     digest, times = write_cost(connection, tuple(plan)), json.dumps(list(plan.values()))
-    for account in accounts:
-        is_first = connection.execute(
-            "SELECT 1 FROM charges WHERE account = ? AND cost_digest IS NOT NULL LIMIT 1", (account,)
-        ).fetchone()
-        if is_first is None:
-            connection.execute("DELETE FROM plans WHERE account = ?", (account,))
-        connection.execute(
-            "INSERT INTO plans (account, job_digest, cost_digest, times, is_first, sides_were_fixed)"
-            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (account, job_digest) DO NOTHING",
-            (account, job_digest, digest, times, is_first is None, sides_are_fixed(connection, account)),
-        )
+    is_first = connection.execute(
+        "SELECT 1 FROM releases WHERE data_set = ? AND cost_digest IS NOT NULL LIMIT 1", (account,)
+    ).fetchone()
+    if is_first is None:
+        connection.execute("DELETE FROM plans WHERE account = ?", (account,))
+    connection.execute(
+        "INSERT INTO plans (account, job_digest, cost_digest, times, is_first, sides_were_fixed)"
+        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (account, job_digest) DO NOTHING",
+        (account, job_digest, digest, times, is_first is None, sides_are_fixed(connection, account)),
+    )
 
 
 class Costs:

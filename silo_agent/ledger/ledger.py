@@ -9,9 +9,8 @@ Source: docs/protocol.md 6, 10.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,7 @@ from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
 from silo_agent.ledger import roster_marks
-from silo_agent.ledger.accounts import Accounts, Charged
+from silo_agent.ledger.accounts import Accounts
 from silo_agent.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
 from silo_agent.ledger.costs import Cost
 from silo_agent.ledger.data_refusals import DataRefusals
@@ -95,13 +94,13 @@ class LedgerJob:
 class RecoveredCharge:
     """A job that may have run since a snapshot. releases: of its whole plan; None for one without noise.
 
-    policy: of its data set. charged: the accounts that pay.
+    policy: of its data set. accounts: that pay, each all of it.
     """
 
     job_digest: bytes
     spec: JobSpec = field(repr=False)
     policy: Policy = field(repr=False)
-    charged: Charged
+    accounts: tuple[str, ...]
     releases: Cost | None = field(repr=False)
 
 
@@ -143,16 +142,16 @@ class Ledger:
         *,
         policy: Policy,
         data_set: str,
-        also: Mapping[str, float] | None = None,
+        budgets: Collection[float] = (),
         tell: Callable[[Spend], None] = lambda _: None,
     ) -> Budget:
-        """What one data set has released and may still release under this policy. As `Budget`."""
+        """What an account has released and may still release under this policy. As `Budget`."""
         return Budget(
-            self._database, policy=policy, data_set=data_set, also=also, clock=self._clock, tell=tell
+            self._database, policy=policy, data_set=data_set, budgets=budgets, clock=self._clock, tell=tell
         )
 
     def accounts(self) -> Accounts:
-        """Which of them each data set is charged to."""
+        """What data sets are charged to."""
         return Accounts(self._database, clock=self._clock)
 
     def data_refusals(self, *, policy: Policy, data_set: str) -> DataRefusals:
@@ -313,17 +312,14 @@ class Ledger:
         What peers keep of this silo up to now stops it no more.
         """
         budgets = [
-            self.budget(
-                policy=charge.policy,
-                data_set=charge.charged.account,
-                also=dict.fromkeys(charge.charged.also, math.inf),
-            )
+            [self.budget(policy=charge.policy, data_set=account) for account in charge.accounts]
             for charge in charges
         ]
         now = self._clock().timestamp()
         with self._database.transaction() as connection:
-            for charge, budget in zip(charges, budgets, strict=True):
-                budget.charge_plan(connection, charge.job_digest, charge.releases)
+            for charge, of_accounts in zip(charges, budgets, strict=True):
+                for budget in of_accounts:
+                    budget.charge_plan(connection, charge.job_digest, charge.releases)
                 spec = charge.spec
                 connection.execute(  # one that the ledger does not hold must not be approved by itself
                     "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"

@@ -203,6 +203,15 @@ _PERSONS_DECISIONS: Migration = (
 # What a sum of before tells of: training samples (1) and hold-outs (2).
 _READS_OF_USES: Migration = ("ALTER TABLE state_uses ADD COLUMN reads INTEGER NOT NULL DEFAULT 3",)
 
+# Which account a data set has follows from its settings alone.
+_ACCOUNTS_OF_SETTINGS: Migration = (
+    "DROP VIEW charges",
+    "DROP TABLE also_charged",
+    "DROP TABLE own_accounts",
+    "ALTER TABLE accounts DROP COLUMN is_generation",
+    "ALTER TABLE accounts ADD COLUMN divided_by VARCHAR",  # what decided on sides first; null: nothing yet
+)
+
 MIGRATIONS = (
     *EARLY_MIGRATIONS,
     _DATA_REFUSALS,
@@ -228,4 +237,5 @@ MIGRATIONS = (
         )
         """,
     ),
+    _ACCOUNTS_OF_SETTINGS,
 )

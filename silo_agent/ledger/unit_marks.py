@@ -1,7 +1,7 @@
 """What an account remembers of the units it was charged for: a keyed hash of each, and nothing else.
 
 The key lies beside the ledger and leaves this machine never, so a copy of the ledger alone tells of no
-record. Source: docs/privacy.md "The ledger".
+record. It divides the records of private jobs, too. Source: docs/privacy.md "The ledger".
 U = units, N = records.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeAlias
@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.runtime.files import read_limited, write_atomic
+from crypto import encoding
 from crypto.errors import ConfigError
 
 KEY_BYTES = 32
+HASHED_BITS = 64  # of what decides on a side
 MARK_BYTES = 16  # two of 10^9 units are alike with a chance below 2^-68
 
 Marks: TypeAlias = NDArray[np.bytes_]  # of MARK_BYTES each
@@ -35,6 +37,12 @@ class UnitKey:
     def __init__(self, key: bytes) -> None:
         self._of_rows = hmac.new(key, b"chorale/v1/row\0", "sha256")
         self._of_units = hmac.new(key, b"chorale/v1/unit\0", "sha256")
+        self._of_sides = hmac.new(key, b"chorale/v1/holdout\0", "sha256")
+
+    @classmethod
+    def public(cls, data_set: str) -> Self:
+        """Of a data set without a ledger, as in a simulation: everybody can compute its sides."""
+        return cls(encoding.digest("public-key", data_set))
 
     @classmethod
     def of(cls, path: Path, *, is_new: bool) -> Self:
@@ -62,16 +70,34 @@ class UnitKey:
 
     def units(self, names: Iterable[str]) -> Marks:
         """Shapes: -> (U,). names: as the data say them; one name in two data sets is one unit."""
-        return _marks(self._of_units, (name.encode("utf-8", "surrogatepass") for name in names))
+        return _marks(self._of_units, map(unit_bytes, names))
+
+    def held_out(self, values: Iterable[bytes], fraction: float) -> Mask:
+        """Which are kept for evaluation, each by a hash of its own. Shapes: -> (N,). values: records as they
+        are stored, or units (`unit_bytes`).
+
+        Position, number and labels of other records do not enter, so one record more, less or changed moves
+        no other. Equal ones are on one side, in every data set of the silo.
+        """
+        below = int(fraction * 2**HASHED_BITS)
+        firsts = (each[: HASHED_BITS // 8] for each in _hashes(self._of_sides, values))
+        return np.array([int.from_bytes(each, "big") < below for each in firsts], np.bool_)
+
+
+def unit_bytes(name: str) -> bytes:
+    """What is hashed of a unit."""
+    return name.encode("utf-8", "surrogatepass")
 
 
 def _marks(of: hmac.HMAC, values: Iterable[bytes]) -> Marks:
-    digests = []
+    return np.frombuffer(b"".join(each[:MARK_BYTES] for each in _hashes(of, values)), NO_MARKS.dtype)
+
+
+def _hashes(of: hmac.HMAC, values: Iterable[bytes]) -> Iterator[bytes]:
     for value in values:
         hashed = of.copy()
         hashed.update(value)
-        digests.append(hashed.digest()[:MARK_BYTES])
-    return np.frombuffer(b"".join(digests), NO_MARKS.dtype)
+        yield hashed.digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,32 +121,42 @@ class SideMarks:
 class Admitted:
     """The records that a data set's inputs are charged for; any other one is left out.
 
-    account: its id, by which the hold-out of private jobs is split.
+    key: by which private jobs divide them. marks: those of its account; None: all records.
     """
 
-    def __init__(self, account: str, *, key: UnitKey, marks: SideMarks) -> None:
-        self.account = account
-        self._key = key
-        self._by_side = {None: marks.all, False: marks.train, True: marks.held_out}
+    def __init__(self, key: UnitKey, marks: SideMarks | None) -> None:
+        self.key = key
+        self.is_everything = marks is None
+        found = marks or SideMarks()
+        self._by_side = {None: found.all, False: found.train, True: found.held_out}
+
+    @classmethod
+    def everything(cls, data_set: str) -> Self:
+        """Without a ledger."""
+        return cls(UnitKey.public(data_set), None)
 
     def rows(self, records: Iterable[bytes], *, is_held_out: bool | None = None) -> Mask:
         """Which of the records are charged for. Shapes: -> (N,).
 
-        is_held_out: the side that they are on by a test split of the data's own; None: their hash says it.
+        is_held_out: as which they would be used; None: either.
         """
-        return _is_in(self._key.rows(records), self._by_side[is_held_out])
+        return self._of(self.key.rows(records), is_held_out)
+
+    def on_each_side(self, records: Iterable[bytes]) -> Mask:
+        """Whether each may be in training, and whether it may be held out. Shapes: -> (N, 2)."""
+        marks = self.key.rows(records)
+        return np.stack([self._of(marks, is_held_out) for is_held_out in (False, True)], axis=1)
 
     def units(self, names: Sequence[str | None]) -> list[str | None]:
         """The same names, None in place of those that are not charged for."""
         distinct = [name for name in dict.fromkeys(names) if name is not None]
-        is_in = dict(zip(distinct, _is_in(self._key.units(distinct), self._by_side[None]), strict=True))
+        is_in = dict(zip(distinct, self._of(self.key.units(distinct), None), strict=True))
         return [name if name is not None and is_in[name] else None for name in names]
 
-
-def _is_in(marks: Marks, known: Marks) -> Mask:
-    """known: sorted."""
-    if not len(known):
-        return np.zeros(len(marks), np.bool_)
-    places = np.minimum(np.searchsorted(known, marks), len(known) - 1)
-    is_known: Mask = known[places] == marks
-    return is_known
+    def _of(self, marks: Marks, side: bool | None) -> Mask:
+        known = self._by_side[side]
+        if self.is_everything or not len(known):
+            return np.full(len(marks), self.is_everything)
+        places = np.minimum(np.searchsorted(known, marks), len(known) - 1)
+        is_known: Mask = known[places] == marks
+        return is_known

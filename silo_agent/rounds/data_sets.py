@@ -5,7 +5,7 @@ A job is about one data set for good: the one that its signed text names, or the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -24,7 +24,7 @@ from silo_agent.policy.policy import Policy
 @dataclass(slots=True, kw_only=True)
 class DataSet:
     """One data set under its policy, as the ledger accounts for it. policy: the one that is in force, which
-    `DataSets.take` alone changes. account: the id of its own account.
+    `DataSets.take` alone changes. account: the id of its account.
     unit: the column that says whose a row is; None where no setting names one."""
 
     name: str
@@ -45,12 +45,12 @@ class DataSet:
         policy: Policy,
         account: str | None = None,
         unit: str | None = None,
-        also: Mapping[str, float] | None = None,
+        budgets: Collection[float] = (),
         tell_reveal: Callable[[PendingReveal], None] = lambda _: None,
         tell_spend: Callable[[Spend], None] = lambda _: None,
     ) -> Self:
-        """Of a ledger. account: None: the id is the name. also: as of `Budget`. tell_reveal, tell_spend: as
-        of `Ledger.reveals` and `Ledger.budget`."""
+        """Of a ledger. account: None: the id is the name. budgets: as of `Budget`. tell_reveal, tell_spend:
+        as of `Ledger.reveals` and `Ledger.budget`."""
         own = name if account is None else account
         return cls(
             name=name,
@@ -58,7 +58,7 @@ class DataSet:
             unit=unit,
             policy=policy,
             reveals=ledger.reveals(policy=policy, data_set=own, tell=tell_reveal),
-            budget=ledger.budget(policy=policy, data_set=own, also=also, tell=tell_spend),
+            budget=ledger.budget(policy=policy, data_set=own, budgets=budgets, tell=tell_spend),
             steps=ledger.steps(policy=policy, data_set=own),
             refusals=ledger.data_refusals(policy=policy, data_set=own),
         )

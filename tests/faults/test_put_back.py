@@ -27,7 +27,7 @@ PRIVACY = {"sums": {"clip_norm": 0.5, "noise_multiplier": 8.0}, "statistics_nois
 def spent(federation: LocalFederation, name: str = VICTIM) -> float:
     with closing(Ledger(federation.folder / name / "ledger.sqlite")) as ledger:
         policy = Policy(federation=federation.ceremony.federation)
-        return ledger.budget(policy=policy, data_set=f"{name}-data").balance().spent
+        return ledger.budget(policy=policy, data_set="data").balance().spent
 
 
 def ended(federation: LocalFederation, job_id: str) -> str:
@@ -90,7 +90,7 @@ def test_a_silo_that_was_put_back_refuses_at_its_next_phase_and_recovers(
     assert "its plan is not known here: model custom is not built in; name its starting" in without.stderr
     recovered = run_cli("silo", "ledger", *options, "--init", weights, "--config", config)
     assert recovered.returncode == 0, recovered.stderr
-    assert f"{lost_job}: its whole plan charged to account {VICTIM}-data; rejected" in recovered.stdout
+    assert f"{lost_job}: its whole plan charged to account data; rejected" in recovered.stdout
     assert spent(federation) > truth
     with closing(Ledger(directory / "ledger.sqlite")) as ledger:
         assert {job.decision for job in ledger.jobs()} == {Decision.REJECTED}

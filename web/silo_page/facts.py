@@ -11,6 +11,7 @@ from typing import Any
 
 from chorale.runtime.audit import read_entries
 from crypto.errors import ConfigError, Refusal
+from silo_agent.account_units import account_budgets
 from silo_agent.approval.reading import policy_digests
 from silo_agent.ledger.costs import BudgetBalance
 from silo_agent.ledger.decisions import Given
@@ -51,7 +52,7 @@ def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Fac
     except ConfigError as error:
         raise ConfigError(f"the audit log {settings.audit_path} does not hold: {error}") from None
     with closing(open_ledger()) as ledger:
-        decisions, accounts = ledger.decisions(), ledger.accounts()
+        decisions = ledger.decisions()
         policies, now = policy_digests(settings), datetime.now(UTC)
         jobs = sorted(ledger.jobs(), key=lambda job: job.offered, reverse=True)
         waiting = frozenset(job.job_digest for job in jobs if job.waits(now))
@@ -59,7 +60,9 @@ def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Fac
             (
                 each.name,
                 ledger.budget(
-                    policy=load_policy(settings.policy_of(each)), data_set=accounts.charged(each.name).account
+                    policy=load_policy(settings.policy_of(each)),
+                    data_set=each.account,
+                    budgets=account_budgets(settings, each.account),
                 ).balance(),
             )
             for each in settings.data_sets

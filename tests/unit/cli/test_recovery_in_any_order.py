@@ -16,7 +16,6 @@ from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
 from cli.silo.recovery import at_most_released
-from silo_agent.ledger.accounts import Charged
 from silo_agent.ledger.ledger import RecoveredCharge
 from silo_agent.ledger.standing import check_not_put_back
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, Book, private_job
@@ -104,7 +103,7 @@ def test_recovery_is_never_below_what_left(tmp_path: Path, seed: int) -> None:
                 job_digest=job.digest,
                 spec=job.spec,
                 policy=book.policy,
-                charged=Charged(account="data"),
+                accounts=("data",),
                 releases=at_most_released(job.digest, job.spec, weights, restarts, colluders),
             )
             for job in jobs
@@ -128,7 +127,7 @@ def test_a_plan_of_500_rounds_is_charged_so_that_the_ledger_can_be_read(tmp_path
         job_digest=job.digest,
         spec=job.spec,
         policy=book.policy,
-        charged=Charged(account="data"),
+        accounts=("data",),
         releases=plan,
     )
     book.ledger.recover([charge])

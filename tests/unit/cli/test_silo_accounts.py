@@ -1,8 +1,7 @@
-"""What `chorale silo ledger` shows of accounts, and how a new one is opened for a data set that has one."""
+"""What `chorale silo ledger` shows of accounts."""
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -33,72 +32,25 @@ def start(config: Path) -> None:
 
 
 def accounts_in(ended: Ended) -> list[str]:
-    return [line.partition(", ")[0] for line in ended.out.splitlines() if "jobs" not in line][1:]
+    return [line.partition(" spent, ")[0] for line in ended.out.splitlines() if "jobs" not in line][1:]
 
 
-def test_the_ledger_names_every_account_that_a_data_set_is_charged_to(desk: Desk, chorale: Calls) -> None:
+def test_the_ledger_shows_each_account_with_the_data_sets_that_share_it(desk: Desk, chorale: Calls) -> None:
     wards, trial = table(desk, "wards", range(10)), table(desk, "trial", range(9, 20))
     config = desk.silo(data=[wards, trial])
     start(config)
     assert accounts_in(chorale("silo", "ledger", "--config", config)) == [
-        "data set wards: epsilon 0 of 10 spent",
-        "data set trial: epsilon 0 of 10 spent",
-        "  also charged to account wards",
+        "data sets wards, trial (account data): epsilon 0 of 10",
     ]
-    config = desk.silo(data=[wards | {"name": "stations"}])
+    config = desk.silo(data=[wards | {"name": "data", "account": "data"}, trial | {"account": "labs"}])
     start(config)
     assert accounts_in(chorale("silo", "ledger", "--config", config)) == [
-        "data set stations (account wards): epsilon 0 of 10 spent",
-        "account trial: epsilon 0 of 10 spent",
+        "data set data: epsilon 0 of 10",
+        "data set trial (account labs): epsilon 0 of 10",
     ]
-
-
-def test_a_new_generation_is_opened_while_no_agent_runs(desk: Desk, chorale: Calls) -> None:
-    config = desk.silo(data=[table(desk, "wards", range(10))])
-    arguments = ("silo", "ledger", "--config", config, "--new-generation")
-    refused = chorale(*arguments, "wards")
-    assert (refused.code, "no such ledger; the agent makes it when it first runs" in refused.err) == (2, True)
+    config = desk.silo(data=[trial | {"account": "labs"}])
     start(config)
-    refused = chorale(*arguments, "trial")
-    assert "--new-generation: expected one of wards, got trial" in refused.err
-    with (desk.folder / "silo-0" / "agent.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        refused = chorale(*arguments, "wards")
-    assert "another agent is running" in refused.err
-    # all records would have been left out from then on, without a word, and nothing undoes it
-    refused = chorale(*arguments, "wards")
-    assert refused.code == 2
-    assert "data set wards has no new records: accounts hold all 10" in refused.err
-    table(desk, "wards", range(4, 13))
-    opened = chorale(*arguments, "wards")
-    assert opened.code == 0
-    assert "account wards#2 is open; from the agent's next start on" in opened.out
-    assert "train on its 3 new records, and never again on the 6 that other accounts hold" in opened.out
     assert accounts_in(chorale("silo", "ledger", "--config", config)) == [
-        "data set wards (account wards#2): epsilon 0 of 10 spent",
-        "  a new generation: records that other accounts hold are left out",
-        "account wards: epsilon 0 of 10 spent",
+        "data set trial (account labs): epsilon 0 of 10",
+        "account data: epsilon 0 of 10",
     ]
-
-
-def test_a_new_generation_has_the_delta_that_an_administrator_gave_the_account_before(
-    desk: Desk, chorale: Calls
-) -> None:
-    """It had the policy's, so that no policy file was right for both accounts."""
-    config = desk.silo(data=[table(desk, "wards", range(10)) | {"unit": "age"}])
-    start(config)
-    assert chorale("silo", "ledger", "--config", config, "--delta", "wards", "1e-6").code == 0
-    table(desk, "wards", range(12))
-    opened = chorale("silo", "ledger", "--config", config, "--new-generation", "wards")
-    assert "train on its 2 new units (age), and never again on the 10 that" in opened.out
-    shown = [
-        line for line in chorale("silo", "ledger", "--config", config).out.splitlines() if "delta" in line
-    ]
-    assert len(shown) == 2
-    assert all("(delta 1e-06)" in line for line in shown)
-
-
-def test_no_new_generation_of_records_that_nobody_can_say(desk: Desk, chorale: Calls) -> None:
-    config = desk.silo(data={"format": "visits", "from": "hospital-data==1.0.0", "name": "wards"})
-    refused = chorale("silo", "ledger", "--config", config, "--new-generation", "wards")
-    assert "the records of data set wards cannot be read without a job" in refused.err

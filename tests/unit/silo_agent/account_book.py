@@ -13,7 +13,7 @@ import numpy as np
 
 from chorale.job import Job
 from chorale.privacy.releases import Release, releases_from_json
-from chorale.runtime.audit import AuditLog, read_entries
+from chorale.runtime.audit import AuditLog
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
@@ -21,7 +21,6 @@ from cli.silo.recovery import at_most_released
 from silo_agent.account_units import OpenedData, open_accounts
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
-from silo_agent.ledger.accounts import ACCOUNT_EVENT
 from silo_agent.ledger.budget import Charge
 from silo_agent.ledger.ledger import Ledger, RecoveredCharge
 from silo_agent.ledger.unit_marks import Marks, UnitKey
@@ -51,6 +50,7 @@ class AccountBook:
     def __init__(self, folder: Path, **privacy: Any) -> None:
         self.folder = folder
         self.privacy = privacy
+        self.privacies: dict[str, dict[str, Any]] = {}  # of single data sets
         self.fields: dict[str, dict[str, Any]] = {}
         self.opened: dict[str, OpenedData] = {}
         self.sets: dict[str, DataSet] = {}
@@ -58,10 +58,10 @@ class AccountBook:
         self.phases = 0
 
     def write(self, name: str, numbers: Iterable[int], **fields: Any) -> None:
-        """A data set of these rows, in a file of its own."""
+        """A data set of these rows, in a file of its own; by default of an account of its own, too."""
         path = self.folder / f"{name.replace('#', '-')}.csv"
         path.write_text("\n".join(["age,sick", *map(row, numbers)]) + "\n")
-        self.fields[name] = {"format": "csv", "path": path, "name": name, **fields}
+        self.fields[name] = {"format": "csv", "path": path, "name": name, "account": name, **fields}
 
     def rename(self, before: str, after: str) -> None:
         self.fields[after] = {**self.fields.pop(before), "name": after}
@@ -87,7 +87,10 @@ class AccountBook:
         settings = self.settings
         settings.directory.mkdir(exist_ok=True)
         self.ledger = Ledger(settings.ledger_path, clock=lambda: NOW)
-        policies = {each.name: policy(**self.privacy) for each in settings.data_sets}
+        policies = {
+            each.name: policy(**self.privacy | self.privacies.get(each.name, {}))
+            for each in settings.data_sets
+        }
         with closing(AuditLog(settings.audit_path)) as audit:
             self.opened = open_accounts(settings, policies, ledger=self.ledger, audit=audit, **clock)
         self.sets = {
@@ -95,8 +98,8 @@ class AccountBook:
                 self.ledger,
                 name=name,
                 policy=policies[name],
-                account=each.charged.account,
-                also=each.limits,
+                account=settings.data_set(name).account,
+                budgets=each.budgets,
             )
             for name, each in self.opened.items()
         }
@@ -108,11 +111,6 @@ class AccountBook:
         if self.ledger is not None:
             self.ledger.close()
             self.ledger = None
-
-    def new_generation(self, name: str) -> str:
-        self.stop()
-        with closing(Ledger(self.settings.ledger_path, clock=lambda: NOW)) as ledger:
-            return ledger.accounts().open_generation(name)
 
     def snapshot(self) -> bytes:
         self.stop()
@@ -135,7 +133,7 @@ class AccountBook:
                     job_digest=job.digest,
                     spec=job.spec,
                     policy=own,
-                    charged=each.charged,
+                    accounts=tuple(sorted({each.account for each in self.settings.data_sets})),
                     releases=at_most_released(
                         job.digest,
                         job.spec,
@@ -145,7 +143,6 @@ class AccountBook:
                     ),
                 )
                 for job in jobs
-                for each in self.opened.values()
             ]
         )
 
@@ -159,33 +156,20 @@ class AccountBook:
         data = self.settings.data_set(name)
         return load_data(data, SPEC if is_private else PLAIN, admitted=self.opened[name].admitted)
 
-    def account(self, name: str) -> str:
-        return self.opened[name].charged.account
-
     def fixed(self) -> dict[str, bool]:
-        """Of every account: whether its units never changed sides."""
+        """Of every account: whether its settings always divided its units in one way."""
         assert self.ledger is not None
         return {each.id: each.sides_are_fixed for each in self.ledger.accounts().all()}
 
     def spent(self, name: str) -> float:
         return self.sets[name].budget.spent()[0]
 
-    def audited(self) -> list[tuple[str, str, list[str]]]:
-        written = read_entries(self.settings.audit_path)
-        return [
-            (each["data_set"], each["account"], each["also"])
-            for each in written
-            if each["event"] == ACCOUNT_EVENT
-        ]
-
     def charges(self) -> dict[str, Counter[Release]]:
         """What was spent of each account, from the file's tables and no code of the ledger's."""
         with closing(sqlite3.connect(self.settings.ledger_path)) as connection:
             rows = connection.execute(
                 "SELECT data_set, releases FROM releases JOIN costs ON digest = cost_digest"
-                " WHERE status = 'spent' UNION ALL"
-                " SELECT also_charged.account, costs.releases FROM also_charged JOIN releases"
-                " USING (input_id) JOIN costs ON digest = cost_digest WHERE status = 'spent'"
+                " WHERE status = 'spent'"
             ).fetchall()
         found: dict[str, Counter[Release]] = {}
         for account, text in rows:

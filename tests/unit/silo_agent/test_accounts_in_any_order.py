@@ -1,5 +1,5 @@
-"""Accounts after any sequence of jobs, dropouts, kills, renames, overlaps, new rows and a ledger that was put
-back: no loss is missing."""
+"""Accounts after any sequence of jobs, dropouts, kills, renames, overlaps, new rows, other accounts and a
+ledger that was put back: no loss is missing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ NAMES = ("wards", "trial", "stations")
 MOST = 10.0
 DELTA = 1e-5
 HOLDOUTS = (0.2, 0.7)
+ACCOUNTS = ("data", "wards")
 ROWS = st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True)
 
 
@@ -50,13 +52,21 @@ class AccountMachine(RuleBasedStateMachine):
         self.book.stop()
         shutil.rmtree(self.folder)
 
+    def settings_of(self, name: str) -> dict[str, Any]:
+        return {key: value for key, value in self.book.fields[name].items() if key in ("account", "holdout")}
+
     @property
     def running(self) -> list[str]:
         return sorted(self.book.fields.keys() & self.book.sets.keys())
 
-    @rule(name=st.sampled_from(NAMES), rows=ROWS, holdout=st.sampled_from(HOLDOUTS))
-    def write_and_start(self, name: str, rows: list[int], holdout: float) -> None:
-        self.book.write(name, rows, holdout=holdout)
+    @rule(
+        name=st.sampled_from(NAMES),
+        rows=ROWS,
+        holdout=st.sampled_from(HOLDOUTS),
+        account=st.sampled_from(ACCOUNTS),
+    )
+    def write_and_start(self, name: str, rows: list[int], holdout: float, account: str) -> None:
+        self.book.write(name, rows, holdout=holdout, account=account)
         self.book.start()
 
     @precondition(lambda self: self.running)
@@ -64,7 +74,7 @@ class AccountMachine(RuleBasedStateMachine):
     def write_while_it_runs(self, data: st.DataObject, rows: list[int]) -> None:
         """Other rows under a name, those of another data set among them."""
         name = data.draw(st.sampled_from(self.running), label="name")
-        self.book.write(name, rows, holdout=self.book.fields[name].get("holdout", 0.2))
+        self.book.write(name, rows, **self.settings_of(name))
 
     @rule(name=st.sampled_from(NAMES), after=st.sampled_from(NAMES))
     def rename_and_start(self, name: str, after: str) -> None:
@@ -76,12 +86,6 @@ class AccountMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop_one_and_start(self, data: st.DataObject) -> None:
         del self.book.fields[data.draw(st.sampled_from(sorted(self.book.fields)), label="name")]
-        self.book.start()
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def open_a_generation(self, data: st.DataObject) -> None:
-        self.book.new_generation(data.draw(st.sampled_from(self.running), label="name"))
         self.book.start()
 
     @precondition(lambda self: self.running)
@@ -117,7 +121,7 @@ class AccountMachine(RuleBasedStateMachine):
         copy = self.book.snapshot()
         name = data.draw(st.sampled_from(self.running), label="name")
         rows = {row for side in numbers(self.book.load(name)) for row in side}
-        self.book.write(name, rows | set(more), holdout=self.book.fields[name].get("holdout", 0.2))
+        self.book.write(name, rows | set(more), **self.settings_of(name))
         self.rename_and_start(name, after)
         for job in JOBS:
             self.answer(data, job, "sent", MEMBERS)
@@ -139,8 +143,7 @@ class AccountMachine(RuleBasedStateMachine):
             spent = each.budget.spent()[0]
             assert spent <= MOST * (1 + 1e-9) or self.is_recovered
             for row in sum(numbers(self.book.load(name)), []):  # noqa: RUF017  a few rows
-                accounts = {self.book.account(name), *self.book.opened[name].charged.also}
-                assert self.book.owner(row) in accounts
+                assert self.book.owner(row) == self.book.settings.data_set(name).account
                 assert spent >= exact(list(self.lost.get(row, Counter()).elements()), DELTA) * (1 - 1e-6)
 
 

@@ -99,7 +99,7 @@ def test_what_is_reserved_counts_against_the_budget_before_it_is_spent(make_book
 def test_a_refusal_tells_the_numbers_and_writes_nothing(make_book: MakeBook, job: Job) -> None:
     book = make_book(epsilon=0.1)
     refused(
-        r"round 1 train: expected at most epsilon 0\.1 on data set data \(delta 1e-05\), got ([0-9.]+): "
+        r"round 1 train: expected at most epsilon 0\.1 of account data \(delta 1e-05\), got ([0-9.]+): "
         r"0 spent or reserved before and \1 by itself, which are composed, not added$",
         lambda: book.reserve(job),
     )
@@ -379,15 +379,16 @@ def test_the_first_plan_is_that_of_the_job_that_touched_an_empty_account_first(
 def test_another_data_sets_lower_budget_takes_nothing_from_what_the_own_one_paid(
     make_book: MakeBook, tmp_path: Path
 ) -> None:
-    """A record of two data sets: its account buys the first plan under its own policy. The other policy's
-    budget is too low for that plan, so the filter there has all of delta: nearly twice delta in all."""
+    """The account bought its first plan under one policy, and another data set shares it now. The other
+    policy's budget is too low for that plan, so the filter there has all of delta: nearly twice delta in
+    all."""
     quiet = SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 12.0}}
     dear, cheap = private_job(tmp_path, SUMS, rounds=3), private_job(tmp_path, quiet, nonce=1, rounds=1)
     plan, moved = planned_releases(dear.spec, STATE), {"sides_are_fixed": False}
     most = epsilon(plan, 1e-5, **moved) * 1.0005
     book = make_book(epsilon=most, max_attempts=100)
     other = book.ledger.budget(
-        policy=policy(epsilon=0.98 * most, max_attempts=100), data_set="other", also={"data": most}
+        policy=policy(epsilon=0.98 * most, max_attempts=100), data_set="data", budgets={most}
     )
     book.spend(dear)
     left = Counter(releases_of(dear.spec, "train", STATE, MEMBERS)) + spend_all(book, cheap, other)
