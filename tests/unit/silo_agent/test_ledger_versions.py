@@ -74,10 +74,10 @@ def test_a_file_of_before_gets_the_schema_of_a_new_one(book: OldBook, tmp_path: 
     tables |= {"array_steps", "compared_phases", "stopped_data_sets"}
     tables |= {"data_refusals", "data_refusal_grants"}
     tables |= {"listed_certificates", "departures"}
-    tables |= {"unit_marks", "unit_keys", "plans", "delta_changes"}
+    tables |= {"unit_marks", "unit_keys", "plans", "delta_changes", "contents"}
     tables |= {"own_heads", "ledger_key", "peer_statements", "persons_decisions"}
     assert set(schema(book.path)) == {"version"} | tables
-    assert schema(book.path)["version"] == (22,)
+    assert schema(book.path)["version"] == (23,)
 
 
 def test_jobs_rosters_and_spend_are_as_they_were(tmp_path: Path) -> None:
