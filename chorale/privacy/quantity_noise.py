@@ -18,7 +18,7 @@ from chorale.spec.phase_context import phase_context
 from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Disclosure, Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from crypto.fixed_point.plausible import largest_word
 from crypto.noise.gaussian import MAX_VARIANCE, MIN_VARIANCE
 from crypto.noise.sensitivity import (
@@ -153,14 +153,15 @@ def releases_by_quantity(
             found.append((quantity, step))
         else:
             found.append((quantity, noised_sum))
-    if found and records is not None and records.noise == "sum" and members < len(spec.silos):
-        # one draw names the silos of all sums of a phase, so its risk is paid once
-        quantity, first = found[0]
-        silos = len(spec.silos)
+    silos, sides = len(spec.silos), [release.side for _, release in found]
+    if members < silos:
+        # one draw names the silos of all sums of a phase, so each side of the data pays its risk once
         risk = draw_risk(
             silos, members, colluders=default_colluders(silos) if colluders is None else colluders, draws=1
         )
-        found[0] = quantity, replace(first, failure=first.failure + float(risk))
+        for side in (Side.BOTH,) if Side.BOTH in sides else dict.fromkeys(sides):
+            quantity, first = found[sides.index(side)]
+            found[sides.index(side)] = quantity, replace(first, failure=first.failure + float(risk))
     return found
 
 

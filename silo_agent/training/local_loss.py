@@ -70,7 +70,7 @@ def local_loss(
         loss_weight=loss_weight,
         regularizer=regularizer,
         regularizer_weight=weight,
-        teacher=teacher,
+        teacher=teacher.filled,
         perturbation=perturbation,
     )
 

@@ -109,11 +109,11 @@ class Batches(ABC):
 
     def passes(self, *, is_private: bool) -> Iterator[Batch]:
         """All samples once, in their order. is_private: every batch has one shape, whatever their number, and
-        there are as many of them as for `constant_work` units."""
+        there are as many of them as for `constant_work` units, one at least."""
         for batch in self.in_order(PRIVATE_BATCH if is_private else self.pass_batch):
             yield batch.padded(PRIVATE_BATCH) if is_private else batch
         if is_private:
-            rows = (len(self), self.constant_work * self.rows_per_unit)
+            rows = (len(self), max(1, self.constant_work * self.rows_per_unit))
             taken, least = (math.ceil(each / PRIVATE_BATCH) for each in rows)
             for _ in range(taken, least):
                 yield self.filler()

@@ -26,6 +26,16 @@ class Outputs:
     features_ND: Tensor
     logits_NC: Tensor
 
+    @property
+    def filled(self) -> Outputs:
+        """The same; of no sample one row of zeros, for what fills up a batch."""
+        if len(self.logits_NC):
+            return self
+        features_ND, logits_NC = (
+            each.new_zeros((1, *each.shape[1:])) for each in (self.features_ND, self.logits_NC)
+        )
+        return Outputs(features_ND=features_ND, logits_NC=logits_NC)
+
     def take(self, places_N: Tensor) -> Outputs:
         return Outputs(
             features_ND=self.features_ND.index_select(0, places_N),

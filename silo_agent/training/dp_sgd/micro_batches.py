@@ -112,8 +112,6 @@ class MicroBatches:
             for batch in self.samples.at(torch.split(places_N, PRIVATE_BATCH)):
                 yield self._gradients(batch, means, step)
                 taken += 1
-        if self.loss.teacher is not None and count == 0:
-            return  # of its answers there is not one to fill up with
         for _ in range(taken, least):
             yield self._gradients(self.samples.filler(), means, step)
 

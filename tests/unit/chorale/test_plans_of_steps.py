@@ -101,6 +101,41 @@ def test_a_draw_that_names_too_many_colluders_is_paid_for_in_every_step() -> Non
     assert epsilon(planned_releases(spec, STATE, colluders=48), 1e-5) == math.inf
 
 
+OWN = {name: value for name, value in RECORDS.items() if name != "noise"}
+CSD = {"preset": "fedcsd", "options": {"logit_clip": 10.0}}
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{"records": OWN}, {"sums": {"clip_norm": 1.0, "noise_multiplier": 20.0}}],
+    ids=["silo", "sums"],
+)
+def test_a_draw_is_paid_for_whoever_adds_the_noise(privacy: dict[str, Any]) -> None:
+    """Red before: statistics of drawn rounds, of training records and of held-out ones, counted on the noise
+    of h silos without a charge, and of 48 drawn ones 17 may collude."""
+    spec = shared(
+        200,
+        fraction=0.24,
+        steps=None,
+        rounds=3,
+        strategy=CSD,
+        privacy={"statistics_noise_multiplier": SHARED["statistics_noise_multiplier"], **privacy},
+    )
+    risk = float(draw_risk(200, 48, colluders=default_colluders(200), draws=1))
+    for kind in ("prototypes", "train"):
+        sure, risky = (releases_of(spec, kind, STATE, 48, colluders=colluders) for colluders in (0, None))
+        for side in (Side.TRAIN, Side.HOLDOUT):
+            more = sum(
+                after.failure - before.failure
+                for before, after in zip(sure, risky, strict=True)
+                if after.side in (side, Side.BOTH)
+            )
+            is_touched = any(each.side in (side, Side.BOTH) for each in risky)
+            assert more == pytest.approx(risk if is_touched else 0.0, abs=1e-15), (kind, side)
+    sure, risky = (planned_releases(spec, STATE, colluders=colluders) for colluders in (0, None))
+    assert epsilon(sure, 1e-5) < epsilon(risky, 1e-5) < math.inf
+
+
 @pytest.mark.parametrize("target", [1.0, pytest.param(4.0, marks=pytest.mark.soak)])
 def test_a_job_of_50_steps_is_solved_in_few_trials(target: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes up to a second of a CPU; halving took 20 and more."""

@@ -74,6 +74,7 @@ JOBS: dict[str, tuple[Any, str]] = {
     "a step of shared noise": (step_job(), "train"),
     "a round of noise of its own": (make_job(), "train"),
     "a test": (make_job(), "evaluate"),
+    "a teacher whose answers are kept": (make_job(strategy={"preset": "fedntd"}), "train"),
     "ffc": (make_job(strategy={"preset": "spherefed"}), "calibrate"),
 }
 
