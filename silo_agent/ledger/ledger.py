@@ -1,6 +1,6 @@
 """The silo's memory, on disk: jobs and what was decided on them, the newest roster, the reveals.
 
-What is said here of a data set is kept under the id of its own account (`Accounts.charged`).
+What is said here of a data set is kept under the id of its account (`data.account` of the settings).
 
 A ledger lives on a local disk. One that is put back from a backup has forgotten what left since: the other
 silos know (standing.py).
