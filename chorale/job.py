@@ -332,7 +332,8 @@ class Job:
         return self.phase(phase).next_state(guarded, sums)
 
     def figures(self, phase: str, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
-        """Numbers for the record of a phase, of all its sums; those of `next_state` come in addition."""
+        """Numbers for the record of a phase, of all its sums; those of `next_state` come in addition.
+        context: with the sum's survivors."""
         figures = self.phase(phase).figures(context, sums)
         if phase_kind(phase) != CLASS_PRESENCE:
             return figures
@@ -340,10 +341,10 @@ class Job:
         by_default = np.count_nonzero(sums["class_presence"] >= least)
         return {**figures, "classes": float(self.spec.classes), "class_rows_by_default": float(by_default)}
 
-    def tables(self, phase: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+    def tables(self, phase: str, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Arrays for the record of the closing evaluation, as the job's `task.metrics` asks for them."""
         found = self.phase(phase)
-        return found.tables(sums) if isinstance(found, EvaluatePhase) else {}
+        return found.tables(context, sums) if isinstance(found, EvaluatePhase) else {}
 
     def layout(self, key: PhaseKey, state: GlobalState, members: int) -> Layout:
         """Noise included. Raises ConfigError if a quantity does not fit its word, or if a private job cannot

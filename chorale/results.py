@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from crypto.errors import ConfigError
+from strategies.figure import Figure, figure_in, names_of_figures, parts_of, renamed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +29,9 @@ FIRST = ("accuracy", "loss")  # figures that come first in a table, after the ta
 class RoundResult:
     """One round that has ended.
 
-    accuracy, loss: over all hold-outs, of the model that the round *started* from (after round - 1): silos
-    test what they receive; None where no sum measured it.
-    silos: whose inputs were summed. left_out: silo -> why. figures: all that the round's sums said.
+    silos: whose inputs were summed. left_out: silo -> why. figures: all that the round's sums said, flat;
+    `figure` reads one with its intervals. They are of the model that the round *started* from (after
+    round - 1): silos test what they receive.
     data_share: 0 to 1, of all training samples. upload_bytes: what one silo sent, mean over `silos`; 0 in a
     simulation, where nothing is sent.
     """
@@ -38,8 +39,6 @@ class RoundResult:
     round: int
     result: str
     reason: str = ""
-    accuracy: float | None = None
-    loss: float | None = None
     data_share: float = 0.0
     silos: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -47,14 +46,25 @@ class RoundResult:
     wall_seconds: float = 0.0
     upload_bytes: int = 0
 
+    def figure(self, name: str) -> Figure | None:
+        """One over all hold-outs, with its intervals; None where no sum measured it."""
+        return figure_in(self.figures, name)
+
+    @property
+    def accuracy(self) -> Figure | None:
+        return self.figure("accuracy")
+
+    @property
+    def loss(self) -> Figure | None:
+        return self.figure("loss")
+
     def to_json(self) -> dict[str, Any]:
-        """One line of rounds.jsonl."""
+        """One line of rounds.jsonl; intervals stand among the figures."""
         return {
             "round": self.round,
             "result": self.result,
             "reason": self.reason,
-            "accuracy": finite(self.accuracy),
-            "loss": finite(self.loss),
+            **{name: finite(self.figures.get(name)) for name in FIRST},
             "model_after_round": self.round - 1,
             "data_share": self.data_share,
             "silos": list(self.silos),
@@ -89,14 +99,16 @@ class JobResults:
         over those of all silos; so are all names that end in _all.
 
         Columns: result (applied or used-up), reason, silos (how many), left_out (silo: why; ...), data_share
-        (0 to 1), seconds, upload_bytes (a silo), then one a figure, the task's main one first; NaN where
-        nothing measured it. Raises ConfigError without the extra `notebook`.
+        (0 to 1), seconds, upload_bytes (a silo), then one a figure, the task's main one first, each followed
+        by the ends of its intervals (`accuracy_noise_low`, ...); NaN where nothing measured it.
+        Raises ConfigError without the extra `notebook`.
         """
         pandas = library("pandas", "a table of results")
         measured = self.figures_by_round()
         found = dict.fromkeys(name for figures in measured.values() for name in figures)
-        wanted = [f"{name}{end}" for name in (self.main, *FIRST) for end in ("", ALL)]
-        names = [*(name for name in dict.fromkeys(wanted) if name in found), *sorted(set(found) - {*wanted})]
+        first = dict.fromkeys(f"{name}{end}" for name in (self.main, *FIRST) for end in ("", ALL))
+        ordered = [*first, *sorted(set(names_of_figures(found)) - first.keys())]
+        names = [part for name in ordered for part in parts_of(name) if part in found]
         rows = [
             {
                 "result": each.result,
@@ -116,12 +128,12 @@ class JobResults:
         return table
 
     def plot(self, figure: str | None = None, *, ax: Axes | None = None) -> Axes:
-        """The curve of a figure over the rounds; default: the task's main one, and beside it that over all
-        silos where rounds draw theirs. ax: where to draw it.
+        """The curve of a figure over the rounds, in the band of its interval; default: the task's main one,
+        and beside it that over all silos where rounds draw theirs. ax: where to draw it.
 
         Raises ConfigError for a figure that no round has, and without the extra `notebook`.
         """
-        name, table = figure or self.main, self.frame()
+        name, table, measured = figure or self.main, self.frame(), self.figures_by_round()
         known = [each for each in table.columns[7:] if table[each].notna().any()]
         drawn = [name] if figure else [each for each in (name, name + ALL) if each in known]
         if not set(drawn) & set(known):
@@ -130,11 +142,16 @@ class JobResults:
             ax = library("matplotlib.pyplot", "a plot").subplots()[1]
         for curve in drawn:
             points = table[curve].dropna()
-            ax.plot(points.index, points.to_numpy(), marker="o", markersize=3, label=curve)
+            (line,) = ax.plot(points.index, points.to_numpy(), marker="o", markersize=3, label=curve)
+            found = {round: figure_in(figures, curve) for round, figures in measured.items()}
+            bands = {round: each.band for round, each in found.items() if each is not None and each.band}
+            if bands:
+                low_R, high_R = zip(*bands.values(), strict=True)
+                ax.fill_between(list(bands), low_R, high_R, color=line.get_color(), alpha=0.2, linewidth=0)
         if len(ax.lines) > 1:
             ax.legend()
         ax.set_xlabel("round")
-        ax.set_ylabel(f"{name} of the model after the round")
+        ax.set_ylabel(f"{name} of the model after the round, 95 %")
         ax.xaxis.set_major_locator(library("matplotlib.ticker", "a plot").MaxNLocator(integer=True))
         return ax
 
@@ -155,7 +172,7 @@ class JobResults:
         for after in found.keys() & of_all.keys():
             figures = of_all[after].items()
             if self.draws_rounds:
-                found[after] |= {f"{name}{ALL}": value for name, value in figures}
+                found[after] |= renamed(dict(figures), ending=ALL)
             else:
                 found[after] |= {name: value for name, value in figures if name != SILOS}
         return found

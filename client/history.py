@@ -18,6 +18,7 @@ from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from client.errors import JobNotDone, printable
 from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.session.cohort import drawn_count
+from strategies.figure import Figure, figure_in, parts_of
 from strategies.parts.closing.fine_tuning import FINE_TUNE
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
@@ -146,11 +147,11 @@ class JobHistory:
             self._draws = self.signed, _draws_rounds(self.signed)
         return self._draws[1]
 
-    def closing(self, figure: str) -> float | None:
-        """A figure of the last model, from the closing evaluation: accuracy, or how many samples it tested
-        (noise included). None if there was none."""
+    def closing(self, figure: str) -> Figure | None:
+        """A figure of the last model, from the closing evaluation: accuracy, or how many samples it tested.
+        None if there was none."""
         closing = [record for record in self.of_kind(EVALUATE) if record.result == APPLIED]
-        return closing[-1].figures.get(figure) if closing else None
+        return figure_in(closing[-1].figures, figure) if closing else None
 
     @property
     def last_model_round(self) -> int:
@@ -261,7 +262,7 @@ def phase_facts(record: PhaseRecord) -> dict[str, Any]:
         "cohort": list(record.cohort),
         "left_out": left_out_facts(record),
         "data_share": record.data_share,
-        "figures": dict(sorted(record.figures.items())),
+        "figures": {name: finite(value) for name, value in sorted(record.figures.items())},
         "wall_seconds": record.wall_seconds,
         "approval_seconds": record.approval_seconds,
         "upload_bytes": record.upload_bytes,
@@ -305,8 +306,8 @@ class CurvePoint:
     """A model on hold-outs.
 
     round: after which it was the present one. silos: how many silos' hold-outs. data_share: of all training
-    samples, what these silos hold; None where the sum does not tell it. figures: tested (samples, rounded as
-    the silos' policies say), accuracy, loss.
+    samples, what these silos hold; None where the sum does not tell it. figures: tested (samples), accuracy,
+    loss, with their intervals.
     """
 
     round: int
@@ -354,6 +355,7 @@ def curves(history: JobHistory) -> Curves:
 def curves_facts(history: JobHistory) -> dict[str, list[dict[str, Any]]]:
     """The same as report.json has it: the main figure, loss and what stands behind each point."""
     found, names = curves(history), dict.fromkeys((history.main, ACCURACY, "loss", TESTED))
+    parts = {part for name in names for part in parts_of(name)}
     return {
         name: [
             {
@@ -361,6 +363,7 @@ def curves_facts(history: JobHistory) -> dict[str, list[dict[str, Any]]]:
                 "silos": each.silos,
                 "data_share": each.data_share,
                 **{figure: finite(each.figures.get(figure)) for figure in names},
+                **{part: finite(value) for part, value in each.figures.items() if part in parts},
             }
             for each in points
         ]
@@ -418,19 +421,20 @@ def class_rows(phases: Iterable[_Phase]) -> ClassRows | None:
     return ClassRows(classes=classes, by_default=by_default, by_round=by_round) if classes > 0 else None
 
 
-def figure_by_round(history: JobHistory, figure: str) -> list[float | None]:
+def figure_by_round(history: JobHistory, figure: str) -> list[Figure | None]:
     """Entry i is that figure of the model after round i + 1; None where no sum measured it.
 
     A round's sum tests the model it started from, so round r measures the model after r - 1. In a job that
     draws its rounds all of them but the last are over drawn silos: `curves` keeps the two apart.
     """
     trained = history.of_kind(TRAIN)
-    measured = {record.round - 1: record.figures.get(figure) for record in trained}
+    measured = {record.round - 1: figure_in(record.figures, figure) for record in trained}
     if not history.draws_rounds:
-        measured |= {record.round: record.figures.get(figure) for record in history.of_kind(EVALUATE_ALL)}
+        between = history.of_kind(EVALUATE_ALL)
+        measured |= {record.round: figure_in(record.figures, figure) for record in between}
     last = max((record.round for record in trained), default=0)
     for record in history.of_kind(EVALUATE):  # of the last one, also where rounds ended early
-        measured[last] = record.figures.get(figure)
+        measured[last] = figure_in(record.figures, figure)
     return [measured.get(round) for round in range(1, last + 1)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from chorale.results import APPLIED, JobResults, RoundResult
@@ -12,6 +12,7 @@ from chorale.v1.records_pb2 import PhaseRecord
 from client.errors import printable
 from client.history import JobHistory, kind_of, why_told
 from crypto.errors import ConfigError
+from strategies.figure import parts_of
 from strategies.parts.closing.fine_tuning import FINE_TUNE
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
@@ -24,7 +25,7 @@ class _Method:
 
     round_phases: Sequence[str]
     closing: Sequence[str]
-    measured: Sequence[str]
+    measured: Collection[str]
 
 
 def rounds_of(events: Iterable[JobEvent], history: JobHistory) -> Iterator[RoundResult]:
@@ -68,9 +69,12 @@ def _method(history: JobHistory) -> _Method:
             pass
         else:
             method = spec.method
-            measured = (*method.task.round_metrics, TESTED.name)
-            return _Method(round_phases=method.round_phases, closing=method.closing, measured=measured)
-    measured = (history.main, "loss", TESTED.name)
+            return _Method(
+                round_phases=method.round_phases,
+                closing=method.closing,
+                measured=method.task.round_figures,
+            )
+    measured = frozenset(part for name in (history.main, "loss", TESTED.name) for part in parts_of(name))
     return _Method(round_phases=(TRAIN,), closing=(EVALUATE, FINE_TUNE), measured=measured)
 
 
@@ -93,8 +97,6 @@ def _round(history: JobHistory, number: int, method: _Method) -> RoundResult:
         round=number,
         result=printable(last.result),
         reason=printable(last.reason),
-        accuracy=figures.get("accuracy"),
-        loss=figures.get("loss"),
         data_share=last.data_share,
         silos=tuple(map(printable, last.cohort)),
         left_out={printable(left.silo): why_told(left) for left in last.left_out},

@@ -24,6 +24,7 @@ from strategies.declared_parts import PHASE_KINDS
 
 PREFIX = "chorale_coordinator"
 STAGE_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21_600, math.inf)
+INTERVALS, ENDS = ("noise", "sampling"), ("low", "high")  # of a figure, as its record names them
 LATER = ()  # the values of a label that are not known at the start
 
 M = TypeVar("M", Counter, Gauge)
@@ -124,6 +125,22 @@ class CoordinatorMetrics:
             "Last loss of the global model, over that sum's silos.",
             federation_job=LATER,
         )
+        self.accuracy_interval = self._new(
+            Gauge,
+            "accuracy_interval",
+            "Ends of its 95 % interval: of the records that were tested, under noise alone, or of new ones.",
+            federation_job=LATER,
+            of=INTERVALS,
+            end=ENDS,
+        )
+        self.loss_interval = self._new(
+            Gauge,
+            "loss_interval",
+            "The same of the loss; a private job clips each record's, so its mean is at least in there.",
+            federation_job=LATER,
+            of=INTERVALS,
+            end=ENDS,
+        )
         self.data_share = self._new(
             Gauge,
             "data_share",
@@ -178,10 +195,20 @@ class CoordinatorMetrics:
 
     def know_job(self, job_id: str) -> None:
         """Accuracy and loss are not a number until a sum has shown them."""
-        self.accuracy.labels(federation_job=job_id).set(math.nan)
-        self.loss.labels(federation_job=job_id).set(math.nan)
+        self.show_figures(job_id, {})
         self.data_share.labels(federation_job=job_id)
         self.rounds_completed.labels(federation_job=job_id)
+
+    def show_figures(self, job_id: str, figures: Mapping[str, float]) -> None:
+        """Accuracy and loss of a phase's record; not a number where it has none."""
+        for name, value, interval in (
+            ("accuracy", self.accuracy, self.accuracy_interval),
+            ("loss", self.loss, self.loss_interval),
+        ):
+            value.labels(federation_job=job_id).set(figures.get(name, math.nan))
+            for of, end in product(INTERVALS, ENDS):
+                found = figures.get(f"{name}_{of}_{end}", math.nan)
+                interval.labels(federation_job=job_id, of=of, end=end).set(found)
 
     def count_jobs(self, counts: Mapping[JobStatus, int]) -> None:
         """counts: jobs of each status; one that is not there has none."""

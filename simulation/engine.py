@@ -46,11 +46,11 @@ from simulation.silos import Answer, Answered, Compute, Locals, SilosHere, built
 from simulation.stored import KeptFile, Scratch
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, PhaseResult
+from strategies.figure import Figure, figure_in
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.evaluation import ACCURACY as PERSONAL_ACCURACY
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.server_optimizer import steps_taken
-from strategies.tasks.base import TESTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -190,17 +190,17 @@ class Simulation:
         return self.job.strategy.task.main if self.shares_model else PERSONAL_ACCURACY
 
     @property
-    def final_figure(self) -> float | None:
+    def final_figure(self) -> Figure | None:
         """The main figure of the last model."""
-        return self.closing.get(EVALUATE, {}).get(self.main_figure)
+        return figure_in(self.closing.get(EVALUATE, {}), self.main_figure)
 
     @property
-    def final_accuracy(self) -> float | None:
-        return self.closing.get(EVALUATE, {}).get("accuracy")
+    def final_accuracy(self) -> Figure | None:
+        return figure_in(self.closing.get(EVALUATE, {}), "accuracy")
 
     @property
-    def final_loss(self) -> float | None:
-        return self.closing.get(EVALUATE, {}).get("loss")
+    def final_loss(self) -> Figure | None:
+        return figure_in(self.closing.get(EVALUATE, {}), "loss")
 
     def run(self) -> Iterator[RoundResult]:
         """Every round that is left, as it ends, then the closing phases.
@@ -237,7 +237,7 @@ class Simulation:
         task = self.job.strategy.task
         return JobResults(
             main=self.main_figure,
-            measured=(*task.round_metrics, TESTED.name),
+            measured=task.round_figures,
             draws_rounds=self.job.spec.draws_rounds,
             evaluations=self.progress.evaluations,
             rounds=tuple(self.ended),
@@ -307,7 +307,7 @@ class Simulation:
 
     def _add_to_curve(self, report: PhaseReport) -> None:
         """Without the metrics that the closing evaluation alone has."""
-        names = (*self.job.strategy.task.round_metrics, TESTED.name, *PERSONAL)
+        names = {*self.job.strategy.task.round_figures, *PERSONAL}
         figures = {name: value for name, value in report.figures.items() if name in names}
         point = {self.progress.measured.trained: {"silos": len(report.silos), **figures}}
         self.progress = replace(self.progress, evaluations={**self.progress.evaluations, **point})
@@ -350,8 +350,8 @@ class Simulation:
         found = None if rule is None else measured.best(rule)
         self.progress = replace(self.progress, measured=measured)
         if figures is not None and found is not None and found[0] == trained:
-            names = (*self.job.strategy.task.round_metrics, TESTED.name)
-            of_model = {name: figures[name] for name in names if name in figures}
+            names = self.job.strategy.task.round_figures
+            of_model = {name: value for name, value in figures.items() if name in names}
             self.progress = replace(self.progress, best=(trained, tested), best_figures=of_model)
 
     def _run_phase(self, round: int, phase: str) -> PhaseReport:
@@ -369,12 +369,13 @@ class Simulation:
         else:
             sums = self._sums(request, names, here, as_words)
             seeds = {answer.silo: self._self_mask_seeds[answer.silo] for answer in here}
-            figures = self.job.figures(phase, request.context, sums)
+            context = replace(request.context, survivors=len(here))
+            figures = self.job.figures(phase, context, sums)
             tagged = {each.name: sums[each.name] for each in request.layout.quantities if each.is_tagged}
             result = self.job.next_state(
                 phase, request.context, tagged, survivors=len(here), self_mask_seeds=seeds
             )
-            tables = self.job.tables(phase, sums)
+            tables = self.job.tables(phase, context, sums)
             result = replace(result, figures={**figures, **result.figures}, tables=tables)
         if result.state is not None:
             local = {**self.progress.local, **self._kept(here)}

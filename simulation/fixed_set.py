@@ -16,6 +16,7 @@ from silo_agent.data.base import SampleSet, SiloData
 from silo_agent.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.results import PREFIX
+from strategies.figure import flat_figures
 from strategies.phases.evaluation import EVALUATE_ALL
 
 
@@ -43,4 +44,4 @@ class FixedTestSet:
             is_cancelled=lambda: False,
         )
         found = self._job.strategy.task.figures(self._objective.test(work))
-        return {f"{PREFIX}{name}": value for name, value in found.items()}
+        return flat_figures({f"{PREFIX}{name}": each for name, each in found.items()})

@@ -57,8 +57,6 @@ def round_result(round: int, phases: list[PhaseReport], *, wall_seconds: float) 
         round=round,
         result=USED_UP if last.reason else APPLIED,
         reason=last.reason,
-        accuracy=figures.get("accuracy"),
-        loss=figures.get("loss"),
         data_share=last.data_share,
         silos=last.silos,
         left_out=last.left_out,

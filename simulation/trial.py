@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState
@@ -111,7 +111,7 @@ class Trial:
         sums = plain_sums(request.layout, [answer] * survivors)
         tagged = {each.name: sums[each.name] for each in request.layout.quantities if each.is_tagged}
         seeds = {f"{place}": SELF_MASK_SEED for place in range(survivors)}
-        figures = job.figures(phase, request.context, sums)
+        figures = job.figures(phase, replace(request.context, survivors=survivors), sums)
         result = job.next_state(phase, request.context, tagged, survivors=survivors, self_mask_seeds=seeds)
         if result.state is not None:
             self._state = dict(result.state)

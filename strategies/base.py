@@ -6,6 +6,7 @@ state follows from the tagged sums alone, which silos check and have too; figure
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -120,6 +121,12 @@ class PhaseContext:
     tests_model: bool = True
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def noise_of_survivors(self) -> dict[str, float]:
+        """The noise that is in a revealed sum, by quantity: silos that were lost added none."""
+        share = 1.0 if self.survivors is None else self.survivors / self.members
+        return {name: deviation * math.sqrt(share) for name, deviation in self.noise.items()}
 
     @property
     def trained_values(self) -> int:

@@ -171,7 +171,7 @@ def pooled(example: Example) -> tuple[float, DeclaredTask]:
         moved = unflatten(delta_P, state, names)
         state |= {name: (state[name] + step).astype(np.float32) for name, step in moved.items()}
     task = spec.method.task
-    return task.figures(computed(EVALUATE, spec.rounds))[task.main], task
+    return task.figures(computed(EVALUATE, spec.rounds))[task.main].value, task
 
 
 def main(names: tuple[str, ...]) -> int:

@@ -23,7 +23,6 @@ from chorale.spec.phase_context import phase_context
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN
 
 DROWNED = 1.0  # noise in the length of the longest update: beyond it sums say little of it
@@ -39,10 +38,9 @@ class Promise:
 
     Statistics are noised by record whatever the unit is: epsilon_updates_per_silo and
     epsilon_statistics_per_record are what either costs by itself, the first None where the unit is record.
-    multipliers: by field of the job's `privacy`. count_deviation: standard deviation of the noise in a
-    summed count of all silos. update_noise: length of the noise on a round's mean update in clip norms,
-    the longest that a mean update can be; 0 where it carries none. epsilon_of_rows: what the plan costs
-    somebody with so many records in one silo; infinite where nothing is promised.
+    multipliers: by field of the job's `privacy`. update_noise: length of the noise on a round's mean update
+    in clip norms, the longest that a mean update can be; 0 where it carries none. epsilon_of_rows: what the
+    plan costs somebody with so many records in one silo; infinite where nothing is promised.
     """
 
     epsilon: float
@@ -57,7 +55,6 @@ class Promise:
     epsilon_statistics_per_record: float
     epsilon_of_rows: Mapping[int, float]
     multipliers: Mapping[str, float] = field(default_factory=dict)
-    count_deviation: float = 0.0
     update_noise: float = 0.0
 
     def lines(self) -> list[str]:
@@ -81,12 +78,6 @@ class Promise:
             "expect an accuracy near chance; hiding whole silos takes many more of them",
         ]
 
-    def accuracy_deviation(self, accuracy: float, tested: float) -> float:
-        """Standard deviation of a measured accuracy by the noise in its two counts, to first order."""
-        if not tested > 0:
-            return math.inf
-        return self.count_deviation * math.sqrt(1.0 + accuracy**2) / tested
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
@@ -108,7 +99,6 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
             f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
             f"got {cost:.4g}"
         )
-    tested = noise_deviations(_noised(spec, state, EVALUATE, len(spec.silos)), len(spec.silos))
     multipliers: dict[str, float | None] = {}
     if privacy.records is not None:
         multipliers["records.noise_multiplier"] = privacy.records.noise_multiplier
@@ -132,7 +122,6 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
         epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
         multipliers={field: value for field, value in multipliers.items() if value is not None},
-        count_deviation=tested["tested"],
         update_noise=update_noise,
         epsilon_of_rows=planned_epsilon_of_rows(spec, state),
     )

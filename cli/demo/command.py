@@ -60,6 +60,7 @@ from crypto.identity.certificates import Identity
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
+from strategies.figure import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -342,9 +343,8 @@ def _records(log: Path, is_over: threading.Event) -> Iterator[dict[str, object]]
 def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     """Results on stdout, and where to go from here."""
     command, silo = _own_command(), out / "federation" / plan.names[0]
-    figure, noise, main = report["final_figure"], report["accuracy_noise"], report["main_figure"]
-    line = f"final {main} {figure:.4f}" if isinstance(figure, float) else f"final {main} unknown"
-    line += "" if noise is None else f" (measured under noise of standard deviation {noise:.3f})"
+    figure, main = report["intervals"]["final_figure"], report["main_figure"]
+    line = f"final {main} {'unknown' if figure is None else Figure.from_json(figure)}"
     has_own = report["personal_accuracy"] is not None
     if figure is not None or not has_own:  # silos that train alone have no common model to test
         click.echo(line)

@@ -48,7 +48,7 @@ def end_of(history: JobHistory) -> None:
     summary = history.summary
     check_done(history)
     figure, personal = history.closing(history.main), personal_figures(history)
-    measured = "" if figure is None else f"  final {history.main} {figure:.4f}"
+    measured = "" if figure is None else f"  final {history.main} {figure}"
     if measured and summary.kept and summary.model_round != history.last_model_round:
         measured += f" of the model after round {history.last_model_round}"
     measured += "" if personal is None else f"  personal {score_word(history.main)} {personal}"

@@ -12,7 +12,9 @@ from typing import Any
 
 from chorale.privacy.plan import rows_told
 from chorale.privacy.promise import if_all_others_collude, units
+from chorale.results import APPLIED
 from client.history import score_word
+from strategies.figure import TESTED, Figure, figure_in, names_of_figures, parts_of, told
 from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN
 
@@ -46,6 +48,7 @@ summary { cursor: pointer }
 svg { display: block; width: 100%; max-width: 40rem; height: auto }
 svg text { font-size: 8px; fill: var(--soft) }
 svg line { stroke: var(--line) }
+svg polygon { fill: var(--accent); opacity: .15 }
 svg polyline { fill: none; stroke: var(--accent); stroke-width: 1.5 }
 svg circle { fill: var(--accent) }
 @media (max-width: 40rem) {
@@ -165,10 +168,10 @@ def _rows_told(report: Document) -> str:
 
 
 def _headline(report: Document) -> str:
-    final, main = report["final_figure"], report["main_figure"]
+    final, main = _final(report), report["main_figure"]
     own = report["personal_accuracy"]
     if final is not None:
-        figure = f"final {main} {final:.4f}"
+        figure = f"final {main} {final}"
     else:
         figure = f"no final {main}" if own is None else f"personal {score_word(main)} {own:.4f}"
     if report["kept"] and final is not None and report["model_round"] != report["final_model_round"]:
@@ -186,6 +189,21 @@ def _headline(report: Document) -> str:
     )
 
 
+def _final(report: Document) -> Figure | None:
+    closing = _closing(report)
+    return None if closing is None else figure_in(closing, report["main_figure"])
+
+
+def _closing(report: Document) -> Document | None:
+    """Figures of the last closing evaluation."""
+    found = [
+        phase["figures"]
+        for phase in report["phases"]
+        if phase["phase"].startswith(f"{EVALUATE}.") and phase["result"] == APPLIED
+    ]
+    return found[-1] if found else None
+
+
 def _policy(policy: Document) -> str:
     if not policy:
         return ""
@@ -198,10 +216,10 @@ def _policy(policy: Document) -> str:
 
 def _figures_section(report: Document) -> list[str]:
     """What else the closing evaluation measured."""
-    closing = [phase["figures"] for phase in report["phases"] if phase["phase"].startswith(f"{EVALUATE}.")]
-    if not closing:
+    closing = _closing(report)
+    if closing is None:
         return []
-    rows = [(name, f"{value:.4f}") for name, value in closing[-1].items()]
+    rows = [(name, told(closing, name)) for name in names_of_figures(closing)]
     names = ", ".join(report["tables"])
     kept = f"<p>report.json has in its tables: {html.escape(names)}.</p>" if names else ""
     return ["<h2>Final figures</h2>", _table(("figure", "value"), rows), kept]
@@ -234,13 +252,21 @@ def _classes_section(report: Document) -> list[str]:
         for name, values in report["tables"].items()
         if len(values) == len(confusion) and not isinstance(values[0], list)
     }
+    names = names_of_figures(columns)
+    head = ("class", *(f"{name} (95 %)" for name in names))
     rows = [
-        (place, *("" if values[place] is None else f"{values[place]:.3f}" for values in columns.values()))
+        (place, *(_of_class(columns, name, place) for name in names))
         for place in range(min(len(confusion), MOST_CLASSES))
     ]
     more = len(confusion) - len(rows)
     rest = f"<p>And {more} classes more, in report.json.</p>" if more else ""
-    return ["<h2>By class</h2>", _table(("class", *columns), rows), rest] if columns else []
+    return ["<h2>By class</h2>", _table(head, rows), rest] if columns else []
+
+
+def _of_class(columns: Document, name: str, place: int) -> str:
+    numbers = {part: columns[part][place] for part in parts_of(name) if part in columns}
+    figure = figure_in(numbers, name)
+    return "" if figure is None or numbers[name] is None else figure.brief
 
 
 def _took_part_table(report: Document) -> str:
@@ -294,14 +320,15 @@ def _curves(report: Document, figure: str) -> list[str]:
     """One curve; where rounds draw their silos two, which are of different hold-outs."""
     if not report["draws_rounds"]:
         main = report["main_figure"]
-        return [_curve(report["figure_by_round" if figure == main else "loss_by_round"], figure=figure)]
+        by_round = report["intervals"]["figure_by_round" if figure == main else "loss_by_round"]
+        return [_curve([each and Figure.from_json(each) for each in by_round], figure=figure)]
     parts, rounds = list[str](), range(1, len(report["figure_by_round"]) + 1)
     for name, title in (
         ("all_silos", "Over the hold-outs of all silos"),
         ("drawn_silos", "Over the hold-outs of the silos that each round drew"),
     ):
         points = report["curves"][name]
-        by_round = {each["round"]: each[figure] for each in points}
+        by_round = {each["round"]: figure_in(each, figure) for each in points}
         curve = _curve([by_round.get(round) for round in rounds], figure=figure)
         parts += [f"<h3>{title}</h3>", curve, f"<p>{_behind(points, silos=report['silos'])}</p>"]
     return parts
@@ -313,7 +340,9 @@ def _behind(points: Sequence[Document], *, silos: int) -> str:
         return "No sum measured it."
     shares = [each["data_share"] for each in points if each["data_share"] is not None]
     facts = [(f"of {silos} silos", [each["silos"] for each in points])]
-    facts += [("samples", [each["tested"] for each in points if each["tested"] is not None])]
+    tested = [figure for each in points if (figure := figure_in(each, TESTED)) is not None]
+    ends = [end for each in tested for end in each.noise or (each.value,)]
+    facts += [("samples with noise (95 %)" if any(each.noise for each in tested) else "samples", ends)]
     parts = [f"{_span(values)} {what}" for what, values in facts if values]
     parts += [f"{_span([round(100 * each) for each in shares])} % of the training data"] if shares else []
     return html.escape(f"Behind a point: {', '.join(parts)}.")
@@ -324,15 +353,19 @@ def _span(values: Sequence[float]) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
-def _curve(found: Sequence[float | None], *, figure: str) -> str:
-    """A figure over rounds as inline SVG; rounds that measured nothing leave no point."""
-    known = [
-        (place, value) for place, value in enumerate(found) if value is not None and math.isfinite(value)
+def _curve(found: Sequence[Figure | None], *, figure: str) -> str:
+    """A figure over rounds as inline SVG, in the band of its interval; rounds that measured nothing leave no
+    point."""
+    measured = [
+        (place, each) for place, each in enumerate(found) if each is not None and math.isfinite(each.value)
     ]
+    known = [(place, each.value) for place, each in measured]
     if not known:
         return f"<p>No round measured {html.escape(figure)}.</p>"
     step = (WIDTH - LEFT - 8) / max(len(found) - 1, 1)
-    low, high = min(0.0, *(value for _, value in known), 0.0), max(value for _, value in known)
+    bands = [(place, each.band) for place, each in measured if each.band is not None]
+    levels = [0.0, *(value for _, value in known), *(end for _, band in bands for end in band)]
+    low, high = min(levels), max(levels)
     top = 1.0 if low == 0.0 and high <= 1.0 else high
     span = (top - low) or 1.0
 
@@ -348,11 +381,14 @@ def _curve(found: Sequence[float | None], *, figure: str) -> str:
     path = " ".join(f"{x:.1f},{height:.1f}" for x, height in points)
     seen_apart = points if len(points) <= MOST_DOTS else []
     dots = "".join(f'<circle cx="{x:.1f}" cy="{height:.1f}" r="2"/>' for x, height in seen_apart)
-    last = known[-1]
+    edge = [(place, band[1]) for place, band in bands] + [(place, band[0]) for place, band in reversed(bands)]
+    area = " ".join(f"{LEFT + step * place:.1f},{y(value):.1f}" for place, value in edge)
+    shade = f'<polygon points="{area}"/>' if bands else ""
+    place, last = measured[-1]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(figure)} of the model '
-        f'after each round; {last[1]:.4g} after round {last[0] + 1}">'
-        f'{grid}<polyline points="{path}"/>{dots}'
+        f'after each round; {html.escape(str(last))} after round {place + 1}">'
+        f'{grid}{shade}<polyline points="{path}"/>{dots}'
         f'<text x="{LEFT}" y="{HEIGHT - 6}">round 1</text>'
         f'<text x="{WIDTH - 4}" y="{HEIGHT - 6}" text-anchor="end">round {len(found)}</text></svg>'
     )
@@ -366,13 +402,13 @@ def _rounds_table(phases: Iterable[Document], *, figure: str) -> str:
             phase["result"] if not phase["reason"] else f"{phase['result']}: {phase['reason']}",
             ", ".join(phase["cohort"]),
             f"{phase['data_share']:.0%}" if phase["phase"].startswith(TRAIN) else "",
-            f"{phase['figures'][figure]:.4f}" if figure in phase["figures"] else "",
+            told(phase["figures"], figure),
             f"{phase['upload_bytes']:,}",
             f"{phase['wall_seconds']:.1f}",
         )
         for phase in phases
     ]
-    received = f"{figure} of the model received"
+    received = f"{figure} of the model received (95 %)"
     head = ("round", "phase", "result", "silos in the sum", "data", received, "bytes a silo sent", "seconds")
     return _table(head, rows)
 

@@ -26,6 +26,7 @@ from client.history import (
     score_word,
     state_told,
 )
+from strategies.figure import figure_in
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 
@@ -68,14 +69,16 @@ def table(history: JobHistory, *, notes: Iterable[str] = (), newest: int | None 
     from rich.text import Text
 
     rows = Table(box=None, pad_edge=False, header_style="bold")
-    before = f"{history.main} before"
-    figures = (f"{before}, drawn silos", f"{history.main}, all silos") if history.draws_rounds else (before,)
+    before = f"{history.main} before (95 %)"
+    figures = (
+        (f"{before}, drawn silos", f"{history.main}, all silos (95 %)") if history.draws_rounds else (before,)
+    )
     for title in ("round", *figures, "silos", "share of data", "seconds", "left out"):
         # Text: rich reads marks in anything else, and words of the coordinator are in it
         rows.add_column(Text(title), justify="left" if title == "left out" else "right")
     for record in history.records[-(newest or len(history.records)) :]:
-        figure, is_train = record.figures.get(history.main), kind_of(record) == TRAIN
-        shown = "" if figure is None else f"{figure:.3f}"
+        figure, is_train = figure_in(record.figures, history.main), kind_of(record) == TRAIN
+        shown = "" if figure is None else figure.brief
         drawn_and_all = (shown, "") if is_train else ("", shown)
         cells = (
             history.title(record),
@@ -110,7 +113,7 @@ def _approved(record: PhaseRecord) -> str:
 
 
 def _measured(record: PhaseRecord, main: str, *, draws_rounds: bool) -> str:
-    figure, loss = record.figures.get(main), record.figures.get("loss")
+    figure, loss = figure_in(record.figures, main), figure_in(record.figures, "loss")
     personal = personal_of(record.figures)
     of_own = "" if personal is None else f"personal models: {score_word(main)} {personal}"
     if figure is None:
@@ -119,8 +122,8 @@ def _measured(record: PhaseRecord, main: str, *, draws_rounds: bool) -> str:
     of_model = f"model after round {record.round if kind == EVALUATE_ALL else record.round - 1}"
     of_model = "final model" if kind == EVALUATE else of_model
     over = f", {'drawn' if kind == TRAIN else 'all'} silos' hold-outs" if draws_rounds else ""
-    with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
-    measured = f"{of_model}{over}: {main} {figure:.3f}{with_loss}"
+    with_loss = "" if loss is None or main == "loss" else f", loss {loss.brief}"
+    measured = f"{of_model}{over}: {main} {figure}{with_loss}"
     return ", ".join(filter(None, [measured, of_own]))
 
 

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
@@ -29,6 +29,7 @@ from client.history import (
     phase_facts,
     why_told,
 )
+from strategies.figure import Figure
 from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN
 
@@ -53,6 +54,7 @@ def document(
     """
     summary, personal = history.summary, personal_figures(history)
     rows = class_rows(history.records)
+    told = _told(history)
     dropped: list[Document] = []
     for record in history.records:
         dropped += [entry for entry in left_out_facts(record) if entry not in dropped]
@@ -75,14 +77,12 @@ def document(
         "kept": summary.kept or None,
         # final_...: of the last model, after this round, also where the job keeps an earlier one
         "final_model_round": history.last_model_round,
-        "final_accuracy": history.closing(ACCURACY),
-        "accuracy_by_round": figure_by_round(history, ACCURACY),
+        # each with its intervals below; those of the phases and of the curves stand beside their numbers
+        **{name: _numbers(each) for name, each in told.items()},
+        "intervals": told,
         # what the job's task tells first: accuracy, dice, mae ...
         "main_figure": history.main,
-        "final_figure": history.closing(history.main),
-        "figure_by_round": figure_by_round(history, history.main),
         "tables": _tables(history),
-        "loss_by_round": figure_by_round(history, "loss"),
         # the same figures apart by whose hold-outs they are over, with what stands behind each point
         "curves": curves_facts(history),
         "draws_rounds": history.draws_rounds,
@@ -109,7 +109,7 @@ def document(
         "upload_bytes_per_silo": sum(record.upload_bytes for record in history.records),
         "float32_bytes": summary.float32_bytes,
         "is_private": _is_private(history, promise),
-        **_privacy(history, promise, spent or {}),
+        **_privacy(promise, spent or {}),
         "policy": policy or {},
         "phases": [phase_facts(record) for record in history.records],
         # as it was signed: its SHA-256 is `job`
@@ -149,6 +149,24 @@ def _cell(value: object) -> object:
         if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
         else value
     )
+
+
+def _told(history: JobHistory) -> Document:
+    """Figures of the last model, and of the model after each round; null where no sum measured it."""
+    closing = {"final_accuracy": ACCURACY, "final_figure": history.main}
+    rounds = {"accuracy_by_round": ACCURACY, "figure_by_round": history.main, "loss_by_round": "loss"}
+
+    def told(figure: Figure | None) -> Document | None:
+        return None if figure is None else figure.to_json()
+
+    return {name: told(history.closing(figure)) for name, figure in closing.items()} | {
+        name: [told(each) for each in figure_by_round(history, figure)] for name, figure in rounds.items()
+    }
+
+
+def _numbers(told: Any) -> Any:
+    """The same without intervals."""
+    return [_numbers(each) for each in told] if isinstance(told, list) else told and told["value"]
 
 
 def _took_part(history: JobHistory) -> Document:
@@ -194,12 +212,8 @@ def _verified(records: Iterable[PhaseRecord]) -> Document:
     }
 
 
-def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, Spent]) -> Document:
+def _privacy(promise: Promise | None, spent: Mapping[str, Spent]) -> Document:
     """What was spent is the ledgers'; any other epsilon is the whole plan's, of a stopped job too."""
-    accuracy, tested = history.closing("accuracy"), history.closing("tested")
-    noise = None
-    if promise is not None and accuracy is not None and tested is not None:
-        noise = promise.accuracy_deviation(accuracy, tested)
     return {
         "epsilon": promise and promise.epsilon,
         "epsilon_if_all_others_collude": promise and _or_null(promise.epsilon_if_all_others_collude),
@@ -216,7 +230,6 @@ def _privacy(history: JobHistory, promise: Promise | None, spent: Mapping[str, S
         "epsilon_spent_by_silo_if_all_others_collude": {
             silo: _or_null(each.if_all_others_collude) for silo, each in spent.items()
         },
-        "accuracy_noise": noise,
     }
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from chorale.privacy.promise import promise_of
 from chorale.results import APPLIED, RoundResult, finite
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import KeepSpec
@@ -20,6 +19,7 @@ from client.history import CALIBRATED, ROW_FIGURES, personal_of, score_word
 from simulation.engine import Simulation
 from simulation.folder import SimulationFolder
 from simulation.results import PREFIX, curve
+from strategies.figure import figure_in
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 
 
@@ -61,9 +61,9 @@ def round_line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
     if measured := _measured(result.figures, main):
         over = ", drawn silos' hold-outs" if spec.draws_rounds else ""
         parts.append(f"model after round {result.round - 1}{over}: {measured}")
-    on_test_set = finite(result.figures.get(f"{PREFIX}{main}"))
+    on_test_set = result.figure(f"{PREFIX}{main}")
     if on_test_set is not None:
-        parts.append(f"model after round {result.round}, test set: {main} {on_test_set:.3f}")
+        parts.append(f"model after round {result.round}, test set: {main} {on_test_set.brief}")
     own = personal_of(result.figures)
     if own is not None:
         parts.append(f"personal models: {score_word(main)} {own}")
@@ -109,13 +109,16 @@ def last_line(simulation: Simulation, *, rows: RowRule | None, model: str | None
         for kind, figures in simulation.closing.items()
     }
     own = personal_of({name: value for figures in closing.values() for name, value in figures.items()})
+    told = {
+        "final_accuracy": simulation.final_accuracy,
+        "final_loss": simulation.final_loss,
+        "final_figure": simulation.final_figure,
+    }
     document: dict[str, Any] = {
         "closing": closing,
-        "final_accuracy": finite(simulation.final_accuracy),
-        "accuracy_noise": accuracy_noise(simulation),
-        "final_loss": finite(simulation.final_loss),
+        **{name: figure and finite(figure.value) for name, figure in told.items()},
+        "intervals": {name: figure and figure.to_json() for name, figure in told.items()},
         "main_figure": simulation.main_figure,
-        "final_figure": finite(simulation.final_figure),
         "final_personal_accuracy": None if own is None else own.accuracy,
         "final_model_after_round": progress.measured.trained,
         "state_digest": simulation.state_digest,
@@ -141,23 +144,11 @@ def closing_lines(simulation: Simulation) -> Iterator[str]:
         yield simulation.stopped
     if spec.keep is not None and simulation.progress.best is not None:
         yield from _kept_lines(simulation, spec.keep)
-    noise = accuracy_noise(simulation)
-    if noise is not None:
-        accuracy = f"final accuracy {simulation.final_accuracy:.4f}"
-        yield f"{accuracy} (measured under noise of standard deviation {noise:.3f})"
+    if spec.privacy is not None and simulation.final_figure is not None:
+        yield f"final {simulation.main_figure} {simulation.final_figure}"
     own = personal_of(figures)
     if own is not None:
         yield f"final personal models: {score_word(main)} {own}"
-
-
-def accuracy_noise(simulation: Simulation) -> float | None:
-    """Standard deviation that the noise of a private job gives the final accuracy."""
-    spec = simulation.job.spec
-    if spec.privacy is None or simulation.final_accuracy is None:
-        return None
-    tested = simulation.closing[EVALUATE].get("tested", 0.0)
-    deviation = promise_of(spec, simulation.state).accuracy_deviation
-    return finite(deviation(simulation.final_accuracy, tested))
 
 
 def _kept(simulation: Simulation) -> dict[str, Any] | None:
@@ -178,9 +169,9 @@ def _kept_lines(simulation: Simulation, rule: KeepSpec) -> Iterator[str]:
     trained, (kept, _) = simulation.progress.measured.trained, simulation.model
     line = f"kept: the model after round {kept}"
     if rule.metric in of_best:
-        line += f", {rule.metric} {of_best[rule.metric]:.4g}, the {rule.best}"
+        line += f", {rule.metric} {figure_in(of_best, rule.metric)}, the {rule.best}"
     if main in of_best and main != rule.metric:
-        line += f"; {main} {of_best[main]:.4g}"
+        line += f"; {main} {figure_in(of_best, main)}"
     yield line
     if kept != trained:
         last = _measured(simulation.closing[EVALUATE], main)
@@ -192,6 +183,6 @@ def _rows(classes: float, spec: JobSpec) -> str:
 
 
 def _measured(figures: Mapping[str, float], main: str) -> str:
-    figure, loss = finite(figures.get(main)), finite(figures.get("loss"))
-    with_loss = "" if loss is None or main == "loss" else f", loss {loss:.3f}"
-    return "" if figure is None else f"{main} {figure:.3f}{with_loss}"
+    figure, loss = figure_in(figures, main), figure_in(figures, "loss")
+    with_loss = "" if loss is None or main == "loss" else f", loss {loss.brief}"
+    return "" if figure is None else f"{main} {figure}{with_loss}"

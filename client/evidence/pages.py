@@ -8,6 +8,7 @@ from chorale.evidence import CoordinatorStatement, PhaseFacts
 from client.evidence.contents import GDPR, MODEL_CARD, README
 from client.evidence.facts import EPSILON, Facts
 from client.history import class_rows
+from strategies.figure import names_of_figures, told
 
 MAX_FIGURES = 40
 
@@ -183,7 +184,7 @@ def _model_card(facts: Facts, statement: CoordinatorStatement) -> str:
             f"- Starting weights: SHA-256 {facts.first_state_sha256}",
             f"- {EPSILON}: {facts.epsilon_told()}.",
             "",
-            "Figures of the last phase that has some, by the coordinator's word:",
+            "Figures of the last phase that has some, by the coordinator's word (intervals of 95 %):",
             "",
             *_figures(last),
             *([] if rows is None else ["", f"By the coordinator's word, too: {rows}."]),
@@ -195,8 +196,8 @@ def _model_card(facts: Facts, statement: CoordinatorStatement) -> str:
 def _figures(phase: PhaseFacts | None) -> list[str]:
     if phase is None:
         return ["- none"]
-    rows = list(phase.figures.items())[:MAX_FIGURES]
-    lines = (f"- {name}: {'not a number' if value is None else f'{value:.6g}'}" for name, value in rows)
+    names = names_of_figures(phase.figures)[:MAX_FIGURES]
+    lines = (f"- {name}: {told(phase.figures, name)}" for name in names)
     return [f"- round {phase.round} {phase.phase}, {len(phase.cohort)} silos", *lines]
 
 

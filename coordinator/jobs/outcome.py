@@ -49,7 +49,7 @@ def outcome_of(
     checkpoints: Checkpoints,
 ) -> Outcome:
     """files: where the revealed sum is. revealed: the part of it that silos fetch, if there is one."""
-    context = job.context(key, state, len(terms.names))
+    context = replace(job.context(key, state, len(terms.names)), survivors=survivors)
     sums = StoredParts(layout=terms.layout, tagged=files.tagged, untagged=files.untagged)
     try:
         sums.check_plausible(survivors)
@@ -60,7 +60,7 @@ def outcome_of(
     if any(quantity.noise is not None for quantity in terms.layout.quantities):
         figures["wrap_probability"] = terms.layout.wrap_probability
     if revealed is None or terms.layout.tagged is None:
-        tables = job.tables(key.phase, sums)
+        tables = job.tables(key.phase, context, sums)
         result = PhaseResult(state={}, figures=figures, tables=tables)
         return Outcome(result=result, digest=terms.state_digest)
     result = job.outcome(

@@ -109,8 +109,7 @@ def publish(resources: Resources, record: records_pb2.PhaseRecord) -> None:
         metrics.cohort_size.labels(phase=kind).set(len(record.cohort))
     metrics.clipped.inc(record.figures.get("clipped", 0.0))
     if "accuracy" in record.figures:
-        metrics.accuracy.labels(federation_job=job_id).set(record.figures["accuracy"])
-        metrics.loss.labels(federation_job=job_id).set(record.figures["loss"])
+        metrics.show_figures(job_id, record.figures)
     if kind == "train":
         metrics.data_share.labels(federation_job=job_id).set(record.data_share)
     resources.audit.append(

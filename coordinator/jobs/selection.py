@@ -12,6 +12,7 @@ from chorale.spec.selection import Measurements
 from chorale.transport.wire import phase_kind
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import Store
+from strategies.figure import figure_in
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 
@@ -42,11 +43,12 @@ class Selection:
         best = None if rule is None else self.measured.best(rule)
         if rule is None or best is None:
             return None
-        round, value = best
+        round, _ = best
+        figure = figure_in({**self.measured.closing, **self.measured.by_round}[round], rule.metric)
         return Kept(
             round=round,
             state_digest=self._states[round],
-            description=f"{rule.metric} {value:.4g}, the {rule.best}",
+            description=f"{rule.metric} {figure}, the {rule.best}",
         )
 
     @property

@@ -29,6 +29,7 @@ import numpy as np
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import DRAW_SEED, PRESENCE, TOTAL, Array, Arrays, PhaseContext, PhaseResult
+from strategies.tasks.base import count_figure
 
 ENROLLMENT = "enrollment"
 CLASS_PRESENCE = "class-presence"
@@ -58,7 +59,7 @@ class EnrollmentPhase:
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write method/total, an int64 array of shape (), and method/draw_seed where it is not there yet."""
         samples = round(float(sums["samples"]))  # whole unless noised
-        figures = {"samples": float(samples)}
+        figures = count_figure(float(samples), context.noise_of_survivors.get("samples")).flat("samples")
         if samples <= 0:
             return PhaseResult(state=None, figures=figures, reason="no-data")
         state = {**context.state, TOTAL: np.array(samples, dtype=np.int64)}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult, SummedBeside
+from strategies.figure import flat_figures
 from strategies.tasks.base import DeclaredTask
 from strategies.tasks.classification import CLASSIFICATION
 
@@ -39,10 +40,11 @@ class Evaluation:
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         if not context.tests_model:
             return {}
-        figures = self.task.figures(sums)
+        noise = context.noise_of_survivors
+        figures = self.task.figures(sums, noise)
         for metric in self.task.asked.values() if self.is_closing else ():
-            figures |= metric.figures(sums)
-        return figures
+            figures |= metric.figures(sums, noise)
+        return flat_figures(figures)
 
     def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:
         return {}
@@ -104,8 +106,9 @@ class EvaluatePhase:
             name: figure for part in self.statistics for name, figure in part.figures(context, sums).items()
         }
 
-    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+    def tables(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:
         """Matrices and curves of what the job asks for by `task.metrics`."""
         closing = [each for each in self.statistics if isinstance(each, Evaluation) and each.is_closing]
+        noise = context.noise_of_survivors
         metrics = [metric for each in closing for metric in each.task.asked.values()]
-        return {name: table for metric in metrics for name, table in metric.tables(sums).items()}
+        return {name: table for metric in metrics for name, table in metric.tables(sums, noise).items()}

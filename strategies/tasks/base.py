@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -18,9 +19,12 @@ from numpy.typing import NDArray
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from strategies.base import Array, FloatArray, PartOptions
+from strategies.figure import AT_LEAST, Figure, Interval, parts_of
+from strategies.intervals import TWO_SIDED, ratio_interval
 
 MAX_COUNT = float(1 << 40)  # samples at one silo; 2^22 such silos fit a 64-bit word
 MAX_LOSS_SUM = float(1 << 30)  # of one silo's hold-out
+NO_NOISE: Mapping[str, float] = MappingProxyType({})
 LOSS_CLIP = 8.0  # of one sample in a private job: chance among 2,981 classes; less noise than a higher one
 
 
@@ -56,6 +60,56 @@ class Sum:
 
 TESTED = Sum(name="tested", is_count=True)
 LOSS_SUM = Sum(name="loss_sum", bound=MAX_LOSS_SUM, per_record=LOSS_CLIP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """A figure that is one sum divided by another.
+
+    low, high: the least and largest that a record may add to `above` for what it adds to `below`; infinite
+    where nothing bounds it. clip: what takes the place of an infinite `high` in a private job, where each
+    record is clipped to it. shown: of the ratio, growing: in which units it is told.
+    """
+
+    above: str
+    below: str = TESTED.name
+    low: float = 0.0
+    high: float = 1.0
+    clip: float | None = None
+    shown: Callable[[float], float] = float
+
+    def value(self, sums: Mapping[str, Array]) -> float:
+        """Within its range, out of which noise may bring it; NaN without anything to divide by."""
+        below = float(sums[self.below])
+        if not below > 0:
+            return math.nan
+        return self.shown(min(max(float(sums[self.above]) / below, self.low), self.high))
+
+    def figure(self, sums: Mapping[str, Array], noise: Mapping[str, float]) -> Figure:
+        """With its intervals. noise: by sum, the standard deviation of its noise; none in an exact one."""
+        is_noised = self.above in noise or self.below in noise
+        high = self.clip if is_noised and self.clip is not None else self.high
+        above, below = float(sums[self.above]), float(sums[self.below])
+        deviations = noise.get(self.above, 0.0), noise.get(self.below, 0.0)
+
+        def interval(records: float | None) -> Interval:
+            ends = ratio_interval(
+                above, below, deviations=deviations, low=self.low, high=high, records=records
+            )
+            low, high_ = (self.shown(float(end)) if math.isfinite(end) else float(end) for end in ends)
+            return low, high_
+
+        records = below if self.below == TESTED.name else float(sums[TESTED.name])
+        has_range = math.isfinite(high - self.low)
+        return Figure(
+            value=min(self.value(sums), self.shown(high)),
+            noise=interval(None) if is_noised else None,
+            sampling=interval(records) if has_range and (is_noised or below > 0) else None,
+            bias=AT_LEAST if is_noised and self.clip is not None else "",
+        )
+
+
+LOSS = Ratio(above=LOSS_SUM.name, high=math.inf, clip=LOSS_CLIP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +187,20 @@ class Metric(ABC):
     sums: tuple[Sum, ...]
 
     @abstractmethod
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
-        """Single numbers of the record; NaN where the samples have no such number."""
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
+        """Single numbers of the record; NaN where the samples have no such number. noise: by sum, the
+        standard deviation of its noise. Under noise that nothing better is known of, the noise interval is
+        all that the figure can be."""
 
-    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+    def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """Arrays of the record, such as a matrix or a curve. Shapes: each metric says its own."""
         return {}
+
+    def _anywhere(
+        self, noise: Mapping[str, float], *, low: float = 0.0, high: float = 1.0
+    ) -> Interval | None:
+        """The noise interval of a figure whose noise is not followed."""
+        return (low, high) if any(each.name in noise for each in self.sums) else None
 
 
 class DeclaredTask(ABC):
@@ -193,15 +255,29 @@ class DeclaredTask(ABC):
         """What the closing evaluation sums besides."""
         return tuple(each for metric in self.asked.values() for each in metric.sums)
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
-        """Numbers for a phase's record, of its round sums; NaN where nothing was tested."""
-        return base_figures(sums)
+    @property
+    @abstractmethod
+    def ratios(self) -> Mapping[str, Ratio]:
+        """Its figures of every round, by name, without the loss."""
+
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
+        """What a phase's round sums say: the task's figures, loss (mean of the tested samples) and tested.
+
+        noise: by sum, the standard deviation of its noise.
+        """
+        ratios = {**self.ratios, "loss": LOSS}
+        found = {name: ratio.figure(sums, noise) for name, ratio in ratios.items()}
+        return {**found, TESTED.name: count_figure(float(sums[TESTED.name]), noise.get(TESTED.name))}
 
     @property
     def round_metrics(self) -> tuple[str, ...]:
         """Names of the figures of every round, the number of samples left out."""
-        nothing = {each.name: np.zeros(each.shape) for each in self.round_sums}
-        return tuple(name for name in self.figures(nothing) if name != TESTED.name)
+        return (*self.ratios, "loss")
+
+    @property
+    def round_figures(self) -> frozenset[str]:
+        """All that a round's record may hold of the model that it tests, intervals and samples included."""
+        return frozenset(part for name in (*self.round_metrics, TESTED.name) for part in parts_of(name))
 
     def score(self, sums: Mapping[str, Array]) -> float:
         """How good a model is at one silo, from 0 to 1, of its round sums; 0 where nothing was tested: what
@@ -209,10 +285,12 @@ class DeclaredTask(ABC):
         raise ConfigError(f"task {self.word}: it says of no model how good it is from 0 to 1")
 
 
-def base_figures(sums: Mapping[str, Array]) -> dict[str, float]:
-    """loss (mean of the tested samples) and tested. Under noise each sum may leave its range by some."""
-    tested, loss_sum = float(sums["tested"]), float(sums["loss_sum"])
-    return {"loss": max(loss_sum / tested, 0.0) if tested > 0 else math.nan, "tested": tested}
+def count_figure(counted: float, deviation: float | None) -> Figure:
+    """How many; an interval of the noise where there is some."""
+    if deviation is None:
+        return Figure(value=counted)
+    away = TWO_SIDED * deviation
+    return Figure(value=counted, noise=(max(counted - away, 0.0), max(counted + away, 0.0)))
 
 
 def share(part: float | Array, whole: float | Array) -> float:

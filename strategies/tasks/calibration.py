@@ -14,7 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from strategies.base import Array
-from strategies.tasks.base import Metric, Sum, shares
+from strategies.figure import AT_MOST, Figure
+from strategies.tasks.base import NO_NOISE, Metric, Ratio, Sum, share, shares
 
 BINS = 15  # of equal width, as in Guo et al. 2017 (arXiv 1706.04599)
 
@@ -31,19 +32,19 @@ class Calibration(Metric):
             Sum(name="calibration_confidence", shape=(BINS,)),
             Sum(name="brier_sum", per_record=brier),
         )
+        self._brier = Ratio(above="brier_sum", high=brier)
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
-        """ece, and brier: the mean over samples of the squared error of all probabilities."""
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
+        """ece, and brier: the mean over samples of the squared error of all probabilities. Noise makes each
+        bin's gap larger, and so does chance where it has few samples."""
         tested_B = np.maximum(sums["calibration_tested"], 0.0)
         total = float(tested_B.sum())
-        if total <= 0:
-            return {"ece": np.nan, "brier": np.nan}
         # sums of a bin, so that no mean of an empty one is taken
         gap_B = np.abs(sums["calibration_right"] - sums["calibration_confidence"])
-        ece = min(float(gap_B.sum()) / total, 1.0)
-        return {"ece": ece, "brier": max(float(sums["brier_sum"]) / float(sums["tested"]), 0.0)}
+        ece = Figure(value=share(gap_B.sum(), total), noise=self._anywhere(noise), bias=AT_MOST)
+        return {"ece": ece, "brier": self._brier.figure(sums, noise)}
 
-    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+    def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """reliability: samples, mean confidence and share right by bin of confidence. Shapes: (B, 3)."""
         tested_B = np.asarray(sums["calibration_tested"], np.float64)
         confidence_B = shares(sums["calibration_confidence"], tested_B)

@@ -14,11 +14,10 @@ from strategies.tasks.base import (
     TESTED,
     DeclaredTask,
     Metric,
+    Ratio,
     Sum,
     Target,
     TaskSizes,
-    base_figures,
-    share,
 )
 from strategies.tasks.calibration import Calibration
 from strategies.tasks.confusion import Confusion
@@ -53,9 +52,9 @@ class Classification(DeclaredTask):
             "calibration": lambda: Calibration(brier=2.0, is_one_answer=True),
         }
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
-        """accuracy, loss (mean per tested sample; NaN where nothing was tested) and tested."""
-        return {"accuracy": share(sums["correct"], sums["tested"]), **base_figures(sums)}
+    @property
+    def ratios(self) -> Mapping[str, Ratio]:
+        return {"accuracy": Ratio(above="correct")}
 
     def score(self, sums: Mapping[str, Array]) -> float:
         tested = float(sums["tested"])

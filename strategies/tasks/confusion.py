@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from crypto.errors import ConfigError
 from strategies.base import Array, FloatArray
-from strategies.tasks.base import Metric, Sum, mean_of, shares
+from strategies.figure import Figure
+from strategies.tasks.base import NO_NOISE, Metric, Sum
+from strategies.tasks.rates import Rate, rate_of
 
 MAX_TABLE_CLASSES = 100  # a record of a phase is one message: curves of so many classes take 640 kB
 
@@ -44,13 +47,24 @@ class Confusion(Metric):
             ),
         )
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
         """Means over the classes that have samples; balanced accuracy is that of sensitivity."""
-        return _means(_by_class(sums["confusion"]))
+        return _means(self._rates(sums, noise))
 
-    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+    def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """Shapes: confusion (C, C), all others (C,)."""
-        return {"confusion": np.asarray(sums["confusion"], np.float64), **_by_class(sums["confusion"])}
+        found = {"confusion": np.asarray(sums["confusion"], np.float64)}
+        for name, rate in self._rates(sums, noise).items():
+            found |= rate.tables(name)
+        return found
+
+    def _rates(self, sums: Mapping[str, Array], noise: Mapping[str, float]) -> dict[str, Rate]:
+        counts_CC, others = np.asarray(sums["confusion"], np.float64), len(sums["confusion"]) - 1
+        right_C = np.diag(counts_CC)
+        missed_C, taken_C = counts_CC.sum(axis=1) - right_C, counts_CC.sum(axis=0) - right_C
+        rest_C = counts_CC.sum() - right_C - missed_C - taken_C
+        cells = _Cells(right_C, missed_C, taken_C, rest_C, summed=(1, others, others, others**2))
+        return cells.rates(noise.get("confusion", 0.0))
 
 
 class LabelConfusion(Metric):
@@ -69,37 +83,46 @@ class LabelConfusion(Metric):
             ),
         )
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
-        return _means(_by_label(sums["confusion"]))
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
+        """Means over the classes that have samples; balanced accuracy is that of sensitivity."""
+        return _means(self._rates(sums, noise))
 
-    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+    def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """Shapes: confusion (C, 2, 2), all others (C,)."""
-        return {"confusion": np.asarray(sums["confusion"], np.float64), **_by_label(sums["confusion"])}
+        found = {"confusion": np.asarray(sums["confusion"], np.float64)}
+        for name, rate in self._rates(sums, noise).items():
+            found |= rate.tables(name)
+        return found
+
+    def _rates(self, sums: Mapping[str, Array], noise: Mapping[str, float]) -> dict[str, Rate]:
+        (rest_C, taken_C), (missed_C, right_C) = np.moveaxis(np.asarray(sums["confusion"], np.float64), 0, 2)
+        return _Cells(right_C, missed_C, taken_C, rest_C).rates(noise.get("confusion", 0.0))
 
 
-def _by_class(counts_CC: Array) -> dict[str, FloatArray]:
-    right_C, total = np.diag(counts_CC), counts_CC.sum()
-    held_C, answered_C = counts_CC.sum(axis=1), counts_CC.sum(axis=0)
-    return _rates(right_C, held_C, answered_C, total)
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """What each class is taken for, and what is taken for it. Shapes: (C,) each. summed: of how many counts
+    each of the four is the sum, as their noise is."""
+
+    right_C: FloatArray
+    missed_C: FloatArray
+    taken_C: FloatArray
+    rest_C: FloatArray
+    summed: tuple[int, int, int, int] = (1, 1, 1, 1)
+
+    def rates(self, deviation: float) -> dict[str, Rate]:
+        """deviation: of the noise in one count."""
+        right, missed, taken, rest = (count * deviation**2 for count in self.summed)
+        union = rate_of(self.right_C, self.missed_C + self.taken_C, variances=(right, missed + taken))
+        return {
+            "sensitivity": rate_of(self.right_C, self.missed_C, variances=(right, missed)),
+            "specificity": rate_of(self.rest_C, self.taken_C, variances=(rest, taken)),
+            "precision": rate_of(self.right_C, self.taken_C, variances=(right, taken)),
+            "f1": union.shown(lambda jaccard_C: 2 * jaccard_C / (1 + jaccard_C)),  # grows with it
+        }
 
 
-def _by_label(counts_C22: Array) -> dict[str, FloatArray]:
-    held_C, answered_C = counts_C22[:, 1].sum(axis=1), counts_C22[:, :, 1].sum(axis=1)
-    return _rates(counts_C22[:, 1, 1], held_C, answered_C, counts_C22.sum(axis=(1, 2)))
-
-
-def _rates(right_C: Array, held_C: Array, answered_C: Array, total: Array) -> dict[str, FloatArray]:
-    """total: of all samples, by class or one number. NaN where there is nothing to have a share of."""
-    others_C = total - held_C
-    return {
-        "sensitivity": shares(right_C, held_C),
-        "specificity": shares(others_C - (answered_C - right_C), others_C),
-        "precision": shares(right_C, answered_C),
-        "f1": shares(2 * right_C, held_C + answered_C),
-    }
-
-
-def _means(rates: Mapping[str, FloatArray]) -> dict[str, float]:
-    has_samples = ~np.isnan(rates["sensitivity"])
-    means = {f"mean_{name}": mean_of(rate_C[has_samples]) for name, rate_C in rates.items()}
+def _means(rates: Mapping[str, Rate]) -> dict[str, Figure]:
+    has_samples_C = ~np.isnan(rates["sensitivity"].value_C)
+    means = {f"mean_{name}": rate.mean(has_samples_C) for name, rate in rates.items()}
     return {"balanced_accuracy": means.pop("mean_sensitivity"), **means}

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from strategies.base import Array, FloatArray
-from strategies.tasks.base import Metric, Sum, mean_of, shares
+from strategies.figure import Figure
+from strategies.intervals import ratio_interval
+from strategies.tasks.base import NO_NOISE, Metric, Sum, mean_of, shares
 from strategies.tasks.confusion import check_classes
 
 BINS = 200
@@ -42,12 +45,21 @@ class Curves(Metric):
             ),
         )
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
         """Means over the classes that have samples and are not all there is, and means of their bounds."""
-        found = {**_roc(_counts(sums)), **_precision_recall(_counts(sums))}
-        return {name: mean_of(value_K) for name, value_K in found.items()}
+        counts_K2B = _counts(sums)
+        found = {**_roc(counts_K2B), **_precision_recall(counts_K2B)}
+        anywhere = self._anywhere(noise)
+        figures = {name: Figure(value=mean_of(value_K), noise=anywhere) for name, value_K in found.items()}
+        if anywhere is not None:
+            return figures
+        # the variance of an area is at most A (1 - A) / min(positives, negatives), Birnbaum and Klose 1957
+        fewest_K, area_K = counts_K2B.sum(axis=2).min(axis=1), found["roc_auc"]
+        ends = ratio_interval(np.nan_to_num(area_K) * fewest_K, fewest_K, records=fewest_K)
+        low, high = (mean_of(end_K[~np.isnan(area_K)]) for end_K in ends)
+        return {**figures, "roc_auc": replace(figures["roc_auc"], sampling=(low, high))}
 
-    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+    def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """Shapes: areas and bounds (K,); roc_curve (K, B + 1, 2), false and true positive rate;
         precision_recall_curve (K, B + 1, 2), recall and precision; curve_thresholds (B + 1,), from 1 to 0:
         a sample is taken for the class where its probability is no smaller."""

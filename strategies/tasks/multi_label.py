@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from strategies.base import Array
-from strategies.tasks.base import LOSS_SUM, TESTED, DeclaredTask, Metric, Sum, Target, base_figures, share
+from strategies.tasks.base import LOSS_SUM, TESTED, DeclaredTask, Metric, Ratio, Sum, Target
 from strategies.tasks.calibration import Calibration
 from strategies.tasks.confusion import LabelConfusion
 from strategies.tasks.curves import Curves
@@ -41,9 +41,10 @@ class MultiLabel(DeclaredTask):
             "calibration": lambda: Calibration(brier=1.0, is_one_answer=False),
         }
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    @property
+    def ratios(self) -> Mapping[str, Ratio]:
         """label_accuracy: the share of labels that are right, by the model's answer above 1/2 or below."""
-        return {"label_accuracy": share(sums["labels_right"], sums["tested"]), **base_figures(sums)}
+        return {"label_accuracy": Ratio(above="labels_right")}
 
     def score(self, sums: Mapping[str, Array]) -> float:
         tested = float(sums["tested"])

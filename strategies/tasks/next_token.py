@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from crypto.errors import ConfigError
 from strategies.base import Array, PartOptions
-from strategies.tasks.base import LOSS_SUM, TESTED, DeclaredTask, Sum, Target, TaskSizes, base_figures, share
+from strategies.tasks.base import LOSS_SUM, TESTED, DeclaredTask, Ratio, Sum, Target, TaskSizes, share
 
 MAX_TOKEN_LOSS = 20.0  # nats: chance among 485 million tokens
 NOTHING = -1  # in place of a token, where nothing is predicted
@@ -49,12 +49,13 @@ class NextToken(DeclaredTask):
     def round_sums(self) -> tuple[Sum, ...]:
         return (TOKENS, TOKENS_RIGHT, TOKEN_LOSS, TESTED, LOSS_SUM)
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
-        """perplexity: e to the mean loss of a token, and token_accuracy."""
-        tokens, loss = float(sums["tokens"]), float(sums["token_loss"])
-        perplexity = math.exp(min(max(loss / tokens, 0.0), MAX_TOKEN_LOSS)) if tokens > 0 else math.nan
-        accuracy = share(sums["tokens_right"], tokens)
-        return {"perplexity": perplexity, "token_accuracy": accuracy, **base_figures(sums)}
+    @property
+    def ratios(self) -> Mapping[str, Ratio]:
+        """perplexity: e to the mean loss of a token."""
+        return {
+            "perplexity": Ratio(above="token_loss", below="tokens", high=MAX_TOKEN_LOSS, shown=math.exp),
+            "token_accuracy": Ratio(above="tokens_right", below="tokens"),
+        }
 
     def score(self, sums: Mapping[str, Array]) -> float:
         """Token accuracy."""

@@ -17,16 +17,17 @@ from pydantic import Field
 
 from crypto.errors import ConfigError
 from strategies.base import Array, PartOptions
+from strategies.figure import Figure
 from strategies.tasks.base import (
     LOSS_SUM,
+    NO_NOISE,
     TESTED,
     DeclaredTask,
     Metric,
+    Ratio,
     Sum,
     Target,
     TaskSizes,
-    base_figures,
-    share,
 )
 
 ABSOLUTE = Sum(name="absolute_error")  # of a sample: in ranges, the mean over its numbers, 0 to 1
@@ -55,15 +56,17 @@ class R2(Metric):
         Sum(name="target_square_sum", is_by_class=True),
     )
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
         """r2; NaN where all targets are the same."""
+        anywhere = self._anywhere(noise, low=-math.inf)
         tested = float(sums["tested"])
         if tested <= 0:
-            return {"r2": math.nan}
+            return {"r2": Figure(value=math.nan, noise=anywhere)}
         mean = float(sums["target_sum"]) / tested
         variance = float(sums["target_square_sum"]) / tested - mean * mean
         error = float(sums["squared_error"]) / tested
-        return {"r2": 1.0 - error / variance if variance > 0 else math.nan}
+        found = 1.0 - error / variance if variance > 0 else math.nan
+        return {"r2": Figure(value=found, noise=anywhere)}
 
 
 class Regression(DeclaredTask):
@@ -95,13 +98,14 @@ class Regression(DeclaredTask):
     def further(self) -> Mapping[str, Callable[[], Metric]]:
         return {"r2": R2}
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    @property
+    def ratios(self) -> Mapping[str, Ratio]:
         """mae and rmse, in the target's own units."""
         width = self.high - self.low
-        absolute, squared = (
-            share(sums[name], sums["tested"]) for name in ("absolute_error", "squared_error")
-        )
-        return {"mae": width * absolute, "rmse": width * math.sqrt(squared), **base_figures(sums)}
+        return {
+            "mae": Ratio(above="absolute_error", shown=lambda mean: width * mean),
+            "rmse": Ratio(above="squared_error", shown=lambda mean: width * math.sqrt(mean)),
+        }
 
     def score(self, sums: Mapping[str, Array]) -> float:
         """1 - mean absolute error in ranges."""

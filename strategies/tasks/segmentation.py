@@ -20,17 +20,18 @@ from pydantic import Field
 
 from crypto.errors import ConfigError
 from strategies.base import Array, FloatArray, PartOptions
+from strategies.figure import Figure
 from strategies.tasks.base import (
     LOSS_SUM,
+    NO_NOISE,
     TESTED,
     DeclaredTask,
     Metric,
+    Ratio,
     Sum,
     Target,
     TaskSizes,
-    base_figures,
     mean_of,
-    share,
     shares,
 )
 from strategies.tasks.confusion import check_classes
@@ -58,12 +59,14 @@ class Overlap(Metric):
         # each of the three rows of an image has shares that add up to 1 or less
         self.sums = (Sum(name="overlap", shape=(3, classes), per_record=math.sqrt(3), is_by_class=True),)
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
         """Means over the classes that are somewhere, but for the background."""
-        rates = _rates(sums)
-        return {f"mean_{name}": mean_of(rate_C[1:]) for name, rate_C in rates.items()}
+        return {
+            f"mean_{name}": Figure(value=mean_of(rate_C[1:]), noise=self._anywhere(noise))
+            for name, rate_C in _rates(sums).items()
+        }
 
-    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+    def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """Shapes: (C,) each."""
         return dict(_rates(sums))
 
@@ -108,13 +111,10 @@ class Segmentation(DeclaredTask):
     def further(self) -> Mapping[str, Callable[[], Metric]]:
         return {"overlap": lambda: Overlap(self.sizes.classes)}
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    @property
+    def ratios(self) -> Mapping[str, Ratio]:
         """dice: mean over images. pixel_accuracy: share of pixels."""
-        return {
-            "dice": share(sums["dice_sum"], sums["tested"]),
-            "pixel_accuracy": share(sums["pixels_right"], sums["tested"]),
-            **base_figures(sums),
-        }
+        return {"dice": Ratio(above="dice_sum"), "pixel_accuracy": Ratio(above="pixels_right")}
 
     def score(self, sums: Mapping[str, Array]) -> float:
         tested = float(sums["tested"])

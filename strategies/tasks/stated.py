@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping
 
 from crypto.errors import ConfigError
-from strategies.base import Array
-from strategies.tasks.base import LOSS_SUM, TESTED, DeclaredTask, Sum, Target, TaskSizes, base_figures
+from strategies.tasks.base import LOSS_SUM, TESTED, DeclaredTask, Ratio, Sum, Target, TaskSizes
 
 MAX_SUMMED = 1 << 20  # numbers in all sums of a task together
 OF_EVERY_TASK = (TESTED, LOSS_SUM)
@@ -51,14 +50,17 @@ class StatedTask(DeclaredTask):
     def round_sums(self) -> tuple[Sum, ...]:
         return (*self.sums, *OF_EVERY_TASK)
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
-        """Its metrics, loss and tested; NaN where what one is divided by is not above 0."""
-        return {name: _ratio(sums, *pair) for name, pair in self._ratios.items()} | base_figures(sums)
-
-
-def _ratio(sums: Mapping[str, Array], above: str, below: str) -> float:
-    divisor = float(sums[below])
-    return float(sums[above]) / divisor if divisor > 0 else math.nan
+    @property
+    def ratios(self) -> Mapping[str, Ratio]:
+        """Its metrics. What bounds a record's part of one is known of a count alone that never exceeds the
+        other; any other has no range, and no interval for new records."""
+        at_most = {each.name: each.at_most for each in self.sums}
+        return {
+            name: Ratio(above=above, below=below)
+            if at_most.get(above) == below
+            else Ratio(above=above, below=below, low=-math.inf, high=math.inf)
+            for name, (above, below) in self._ratios.items()
+        }
 
 
 def _check(sums: tuple[Sum, ...], ratios: Ratios) -> None:

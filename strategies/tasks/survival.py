@@ -19,7 +19,8 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.base import Array
-from strategies.tasks.base import LOSS_SUM, TESTED, DeclaredTask, Metric, Sum, Target, base_figures, share
+from strategies.figure import Figure
+from strategies.tasks.base import LOSS_SUM, NO_NOISE, TESTED, DeclaredTask, Metric, Ratio, Sum, Target, share
 from strategies.tasks.confusion import check_classes
 
 BINS = 200
@@ -41,7 +42,7 @@ class Concordance(Metric):
             ),
         )
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
         """concordance: of the pairs of an event and a record that outlives it (one lost in the same interval
         does), the share in which the event has the higher risk, half of those in one bin; the bound is that
         half."""
@@ -51,12 +52,13 @@ class Concordance(Metric):
         below_JB = np.cumsum(later_JB, axis=1) - later_JB
         right, tied = float((event_JB * below_JB).sum()), float((event_JB * later_JB).sum())
         pairs = float((event_JB.sum(axis=1) * later_JB.sum(axis=1)).sum())
-        return {
+        found = {
             "concordance": share(right + tied / 2, pairs),
             "concordance_bound": share(tied / 2, pairs),
         }
+        return {name: Figure(value=value, noise=self._anywhere(noise)) for name, value in found.items()}
 
-    def tables(self, sums: Mapping[str, Array]) -> dict[str, Array]:
+    def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """events and lost by interval. Shapes: (J,) each."""
         lost_J, event_J = np.asarray(sums["times"], np.float64).sum(axis=2)
         return {"events": event_J, "lost": lost_J}
@@ -84,11 +86,12 @@ class Survival(DeclaredTask):
     def further(self) -> Mapping[str, Callable[[], Metric]]:
         return {"concordance": lambda: Concordance(self.sizes.classes)}
 
-    def figures(self, sums: Mapping[str, Array]) -> dict[str, float]:
+    @property
+    def ratios(self) -> Mapping[str, Ratio]:
         """brier: mean over records."""
-        return {"brier": share(sums["brier_sum"], sums["tested"]), **base_figures(sums)}
+        return {"brier": Ratio(above="brier_sum")}
 
     def score(self, sums: Mapping[str, Array]) -> float:
         """1 - Brier score."""
-        brier = self.figures(sums)["brier"]
+        brier = self.ratios["brier"].value(sums)
         return 0.0 if math.isnan(brier) else 1.0 - brier

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from chorale.results import finite
@@ -18,6 +19,7 @@ from client.history import (
     personal_figures,
 )
 from crypto.errors import ConfigError
+from strategies.figure import Figure, figure_in, parts_of
 from strategies.phases.training import TRAIN
 from web.shared.pages import size
 
@@ -37,8 +39,8 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
             "result": record.result,
             "reason": record.reason,
             "attempts": record.attempts,
-            "figure": finite(record.figures.get(main)),
-            "loss": finite(record.figures.get("loss")),
+            "figure": figure_in(record.figures, main),
+            "loss": figure_in(record.figures, "loss"),
             "silos": len(record.cohort),
             "data_share": record.data_share,
             "left_out": [
@@ -66,23 +68,33 @@ def curves(history: JobHistory) -> dict[str, Any]:
     Where rounds draw their silos `figure` is over the hold-outs of the drawn ones alone.
     """
     names, both = (history.main, "loss"), curves_facts(history)
-    figures = {name: [finite(value) for value in figure_by_round(history, name)] for name in names}
+    figures = {name: figure_by_round(history, name) for name in names}
     by_round = {record.round: record for record in history.of_kind(TRAIN)}
     rounds, of_all = list(range(1, len(figures["loss"]) + 1)), None
     if history.draws_rounds:
         drawn, tested = (
             {each["round"]: each for each in both[name]} for name in ("drawn_silos", "all_silos")
         )
-        figures = {name: [drawn.get(each, {}).get(name) for each in rounds] for name in names}
-        of_all = [tested.get(each, {}).get(history.main) for each in rounds]
+        figures = {name: [figure_in(drawn.get(each, {}), name) for each in rounds] for name in names}
+        of_all = _curve([figure_in(tested.get(each, {}), history.main) for each in rounds])
     return {
         "rounds": rounds,
         "main": history.main,
-        "figure": figures[history.main],
+        "figure": _curve(figures[history.main]),
         "figure_all": of_all,  # where rounds draw their silos: over all of them, which is another curve
-        "loss": figures["loss"],
+        "loss": _curve(figures["loss"]),
         "silos": [len(by_round[each].cohort) if each in by_round else None for each in rounds],
         "left_out": [len(by_round[each].left_out) if each in by_round else None for each in rounds],
+    }
+
+
+def _curve(figures: Sequence[Figure | None]) -> dict[str, list[float | None]]:
+    """A number and the band of its interval at each round."""
+    bands = [None if each is None else each.band for each in figures]
+    return {
+        "value": [None if each is None else finite(each.value) for each in figures],
+        "low": [band and band[0] for band in bands],
+        "high": [band and band[1] for band in bands],
     }
 
 
@@ -90,12 +102,16 @@ def as_csv(history: JobHistory) -> bytes:
     """rounds.csv, oldest first. A text that a spreadsheet would take for a formula gets a quote before it."""
     text = io.StringIO()
     writer = csv.writer(text)
-    columns = ("title", "phase", "round", "result", "reason", "attempts", "figure", "loss", "silos")
+    columns = ("title", "phase", "round", "result", "reason", "attempts", "silos")
     more = ("data_share", "seconds", "upload_bytes", "verified_by", "threshold")
-    writer.writerow([*columns, *more, "left_out"])
+    parts = [part for name in ("figure", "loss") for part in parts_of(name)]
+    writer.writerow([*columns, *more, *parts, "left_out"])
     for row in reversed(rows(history)):
         left = "; ".join(f"{each['silo']} ({each['stage']}: {each['reason']})" for each in row["left_out"])
-        writer.writerow([_cell(row[name]) for name in (*columns, *more)] + [_cell(left)])
+        told = [each.flat(name) for name in ("figure", "loss") if (each := row[name]) is not None]
+        numbers = {part: finite(value) for each in told for part, value in each.items()}
+        cells = [*(row[name] for name in (*columns, *more)), *map(numbers.get, parts), left]
+        writer.writerow(map(_cell, cells))
     return text.getvalue().encode()
 
 
@@ -103,7 +119,11 @@ def as_json(history: JobHistory) -> bytes:
     """rounds.json, oldest first."""
     summary = history.summary
     head = {"job": summary.job_digest.hex(), "name": summary.name, "status": summary.status}
-    return to_json({**head, "main": history.main, "phases": rows(history)[::-1]})
+    phases = [
+        {**row, **{name: row[name] and row[name].to_json() for name in ("figure", "loss")}}
+        for row in reversed(rows(history))
+    ]
+    return to_json({**head, "main": history.main, "phases": phases})
 
 
 def to_json(value: object) -> bytes:
@@ -120,7 +140,7 @@ def facts(history: JobHistory) -> list[tuple[str, str]]:
     pairs = [
         (
             f"{'Final' if closing is not None else 'Newest'} {history.main}",
-            "" if last is None else f"{last:.4f}",
+            "" if last is None else str(last),
         ),
         ("Personal models", "" if personal is None else str(personal)),
         ("Sent by a silo so far", size(sent) if sent else ""),

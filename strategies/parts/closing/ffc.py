@@ -36,6 +36,7 @@ from strategies.base import (
     total_of,
 )
 from strategies.exact import product, solved, total
+from strategies.figure import Figure, flat_figures
 from strategies.parts.heads import HEAD, UNIT
 from strategies.recipe import Closing, Need, Options, UnderPrivacy, always
 
@@ -120,11 +121,13 @@ class CalibratePhase:
         is_possible = "gram" in context.noise or after >= -BELOW_ZERO * samples
         is_better = is_possible and after < before
         state = {**context.state, HEAD: np.ascontiguousarray(after_CD)} if is_better else context.state
-        figures = {
+        errors = {
             "squared_error_before": before / samples,
             "squared_error_after": (after if is_better else before) / samples,
         }
-        return PhaseResult(state=state, figures=figures)
+        noise = (0.0, math.inf) if "gram" in context.noise else None
+        figures = {name: Figure(value=error, noise=noise) for name, error in errors.items()}
+        return PhaseResult(state=state, figures=flat_figures(figures))
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         return {}

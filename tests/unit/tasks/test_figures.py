@@ -39,7 +39,7 @@ class Pooled:
         assert isinstance(phase, EvaluatePhase)
         context = PhaseContext(round=0, members=len(SILOS), classes=self.job.classes, state={}, trained=())
         self.figures = phase.figures(context, self.sums)
-        self.tables = phase.tables(self.sums)
+        self.tables = phase.tables(context, self.sums)
 
 
 def ece_of(confidence: Array, is_right: Array, *, bins: int = 15) -> float:

@@ -7,10 +7,17 @@
   const heightPixels = 260, gapMilliseconds = 2000;
   let plot = null, curves = null, timer = null;
 
+  // A curve as uPlot's series, and the two edges of the band that it lies in.
+  function curve(label, stroke, more) {
+    const edge = { stroke: "transparent", points: { show: false }, spanGaps: true, ...(more.scale ? { scale: more.scale } : {}) };
+    return [{ label: label, stroke: stroke, width: 2, spanGaps: true, ...more }, { ...edge, label: label + ", 95 % from" }, { ...edge, label: label + ", to" }];
+  }
+
   function draw() {
     if (!curves || curves.rounds.length < 2) return;
     place.hidden = false;
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
+    const drawn = [curves.figure, curves.loss, ...(curves.figure_all ? [curves.figure_all] : [])];
     const width = place.clientWidth - 24;
     if (plot) plot.destroy();
     plot = new uPlot({
@@ -22,11 +29,12 @@
       axes: [{ ...axis, label: "round", labelSize: 20, size: 36 }, { ...axis, size: 56 }, { ...axis, scale: "loss", side: 1, size: 56, grid: { show: false } }],
       series: [
         { label: "round" },
-        { label: curves.figure_all ? curves.main + ", drawn silos" : curves.main, stroke: color("--accent"), width: 2, spanGaps: true },
-        { label: "loss", scale: "loss", stroke: color("--warn"), width: 2, dash: [6, 4], spanGaps: true },
-        ...(curves.figure_all ? [{ label: curves.main + ", all silos", stroke: color("--text"), width: 2, points: { show: true }, spanGaps: true }] : []),
+        ...curve(curves.figure_all ? curves.main + ", drawn silos" : curves.main, color("--accent"), {}),
+        ...curve("loss", color("--warn"), { scale: "loss", dash: [6, 4] }),
+        ...(curves.figure_all ? curve(curves.main + ", all silos", color("--text"), { points: { show: true } }) : []),
       ],
-    }, [curves.rounds, curves.figure, curves.loss, ...(curves.figure_all ? [curves.figure_all] : [])], place);
+      bands: drawn.map((each, place) => ({ series: [3 * place + 3, 3 * place + 2], fill: color(each === curves.loss ? "--warn" : "--accent") + "22" })),
+    }, [curves.rounds, ...drawn.flatMap((each) => [each.value, each.low, each.high])], place);
   }
 
   async function load() {
