@@ -203,12 +203,13 @@ def run(method: str, cut: str, rule: str, seed: int) -> dict[str, Any]:
     simulation = RuledSimulation(spec, silos, policy=OPEN, device="cpu", rule=rule, seed=seed)
     results: list[RoundResult] = list(simulation.run())
     assert not [each.reason for each in results if each.reason]
+    accuracies = [*(each.accuracy for each in results[1:]), simulation.final_accuracy]
     return {
         "method": method,
         "cut": cut,
         "rule": rule,
         "seed": seed,
-        "accuracy": [*(each.accuracy for each in results[1:]), simulation.final_accuracy],
+        "accuracy": [figure and figure.value for figure in accuracies],
         "share": float(np.mean(simulation.shares)),
     }
 

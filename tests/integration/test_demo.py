@@ -139,7 +139,7 @@ def _run_to_its_end(out: Path, *options: str, rounds: int) -> tuple[dict[str, An
         sum(array.nbytes for name, array in model.items() if name.startswith("model/"))
         == report["float32_bytes"]
     )
-    assert stdout.startswith(f"final accuracy {report['final_accuracy']:.4f}\n")
+    assert stdout.startswith(f"final accuracy {report['final_accuracy']:.3f} (95 %: ")
     assert len([line for line in stdout.splitlines() if line.startswith("  ")]) == 3  # what to try next
     assert len([line for line in stderr.splitlines() if line.startswith("round ")]) == rounds
     assert "\x1b" not in stderr

@@ -87,7 +87,7 @@ def test_private_job(tmp_path: Path, here: Call) -> None:
     alone, allowed = done("private-job", tmp_path, here)
     for output in (alone, allowed):
         assert len([line for line in output.splitlines() if line.startswith("privacy: ")]) == 3
-        assert final(output)["accuracy_noise"] is not None
+        assert final(output)["intervals"]["final_accuracy"]["noise"] is not None
 
 
 def test_own_model(tmp_path: Path) -> None:

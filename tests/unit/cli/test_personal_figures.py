@@ -40,7 +40,8 @@ def test_a_personal_phase_is_one_line() -> None:
 def test_a_line_tells_the_global_model_first_where_a_sum_tested_both() -> None:
     line = progress.plain_line(record("evaluate.0", TESTED | FIGURES), title="evaluate")
     assert line.endswith(
-        "final model: accuracy 0.750, loss 0.500, personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
+        "final model: accuracy 0.750 (no interval, 80 tested), loss 0.500 (no interval), "
+        "personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
     )
 
 
@@ -81,6 +82,6 @@ def test_the_report_has_the_closing_sums_figures_or_null(
 def test_the_end_of_a_job_names_both_models(capsys: pytest.CaptureFixture[str]) -> None:
     end_of(history(record("evaluate.0", TESTED), record("fine-tune.0", FIGURES)))
     assert capsys.readouterr().out == (
-        f"{(b'j' * 6).hex()}  done  2 rounds  final accuracy 0.7500"
+        f"{(b'j' * 6).hex()}  done  2 rounds  final accuracy 0.750 (no interval, 80 tested)"
         "  personal accuracy 0.8750 +- 0.0625 over 4 silos\n"
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import yaml
 from rich.console import Console
@@ -34,6 +35,8 @@ from client.history import (
 from coordinator.phase_machine import PhaseState
 from coordinator.reasons import Absent
 from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
+from strategies.figure import Figure, flat_figures
+from strategies.tasks.classification import CLASSIFICATION
 from web.console import rounds
 
 # DESIGN's contract with other programs
@@ -77,8 +80,8 @@ def history() -> JobHistory:
 
 
 def test_accuracy_of_a_round_is_measured_by_the_round_after(history: JobHistory) -> None:
-    assert figure_by_round(history, "accuracy") == [None, 0.5, 0.8]
-    assert history.closing("accuracy") == 0.8
+    assert figure_by_round(history, "accuracy") == [None, Figure(value=0.5), Figure(value=0.8)]
+    assert history.closing("accuracy") == Figure(value=0.8)
 
 
 def test_accuracy_is_unknown_before_the_closing_evaluation() -> None:
@@ -96,9 +99,9 @@ def test_record_that_is_told_twice_counts_once(history: JobHistory) -> None:
     ("place", "line"),
     [
         (0, "enrollment  4 silos, 0.5 s"),
-        (1, "round 1/3  4 silos, 100% of the data, 0.5 s  model after round 0: accuracy 0.100"),
+        (1, "round 1/3  4 silos, 100% of the data, 0.5 s  model after round 0: accuracy 0.100 (no interval)"),
         (2, "round 2/3  used up (too-few-silos)  without d (connection lost during its upload)"),
-        (4, "evaluate  3 silos, 0.5 s  final model: accuracy 0.800, loss 0.300"),
+        (4, "evaluate  3 silos, 0.5 s  final model: accuracy 0.800 (no interval), loss 0.300 (no interval)"),
     ],
 )
 def test_plain_line(history: JobHistory, place: int, line: str) -> None:
@@ -150,9 +153,9 @@ def test_without_a_draw_there_is_one_curve(history: JobHistory) -> None:
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        (1, "model after round 1, drawn silos' hold-outs: accuracy 0.900"),
-        (2, "model after round 2, all silos' hold-outs: accuracy 0.400"),
-        (4, "final model, all silos' hold-outs: accuracy 0.500"),
+        (1, "model after round 1, drawn silos' hold-outs: accuracy 0.900 (no interval, 30 tested)"),
+        (2, "model after round 2, all silos' hold-outs: accuracy 0.400 (no interval, 40 tested)"),
+        (4, "final model, all silos' hold-outs: accuracy 0.500 (no interval, 40 tested)"),
     ],
 )
 def test_a_line_says_whose_hold_outs_a_figure_is_over(drawn: JobHistory, place: int, expected: str) -> None:
@@ -165,7 +168,7 @@ def test_the_table_has_a_column_for_each_curve(drawn: JobHistory) -> None:
     console = Console(file=io.StringIO(), width=140)
     console.print(progress.table(drawn))
     shown = console.file.getvalue().splitlines()
-    assert "accuracy before, drawn silos" in shown[0]
+    assert "accuracy before (95 %), drawn silos" in shown[0]
     first, second = shown[0].index("drawn silos"), shown[0].index("all silos")
     assert [line.rindex("0.900") < second for line in shown if "0.900" in line] == [True]
     assert [line.index("0.400") > first for line in shown if "0.400" in line] == [True]
@@ -226,11 +229,11 @@ def test_a_final_figure_beside_a_kept_model_says_which_model_it_is_of(
     history.summary.kept, history.summary.model_round = "loss 0.2, the lowest", 1
     document = report.document(history)
     assert (document["final_model_round"], document["model_round"]) == (3, 1)
-    assert "final accuracy 0.8000 of the model after round 3" in page(document)
+    assert "final accuracy 0.800 (no interval) of the model after round 3" in page(document)
     end_of(history)
-    assert "final accuracy 0.8000 of the model after round 3\n" in capsys.readouterr().out
+    assert "final accuracy 0.800 (no interval) of the model after round 3\n" in capsys.readouterr().out
     history.summary.model_round = 3
-    assert "final accuracy 0.8000, " in page(report.document(history))
+    assert "final accuracy 0.800 (no interval), " in page(report.document(history))
 
 
 def test_a_method_without_class_statistics_has_no_share_of_rows(history: JobHistory) -> None:
@@ -460,7 +463,6 @@ PROMISE = Promise(
     epsilon_statistics_per_record=1.25,
     epsilon_of_rows={2: 16.5, 5: math.inf},
     multipliers={"records.noise_multiplier": 1.5},
-    count_deviation=6.0,
 )
 
 
@@ -471,14 +473,17 @@ SPENT = {
 
 
 def test_report_of_a_private_job_tells_what_it_cost(history: JobHistory) -> None:
-    history.records[-1].figures["tested"] = 300.0
+    noised = {"correct": np.array(240.0), "tested": np.array(300.0), "loss_sum": np.array(90.0)}
+    for name, number in flat_figures(CLASSIFICATION.figures(noised, dict.fromkeys(noised, 6.0))).items():
+        history.records[-1].figures[name] = number
     document = json.loads(json.dumps(report.document(history, promise=PROMISE, spent=SPENT)))
     assert (document["epsilon"], document["epsilon_unit"], document["delta"]) == (7.98, "record", 1e-5)
     assert document["epsilon_spent_by_silo"] == {"a": 7.5, "b": 3.25}
     assert document["epsilon_spent_by_silo_if_all_others_collude"] == {"a": None, "b": 14.5}
     assert document["noise_multipliers"] == {"records.noise_multiplier": 1.5}
     # correct / tested, each with a deviation of 6: 6 / 300 and 0.8 * 6 / 300
-    assert document["accuracy_noise"] == pytest.approx(0.02 * math.hypot(1.0, 0.8))
+    low, high = document["intervals"]["final_accuracy"]["noise"]
+    assert (high - low) / 2 == pytest.approx(1.96 * 0.02 * math.hypot(1.0, 0.8), rel=0.01)
     text = page(document)
     for phrase in (
         "epsilon 7.98 at delta 1e-05, for each record",
@@ -523,7 +528,7 @@ def test_report_of_noised_sums_says_which_epsilon_is_for_a_silo_and_which_for_a_
 
 def test_report_of_a_job_without_privacy_says_nothing_of_it(history: JobHistory) -> None:
     document = report.document(history)
-    assert document["accuracy_noise"] is None
+    assert "with noise" not in page(document)
     assert "Differential privacy" not in page(document)
 
 

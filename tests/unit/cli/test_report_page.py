@@ -76,8 +76,8 @@ def test_report_has_classes_who_took_part_and_by_which_rule_others_did_not() -> 
     assert report["loss_by_round"] == [1.5, 1.5]
     assert report["upload_bytes_per_silo"] == 240
     text = page(report)
-    assert '<td data-label="class">0</td><td data-label="f1">0.840</td>' in text
-    assert '<td data-label="class">1</td><td data-label="f1"></td>' in text  # a class without samples
+    assert '<td data-label="class">0</td><td data-label="f1 (95 %)">0.840 (no interval)</td>' in text
+    assert '<td data-label="class">1</td><td data-label="f1 (95 %)"></td>' in text  # a class without samples
     assert "rejected: not before May" in text
     assert "rejected: &quot;not before May&quot;, 2 times" in text
 

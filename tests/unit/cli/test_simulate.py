@@ -156,13 +156,15 @@ def test_a_job_of_steps_is_told_by_its_steps_and_its_figures_with_their_noise(
     assert "round" not in "".join(ended.err.split("fedavg, 3 steps of 3 of 3 silos")[1:])
     closing = json.loads(ended.out.splitlines()[-1])
     tested = closing["closing"]["evaluate"]["tested"]
-    # the counts' noise, of a multiplier of 40 and h = 2 of 3 silos, in a ratio of two of them
-    deviation = 40.0 * math.sqrt(3 / 2) * math.sqrt(1.0 + closing["final_accuracy"] ** 2) / tested
-    assert closing["accuracy_noise"] == pytest.approx(deviation, rel=0.5)
-    assert f"(measured under noise of standard deviation {closing['accuracy_noise']:.3f})" in ended.err
+    # the counts' noise, of a multiplier of 40 and h = 2 of 3 silos
+    away = 1.96 * 40.0 * math.sqrt(3 / 2)
+    assert closing["closing"]["evaluate"]["tested_noise_high"] == pytest.approx(tested + away, rel=0.01)
+    assert None not in closing["intervals"]["final_accuracy"]["noise"]
+    assert "\nfinal accuracy" in ended.err
+    assert " for these records, " in ended.err
     assert "trains head: without --init the head is trained on features of random weights" in ended.err
     plain = chorale("simulate", desk.job(), "--device", "cpu")
-    assert json.loads(plain.out.splitlines()[-1])["accuracy_noise"] is None
+    assert json.loads(plain.out.splitlines()[-1])["intervals"]["final_accuracy"]["noise"] is None
     assert "trains head" not in plain.err
 
 

@@ -229,9 +229,6 @@ def test_promise_tells_how_noise_drowns_few_silos(desk: Desk) -> None:
     promise = promise_of(spec, VOTES)
     # m = 3 and h = 2: noise of variance 3/2 (z C / 3)^2 on each of 100 numbers of the mean
     assert promise.update_noise == pytest.approx(10 * math.sqrt(1.5) * multiplier / 3, rel=0.02)
-    assert promise.count_deviation == pytest.approx(
-        math.sqrt(1.5) * (spec.privacy.statistics_noise_multiplier or 0), rel=0.02
-    )
 
 
 def test_weights_of_another_model_are_refused_before_submission(desk: Desk, tmp_path: Path) -> None:

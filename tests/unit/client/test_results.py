@@ -18,6 +18,7 @@ from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from client.history import JobHistory, figure_by_round
 from client.results import results_of, rounds_of
 from crypto.errors import ConfigError, RemoteProtocolError
+from strategies.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = {
@@ -71,9 +72,9 @@ def test_figures_stand_at_the_round_whose_model_they_are_of() -> None:
     history = JobHistory()
     rounds = list(rounds_of(events, history))
     assert [(each.round, each.result, each.accuracy) for each in rounds] == [
-        (1, "applied", 0.1),
+        (1, "applied", Figure(value=0.1)),
         (2, "used-up", None),
-        (3, "applied", 0.5),
+        (3, "applied", Figure(value=0.5)),
     ]
     table = results_of(history).frame()
     assert list(table.columns) == [

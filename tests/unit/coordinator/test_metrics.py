@@ -23,6 +23,8 @@ FAMILIES = {
     "refused_calls": "counter",
     "connected_silos": "gauge",
     "accuracy": "gauge",
+    "accuracy_interval": "gauge",
+    "loss_interval": "gauge",
     "loss": "gauge",
     "data_share": "gauge",
     "rounds_completed": "gauge",

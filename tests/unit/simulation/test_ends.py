@@ -25,7 +25,8 @@ def test_rounds_stop_and_the_best_model_is_handed_out(make: Makes) -> None:
     simulation = scripted(make)
     assert [result.round for result in simulation.run()] == [1, 2, 3, 4, 5]
     assert simulation.stopped == "stopped after round 5 of 9: loss no lower for 2 rounds"
-    assert simulation.final_loss == pytest.approx(LAST)  # the closing evaluation is of the last model
+    assert simulation.final_loss is not None
+    assert simulation.final_loss.value == pytest.approx(LAST)  # the closing evaluation is of the last model
     round, state = simulation.model
     assert round == 2
     assert simulation.progress.best_figures["loss"] == pytest.approx(1.0)  # of the model that is handed out
@@ -58,6 +59,7 @@ def test_a_job_of_no_rounds_evaluates_the_given_model_and_leaves_it_as_it_is(mak
     simulation = scripted(make, rounds=0, keep=None, stop=None)
     given = simulation.state["model/votes"]
     assert list(simulation.run()) == []
-    assert simulation.final_loss == pytest.approx(LAST)
+    assert simulation.final_loss is not None
+    assert simulation.final_loss.value == pytest.approx(LAST)
     assert set(simulation.closing) == {"evaluate"}
     np.testing.assert_array_equal(simulation.model[1]["model/votes"], given)

@@ -33,7 +33,8 @@ def test_every_silo_counts_once_in_every_round(make: Makes) -> None:
         (2, "applied", SILOS),
     ]
     assert model(simulation) == pytest.approx(np.full(SILOS, 2 / SILOS), abs=1e-7)
-    assert simulation.final_accuracy == sum(range(SILOS)) / (SILOS * one_hot.HOLDOUT)
+    assert simulation.final_accuracy is not None
+    assert simulation.final_accuracy.value == sum(range(SILOS)) / (SILOS * one_hot.HOLDOUT)
     assert results[0].accuracy == simulation.final_accuracy
 
 

@@ -86,7 +86,8 @@ def test_every_k_rounds_the_curve_is_that_of_the_fixed_test_set(
         assert figures["silos"] == 10
         assert figures["accuracy"] == pytest.approx(rounds[round].figures["test_accuracy"], abs=1e-12)
         assert figures["tested"] == rounds[round].figures["test_tested"]
-    assert drawn.final_accuracy == pytest.approx(rounds[ROUNDS].figures["test_accuracy"], abs=1e-12)
+    assert drawn.final_accuracy is not None
+    assert drawn.final_accuracy.value == pytest.approx(rounds[ROUNDS].figures["test_accuracy"], abs=1e-12)
     # the model after round 1 by the silos of round 2, and by all
     of_drawn, of_all = untested.ended[1].figures["accuracy"], untested.ended[0].figures["test_accuracy"]
     assert abs(of_drawn - of_all) > 0.01
@@ -97,13 +98,13 @@ def test_a_table_of_results_keeps_both_curves_apart(drawn: Simulation, untested:
     by_drawn = untested.results()
     assert list(by_drawn["accuracy"].notna()) == [True] * (ROUNDS - 1) + [False]
     assert list(by_drawn["accuracy_all"].notna()) == [False] * (ROUNDS - 1) + [True]
-    assert by_drawn["accuracy"][1] == untested.ended[1].accuracy
+    assert by_drawn["accuracy"][1] == untested.ended[1].figures["accuracy"]
     table = drawn.results()
     assert "accuracy" not in table
     pytest.importorskip("matplotlib", reason="needs the extra notebook")
     assert [line.get_label() for line in drawn.plot().lines] == ["accuracy_all"]
     assert list(table["accuracy_all"].notna()) == [False, True, False, True, True]
-    assert table["accuracy_all"][ROUNDS] == drawn.final_accuracy
+    assert table["accuracy_all"][ROUNDS] == drawn.final_accuracy.value
     assert table["silos_all"][EVERY] == 10
     # the control: where all silos take part the closing evaluation ends one curve
     whole = on_digits(rounds=2)

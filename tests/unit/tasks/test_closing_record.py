@@ -86,8 +86,10 @@ def test_records_keep_tables_and_silos_are_not_told_them() -> None:
     report = document(history)
     assert report["tables"] == {"overlap": [[1.0, None], [3.0, 4.0]]}
     assert (report["main_figure"], report["final_figure"], report["final_accuracy"]) == ("dice", 0.5, None)
-    assert "final dice 0.5000" in page(report)
-    assert plain_line(record, title="evaluate", main="dice").endswith("final model: dice 0.500, loss 0.200")
+    assert "final dice 0.500 (no interval)" in page(report)
+    assert plain_line(record, title="evaluate", main="dice").endswith(
+        "final model: dice 0.500 (no interval), loss 0.200 (no interval)"
+    )
     assert not told_to_silos(record).outcome.record.tables
     assert told_to_silos(record).outcome.record.figures == record.figures
 
