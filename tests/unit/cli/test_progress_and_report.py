@@ -189,9 +189,10 @@ def test_the_consoles_chart_has_two_lines_where_rounds_draw_their_silos(
     drawn: JobHistory, history: JobHistory
 ) -> None:
     curves = rounds.curves(drawn)
-    assert (curves["figure"], curves["figure_all"]) == ([0.9, None, None], [None, 0.4, 0.5])
+    values = [curves[name]["value"] for name in ("figure", "figure_all")]
+    assert values == [[0.9, None, None], [None, 0.4, 0.5]]
     whole = rounds.curves(history)
-    assert (whole["figure"], whole["figure_all"]) == ([None, 0.5, 0.8], None)
+    assert (whole["figure"]["value"], whole["figure_all"]) == ([None, 0.5, 0.8], None)
 
 
 PRESENCE = {"classes": 10.0, "class_rows_by_default": 2.0, "classes_without_holder": 0.0}
