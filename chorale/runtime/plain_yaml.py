@@ -32,6 +32,7 @@ NUMBER_1_1 = re.compile(
     r"[-+]?0[0-9]+|[-+]?0b[01_]+|[-+]0[ox][0-9a-fA-F_]+|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
     r"|(?=[^_]*_)[-+]?(?:0x[0-9a-fA-F_]+|[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?|\.[0-9][0-9_]*)"
 )
+DIRECTIVE = re.compile(r"^%", re.MULTILINE)
 KEY_1_1 = re.compile(r"<<|=")
 TWO_MEANINGS = {
     TRUTH_1_1: "write true or false, or put the text in quotes",
@@ -47,7 +48,10 @@ def parse(data: bytes, *, source: str) -> Any:
     (guarantee G5): aliases multiply, tags build what the text is not, repeated keys hide.
     """
     try:
-        return _Reader(data.decode()).document()
+        text = data.decode()
+        if DIRECTIVE.search(text):  # libyaml compares each with all before it
+            raise ConfigError(f"{source}: a line that begins with % is not allowed")
+        return _Reader(text).document()
     except UnicodeDecodeError:
         raise ConfigError(f"{source}: expected UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
@@ -74,6 +78,7 @@ class _Reader:
         self._values = 0
 
     def document(self) -> Any:
+        """Raises yaml.YAMLError."""
         found = None
         nodes = (event for event in self._events if isinstance(event, yaml.NodeEvent))
         for place, event in enumerate(nodes):

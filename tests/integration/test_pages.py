@@ -95,6 +95,7 @@ LISTENED = {
     "silo-job-approved": [*SCREEN, *REJECT],
 }
 OUT_OF_ORDER = "[...document.querySelectorAll('[tabindex]')].filter((e) => e.tabIndex > 0).length"
+BETWEEN = (640, 700, 960, 1280)  # of what an institution approves by, no cell is out of sight
 CUT = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
 
 
@@ -131,6 +132,9 @@ def test_pages_are_heard_in_order_and_nothing_is_cut(tmp_path: Path) -> None:
             assert page.evaluate(CUT) == 0, shown.name
             assert _heard(page) == LISTENED[shown.name], shown.name
             assert serious(page, axe()) == [], shown.name
+            for width in BETWEEN if shown.name.startswith("silo-job-") else ():
+                page.set_viewport_size({"width": width, "height": 900})
+                assert page.evaluate(CUT) == 0, (shown.name, width)  # at 700 the ends of its lines were
             page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
             page.emulate_media(color_scheme="light")
             seen.add(shown.name)

@@ -116,6 +116,18 @@ def npz(folder: Path) -> Fields:
     return {"path": folder / "data.npz"}
 
 
+def npz_beside(folder: Path) -> Fields:
+    """Two members of one name, of which numpy reads the one without an ending."""
+    np.savez(folder / "data.npz", x=np.zeros((2, 8, 8), np.uint8), y=np.array([0, 1]))
+    with (
+        zipfile.ZipFile(folder / "data.npz", "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x", "w") as member,
+    ):
+        header = {"descr": "|u1", "fortran_order": False, "shape": (2, 1 << 28)}
+        np.lib.format.write_array_header_1_0(member, header)
+    return {"path": folder / "data.npz"}
+
+
 def mnist(folder: Path) -> Fields:
     """600 MiB of zeros, as it declares."""
     count = 600 * MIB // 64
@@ -181,6 +193,7 @@ BOMBS: dict[str, tuple[str, Callable[[Path], Fields], Fields]] = {
     "png": ("image-folder", png, {"shape": (3, 4, 4)}),
     "jpeg": ("image-folder", jpeg, {"shape": (3, 4, 4)}),
     "npz": ("npz", npz, {}),
+    "npz, two of a name": ("npz", npz_beside, {}),
     "mnist": ("mnist", mnist, {}),
     "cifar10": ("cifar10", cifar10, {"classes": 10, "shape": (3, 32, 32)}),
     "csv": ("csv", csv, _table()),

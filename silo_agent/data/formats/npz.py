@@ -27,7 +27,7 @@ MOST_TOLD, LONGEST_TOLD = 20, 60  # names of arrays in a message, and characters
 TRAIN_KEYS = (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"))
 TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
 FEATURES = {name for name, _ in TRAIN_KEYS + TEST_KEYS}
-READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+HEADER = (1, 0)  # of plain arrays
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
@@ -85,9 +85,11 @@ def _check_declared(path: Path, archive: ZipFile, names: Sequence[str], job: Job
     """Raises ConfigError for arrays that the job cannot use or that do not fit in memory."""
     declared_bytes = 0
     for name in names:
-        with archive.open(f"{name}.npy") as member:
-            read = READ_HEADER[np.lib.format.read_magic(member)]
-            shape, _, dtype = read(member)
+        # numpy takes the member without the ending where there are both
+        with archive.open(name if name in archive.namelist() else f"{name}.npy") as member:
+            if np.lib.format.read_magic(member) != HEADER:
+                raise ValueError("a header of up to 4 GiB")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(member)
         if dtype.hasobject:
             raise ValueError("pickled")
         declared_bytes += math.prod(shape) * dtype.itemsize

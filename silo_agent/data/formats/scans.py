@@ -229,7 +229,7 @@ def _read_nifti(path: Path, size: tuple[int, ...], is_mask: bool) -> Image:
     else:
         raise ConfigError(f"{path}: not a readable image")
     # what lies before the image is read, too
-    declared = math.prod(header.get_data_shape()) + max(0, int(header["vox_offset"]))
+    declared = math.prod(map(abs, header.get_data_shape())) + abs(int(header["vox_offset"]))
     check_values(declared, size, source=path)
     return _read(NibabelReader(), path, size, is_mask)
 
@@ -253,7 +253,7 @@ def _dicom_values(file: Path) -> int:
     _check_not_deflated(file)
     tags = ("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
     header = dcmread(file, stop_before_pixels=True, specific_tags=list(tags))
-    return math.prod(int(header.get(tag) or 1) for tag in tags)
+    return math.prod(abs(int(header.get(tag) or 1)) for tag in tags)
 
 
 def _check_not_deflated(file: Path) -> None:

@@ -197,6 +197,7 @@ def test_file_and_environment_are_told_apart(tmp_path: Path) -> None:
         (b"a: " + b"9" * 5000, "line 1: expected a number of at most 40 digits"),
         (b"a: \xff", "expected UTF-8 text"),
         (b"a: \x07", "control characters are not allowed"),
+        (b"%TAG ! x\n---\na: 1", "a line that begins with % is not allowed"),
         (b"a: 1\n---\nb: 2", "line 3: expected one document, got another"),
         (b"#" * (MAX_BYTES + 1), f"expected at most {MAX_BYTES} bytes, got {MAX_BYTES + 1}"),
     ],

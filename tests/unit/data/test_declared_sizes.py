@@ -27,6 +27,7 @@ EXPECTED = {
         )
     },
     "npz": (r"ConfigError: .*data\.npz: x: a sample has shape \(268435456,\), the job's",) * 2,
+    "npz, two of a name": (r"ConfigError: .*data\.npz: x: a sample has shape \(268435456,\), the job's",) * 2,
     "mnist": (MEMORY.format(r".*train-images-idx3-ubyte\.gz"),) * 2,
     "cifar10": (r"ConfigError: data\.path: .* does not hold the folder cifar-10-batches-py with whole",) * 2,
     "csv": (MEMORY.format(r".*data\.csv"),) * 2,
