@@ -155,7 +155,9 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
         return "expected spaces before the field, got a tab"
     if "expected key" in problem or "<document start>" in problem or "could not find expected ':'" in problem:
         return "expected a field, its colon and its indentation like those before it"
-    return problem
+    if "cannot start any token" in problem:
+        return "a text begins with a character that has a meaning in YAML; put it in quotes"
+    return problem.replace("did not find expected", "expected")
 
 
 class _Dumper(yaml.SafeDumper):

@@ -195,6 +195,8 @@ def test_file_and_environment_are_told_apart(tmp_path: Path) -> None:
         (b"a: 1\n\tb: 2", "line 2: expected spaces before the field, got a tab$"),
         (b"a: 0x" + b"f" * 5000, "line 1: expected a number of at most 40 digits"),
         (b"a: " + b"9" * 5000, "line 1: expected a number of at most 40 digits"),
+        (b"a: @b", "line 1: a text begins with a character that has a meaning in YAML; put it in quotes"),
+        (b"a: [b\n", r"line 2: expected ',' or '\]'"),
         (b"a: \xff", "expected UTF-8 text"),
         (b"a: \x07", "control characters are not allowed"),
         (b"%TAG ! x\n---\na: 1", "a line that begins with % is not allowed"),
