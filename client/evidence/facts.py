@@ -151,7 +151,7 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> Facts:
         silos=spec.silos,
         rounds=spec.rounds,
         colluders=silos // 3,
-        draw_risk=_draw_risk(job),
+        draw_risk=_draw_risk(job, chain),
         phases=chain.phases,
         weakest=min(signed, key=_strength, default=None),
         missing={
@@ -186,12 +186,14 @@ def _strength(phase: PhaseProof) -> tuple[int, int]:
     return phase.withstands - phase.required, phase.withstands
 
 
-def _draw_risk(job: Job) -> float | None:
+def _draw_risk(job: Job, chain: Chain) -> float | None:
+    """Of draws from the smallest roster."""
     spec = job.spec
     if not spec.draws_rounds:
         return None
-    silos, drawn = len(spec.silos), spec.named_per_round
-    return float(draw_risk(silos, drawn, colluders=silos // 3, draws=draws(spec)))
+    silos = len(spec.silos) - max((len(each.missing) for each in chain.phases), default=0)
+    drawn = min(spec.named_per_round, silos)
+    return float(draw_risk(silos, drawn, colluders=len(spec.silos) // 3, draws=draws(spec)))
 
 
 def _span(titles: Sequence[str]) -> str:

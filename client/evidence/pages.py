@@ -138,7 +138,7 @@ def _gdpr(facts: Facts, silos: Sequence[str], sboms: Sequence[str]) -> str:
         ("Art. 30(1)(f) time limits", "not here", "", "how long data, model and this archive are kept"),
         (
             "Art. 30(1)(g) security",
-            f"sums of {least} silos or more; noise below",
+            f"signed sums of {least} silos or more; noise below",
             "job",
             "measures at each site",
         ),

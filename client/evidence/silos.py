@@ -17,7 +17,7 @@ from chorale.spec.state import GlobalState
 from client.evidence.proofs import ProofDocument
 from crypto.errors import ConfigError, EvidenceMismatch
 
-REVEALED, SPENT = "revealed", "spent"
+REVEALED, SPENT, APPROVED = "revealed", "spent", "job_approved"
 RELATIVE = 1e-6  # of two computations of one epsilon on different machines
 
 
@@ -48,6 +48,9 @@ def check_silo(
                 f"its log lacks the input of round {phase.round} {phase.phase}, which stands in the sum"
             )
     _check_epsilon(job, silo, spent, shapes)
+    policies = [entry["policy"] for entry in entries if entry["event"] == APPROVED and "policy" in entry]
+    if policies and policies[-1] != silo.policy:
+        notes.append(f"silo {silo.silo} approved the job under another policy than it states now")
     return notes
 
 

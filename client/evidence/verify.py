@@ -40,7 +40,7 @@ from client.evidence.archive import files_of
 from client.evidence.contents import Contents, fits, read_contents
 from client.evidence.facts import Facts, check_facts, facts_of
 from client.evidence.pages import pages_of
-from client.evidence.phases import Chain, follow_phases, shapes_of
+from client.evidence.phases import APPLIED, Chain, follow_phases, shapes_of
 from client.evidence.silos import check_silo
 from crypto import encoding
 from crypto.errors import EvidenceMismatch
@@ -56,6 +56,7 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster, read_roster
+from strategies.phases.training import TRAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,12 +269,14 @@ def _check_silos_signer(
 
 
 def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model: bytes | None) -> None:
-    ends = {chain.final.hex()}
+    trained = (each.round for each in statement.phases if (each.phase, each.result) == (TRAIN, APPLIED))
+    ends = {chain.final.hex()} if statement.model_round == max(trained, default=0) else set()
     if job.spec.keep is not None:  # which round was best only the coordinator says
         ends |= {state.hex() for (round, _), state in chain.states.items() if round == statement.model_round}
     if statement.model not in ends:
         last = next((each.title for each in reversed(chain.phases) if each.signers), "none")
-        raise EvidenceMismatch(f"{names.COORDINATOR}: model: not the state that silos signed last, of {last}")
+        where = f"{names.COORDINATOR}: model after round {statement.model_round}"
+        raise EvidenceMismatch(f"{where}: not the state that silos signed last, of {last}")
     if model is None:
         return
     with fits("--model"):

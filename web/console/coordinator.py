@@ -23,7 +23,7 @@ from chorale.v1 import operations_pb2 as pb
 from chorale.v1.operations_pb2_grpc import OperationsStub
 from chorale.v1.records_pb2 import JobSummary
 from client.evidence.pack import collect
-from client.evidence.verify import Verified, verify_archive
+from client.evidence.verify import Verified, examine
 from client.history import JobHistory
 from client.operations import connect, of_job
 from crypto.errors import ChoraleError, RemoteProtocolError
@@ -203,10 +203,11 @@ class Coordinator:
         return await asyncio.to_thread(collected)
 
     async def proof(self, digest: bytes) -> Verified:
-        """What that evidence proves, under this console's own authority. Raises ChoraleError."""
+        """What that evidence proves, under this console's own authority, and what is unproved. Raises
+        ChoraleError."""
         data = await self.evidence(digest)
         authority = tls.load_authority(self._settings.authority)
-        return await asyncio.to_thread(verify_archive, data, authority=authority)
+        return await asyncio.to_thread(examine, data, authority=authority)
 
     async def close(self) -> None:
         tasks = [job.task for job in self._watched.values() if job.task is not None]

@@ -359,6 +359,7 @@ class Run:
 
     def statement(self, **changed: Any) -> CoordinatorStatement:
         phases = tuple(self.phases)
+        trained = [each.round for each in phases if (each.phase, each.result) == ("train", "applied")]
         log = self.folder / "hub.jsonl"
         log.unlink(missing_ok=True)
         audit = AuditLog(log)
@@ -384,7 +385,7 @@ class Run:
                 "status": "done",
                 "reason": "",
                 "model": self.state,
-                "model_round": max((each.round for each in phases), default=0),
+                "model_round": max(trained, default=0),
                 "kept": "",
                 **changed,
             },
@@ -397,7 +398,7 @@ class Run:
         log = self.folder / f"{name}.jsonl"
         log.unlink(missing_ok=True)
         audit = AuditLog(log)
-        audit.append("job_approved", job=job.digest, by="Ada")
+        audit.append("job_approved", job=job.digest, by="Ada", policy="0" * 64)
         for each in self.phases:
             if name not in each.cohort:
                 continue

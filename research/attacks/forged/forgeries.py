@@ -122,6 +122,10 @@ def earlier_state_called_the_last(scene: Scene) -> Shown:
     return shown(run, model=run.proofs[2].next)
 
 
+def other_round_of_the_model(scene: Scene) -> Shown:
+    return shown(scene.honest(), model_round=2)
+
+
 def repeated(scene: Scene) -> Shown:
     """The proof of round 2 once more, as that of round 3."""
     run = scene.honest()
@@ -278,7 +282,11 @@ FORGED: Mapping[str, tuple[Callable[[Scene], Shown], str]] = {
     "the end of a round less": (end_of_round_dropped, r"^round 1 evaluate.0: the end of round 1 is missing"),
     "an earlier state as the last": (
         earlier_state_called_the_last,
-        r"^coordinator.json: model: not the state that silos signed last, of round 3 train",
+        r"^coordinator.json: model after round 3: not the state that silos signed last, of round 3 train",
+    ),
+    "another round as that of the model": (
+        other_round_of_the_model,
+        r"^coordinator.json: model after round 2: not the state that silos signed last, of round 3 train",
     ),
     "a phase twice": (repeated, r"^round 3 train: next-state of clinic-a: .*the signature is not valid"),
     "phases exchanged": (exchanged, r"^round 2 train: round 1 is missing"),

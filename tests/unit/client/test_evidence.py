@@ -441,7 +441,7 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
     ),
     "another model": (
         lambda lab, _: lab.sealed(_coordinator(lab, lambda values: values.update(model="ef" * 32))),
-        r"coordinator.json: model: not the state that silos signed last, of round 3 train",
+        r"coordinator.json: model after round 3: not the state that silos signed last, of round 3 train",
     ),
     # numbers and pages, with the operator's key
     "epsilon in the facts": (
@@ -692,6 +692,11 @@ def test_other_model_is_found(lab: Lab) -> None:
         verify_archive(lab.archive, model=other)
     with pytest.raises(EvidenceMismatch, match=r"--model: state: "):
         verify_archive(lab.archive, model=b"no model")
+
+
+def test_policy_that_changed_after_the_approval_is_noted(lab: Lab) -> None:
+    held = verify_archive(lab.sealed(_silo(lab, lambda values: values.update(policy="1" * 64))))
+    assert held.notes == ("silo clinic-a approved the job under another policy than it states now",)
 
 
 def test_line_that_the_coordinators_log_lacks_is_noted(lab: Lab) -> None:
