@@ -59,12 +59,13 @@ class RoundResult:
         return self.figure("loss")
 
     def to_json(self) -> dict[str, Any]:
-        """One line of rounds.jsonl; intervals stand among the figures."""
+        """One line of rounds.jsonl."""
         return {
             "round": self.round,
             "result": self.result,
             "reason": self.reason,
             **{name: finite(self.figures.get(name)) for name in FIRST},
+            "intervals": {name: each.to_json() for name in FIRST if (each := self.figure(name)) is not None},
             "model_after_round": self.round - 1,
             "data_share": self.data_share,
             "silos": list(self.silos),

@@ -14,6 +14,8 @@ from cli.silo.settings import CONFIG, opened_ledger
 from crypto.errors import ConfigError
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
+from strategies.figure import Figure
+from strategies.intervals import ratio_interval
 
 if TYPE_CHECKING:
     from silo_agent.local_storage.personal_models import KeptModel
@@ -69,14 +71,19 @@ def _model_facts(kept: KeptModel, is_confirmed: bool) -> dict[str, Any]:
     }
 
 
+def _figure(score: str, tested: int) -> Figure:
+    low, high = ratio_interval(float(score) * tested, tested, records=float(tested))
+    return Figure(value=float(score), sampling=(float(low), float(high)), records=tested)
+
+
 def _personal_line(kept: KeptModel, *, is_confirmed: bool) -> str:
     """Which job's, how good on this silo's hold-out, from which global model, where."""
     facts = kept.facts
     measured = "no hold-out to test it on"
     if "accuracy" in facts:
-        before = facts.get("accuracy_of_global_model")
-        beside = "" if before is None else f"the global model {before}, "
-        measured = f"accuracy {facts['accuracy']}, {beside}on {facts['tested']} samples"
+        before, tested = facts.get("accuracy_of_global_model"), int(facts["tested"])
+        beside = "" if before is None else f", the global model {_figure(before, tested)}"
+        measured = f"accuracy {_figure(facts['accuracy'], tested)}{beside}"
     origin = "the one that the other silos had" if is_confirmed else "not confirmed by a sum with this silo"
     return (
         f"{kept.id}  {facts['name']}  {facts['method']}  {measured}\n"
