@@ -140,7 +140,9 @@ def _would_pass(
         message = (
             f"{file}: expired on {until} UTC, or this machine's clock is wrong: it says {now:%Y-%m-%d %H:%M}"
         )
-        findings.problem("certificate", message, fix=f"if the clock is right, {expected.renewal}")
+        findings.problem(
+            "certificate", message, fix=f"if the clock is right, {expected.renewal}; else {CLOCK}"
+        )
         return False
     with findings.step("certificate", fix=f"put the certificate of this {expected.role} at {file}"):
         member = member_of(certificate)

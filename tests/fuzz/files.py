@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from chorale.privacy.releases import DpSgd, Skellam, releases_from_json, releases_to_json
+from chorale.runtime import plain_yaml
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping
@@ -79,7 +80,8 @@ def _job(data: bytes) -> None:
 
 
 def _mapping(data: bytes) -> None:
-    parse_mapping(data, source="settings")
+    found = parse_mapping(data, source="settings")
+    assert repr(parse_mapping(plain_yaml.dump(found).encode(), source="written")) == repr(found)
 
 
 def _settings() -> Iterator[bytes]:

@@ -333,6 +333,15 @@ def _later(**passed: int) -> Callable[[], datetime]:
 MACHINES: list[tuple[str, dict[str, Any], Values, State, str, str]] = [
     ("clock behind", {"now": _later(days=-1)}, {}, State.PROBLEM, "clock", "set this machine's clock"),
     ("clock ahead", {"now": _later(minutes=10)}, {}, State.PROBLEM, "clock", "set this machine's clock"),
+    # it advised a new key alone
+    (
+        "a year ahead",
+        {"now": _later(days=400)},
+        {},
+        State.PROBLEM,
+        "certificate",
+        "else set this machine's clock",
+    ),
     ("clock not kept", {"is_clock_kept": lambda: False}, {}, State.WARNING, "clock", "chrony"),
     ("disk full", {"free_bytes": lambda path: GB // 100}, {}, State.PROBLEM, "disk", "make room on the disk"),
     ("network disk", {"file_system": lambda path: "nfs4"}, {}, State.PROBLEM, "directory", "a local disk"),
