@@ -17,7 +17,7 @@ from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import read_model
-from chorale.spec.selection import draws, is_by_groups, redraws
+from chorale.spec.selection import draws, expected_cohort_changes, is_by_groups, redraws
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
 from client.errors import about, require_extra, with_hint
@@ -180,7 +180,7 @@ def sums_notes(spec: JobSpec) -> list[str]:
             f"statistic {statistic}: is summed without noise over a new set of silos in each round: silos "
             "refuse the job unless redrawn_statistics in their policy says allow, or the job draw: groups"
         )
-    cohort_changes = spec.expected_cohort_changes
+    cohort_changes = expected_cohort_changes(spec)
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round
         notes.append(
             f"fraction {spec.fraction:g}: at most {cohort_changes:.3g} overlapping cohorts are expected; "

@@ -51,8 +51,11 @@ class Rule(StrEnum):
 
     FEDERATION = "federation"
     OPERATORS = "operators"
+    REQUIRE_PURPOSE = "require_purpose"
     STRATEGIES = "strategies"
     DISTRIBUTIONS = "distributions"
+    INPUTS = "inputs"
+    LABELS = "labels"
     ALLOWED_QUANTITIES = "allowed_quantities"
     CLASS_STATISTICS = "class_statistics"
     SHARED_SUMS = "shared_sums"

@@ -177,6 +177,7 @@ class _Agent:
                 policy=each.policy,
                 account=settings.data_set(name).account,
                 unit=settings.data_set(name).unit,
+                format=settings.data_set(name).format,
                 budgets=opened[name].budgets,
                 tell_reveal=partial(_tell_reveal, audit),
                 tell_spend=partial(_tell_spend, audit),

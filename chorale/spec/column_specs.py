@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from chorale.spec.fields import Finite, Positive, SpecPart
 from crypto.errors import ConfigError
+from strategies.tasks.base import DeclaredTask
 
 MAX_TABLE_INPUTS = 65_536  # values of one record of a table; ranges and categories expanded
 
@@ -153,12 +154,17 @@ LabelColumns = Annotated[
 ]
 
 
-def check_vocabulary(vocabulary: int | None, input_type: str, has_tokens: bool, *, is_private: bool) -> None:
-    """has_tokens: whether a job's `classes` says it.
-
-    Raises ConfigError where it is said twice or of other inputs, and where a private job lacks it: a value
-    that the model has no row for would refuse a phase, which tells of one record.
-    """
+def check_vocabulary(
+    vocabulary: int | None, input_type: str, task: DeclaredTask, *, is_private: bool
+) -> None:
+    """Raises ConfigError for inputs that are not the task's, for a vocabulary that stands twice (`classes` of
+    a task of tokens) or is of other inputs, and for a private job without one: a value that the model has no
+    row for would refuse a phase, which tells of one record."""
+    has_tokens = task.has_tokens
+    if has_tokens and input_type != "int64":
+        raise ConfigError(
+            f"input_type: expected int64 for task {task.word}, whose inputs are tokens, got {input_type}"
+        )
     if vocabulary is not None and input_type != "int64":
         raise ConfigError(f"vocabulary: expected none with input_type {input_type}, only with int64")
     if vocabulary is not None and has_tokens:

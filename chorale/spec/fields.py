@@ -114,6 +114,20 @@ EntryPoint = Annotated[
 ]
 
 
+def _on_one_line(text: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise ValueError
+    return text
+
+
+OneLine = Annotated[  # what an operator says to people; also first on their screens, so it steers none
+    str,
+    StringConstraints(min_length=1, max_length=500),
+    AfterValidator(_on_one_line),
+    in_words("1 to 500 printable characters on one line, without spaces at either end"),
+]
+
+
 def check_not_over(job: str, not_after: datetime, *, now: datetime) -> None:
     """Raises ConfigError for a job that no session starts for any more."""
     if not_after <= now:

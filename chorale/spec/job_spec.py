@@ -28,6 +28,7 @@ from chorale.spec.fields import (
     Moment,
     Name,
     Nonce,
+    OneLine,
     Sha256,
     SpecPart,
     check_federation,
@@ -53,7 +54,6 @@ from chorale.spec.selection import (
     check_count,
     check_ends,
     check_named,
-    expected_cohort_changes,
     with_rounds_of_steps,
 )
 from chorale.spec.settings_file import check_values, parse_mapping
@@ -81,6 +81,13 @@ class JobSpec(SpecPart):
 
     name: Name = Field(description="the job's name: lower-case letters, digits and inner hyphens")
     federation: Name = Field(description="the federation it belongs to")
+    purpose: OneLine | None = Field(
+        default=None,
+        description="what the model is for, in a sentence; institutions read it first; null: not said",
+    )
+    reference: OneLine | None = Field(
+        default=None, description="number of the ethics vote or of the project; null: none"
+    )
     nonce: Nonce | None = Field(
         default=None,
         description="32 random hex digits that keep two equal jobs apart; `job submit` fills them in",
@@ -332,11 +339,6 @@ class JobSpec(SpecPart):
         return self.named_per_round < len(self.silos)
 
     @property
-    def expected_cohort_changes(self) -> float:
-        """Overlapping cohorts that the job is expected to count."""
-        return expected_cohort_changes(self)
-
-    @property
     def inputs(self) -> tuple[ColumnSpec, ...]:
         """The columns of a table, one for each name of a range."""
         return tuple(expanded(self.columns or ()))
@@ -425,7 +427,9 @@ class JobSpec(SpecPart):
             CohortRule.for_members(self.named_per_round, threshold=self.threshold, min_cohort=self.min_cohort)
             method = method_of(self.strategy, self.task, self.sizes, allow_unusual=bool(self.allow_unusual))
             self._check_method(method)
-            self._check_inputs(method)
+            check_vocabulary(
+                self.vocabulary, self.input_type, method.task, is_private=self.privacy is not None
+            )
             if self.privacy is not None:
                 self._check_private(method, self.privacy)
         except ConfigError as error:
@@ -454,15 +458,6 @@ class JobSpec(SpecPart):
         if self.trains == "head":
             check_trains_head(method.recipe, has_adapters=has_adapters, is_private=is_private)
         check_aggregate(self.strategy.aggregate, self.privacy)
-
-    def _check_inputs(self, method: Strategy) -> None:
-        has_tokens = method.task.has_tokens
-        if has_tokens and self.input_type != "int64":
-            raise ConfigError(
-                f"input_type: expected int64 for task {method.task.word}, whose inputs are tokens, got "
-                f"{self.input_type}"
-            )
-        check_vocabulary(self.vocabulary, self.input_type, has_tokens, is_private=self.privacy is not None)
 
     def _check_private(self, method: Strategy, privacy: PrivacySpec) -> None:
         if self.model.norm == "batch":

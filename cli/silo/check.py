@@ -42,7 +42,7 @@ from silo_agent.entry_point import load_entry_point
 from silo_agent.in_force import HeldPolicy, not_in_force
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Approval, Policy
-from silo_agent.rounds.data_sets import name_for
+from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
 from silo_agent.settings import Device, SiloSettings, load_silo_settings
 from simulation.engine import unsigned_job
@@ -238,7 +238,7 @@ def check_job(
             return
         spec = complete
     with findings.step("acceptance"):
-        _accept(spec, policy, findings)
+        _accept(spec, policy, data_set, findings)
     data: SiloData | None = None
     with findings.step("data", slow=f"reading data set {data_set.name}"):
         data = _data(data_set, spec, findings)
@@ -288,10 +288,11 @@ def _with_code(spec: JobSpec, findings: Findings) -> JobSpec:
     return complete
 
 
-def _accept(spec: JobSpec, policy: Policy | None, findings: Findings) -> None:
+def _accept(spec: JobSpec, policy: Policy | None, data_set: DataSettings, findings: Findings) -> None:
     """What the policy says of the job, of any operator that it allows. Raises PolicyRefusal."""
     if policy is None:
         raise ConfigError("the policy cannot be read, so every job is refused")
+    check_read(spec, policy, data_set=data_set.name, format=data_set.format)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
     by = f", signed by {' or '.join(policy.operators)}" if policy.operators else ""
     waits = ", once it is approved (chorale silo approve)" if policy.approval is Approval.MANUAL else ""

@@ -18,6 +18,7 @@ from cli.silo.reload import reload_files
 from cli.silo.settings import CONFIG
 from client.errors import require_extra
 from crypto.errors import ConfigError
+from silo_agent.policy.in_words import described
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
 
@@ -81,4 +82,4 @@ def policy(config: Path, is_json: bool) -> None:
         path = settings.policy_of(data_set)
         if len(settings.data_sets) > 1:
             click.echo(f"data set {data_set.name}: {path}")
-        click.echo(load_policy(path).describe())
+        click.echo(described(load_policy(path)))

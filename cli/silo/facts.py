@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from silo_agent.account_units import account_budgets
+from silo_agent.policy.in_words import refused
 from silo_agent.policy.policy import load_policy
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def policy_facts(settings: SiloSettings) -> dict[str, Any]:
         found[data_set.name] = {
             "file": str(path),
             "policy": policy.model_dump(mode="json"),
-            "refuses": policy.refused(),
+            "refuses": refused(policy),
         }
     return {"data_sets": found}
 

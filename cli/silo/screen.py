@@ -46,13 +46,16 @@ def screen(view: JobView) -> list[str]:
     return [
         *_wrapped(f"job {view.id}  {view.name}: {_decision_told(view)}", indent=4),
         *_labelled("asked by", [f"{view.operator}, offered {offered}, may run until {until}"]),
+        *_labelled("purpose", [_said(view, "purpose")]),
+        *_labelled("reference", [_said(view, "reference")]),
         *reads_lines(view.reads),
         "",
         *_table(view),
         *_labelled("noise", _noise_lines(view)),
         *_labelled("budget", _budget_lines(view)),
         "",
-        *_labelled("method", [view.method, *(f"passes over a rule: {rule}" for rule in view.unusual)]),
+        *_labelled("method", [view.method]),
+        *_labelled("unusual", [f"passes over a rule: {rule}" for rule in view.unusual]),
         *_labelled("code", _code_lines(view)),
         *_labelled("weights", [_weights_told(view.weights) + parameters]),
         *_labelled("policy", _policy_lines(view)),
@@ -61,6 +64,10 @@ def screen(view: JobView) -> list[str]:
         "",
         *_job_lines(view),
     ]
+
+
+def _said(view: JobView, field: str) -> str:
+    return json.dumps(view.job[field], ensure_ascii=False) if view.job[field] else "the job says none"
 
 
 def reads_lines(reads: Reads | None) -> list[str]:

@@ -41,6 +41,8 @@ class Facts:
     job: str
     name: str
     federation: str
+    purpose: str | None
+    reference: str | None
     operator: str
     method: str
     model_name: str
@@ -79,6 +81,7 @@ class Facts:
             ("Missing silos", self._missing_told()),
             ("Weakest phase", self.result),
             ("Job", f"{self.job[:12]} {self.name} by {self.operator}, federation {self.federation}"),
+            ("Purpose", f"{_quoted(self.purpose)}, reference {_quoted(self.reference)}"),
             ("Phases", f"{len(self.phases)}, in order and without a gap"),
             ("States signed by silos", f"{self.states_signed_by_silos}"),
             ("Signed by nobody", ", ".join(unsigned) or "none"),
@@ -121,6 +124,10 @@ class Facts:
         )
 
 
+def _quoted(text: str | None) -> str:
+    return "none" if text is None else json.dumps(text, ensure_ascii=False)
+
+
 def told(phase: PhaseProof, silos: int) -> str:
     """One phase, in a sentence. silos: of the job."""
     roster = f"under roster {phase.roster_version}"
@@ -144,6 +151,8 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> Facts:
         job=job.digest.hex(),
         name=spec.name,
         federation=spec.federation,
+        purpose=spec.purpose,
+        reference=spec.reference,
         operator=job.operator,
         method=spec.strategy.name,
         model_name=spec.model.name,

@@ -123,9 +123,9 @@ def _gdpr(facts: Facts, silos: Sequence[str], sboms: Sequence[str]) -> str:
         ("Art. 30(1)(a) controller", "names in `rosters/`", "authority", "legal names, contacts, officer"),
         (
             "Art. 30(1)(b) purposes",
-            "name and method in `job.yaml`",
+            "purpose, reference and method in `job.yaml`",
             "operator",
-            "purpose in words, legal basis",
+            "legal basis",
         ),
         (
             "Art. 30(1)(c) persons, data",

@@ -38,7 +38,7 @@ from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
 from silo_agent.policy.policy import Policy, read_policy
 from silo_agent.policy.privacy_policy import refusals_of
-from silo_agent.rounds.data_sets import name_for
+from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
 from silo_agent.settings import SiloSettings
 
@@ -81,6 +81,9 @@ def read_view(
     if spec.not_after <= clock():
         late = f"job {job.id}: not_after: {spec.not_after.isoformat()} has passed"
         refusals.append(PolicyRefusal(late, code=Refusal.JOB_INVALID))
+    if data_set is not None:
+        found = refusals_of(check_read, spec, policy, data_set=data_set.name, format=data_set.format)
+        refusals += found
     refusals += policy.refusals(spec, operator=job.operator)
     code = tuple(_own_code(spec, refusals))
     drawn = _drawn(job, spec, policy)

@@ -38,8 +38,8 @@ UNCOMPARED = ("nonce", "initial_state")  # of every job its own; the starting we
 BUDGET_FIELD = "privacy.epsilon"
 # what stands first of a job's fields and of its changes: what is read, then what the sums may tell of it
 READS = (
-    *("data", "columns", "label_column", "classes", "task", "input_shape", "input_type", "vocabulary"),
-    *("normalize", "augment"),
+    *("purpose", "reference", "data", "columns", "label_column", "classes", "task", "input_shape"),
+    *("input_type", "vocabulary", "normalize", "augment"),
 )
 DISCLOSES = (
     *("privacy", "strategy", "silos", "threshold", "min_cohort", "fraction", "draw", "evaluate_all_every"),

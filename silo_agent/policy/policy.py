@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from chorale.job import JobSpec
 from chorale.runtime.files import read_limited
 from chorale.spec.fields import Name, Sha256, in_words
+from chorale.spec.selection import expected_cohort_changes
 from chorale.spec.settings_file import MAX_BYTES, check_whole, settings_of
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Quantity
@@ -30,6 +31,7 @@ from crypto.session.messages import SessionTerms
 from silo_agent.policy.drawn_rounds import check_drawn_rounds, check_redrawn_statistics
 from silo_agent.policy.learning_rates import rate_refusals
 from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, refusal_by, refusals_of
+from silo_agent.policy.readable import FEWER_READ, Readable
 from silo_agent.policy.tightening import AT_LEAST, COARSER, FEWER, FIXED, HIGHER, LOWER, Tightens, toward
 from strategies.expected import got
 from strategies.presets import PRESETS
@@ -86,8 +88,19 @@ class Policy(BaseModel):
     operators: Annotated[tuple[str, ...] | None, FEWER] = Field(
         default=None, min_length=1, description="operators whose jobs are accepted; null: all on the roster"
     )
+    require_purpose: Annotated[bool, HIGHER] = Field(
+        default=False, description="true: jobs that say no purpose or no reference are refused"
+    )
     strategies: Annotated[tuple[str, ...] | None, FEWER] = Field(
         default=None, min_length=1, description="strategy presets that are accepted; null: all"
+    )
+    inputs: Annotated[Readable | None, FEWER_READ] = Field(
+        default=None,
+        description="columns that jobs may read as inputs, by data set, null for all of one; a data set that "
+        "is not named is read by no job; null: all of every data set",
+    )
+    labels: Annotated[Readable | None, FEWER_READ] = Field(
+        default=None, description="columns that jobs may read as label, by data set, as in inputs; null: all"
     )
     allowed_quantities: Annotated[tuple[str, ...] | None, FEWER] = Field(
         default=None,
@@ -287,6 +300,9 @@ class Policy(BaseModel):
             yield refusal_by(f"federation {spec.federation}", self.federation, Rule.FEDERATION)
         if self.operators is not None and operator not in self.operators:
             yield refusal_by(f"operator {operator}", ", ".join(self.operators), Rule.OPERATORS)
+        if self.require_purpose and None in (spec.purpose, spec.reference):
+            wanted = "purpose and reference (require_purpose)"
+            yield refusal_by("a job without one of them", wanted, Rule.REQUIRE_PURPOSE)
         if self.strategies is not None and spec.strategy.name not in self.strategies:
             yield refusal_by(f"strategy {spec.strategy.name}", ", ".join(self.strategies), Rule.STRATEGIES)
         yield from refusals_of(self.check_distributions, spec)
@@ -295,7 +311,7 @@ class Policy(BaseModel):
             yield refusal_by(f"{spec.count}{spare}", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
         if len(spec.silos) < self.min_silos:
             yield refusal_by(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
-        expected = spec.expected_cohort_changes
+        expected = expected_cohort_changes(spec)
         if expected > self.max_cohort_changes:
             yield refusal_by(
                 f"about {expected:.3g} overlapping cohorts by fraction {spec.fraction:g}",
@@ -407,70 +423,6 @@ class Policy(BaseModel):
     def rounded(self, samples: int) -> int:
         """A sample count as it may be known: rounded down to `count_granularity`."""
         return samples - samples % self.count_granularity
-
-    def describe(self) -> str:
-        """The effective policy field by field, then what it refuses."""
-        fields = []
-        for prefix, settings in (("", self), ("privacy.", self.privacy)):
-            for name, info in type(settings).model_fields.items():
-                value = getattr(settings, name)
-                if isinstance(value, BaseModel):
-                    continue
-                shown = "null" if value is None else str(value)
-                if isinstance(value, bool):
-                    shown = shown.lower()
-                if isinstance(value, tuple):
-                    shown = f"[{', '.join(value)}]"
-                fields.append(f"{prefix}{name}: {shown}  # {info.description}")
-        refused = [f"  - {line}" for line in self.refused()]
-        return "\n".join([*fields, "", "This silo refuses:", *refused])
-
-    def refused(self) -> list[str]:
-        """What is refused, line by line."""
-        refused = [
-            f"jobs of other federations than {self.federation}",
-            f"jobs of more than {self.max_rounds} rounds",
-            f"jobs and sums of fewer than {self.min_silos} silos",
-            f"attempt {self.max_attempts + 1} at any phase",
-            f"more than {self.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
-            f"jobs without noise, once more than {self.max_data_refusals} inputs were refused for a data set",
-            f"jobs with fraction below 1 whose draw risk is above {self.max_draw_risk:g}",
-            f"a third opening enrollment of such a job, and more than {self.max_openings} over one data set",
-            f"more than {self.max_repeats} further sums over one model",
-            f"every input, once a model moved {self.max_step_ratio:g} times as far as this silo moves it",
-            f"learning rates below {self.min_learning_rate:g} or above {self.max_learning_rate:g}",
-            f"server learning rates below {self.min_server_learning_rate:g} or above "
-            f"{self.max_server_learning_rate:g}",
-            f"rosters signed more than {self.max_roster_age_days:g} days ago",
-            f"code of distributions other than Chorale{''.join(', ' + each for each in self.distributions)}",
-            f"global models above {self.max_state_megabytes} MB",
-        ]
-        if self.approval is Approval.MANUAL:
-            people = "" if self.required_approvals == 1 else f" by {self.required_approvals} people"
-            refused.append(f"every job that is not approved here{people} (chorale silo approve)")
-        if self.class_statistics is Permission.REFUSE:
-            refused.append("every statistic by class without noise")
-        if self.shared_sums is Permission.REFUSE:
-            refused.append("every method whose statistics by class other silos see")
-        if self.redrawn_rounds is Permission.REFUSE:
-            refused.append("every job whose rounds each draw a new set of silos")
-        if self.redrawn_statistics is Permission.REFUSE:
-            refused.append("statistics by class without noise, where rounds each draw a new set of silos")
-        if self.local_state is Permission.REFUSE:
-            refused.append("every method with local state whose sums have no noise")
-        if self.initial_state is not FirstState.GIVEN:
-            listed = "" if self.initial_state is FirstState.COMPUTED else " but those of initial_state"
-            refused.append(f"starting weights that this silo does not draw itself{listed}")
-        refused += self.privacy.refused()
-        lists = {
-            "operators": self.operators,
-            "strategies": self.strategies,
-            "quantities": self.allowed_quantities,
-        }
-        refused += [
-            f"{what} other than {', '.join(names)}" for what, names in lists.items() if names is not None
-        ]
-        return refused
 
 
 def load_policy(path: Path) -> Policy:

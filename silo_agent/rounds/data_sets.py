@@ -10,26 +10,28 @@ from dataclasses import dataclass
 from typing import Self
 
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.reveal import PendingReveal
-from silo_agent.data.settings import check_unit
+from silo_agent.data.settings import LABELED_FORMATS, TABLE_FORMATS, check_unit
 from silo_agent.ledger.budget import Budget, Spend
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.ledger.reveals import Reveals
 from silo_agent.ledger.steps import Steps
 from silo_agent.policy.policy import Policy
+from silo_agent.policy.readable import check_readable
 
 
 @dataclass(slots=True, kw_only=True)
 class DataSet:
     """One data set under its policy, as the ledger accounts for it. policy: the one that is in force, which
-    `DataSets.take` alone changes. account: the id of its account.
-    unit: the column that says whose a row is; None where no setting names one."""
+    `DataSets.take` alone changes. account: the id of its account. unit: the column that says whose a row
+    is; None where no setting names one. format: how it is stored."""
 
     name: str
     account: str
     unit: str | None
+    format: str
     policy: Policy
     reveals: Reveals
     budget: Budget
@@ -45,6 +47,7 @@ class DataSet:
         policy: Policy,
         account: str | None = None,
         unit: str | None = None,
+        format: str = "",
         budgets: Collection[float] = (),
         tell_reveal: Callable[[PendingReveal], None] = lambda _: None,
         tell_spend: Callable[[Spend], None] = lambda _: None,
@@ -56,6 +59,7 @@ class DataSet:
             name=name,
             account=own,
             unit=unit,
+            format=format,
             policy=policy,
             reveals=ledger.reveals(policy=policy, data_set=own, tell=tell_reveal),
             budget=ledger.budget(policy=policy, data_set=own, budgets=budgets, tell=tell_spend),
@@ -93,13 +97,18 @@ class DataSets:
 
     def named(self, spec: JobSpec) -> DataSet:
         """Raises PolicyRefusal(code=POLICY) for a job about none of this agent's, about an unnamed one of
-        several, or that reads the column of a data set's units. Security: the coordinator learns the code
-        alone, as of any other refusal by policy."""
+        several, or that reads what it may not, such as the column of a data set's units. Security: that
+        stands before every other rule and is one answer, whether or not there is such a column. The
+        coordinator learns the field; the code alone where the job names a data set, which may not be here."""
         found = self._by_name[name_for(spec, tuple(self._by_name))]
         try:
+            check_read(spec, found.policy, data_set=found.name, format=found.format)
             check_unit(found.unit, spec)
+        except PolicyRefusal as error:
+            raise PolicyRefusal(str(error), rule=error.rule if spec.data is None else None) from None
         except ConfigError as error:
-            raise PolicyRefusal(str(error)) from None
+            rule = Rule.LABELS if found.unit in spec.label_columns else Rule.INPUTS
+            raise PolicyRefusal(str(error), rule=rule if spec.data is None else None) from None
         return found
 
     def of(self, job_digest: bytes) -> DataSet:
@@ -122,6 +131,14 @@ class DataSets:
         if len(self._by_name) == 1:  # recorded by a version that kept no text of jobs
             return next(iter(self._by_name.values()))
         raise PolicyRefusal(f"job {job_id}: was never offered", code=Refusal.JOB_INVALID)
+
+
+def check_read(spec: JobSpec, policy: Policy, *, data_set: str, format: str) -> None:
+    """Raises PolicyRefusal where the policy lists what jobs may read of the data set, and not all of this."""
+    inputs = [each.name for each in spec.inputs] if format in TABLE_FORMATS else ()
+    labels = spec.label_columns if format in LABELED_FORMATS else ()
+    check_readable(policy.inputs, inputs, data_set=data_set, rule=Rule.INPUTS)
+    check_readable(policy.labels, labels, data_set=data_set, rule=Rule.LABELS)
 
 
 def name_for(spec: JobSpec, names: Sequence[str]) -> str:

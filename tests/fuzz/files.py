@@ -13,6 +13,7 @@ from chorale.privacy.releases import DpSgd, Skellam, releases_from_json, release
 from chorale.runtime import plain_yaml
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.selection import expected_cohort_changes
 from chorale.spec.settings_file import parse_mapping
 from chorale.spec.state import state_digest, state_from_bytes, state_from_file, state_to_bytes
 from crypto.errors import ConfigError, RemoteProtocolError
@@ -76,7 +77,7 @@ def _job(data: bytes) -> None:
     assert spec.method.round_phases
     assert spec.quantity_names
     assert spec.learning_rate_at(spec.rounds) >= 0
-    assert spec.expected_cohort_changes >= 0
+    assert expected_cohort_changes(spec) >= 0
 
 
 def _mapping(data: bytes) -> None:

@@ -70,7 +70,9 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"color": "red"}, "color: unknown field, expected one of name, federation, nonce"),
+        ({"color": "red"}, "color: unknown field, expected one of name, federation, purpose"),
+        ({"purpose": "to \x1b[2Jcure"}, "purpose: expected 1 to 500 printable characters on one line"),
+        ({"reference": "EK \u202e17"}, "reference: expected 1 to 500 printable characters on one line"),
         (
             {"training": {"learning_rate": 1, "epochs": 3}},
             r"training.epochs: unknown field \(did you mean local_epochs\?\), expected",

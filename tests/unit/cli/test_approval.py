@@ -406,8 +406,8 @@ def test_hostile_job_of_every_kind_is_shown_whole_and_writes_no_control_codes(
     assert max(map(len, lines)) <= MAX_COLUMNS
     assert all(line.isprintable() for line in lines)
     assert [line.split()[0] for line in lines if line[:1].strip()] == [
-        *("job", "asked", "reads", "inputs", "label", "noise", "budget", "method", "code", "weights"),
-        *("policy", "changed", "said", "the"),
+        *("job", "asked", "purpose", "reference", "reads", "inputs", "label", "noise", "budget"),
+        *("method", "code", "weights", "policy", "changed", "said", "the"),
     ]
     for name in (*silos, *(each["name"] for each in sums)):  # six of 40 silos were named
         assert name in "".join(ended.out.split())

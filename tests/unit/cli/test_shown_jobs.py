@@ -31,6 +31,8 @@ TABLE = {
 }
 # each was the same screen and the same --json
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
+    "purpose": ({"purpose": "to set premiums"}, '"to set premiums"'),
+    "reference": ({"reference": "EK 2026/17"}, '"EK 2026/17"'),
     "columns": ({"columns": [{"name": "psych_f20"}, {"name": "hiv_viral_load"}]}, "hiv_viral_load"),
     "label": ({"label_column": "hiv"}, "hiv"),
     "one column in place of two": (
@@ -138,8 +140,9 @@ def test_what_a_job_reads_stands_first_as_the_agent_last_found_it(
         open_accounts(settings, policies, ledger=ledger, audit=audit)
     path.unlink()
     shown = lines()
-    assert shown[2].startswith("reads       data set ward, format csv: 3 records of 2 units when the agent ")
-    first = shown[2 : shown.index("")]
+    assert [line.split()[0] for line in shown[2:4]] == ["purpose", "reference"]
+    assert shown[4].startswith("reads       data set ward, format csv: 3 records of 2 units when the agent ")
+    first = shown[4 : shown.index("")]
     assert "inputs      2: age, weight" in first
     assert "label       smoker" in first
     assert 'not read    2: name, "odd, name"' in first

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from crypto.errors import PolicyRefusal, Refusal
+from chorale.credentials import Credentials
+from chorale.transport import wire
+from chorale.transport.wire import Refused
+from crypto.errors import PolicyRefusal, Refusal, Rule
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.policy.policy import Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
+from silo_agent.rounds.offered_jobs import OfferedJobs
 from tests.support.agents import FEDERATION
 from tests.unit.silo_agent.conftest import MakeHub
 
@@ -64,3 +71,68 @@ async def test_a_job_that_reads_the_column_of_units_is_refused_when_it_is_offere
         with pytest.raises(PolicyRefusal, match=f"got {unit}, .* of job") as raised:
             wards.named(job.spec)
         assert raised.value.code is Refusal.POLICY
+
+
+TABLE = {"columns": [{"name": "age"}, {"name": "p0..p2"}], "input_shape": [4], "model": {"name": "mlp"}}
+LISTED = {"inputs": {"wards": ["age", "p0..p9"]}, "labels": {"wards": ["ill"]}}
+
+
+@pytest.mark.parametrize(
+    ("lists", "job", "format", "refused"),
+    [
+        ({}, {"label_column": "hiv"}, "csv", ""),
+        (LISTED, {}, "csv", ""),
+        ({"inputs": {"wards": None}}, {"label_column": "hiv"}, "csv", ""),
+        (LISTED, {"label_column": "hiv"}, "csv", "expected labels of ill .*, got 'hiv'"),
+        ({"inputs": {"wards": ["age"]}}, {}, "csv", "expected inputs of age .*, got 'p0', 'p1', 'p2'"),
+        ({"labels": {"wards": []}}, {}, "parquet", "expected labels of none"),
+        # what has no name is on no list, whatever names the job says
+        ({"inputs": {"wards": ["age", "p0..p2"]}}, {}, "npz", "got inputs without names"),
+        ({"labels": {"wards": ["ill"]}}, {}, "digits", "got labels without names"),
+        ({"labels": {"wards": ["ill"]}}, {}, "dicom", ""),
+        ({"labels": {"wards": ["ill"]}}, {"label_column": None, "columns": None}, "dicom", "without names"),
+        ({"inputs": {"wards": []}}, {}, "dicom", "expected inputs of none"),
+        # a data set that was renamed is not open by that
+        ({"inputs": {"trials": None}}, {}, "csv", "expected one of trials .*, got data set wards"),
+    ],
+)
+async def test_job_reads_what_the_policy_lists_of_its_data_set(
+    make_hub: MakeHub, lists: dict[str, Any], job: dict[str, Any], format: str, refused: str
+) -> None:
+    hub = make_hub()
+    policy = Policy.model_validate({"federation": FEDERATION, **lists})
+    ledger, spec = hub.add("silo-0").ledger, hub.sign(**TABLE | {"label_column": "ill"} | job).spec
+    wards = DataSets([DataSet.of(ledger, name="wards", policy=policy, format=format)], ledger=ledger)
+    if not refused:
+        assert wards.named(spec).name == "wards"
+        return
+    with pytest.raises(PolicyRefusal, match=refused) as raised:
+        wards.named(spec)
+    assert raised.value.rule is (Rule.LABELS if "labels" in str(raised.value) else Rule.INPUTS)
+
+
+async def test_refused_columns_are_answered_alike_whether_or_not_they_exist(
+    make_hub: MakeHub, tmp_path: Path
+) -> None:
+    """Else any operator could ask, name by name, what an institution's table holds. One answer comes before
+    all other rules, of a column of the table, of its units, and of none."""
+    hub = make_hub()
+    (tmp_path / "ward.csv").write_text("patient,age,ill,hiv\n1,50,0,1\n")
+    policy = Policy.model_validate({"federation": FEDERATION, "strategies": ["fedprox"], **LISTED})
+    ledger = hub.add("silo-0").ledger
+    wards = DataSet.of(ledger, name="wards", policy=policy, unit="patient", format="csv")
+    book = OfferedJobs(
+        silo="silo-0",
+        ledger=ledger,
+        data_sets=DataSets([wards], ledger=ledger),
+        credentials=Credentials(hub.members.silos["silo-0"], hub.members.authority),
+        clock=lambda: hub.now,
+    )
+    for data, rule in ((None, Rule.LABELS), ("wards", None)):
+        answers = []
+        for label in ("hiv", "patient", "no-such-column"):
+            signed = hub.sign(**TABLE | {"label_column": label, "data": data}).signed
+            with pytest.raises(PolicyRefusal, match=label) as raised:  # the name stays in this silo's log
+                book.offer(signed, hub.roster)
+            answers.append(wire.refused_of(raised.value))
+        assert answers == [Refused(code=Refusal.POLICY, rule=rule)] * 3

@@ -13,6 +13,7 @@ from chorale.job import JobSpec, StrategySpec, TrainingSpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.noise.sensitivity import Noise
+from silo_agent.policy.in_words import described
 from silo_agent.policy.policy import Policy, load_policy
 from silo_agent.policy.privacy_policy import PrivacyPolicy
 from strategies.presets import PRESETS
@@ -100,8 +101,8 @@ def test_noise_does_not_make_a_shared_sum_another_one() -> None:
         refused("shared_sums", lambda quantity=quantity: refuse.check_quantities([quantity]))  # type: ignore[misc]
     relaxed = policy(class_statistics="allow", shared_sums="refuse")
     relaxed.check_quantities([replace(seen, is_tagged=False)])  # the coordinator's alone
-    assert "every method whose statistics by class other silos see" in refuse.describe()
-    assert "other silos see" not in policy().describe()
+    assert "every method whose statistics by class other silos see" in described(refuse)
+    assert "other silos see" not in described(policy())
 
 
 @pytest.mark.parametrize("preset", ["scaffold", "moon", "fedper", "fedrep", "ditto"])
@@ -206,7 +207,7 @@ def test_rounds_that_each_draw_a_new_set_may_be_refused(spec: JobSpec) -> None:
     careful.check_draw(job.model_copy(update={"draw": "groups"}))
     careful.check_draw(drawn_job(spec, 20, 1.0))
     policy(max_draw_risk=1).check_draw(job)
-    assert "every job whose rounds each draw a new set of silos" in careful.describe()
+    assert "every job whose rounds each draw a new set of silos" in described(careful)
 
 
 def test_statistics_in_rounds_that_each_draw_a_new_set_are_refused_by_default(spec: JobSpec) -> None:
@@ -231,7 +232,7 @@ def test_statistics_in_rounds_that_each_draw_a_new_set_are_refused_by_default(sp
         ):
             found = [each.rule for each in passes.refusals(job, operator="olga")]
             assert Rule.REDRAWN_STATISTICS not in found
-    assert "where rounds each draw a new set of silos" in policy().describe()
+    assert "where rounds each draw a new set of silos" in described(policy())
 
 
 def test_a_draw_without_colluders_or_of_all_silos_passes(spec: JobSpec) -> None:
@@ -279,7 +280,7 @@ def test_sample_counts_are_rounded_down() -> None:
 
 
 def test_the_description_shows_every_field_and_what_is_refused() -> None:
-    text = policy(operators=["alice"], max_cohort_changes=0).describe()
+    text = described(policy(operators=["alice"], max_cohort_changes=0))
     for name in Policy.model_fields.keys() - {"privacy"}:
         assert f"{name}: " in text
     for name in PrivacyPolicy.model_fields:
@@ -293,10 +294,10 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
     assert "- operators other than alice" in text
     assert "more than 0 overlapping cohorts" in text
     assert "- starting weights" not in text
-    computed = policy(initial_state="computed").describe()
+    computed = described(policy(initial_state="computed"))
     assert "initial_state: computed  #" in computed
     assert "- starting weights that this silo does not draw itself\n" in computed
-    relaxed = policy(approval="automatic", class_statistics="allow", local_state="allow").describe()
+    relaxed = described(policy(approval="automatic", class_statistics="allow", local_state="allow"))
     assert "not approved" not in relaxed
     assert "statistic by class without" not in relaxed
     assert "with local state whose" not in relaxed

@@ -15,6 +15,7 @@ from chorale.privacy.accountant import epsilon
 from chorale.privacy.releases import SampledGaussian
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
+from silo_agent.policy.in_words import described
 from silo_agent.policy.policy import Policy, load_policy
 from tests.support.agents import Hub
 
@@ -284,13 +285,15 @@ def test_local_state_needs_no_leave_where_noise_covers_a_whole_silo(tmp_path: Pa
 
 
 def test_the_description_tells_budget_and_floor() -> None:
-    text = policy(
-        epsilon=4.0,
-        required=True,
-        max_sums_clip_norm=0.5,
-        min_sums_noise_multiplier=3.0,
-        always_noised=["delta"],
-    ).describe()
+    text = described(
+        policy(
+            epsilon=4.0,
+            required=True,
+            max_sums_clip_norm=0.5,
+            min_sums_noise_multiplier=3.0,
+            always_noised=["delta"],
+        )
+    )
     for line in (
         "privacy.epsilon: 4.0",
         "- private jobs once the data set has spent epsilon 4 at delta 1e-05",
@@ -302,12 +305,12 @@ def test_the_description_tells_budget_and_floor() -> None:
     ):
         assert line in text
     assert "- private jobs whose silos share their noise (privacy.records.noise: sum)" in text
-    shared = policy(accept_shared_noise=True, max_epsilon_if_all_others_collude=5.0).describe()
+    shared = described(policy(accept_shared_noise=True, max_epsilon_if_all_others_collude=5.0))
     assert "share their noise" not in shared
     assert (
         "- private jobs with shared noise that cost more than epsilon 5 if all other silos collude" in shared
     )
-    relaxed = policy(partial_jobs="allow").describe()
+    relaxed = described(policy(partial_jobs="allow"))
     assert "- private jobs that plan more" not in relaxed
     assert "every job without privacy" not in relaxed
 

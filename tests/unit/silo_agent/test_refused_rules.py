@@ -50,6 +50,7 @@ def test_no_rule_is_compared_with_data_or_with_what_the_silo_computed() -> None:
         ({"operators": ["ada"]}, Rule.OPERATORS),
         ({"strategies": ["fedprox"]}, Rule.STRATEGIES),
         ({"max_rounds": 1}, Rule.MAX_ROUNDS),
+        ({"require_purpose": True}, Rule.REQUIRE_PURPOSE),
         ({"min_silos": 9}, Rule.MIN_SILOS),
         ({"max_learning_rate": 0.001}, Rule.MAX_LEARNING_RATE),
         ({"min_server_learning_rate": 2.0}, Rule.MIN_SERVER_LEARNING_RATE),

@@ -78,6 +78,12 @@ ORDERS: list[tuple[str, Any, Any, Any]] = [
     ("privacy.min_sums_noise_multiplier", 1.0, 2.0, None),
     ("privacy.min_statistics_noise_multiplier", 1.0, 2.0, 0.5),
     ("privacy.always_noised", ["delta"], ["delta", "weight"], ["weight"]),
+    ("require_purpose", False, True, None),
+    ("require_purpose", True, None, False),
+    ("inputs", {"a": ["x0..x3"], "b": None}, {"a": ["x1", "x2"]}, {"a": ["x1"], "b": None, "c": []}),
+    ("inputs", None, {"a": None}, None),
+    ("labels", {"a": ["ill"]}, {"a": []}, {"a": None}),
+    ("labels", {"a": ["ill"]}, {}, {"a": ["hiv"]}),
 ]
 
 
