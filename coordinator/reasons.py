@@ -69,6 +69,7 @@ class Awaited(StrEnum):
 
     APPROVAL = "approval"
     SETTINGS = "settings"
+    CONFIGURATION = "configuration"
     CONNECTION = "connection"
     INPUT = "input"
     ANSWER = "answer"
@@ -76,7 +77,11 @@ class Awaited(StrEnum):
 
 
 # Refusals that people at the silo bring to an end, and what a job that has too few silos waits for then.
-WAITED_FOR = {Refusal.JOB_NOT_APPROVED: Awaited.APPROVAL, Refusal.SETTINGS: Awaited.SETTINGS}
+WAITED_FOR = {
+    Refusal.JOB_NOT_APPROVED: Awaited.APPROVAL,
+    Refusal.SETTINGS: Awaited.SETTINGS,
+    Refusal.CONFIGURATION: Awaited.CONFIGURATION,
+}
 
 
 def told_state(awaited: Mapping[str, str], *, silos: int) -> str:

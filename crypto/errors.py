@@ -21,6 +21,7 @@ class Refusal(StrEnum):
     BUDGET = "budget"
     LEDGER = "ledger"
     DATA = "data"
+    CONFIGURATION = "configuration"
     CODE = "code"
     ROSTER = "roster"
     NOT_NAMED = "not-named"

@@ -16,6 +16,7 @@ from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError
 from silo_agent.data.base import Records
+from silo_agent.data.own_data import check_named
 from silo_agent.data.records import records_of
 from silo_agent.data.settings import DataSettings
 from silo_agent.data.units import unit_name
@@ -33,12 +34,12 @@ ROWS = 4096  # hashed at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedData:
-    """A data set as it is charged until the agent's next start. budgets: epsilon of every data set of its
+    """A data set as it is charged until it is opened again. budgets: epsilon of every data set of its
     account, each of which holds. closed: why it cannot be used."""
 
     admitted: Admitted
     budgets: frozenset[float]
-    closed: str | None = None
+    closed: ConfigError | None = None
 
 
 def open_accounts(
@@ -54,14 +55,14 @@ def open_accounts(
     accounts = ledger.accounts()
     key = UnitKey.of(settings.unit_key_path, is_new=not accounts.has_key)
     accounts.check_key(key)
-    closed: dict[str, str] = {}
+    closed: dict[str, ConfigError] = {}
     for data in settings.data_sets:
         accounts.open(data.account, delta=policies[data.name].privacy.delta)
         try:
             _learn(data, key, accounts, clock)
         except ConfigError as error:
-            log.error("data set is closed until the next start", data=data.name, error=str(error))
-            closed[data.name] = str(error)
+            log.error("data set is closed until it is opened again", data=data.name, error=str(error))
+            closed[data.name] = error
     accounts.check_apart()
     accounts.tell(audit)
     return {
@@ -109,6 +110,7 @@ def _admitted(data: DataSettings, key: UnitKey, accounts: Accounts) -> Admitted:
 
 def _learn(data: DataSettings, key: UnitKey, accounts: Accounts, clock: Callable[[], float]) -> None:
     """The units that a data set holds, for its account. Raises ConfigError where they cannot be read."""
+    check_named(data)
     records = records_of(data)
     if records is None:
         log.warning("no records can be read without a job: its account is the only one", data=data.name)

@@ -36,7 +36,7 @@ from crypto.session.reveal import PendingReveal
 from silo_agent.account_units import OpenedData, open_accounts
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
-from silo_agent.data.own_data import own_function
+from silo_agent.data.own_data import check_named
 from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.entry_point import load_entry_point
 from silo_agent.in_force import HeldPolicy, InForce
@@ -74,8 +74,8 @@ class AgentFailed(ChoraleError):
     """The agent cannot start on this machine."""
 
 
-def run(settings: SiloSettings) -> None:
-    """`chorale silo run`: until SIGTERM or Ctrl-C. Raises ChoraleError."""
+def run(settings: SiloSettings, config: Path) -> None:
+    """`chorale silo run`: until SIGTERM or Ctrl-C. config: the file of the settings. Raises ChoraleError."""
     tls.restrict_to_tls13()
     # more threads per silo than asked for would spin against each other on a shared machine
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.torch_threads))
@@ -87,11 +87,14 @@ def run(settings: SiloSettings) -> None:
         federation=settings.federation,
         instance=settings.name,
     ):
-        asyncio.run(run_agent(settings))
+        asyncio.run(run_agent(settings, config))
 
 
-async def run_agent(settings: SiloSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigError, AgentFailed, or what ends the stream."""
+async def run_agent(settings: SiloSettings, config: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. config: the file of the settings, which is read again.
+
+    Raises ConfigError, AgentFailed, or what ends the stream.
+    """
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -129,6 +132,7 @@ async def run_agent(settings: SiloSettings) -> None:
         metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
         agent = _Agent(
             settings,
+            config=config,
             software=software,
             files=files,
             credentials=credentials,
@@ -151,6 +155,7 @@ class _Agent:
         self,
         settings: SiloSettings,
         *,
+        config: Path | None,
         software: Software,
         files: CredentialFiles,
         credentials: OwnCertificates,
@@ -161,6 +166,7 @@ class _Agent:
         metrics: SiloMetrics,
     ) -> None:
         self._settings = settings
+        self._config = config
         self._opened = opened
         self._held = held
         self._software = software
@@ -170,22 +176,7 @@ class _Agent:
         self._audit = audit
         self._metrics = metrics
         self._stream: ControlStream | None = None
-        accounts = [
-            DataSet.of(
-                ledger,
-                name=name,
-                policy=each.policy,
-                account=settings.data_set(name).account,
-                unit=settings.data_set(name).unit,
-                format=settings.data_set(name).format,
-                budgets=opened[name].budgets,
-                tell_reveal=partial(_tell_reveal, audit),
-                tell_spend=partial(_tell_spend, audit),
-            )
-            for name, each in held.items()
-        ]
-        for each in accounts:
-            metrics.watch_budget(each.name, each.policy.privacy.epsilon, each.budget.spent)
+        accounts = self._accounts({name: each.policy for name, each in held.items()})
         self._budgets = [each.budget for each in accounts]
         self._data_sets = DataSets(accounts, ledger=ledger)
         self._rosters = Rosters(
@@ -196,6 +187,26 @@ class _Agent:
             audit=audit,
             clock=_now,
         )
+
+    def _accounts(self, policies: Mapping[str, Policy]) -> list[DataSet]:
+        """The data sets as they are opened now."""
+        accounts = [
+            DataSet.of(
+                self._ledger,
+                name=name,
+                policy=policy,
+                account=self._settings.data_set(name).account,
+                unit=self._settings.data_set(name).unit,
+                format=self._settings.data_set(name).format,
+                budgets=self._opened[name].budgets,
+                tell_reveal=partial(_tell_reveal, self._audit),
+                tell_spend=partial(_tell_spend, self._audit),
+            )
+            for name, policy in policies.items()
+        ]
+        for each in accounts:
+            self._metrics.watch_budget(each.name, each.policy.privacy.epsilon, each.budget.spent)
+        return accounts
 
     @property
     def is_connected(self) -> bool:
@@ -282,11 +293,19 @@ class _Agent:
             first_states=FirstStates(self._settings.first_state_directory, data_sets=self._data_sets),
             metrics=self._metrics,
             clock=_now,
-            files=InForce(self._settings, self._held, take=self._take, audit=self._audit),
+            files=InForce(
+                self._settings,
+                self._held,
+                take=self._take,
+                audit=self._audit,
+                config=self._config,
+                is_idle=lambda: self._handles.is_idle,
+                open_again=self._open_again,
+            ),
         )
         local, known = LocalStates(self._settings.local_directory), self._ledger.known_states()
         files = StateFiles(self._settings.cache_directory)
-        inputs = InputCache(
+        self._inputs = InputCache(
             silo=self._settings.name,
             data_sets=self._data_sets,
             metrics=self._metrics,
@@ -296,13 +315,13 @@ class _Agent:
             load_objective=partial(load_objective, self._settings),
             tell_stage=lambda stage: outbox.send(stage_to_wire(stage)),
         )
-        return MessageHandler(
+        self._handles = MessageHandler(
             credentials=self._credentials,
             rosters=self._rosters,
             jobs=jobs,
             checks=checks,
             data_sets=self._data_sets,
-            inputs=inputs,
+            inputs=self._inputs,
             local=local,
             chain=StateChain(
                 silo=self._settings.name,
@@ -328,6 +347,20 @@ class _Agent:
             metrics=self._metrics,
             send=outbox.send,
         )
+        return self._handles
+
+    async def _open_again(self, settings: SiloSettings) -> None:
+        """Close all data sets, compare their units with the accounts, and open them, while no phase runs."""
+        await self._inputs.drop_data()
+        policies = self._data_sets.policies
+        opened = await asyncio.to_thread(
+            open_accounts, settings, policies, ledger=self._ledger, audit=self._audit
+        )
+        self._settings, self._opened = settings, opened
+        accounts = self._accounts(policies)
+        for each in accounts:
+            each.budget.open_account()
+        self._data_sets.replace(accounts)
 
     def _take(self, name: str, policy: Policy) -> None:
         self._data_sets.take(name, policy)
@@ -337,7 +370,8 @@ class _Agent:
         name = self._data_sets.of(job.digest).name
         opened = self._opened[name]
         if opened.closed is not None:
-            raise ConfigError(f"{opened.closed} (when the agent started: it is read again at its next start)")
+            again = "it is read again when its settings change, or at the agent's next start"
+            raise type(opened.closed)(f"{opened.closed} (when it was opened: {again})")
         settings = self._settings.data_set(name)
         data = load_data(settings, job.spec, admitted=opened.admitted, is_cancelled=is_cancelled)
         if settings.source is not None:  # which no start of the agent reads without a job
@@ -370,9 +404,7 @@ def _policy_of(data: DataSettings, settings: SiloSettings) -> HeldPolicy:
     """Raises ConfigError for a policy of another federation, and for data or a function of the silo's own
     that are not there: now, not when the first job asks for them."""
     held = HeldPolicy.read(settings.policy_of(data), federation=settings.federation)
-    if data.path is not None and not data.path.exists():
-        raise ConfigError(f"data.path: {data.path}: no such file or directory")
-    own_function(data)
+    check_named(data)
     return held
 
 

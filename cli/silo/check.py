@@ -39,7 +39,7 @@ from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
 from silo_agent.entry_point import load_entry_point
-from silo_agent.in_force import HeldPolicy, not_in_force
+from silo_agent.in_force import Held, HeldPolicy, not_in_force
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Approval, Policy
 from silo_agent.rounds.data_sets import check_read, name_for
@@ -187,6 +187,9 @@ def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Pol
     with findings.step("in force"):
         for each in not_in_force(settings):
             findings.problem("in force", each)
+        running = Held.of_running(settings)
+        for field in () if running is None else running.later:
+            findings.problem("in force", f"{field}: the agent takes it when it starts again")
     return policies
 
 

@@ -44,7 +44,7 @@ def run(config: Path) -> None:
     require_extra("privacy", "dp_accounting", what="a silo's account of its privacy budget")
     from silo_agent.agent import run as run_agent
 
-    run_agent(settings)
+    run_agent(settings, config)
 
 
 @silo.command()

@@ -46,7 +46,7 @@ MAX_RESUME_SECONDS = 960.0  # an attempt that a fault breaks off is one of the p
 # of silos whose answer was still open when others ended the job
 STILL_OPEN = {
     (Refusal.JOB_NOT_APPROVED,): "no approval yet at",
-    (Refusal.SETTINGS,): "settings that wait for their institution at",
+    (Refusal.SETTINGS, Refusal.CONFIGURATION): "settings that wait for their institution at",
     (Absent.NO_ANSWER, Absent.DISCONNECTED): "no answer yet from",
 }
 

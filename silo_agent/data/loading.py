@@ -19,7 +19,7 @@ from silo_agent.data.base import Indices, Loader, RawData, Samples, SampleSet, S
 from silo_agent.data.fitting import known_inputs, prepared, put_right
 from silo_agent.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, scans, sql
 from silo_agent.data.misfits import add_misfits
-from silo_agent.data.own_data import own_data
+from silo_agent.data.own_data import check_named, own_data
 from silo_agent.data.partition import (
     Partition,
     cut_dirichlet,
@@ -135,6 +135,7 @@ def _parts(
 def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     """What the format's loader gives, or a function of the institution's own. Raises ConfigError."""
     check_unit(settings.unit, job)
+    check_named(settings)
     if settings.source is None and settings.module is None:
         return LOADERS[DataFormat(settings.format)](settings, job)
     own = own_data(settings, job)

@@ -12,7 +12,7 @@ from chorale.runtime import distributions
 from chorale.spec.job_spec import JobSpec
 from chorale_models.data import Data
 from crypto.errors import ChoraleError, ConfigError
-from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings, SettingsFault
 from silo_agent.entry_point import load_entry_point
 
 
@@ -34,6 +34,16 @@ def own_function(settings: DataSettings) -> Callable[..., object] | None:
         f"data {settings.name}: {settings.format} of {settings.source}", found, settings.options
     )
     return partial(found, **settings.options)
+
+
+def check_named(settings: DataSettings) -> None:
+    """Raises SettingsFault where a path, or a function of the institution's own, is not there."""
+    if settings.path is not None and not settings.path.exists():
+        raise SettingsFault(f"data.path: {settings.path}: no such file or directory")
+    try:
+        own_function(settings)
+    except ConfigError as error:
+        raise SettingsFault(str(error)) from error
 
 
 def own_data(settings: DataSettings, job: JobSpec | None) -> Data:

@@ -15,6 +15,13 @@ from crypto.errors import ConfigError
 from strategies.expected import did_you_mean
 
 
+class SettingsFault(ConfigError):
+    """What the settings of a data set say does not hold, whatever the records are: one person puts it right.
+
+    Security: nothing counts it, so no single record decides it (docs/protocol.md 6.7).
+    """
+
+
 class DataFormat(StrEnum):
     DIGITS = "digits"
     MNIST = "mnist"

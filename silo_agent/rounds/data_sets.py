@@ -76,6 +76,16 @@ class DataSets:
         self._ledger = ledger
         self._by_job: dict[bytes, DataSet] = {}
 
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """Those in force, by data set."""
+        return {name: each.policy for name, each in self._by_name.items()}
+
+    def replace(self, data_sets: Sequence[DataSet]) -> None:
+        """The same data sets as they were opened again, while no phase runs."""
+        self._by_name = {each.name: each for each in data_sets}
+        self._by_job.clear()
+
     def take(self, name: str, policy: Policy) -> None:
         """Another policy of a data set from now on, also in sessions that run."""
         found = self._by_name[name]

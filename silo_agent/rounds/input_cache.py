@@ -168,6 +168,12 @@ class InputCache:
         for name in [name for name in self._entries if name[0] == job_digest]:
             self._drop(name)
 
+    async def drop_data(self) -> None:
+        """Data are read again for each job, once what is being computed is done."""
+        for name in list(self._entries):
+            self._drop(name)
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._data.clear)
+
     def close(self) -> None:
         """Ask running training to stop; it looks between batches."""
         for entry in self._entries.values():

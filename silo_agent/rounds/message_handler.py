@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,12 +32,13 @@ from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import PhaseEnd, SiloMetrics, phase_label
 from silo_agent.objective import Cancelled
 from silo_agent.rounds.data_sets import DataSets
-from silo_agent.rounds.input_cache import InputCache, PhaseName, Prepared, phase_name
+from silo_agent.rounds.input_cache import InputCache, PhaseName, phase_name
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.phase_input import DataRefusal
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
+from silo_agent.rounds.running_task import RunningTask
 from silo_agent.rounds.session_handler import SESSION_MESSAGES, SessionHandler
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
@@ -46,6 +46,14 @@ from silo_agent.rounds.task_checks import TaskChecks
 MAX_LOGGED_SILOS = 200
 MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
 MAX_SUM_SECONDS = 120.0  # in which nothing moves: no longer does a task wait for this silo's own next state
+
+# refusals that people at this silo may bring to an end
+FOR_PEOPLE_HERE = (
+    Refusal.JOB_NOT_APPROVED,
+    Refusal.REJECTED,
+    Refusal.SETTINGS,
+    Refusal.CONFIGURATION,
+)
 
 # what this silo does when a message of a session arrives
 SPANS = {
@@ -71,32 +79,6 @@ class Transfers(Protocol):
     def upload(
         self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int
     ) -> Coroutine[Any, Any, None]: ...
-
-
-@dataclass(slots=True, kw_only=True)
-class _RunningTask:
-    """One attempt from its task to its end. session is None until its input is ready. prepared is None where
-    none is needed: from the share on, and in a session that was taken up from the ledger."""
-
-    key: PhaseKey
-    task: pb.PhaseTask
-    preparation: asyncio.Task[None] | None = None
-    prepared: Prepared | None = None
-    own_steps: Mapping[str, float] = field(default_factory=dict)
-    session: SessionHandler | None = None
-    upload: asyncio.Task[None] | None = None
-
-    @property
-    def is_preparing(self) -> bool:
-        return self.preparation is not None and not self.preparation.done()
-
-    def end(self) -> None:
-        for running in (self.preparation, self.upload):
-            if running is not None:
-                running.cancel()
-        if self.session is not None:
-            self.session.end()
-        self.prepared = None
 
 
 class MessageHandler:
@@ -134,7 +116,7 @@ class MessageHandler:
         self._audit = audit
         self._metrics = metrics
         self._send = send
-        self._tasks: dict[PhaseName, _RunningTask] = {}
+        self._tasks: dict[PhaseName, RunningTask] = {}
         self._summing: dict[PhaseKey, asyncio.Task[None]] = {}  # revealed sums that are being checked
         # tasks that people here can bring on, and the version of their files then
         self._waiting: dict[bytes, tuple[pb.PhaseTask, int]] = {}
@@ -158,6 +140,11 @@ class MessageHandler:
     def preparing(self) -> tuple[PhaseKey, ...]:
         """Attempts whose input is being fetched or computed."""
         return tuple(running.key for running in self._tasks.values() if running.is_preparing)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no phase runs here."""
+        return not self._tasks and not self._summing
 
     def receive(self, message: pb.CoordinatorMessage) -> None:
         """Take one message; answers go out through `send`, now or later."""
@@ -254,11 +241,11 @@ class MessageHandler:
             if name[0] == key.job_digest and name != phase_name(key) and other.session is None:
                 self._tasks.pop(name).end()
                 self._inputs.drop_phase(other.key)
-        running = self._tasks[phase_name(key)] = _RunningTask(key=key, task=task)
+        running = self._tasks[phase_name(key)] = RunningTask(key=key, task=task)
         running.preparation = asyncio.get_running_loop().create_task(self._prepare(running))
         self._forget_states()
 
-    async def _prepare(self, running: _RunningTask) -> None:
+    async def _prepare(self, running: RunningTask) -> None:
         key = running.key
         try:
             await self._join(running)
@@ -266,7 +253,7 @@ class MessageHandler:
             self._jobs.suspend(key.job_digest)  # durable before the coordinator is told
             self._refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
-            if error.code in (Refusal.JOB_NOT_APPROVED, Refusal.REJECTED, Refusal.SETTINGS):
+            if error.code in FOR_PEOPLE_HERE:
                 self._waiting[key.job_digest] = (running.task, self._checks.files.version)
             self._refuse(key, error)
         except Cancelled:
@@ -278,7 +265,7 @@ class MessageHandler:
             if running.session is None and self._tasks.get(phase_name(key)) is running:
                 del self._tasks[phase_name(key)]
 
-    async def _join(self, running: _RunningTask) -> None:
+    async def _join(self, running: RunningTask) -> None:
         key, task = running.key, running.task
         self._audit.flush()  # of phases whose outcome the coordinator never told
         roster, job = self._checks.job(key, task)
@@ -359,10 +346,10 @@ class MessageHandler:
         resumed = SiloSession.resume(pending, revealed=is_revealed, identity=identity, ledger=ledger)
         log.info("session taken up from the ledger", **_fields(key))
         session = self._checks.handler(key, resumed)
-        self._tasks[phase_name(key)] = _RunningTask(key=key, task=pb.PhaseTask(), session=session)
+        self._tasks[phase_name(key)] = RunningTask(key=key, task=pb.PhaseTask(), session=session)
         return session
 
-    async def _upload(self, running: _RunningTask, masker: Masker, check: SumCheck | None) -> None:
+    async def _upload(self, running: RunningTask, masker: Masker, check: SumCheck | None) -> None:
         started = time.monotonic()
         key, prepared = running.key, running.prepared
         try:

@@ -22,6 +22,7 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.data.base import SiloData
+from silo_agent.data.settings import SettingsFault
 from silo_agent.ledger.state_uses import StateUse
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.local_storage.personal_models import PersonalModel, forget
@@ -91,7 +92,8 @@ def phase_input(
     the silo kept of the job, and where the method proposes what comes next. random: of the encoding.
 
     Raises DataRefusal where data, counts or the state over these data do not allow an input, and what the
-    objective raises. In a private job no record decides whether data are refused: PolicyRefusal(code=DATA).
+    objective raises; PolicyRefusal(code=CONFIGURATION) for a SettingsFault. In a private job no record
+    decides whether data are refused: PolicyRefusal(code=DATA).
     """
     of_data = DataRefusal if request.job.spec.privacy is None else PolicyRefusal
     try:
@@ -123,6 +125,8 @@ def phase_input(
             values = with_mean_square(work.context, _asked(request, objective.compute(work)))
         values = taken_over(values)
         return values, Encoder(values, layout=request.layout, random=random)
+    except SettingsFault as error:
+        raise request.refusal(str(error), Refusal.CONFIGURATION) from error
     except ConfigError as error:
         raise request.refusal(str(error), Refusal.DATA, kind=of_data) from error
     except QuantizationError as error:

@@ -18,6 +18,7 @@ from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.formats.tables import (
     Table,
     check_headings,
+    check_own_headings,
     raw_data,
     unit_column,
     units_of,
@@ -57,7 +58,7 @@ def records(settings: DataSettings) -> Records:
     if (unit := settings.unit) is None:
         return Records(train=(_identity(row) for row, _ in texts), columns=columns, count=count)
     for names, _ in read:
-        check_headings(str(path), names, (unit,))
+        check_own_headings(str(path), names, settings)
     units = units_of((row[names.index(unit)] for row, names in texts), settings)
     return Records(train=(_identity(row) for row, _ in texts), units=units, columns=columns, count=count)
 
@@ -67,7 +68,8 @@ def read_table(
 ) -> tuple[Table, list[tuple[str, ...]]]:
     """The columns that are wanted, and all texts row by row. Raises ConfigError for a file without them."""
     names, rows = _read(path, settings.columns_in_file, is_private=is_private)
-    check_headings(str(path), names, (*settings.missing, *wanted))
+    check_own_headings(str(path), names, settings)
+    check_headings(str(path), names, wanted)
     problems = Problems()
     for line, row in rows:
         if len(row) != len(names):

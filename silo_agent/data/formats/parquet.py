@@ -20,9 +20,9 @@ from silo_agent.data.formats.tables import (
     Cells,
     Table,
     check_headings,
+    check_own_headings,
     identity,
     raw_data,
-    unit_column,
     units_of,
     wanted_columns,
 )
@@ -38,7 +38,8 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; null and NaN are missing. Raises ConfigError for a file without the columns."""
     files, source = _Files(required_path(settings)), str(settings.path)
     wanted = wanted_columns(settings, job)
-    check_headings(source, files.names, (*settings.missing, *wanted, *unit_column(settings)))
+    check_own_headings(source, files.names, settings)
+    check_headings(source, files.names, wanted)
     read = files.read(wanted)
     table = Table(
         cells={name: _cells(read[name], f"{source}: column {name}") for name in wanted},
@@ -113,7 +114,7 @@ class _Rows:
 def _units(files: _Files, settings: DataSettings) -> list[str | None] | None:
     if settings.unit is None:
         return None
-    check_headings(str(settings.path), files.names, (settings.unit,))
+    check_own_headings(str(settings.path), files.names, settings)
     return units_of(files.read([settings.unit])[settings.unit].to_pylist(), settings)
 
 

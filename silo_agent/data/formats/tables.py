@@ -25,7 +25,7 @@ from crypto.errors import ConfigError
 from silo_agent.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
 from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings
+from silo_agent.data.settings import DataSettings, SettingsFault
 
 MISSING = frozenset({"", "?", "NA", "nan", "NaN"})
 SHOWN = 10  # of the texts that a cell may hold, in an error
@@ -70,6 +70,14 @@ def units_of(values: Iterable[object], settings: DataSettings) -> list[str | Non
     """Whose each row is by the cells of that column; None where one is missing."""
     missing = MISSING.union(settings.missing.get(settings.unit or "", ()))
     return [None if text in missing else text for text in map(text_of, values)]
+
+
+def check_own_headings(source: str, names: Sequence[str], settings: DataSettings) -> None:
+    """Raises SettingsFault for columns that the settings name and the table lacks."""
+    try:
+        check_headings(source, names, (*settings.missing, *unit_column(settings)))
+    except ConfigError as error:
+        raise SettingsFault(str(error)) from None
 
 
 def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> None:
@@ -197,6 +205,14 @@ def _whole_inputs(table: Table, inputs_ND: NDArray[np.float64]) -> Features:
 def labels_of(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
     """What the label columns hold. classes: what each text stands for. Shapes: -> (N, *target)."""
     target = job.method.task.target
+    if classes and target.is_whole and target.shape == ():
+        # by the settings alone: a class that no text stands for, and a text that stands for none
+        fits_L = target.fitting(np.array([*classes.values()]))
+        reached = {place for place, fits in zip(classes.values(), fits_L, strict=True) if fits}
+        if not fits_L.all() and len(reached) < job.classes:
+            raise SettingsFault(
+                f"data.labels: expected the job's classes 0 to {job.classes - 1}, got {classes}"
+            )
     columns = []
     for name in job.label_columns:
         if classes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -10,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
-from crypto.errors import ConfigError
-from silo_agent.in_force import TAKEN_EVENT, confirm
+from crypto.errors import ConfigError, PolicyRefusal
+from silo_agent.in_force import TAKEN_EVENT, HeldPolicy, InForce, confirm
 from silo_agent.policy.policy import Policy, load_policy, read_policy
 from silo_agent.policy.tightening import Tightens, loosened
+from silo_agent.settings import SiloSettings
 from tests.support.agents import Agent, write_policy
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
@@ -242,6 +245,61 @@ async def test_a_policy_cut_at_any_byte_is_not_taken(make_hub: MakeHub, tmp_path
     path.write_bytes(longer)
     agent.tell(task=hub.begin(0, "enrollment.0").task)
     await agent.answer("advert")
+
+
+async def test_changed_data_settings_are_taken_when_no_phase_runs(tmp_path: Path, make_hub: MakeHub) -> None:
+    agent = make_hub().add("silo-0")
+    path, opened, idle = tmp_path / "silo.yaml", list[SiloSettings](), [False]
+
+    def write(*, whole: bool = True, **fields: Any) -> None:
+        written = agent.settings.model_dump(mode="json", exclude_unset=True) | fields
+        path.write_text(yaml.safe_dump(written, explicit_end=whole))
+
+    async def open_again(settings: SiloSettings) -> None:
+        opened.append(settings)
+        if settings.data_sets[0].holdout == 0.9:
+            raise ConfigError("units: another key")
+
+    write()
+    policies = {"data": HeldPolicy.read(agent.settings.policy, federation="test")}
+    files = InForce(
+        agent.settings,
+        policies,
+        take=agent.data_sets.take,
+        audit=agent.audit,
+        config=path,
+        is_idle=lambda: idle[0],
+        open_again=open_again,
+    )
+
+    async def waits() -> str:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        try:
+            files.check()
+        except PolicyRefusal as refused:
+            return f"{refused.code}: {refused}"
+        return ""
+
+    write(torch_threads=2)  # at the next start, and nobody waits for it
+    assert (await waits(), "torch_threads" in (agent.folder / "in-force.json").read_text()) == ("", True)
+    write(data={"format": "digits", "holdout": 0.5}, whole=False)
+    assert re.match("settings: settings: .*expected `...` as its last line", await waits())
+    write(data={"format": "digits", "holdout": 0.5})
+    assert "opened again once no phase runs" in await waits()
+    assert opened == []
+    idle[0] = True
+    assert await waits() != ""
+    assert await waits() == ""
+    assert [each.data_sets[0].holdout for each in opened] == [0.5]
+    write(data={"format": "digits", "holdout": 0.9})
+    await waits()
+    assert "units: another key" in await waits()
+    for changed in ([{"format": "digits"}, {"format": "digits", "name": "more"}], {"account": "new"}):
+        write(data=changed if isinstance(changed, list) else {"format": "digits", **changed})
+        assert "it takes a restart" in await waits()  # a new account would have a whole budget
+    write(data={"format": "digits", "holdout": 0.5})
+    assert await waits() == ""
 
 
 def rewrite(agent: Agent, **fields: Any) -> None:
