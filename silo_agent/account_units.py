@@ -110,7 +110,8 @@ def _admitted(data: DataSettings, key: UnitKey, accounts: Accounts) -> Admitted:
 
 def _learn(data: DataSettings, key: UnitKey, accounts: Accounts, clock: Callable[[], float]) -> None:
     """The units that a data set holds, for its account. Raises ConfigError where they cannot be read."""
-    check_named(data)
+    if data.source is None:  # else a job asks for it
+        check_named(data)
     records = records_of(data)
     if records is None:
         log.warning("no records can be read without a job: its account is the only one", data=data.name)
