@@ -55,16 +55,18 @@ def reseeding() -> Iterator[Callable[[int], object]]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Run the body with torch's global generators seeded; module init and dropout take no generator.
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Run the body with torch's global generators seeded, the CPU's and that of a GPU that it computes on;
+    module init and dropout take no generator.
 
-    The state from before comes back at the end, on the CPU and on every GPU.
+    The state from before comes back at the end. No other GPU is looked at: that takes memory of it.
     """
     import torch
 
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    gpus = [device.index] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
         # not torch.manual_seed, which keeps every call and its stack for a GPU that may yet come
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(seed)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(seed)
         yield

@@ -28,7 +28,7 @@ from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
 from silo_agent.training.loop.local_training import summed_gradient
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.forms import Forms
+from silo_agent.training.models.forms import Forms, float32_kernels
 from silo_agent.training.models.registry import job_model_on_its_base
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
 from silo_agent.training.parts.closing.fine_tuning import fine_tune
@@ -104,8 +104,10 @@ class TorchObjective:
         if computes is None:
             raise ConfigError(f"objective: the built-in training has no phase {work.phase_kind}")
         torch.set_num_threads(self._threads)
-        threads = nullcontext() if work.spec.privacy is None else one_thread()
-        with threads, seeded(work.seed):
+        privacy = work.spec.privacy
+        kernels = float32_kernels(self._device, is_private=privacy is not None)
+        threads = nullcontext() if privacy is None else one_thread()
+        with kernels, threads, seeded(work.seed, self._device):
             received = self._received_model(work)
             setting = Setting(
                 work=work,
@@ -114,7 +116,6 @@ class TorchObjective:
                 cache=self._cache,
                 shares=self._shares,
             )
-            privacy = work.spec.privacy
             if privacy is not None:
                 self._tell_private(work)
                 check_keeps_samples_apart(received)
@@ -137,7 +138,7 @@ class TorchObjective:
     def test(self, work: Work) -> Mapping[str, Array]:
         """What a round sums of the received model over the work's hold-out, and of no silo's own model.
         For data that are nobody's secret: no clip, no noise."""
-        with seeded(work.seed):
+        with float32_kernels(self._device), seeded(work.seed, self._device):
             received = self._received_model(work)
             return _test_of(Setting(work=work, received=received, device=self._device))(received).sums
 

@@ -52,13 +52,14 @@ def simulate(
     state: Arrays | None = None,
     in_ring: bool = False,
     public_seed: Callable[[int, str], bytes] | None = None,
+    device: str = "cpu",
 ) -> Iterator[Simulated]:
     """Every phase of the job in order; `takes_part` draws the silos of a round, all by default.
 
     in_ring: encode and decode every sum, so that clipping, rounding and projection are real.
     public_seed: of a round and phase, those of a job that is compared with this one; its own by default.
     """
-    silos = [TorchObjective(device="cpu") for _ in data]
+    silos = [TorchObjective(device=device) for _ in data]
     state = dict(initial_state(spec) if state is None else state)
     everyone = range(len(data))
     local: list[Arrays] = [{} for _ in data]

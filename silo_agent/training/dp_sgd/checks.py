@@ -170,9 +170,10 @@ def _check(model: FederatedModel, probes: Probes, run: Tried, *, what: str) -> N
         for expected, found in zip(first, again, strict=True):
             left, right = expected[order_K], found[: len(order_K)]
             if not bool(((left == right) | (left.isnan() & right.isnan())).all()):
+                other = "" if probes.inputs.device.type == "cpu" else ": set device: cpu"
                 raise ConfigError(
                     f"model: on this machine the {what} a sample depends on its place in the batch, which a "
-                    "private job must not have"
+                    f"private job must not have{other}"
                 )
 
 

@@ -22,6 +22,7 @@ from silo_agent.training.dp_sgd import compiled
 # room for the float32 products below and the float64 norm: less than 2^-22 together
 _MARGIN = 1.0 - 2.0**-20
 _PART_VALUES = 1 << 17  # 1 MiB in float64
+_GPU_PART_VALUES = 1 << 24  # 128 MiB in float64: a launch costs more than the pass over a small part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,4 +92,5 @@ def _units(row: Tensor, factor_N: Tensor) -> Tensor:
 def _parts(row: Tensor) -> tuple[Tensor, ...]:
     """All samples, as many columns at a time as stay in a core's cache: memory that is used again, not new
     pages for each sample."""
-    return torch.split(row, max(1, _PART_VALUES // len(row)), dim=1)
+    values = _PART_VALUES if row.device.type == "cpu" else _GPU_PART_VALUES
+    return torch.split(row, max(1, values // len(row)), dim=1)

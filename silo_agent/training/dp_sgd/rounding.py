@@ -26,6 +26,7 @@ from silo_agent.training.dp_sgd import compiled
 from silo_agent.training.dp_sgd.clipping import Clipped, clip_factors
 
 _BLOCK_VALUES: Final = 1 << 13  # with bits for 32 samples half a MiB: an L2 cache
+_GPU_BLOCK_VALUES: Final = 1 << 19  # 32 MiB of bits: few launches, and few copies to the GPU
 _BITS: Final = np.dtype("<u2")
 _MOST_UNITS: Final = 1 << 30  # of one sample's number: they are added up as int32
 
@@ -86,11 +87,12 @@ class RoundedSums:
         into: Callable[..., None] = round_into if loops is None else loops[1]
         given: Callable[[Tensor], Any] = _same if loops is None else Tensor.numpy
         self._bits.seek(self._offset_bytes)
-        bits = np.empty(samples * _BLOCK_VALUES, _BITS)
+        most = _BLOCK_VALUES if factor_N.device.type == "cpu" else _GPU_BLOCK_VALUES
+        bits = np.empty(samples * most, _BITS)
         first = 0
         for row_NP in rows:
-            for start in range(0, row_NP.shape[1], _BLOCK_VALUES):
-                width = min(_BLOCK_VALUES, row_NP.shape[1] - start)
+            for start in range(0, row_NP.shape[1], most):
+                width = min(most, row_NP.shape[1] - start)
                 bits_NB = bits[: samples * width].reshape(samples, width)
                 self._bits.fill(bits_NB.reshape(-1).view(np.uint8))
                 sum_B = sum_P[first : first + width]
@@ -109,7 +111,7 @@ def round_into(
 ) -> None:
     """The sum of the values from `start` on, scaled and rounded up where the bits are below the fraction; the
     squares of what was rounded are added to."""
-    bits = torch.from_numpy(bits_NB.astype(np.float32)).to(value_NP.device)
+    bits = torch.from_numpy(bits_NB.view(np.int16)).to(value_NP.device).int() & 0xFFFF
     units_NB = value_NP[:, start : start + bits_NB.shape[1]] * factor_N[:, None]
     whole_NB = units_NB.floor()
     is_up_NB = bits < (units_NB - whole_NB) * ROUNDING_STEPS

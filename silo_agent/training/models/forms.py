@@ -11,7 +11,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -123,6 +125,30 @@ class Forms:
         ]
 
 
+@contextmanager
+def float32_kernels(device: torch.device, *, is_private: bool = False) -> Iterator[None]:
+    """On a GPU, convolutions that compute float32 as float32, where cuDNN would take TF32's 10 bits, and
+    round alike in every run.
+
+    Security: in a private job without cuDNN, whose convolutions may round a sample by its place in the batch,
+    and by kernels that add in one order where torch has such. What does neither, the probes of
+    dp_sgd/checks.py refuse.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    cudnn = torch.backends.cudnn.flags(enabled=not is_private, deterministic=True, allow_tf32=False)
+    before = torch.get_deterministic_debug_mode()
+    with cudnn, warnings.catch_warnings():
+        if is_private:
+            warnings.filterwarnings("ignore", message=".*deterministic")  # of kernels without such a form
+            torch.set_deterministic_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(before)
+
+
 def computes_bfloat16(device: torch.device) -> bool:
     """Whether the device has instructions for it; elsewhere it is emulated, and slow."""
     if device.type == "cuda":
@@ -135,7 +161,8 @@ def computes_bfloat16(device: torch.device) -> bool:
 def timed(model: FederatedModel, inputs: Tensor, forms: Sequence[Form]) -> Mapping[Form, float]:
     """Seconds of a pass and its gradients in each form, on a copy. Where the first is short, its alone."""
     seconds: dict[Form, float] = {}
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # dropout draws
+    gpus = [inputs.device] if inputs.is_cuda else []
+    with torch.random.fork_rng(devices=gpus):  # dropout draws
         for form in forms:
             tried = form.give(copy.deepcopy(model)).train()
             taken = [_step_seconds(tried, inputs) for _ in range(1 + TRIAL_STEPS)]
