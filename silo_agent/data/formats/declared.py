@@ -2,7 +2,8 @@
 
 Compressed files give a thousand times their size. A file that is one record is compared with the job's
 input_shape alone, so in a private job nothing else decides whether it is left out; a file that holds all
-records is compared with this process's memory.
+records is compared with this process's memory. In a private job nothing that the job chooses enters there: an
+operator who could move the limit would learn the number of records.
 """
 
 from __future__ import annotations

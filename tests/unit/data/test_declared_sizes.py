@@ -6,11 +6,21 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from chorale.spec.column_specs import ColumnSpec
+from crypto.errors import ConfigError
+from silo_agent.data.formats import declared
+from silo_agent.data.loading import load_data
+from silo_agent.data.settings import DataSettings
+from tests.fuzz.data import PRIVACY
 from tests.support.bombs import BECAME, BOMBS
+from tests.unit.data.loading import make_job
 
 ROOT = Path(__file__).parents[3]
 IMAGE = r"{}: declares an image of \d+ values, expected at most 268435456"
@@ -58,3 +68,27 @@ def test_what_a_file_declares_is_compared_before_memory_is_taken(
     # nifti took 95 s and ended in MemoryError; npz was read whole before its shape was compared
     for found, expected in zip(became[name], EXPECTED[name], strict=True):
         assert re.match(expected, found), (found, expected)
+
+
+def test_no_choice_of_columns_moves_what_a_private_job_is_refused_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # whoever makes the columns wider until the job is refused has counted the records
+    rows, wide = 1_000, tuple(f"c{number}" for number in range(1_000))
+    table = pyarrow.table({name: ["1"] * rows for name in ("age", "sex", "y")})
+    parquet.write_table(table, tmp_path / "data.parquet")
+    (tmp_path / "data.csv").write_text("age,sex,y\n" + "1,1,1\n" * rows)
+    narrow = {"columns": (ColumnSpec(name="age"),), "shape": (1,), "label_column": "y"}
+    broad = {**narrow, "columns": (ColumnSpec(name="age", categories=wide),), "shape": (1_000,)}
+    declared_bytes = {"csv": 8 * (tmp_path / "data.csv").stat().st_size, "parquet": 3 * 8 * rows}
+    for form, needed_bytes in declared_bytes.items():
+        settings = DataSettings(format=form, path=tmp_path / f"data.{form}")
+        for most_bytes, is_refused in ((needed_bytes, False), (needed_bytes - 1, True)):
+            monkeypatch.setattr(declared, "_memory_bytes", lambda most=most_bytes: most * declared.SHARE)
+            for fields in (narrow, broad):
+                job = make_job(2, **fields, privacy=PRIVACY)
+                with pytest.raises(ConfigError, match="declares data") if is_refused else nullcontext():
+                    assert len(load_data(settings, job).train) > 0
+        monkeypatch.setattr(declared, "_memory_bytes", lambda: 8_000_000)
+        with pytest.raises(ConfigError, match="columns: 1000 records: declares data that take 7 MiB"):
+            load_data(settings, make_job(2, **broad))
