@@ -65,10 +65,8 @@ class Facts:
 
     @property
     def result(self) -> str:
-        """The weakest phase, in a sentence."""
-        if self.weakest is None:
-            return "no phase is signed by silos"
-        return f"the weakest phase is {self.weakest.title}: {told(self.weakest, len(self.silos))}"
+        """How far the archive proves anything, in a sentence."""
+        return f"the weakest phase is {self._weakest_told()}"
 
     @property
     def unproved(self) -> tuple[PhaseProof, ...]:
@@ -79,7 +77,7 @@ class Facts:
         unsigned = [each.title for each in self.phases if not each.signers]
         rows = [
             ("Missing silos", self._missing_told()),
-            ("Weakest phase", self.result),
+            ("Weakest phase", self._weakest_told()),
             ("Job", f"{self.job[:12]} {self.name} by {self.operator}, federation {self.federation}"),
             ("Purpose", f"{_quoted(self.purpose)}, reference {_quoted(self.reference)}"),
             ("Phases", f"{len(self.phases)}, in order and without a gap"),
@@ -97,6 +95,11 @@ class Facts:
     def phase_rows(self) -> Rows:
         """Each phase with its own numbers."""
         return [(each.title, told(each, len(self.silos))) for each in self.phases]
+
+    def _weakest_told(self) -> str:
+        if self.weakest is None:
+            return "none: silos signed no phase"
+        return f"{self.weakest.title}: {told(self.weakest, len(self.silos))}"
 
     def _missing_told(self) -> str:
         if not self.missing:
@@ -137,9 +140,8 @@ def told(phase: PhaseProof, silos: int) -> str:
     silent = f" (not {', '.join(phase.silent)})" if phase.silent else ""
     missing = f", without {', '.join(phase.missing)} of the job" if phase.missing else ""
     return (
-        f"{verdict}{len(phase.signers)} of {phase.named} named silos signed{silent} {roster}{missing}, which "
-        f"withstands {phase.withstands} of the job's {silos} that lie together; {phase.required} have to be "
-        "withstood"
+        f"{verdict}{len(phase.signers)} of {phase.named} named silos signed{silent} {roster}{missing}: "
+        f"withstands {phase.withstands} colluders of the job's {silos} silos, {phase.required} needed"
     )
 
 

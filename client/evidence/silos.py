@@ -14,10 +14,11 @@ from chorale.privacy.composition import AccountReleases, FirstPlan, kinds_of
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import GlobalState
+from client.evidence.phases import APPLIED
 from client.evidence.proofs import ProofDocument
 from crypto.errors import ConfigError, EvidenceMismatch
 
-REVEALED, SPENT, APPROVED = "revealed", "spent", "job_approved"
+REVEALED, SPENT, APPROVED_BY = "revealed", "spent", "job_approved"
 RELATIVE = 1e-6  # of two computations of one epsilon on different machines
 
 
@@ -48,7 +49,7 @@ def check_silo(
                 f"its log lacks the input of round {phase.round} {phase.phase}, which stands in the sum"
             )
     _check_epsilon(job, silo, spent, shapes)
-    policies = [entry["policy"] for entry in entries if entry["event"] == APPROVED and "policy" in entry]
+    policies = [entry["policy"] for entry in entries if entry["event"] == APPROVED_BY and "policy" in entry]
     if policies and policies[-1] != silo.policy:
         notes.append(f"silo {silo.silo} approved the job under another policy than it states now")
     return notes
@@ -64,13 +65,18 @@ def _check_reveals(
 ) -> list[str]:
     known = {(phase.round, phase.phase): phase for phase in phases}
     proven = {(each.round, each.phase): each for each in proofs.values()}
-    missing = []
+    missing, notes = [], []
     for entry in revealed:
         key = _phase_of(entry)
         if key not in known:
             missing.append(key)
             continue
         proof = proven.get(key)
+        if proof is None and known[key].result != APPLIED:
+            notes.append(
+                f"silo {silo.silo} revealed round {key[0]} {key[1]}, which the coordinator calls "
+                f"{known[key].result} and of which silos signed no state"
+            )
         if proof is None or silo.silo not in proof.survivors:
             continue
         if (entry.get("cohort"), entry.get("survivors")) != (proof.cohort, list(proof.survivors)):
@@ -79,13 +85,16 @@ def _check_reveals(
                 "silos signed"
             )
     if not missing:
-        return []
+        return notes
     first = f"round {missing[0][0]} {missing[0][1]}"
     last = phases[-1] if phases else None
     is_after = last is None or job.position(*missing[0]) > job.position(last.round, last.phase)
     if len(missing) > 1 or not is_after:
         raise EvidenceMismatch(f"it revealed {first}, which the archive does not have: phases were left out")
-    return [f"silo {silo.silo} revealed {first}, which had not ended yet by the coordinator's statement"]
+    return [
+        *notes,
+        f"silo {silo.silo} revealed {first}, which had not ended yet by the coordinator's statement",
+    ]
 
 
 def _phase_of(entry: dict[str, Any]) -> tuple[int, str]:

@@ -37,9 +37,10 @@ def test_verify_says_what_held_on_what_it_rests_and_who_said_nothing(
     assert run(["evidence", "verify", str(archive), "--authority", own, "--model", str(model)]) == 0
     output = capsys.readouterr().out
     weakest = (
-        "the weakest phase is round 0 enrollment.0: 3 of 4 named silos signed (not clinic-d) under roster 1"
+        "the weakest phase is round 0 enrollment.0: 3 of 4 named silos signed (not clinic-d) under roster 1: "
+        "withstands 1 colluders of the job's 4 silos, 1 needed"
     )
-    assert output.startswith(f"{archive}: all of it holds; {weakest}, which withstands 1 of the job's 4 that")
+    assert output.startswith(f"{archive}: all of it holds; {weakest}\n")
     assert f"Statements of silos: {', '.join(SILOS[:3])}; missing: {SILOS[3]}" in output
     assert "By the coordinator's word alone: done, figures, times, who was left out" in output
     assert "your own" in output

@@ -90,7 +90,7 @@ def test_terminal_readme_facts_and_page_say_the_same(tmp_path: Path) -> None:
         weakest = document["weakest"]
         first = surfaces["terminal"].splitlines()[0]
         assert f"round {weakest['round']} {weakest['phase']}" in first
-        assert f"withstands {weakest['withstands']} of the job's 9" in first
+        assert f"withstands {weakest['withstands']} colluders of the job's 9" in first
 
 
 def test_verify_puts_missing_silos_first_and_no_flag_lowers_what_a_phase_has_to_withstand(
@@ -126,6 +126,24 @@ def test_verify_puts_missing_silos_first_and_no_flag_lowers_what_a_phase_has_to_
     code, out, err = verify(weak, *(f"--without={name}" for name in SILOS if name not in COLLUDERS))
     assert (code, out) == (5, "")
     assert "round 0 enrollment.0: unproved: 3 of 3 named silos signed" in err
+
+
+def test_round_that_a_silo_revealed_and_that_is_called_used_up_is_noted(tmp_path: Path) -> None:
+    """Coordinator and operator go back to the model of the round before; the silo revealed the last one."""
+    scene = Scene(tmp_path)
+    run = scene.honest()
+    run.add_silo(LEAVES)
+    before = run.proofs[2].next
+    lost = {"result": "used-up", "verified_by": 0, "cohort": (), "state": before}
+    run.phases[3] = run.phases[3].model_copy(update=lost)
+    run.phases[4] = run.phases[4].model_copy(update={"state": before})
+    del run.proofs[3]
+    held = examine(run.archive(model=before))
+    assert held.notes == (
+        "silo clinic-i revealed round 3 train, which the coordinator calls used-up and of which silos signed "
+        "no state",
+    )
+    assert held.facts.rows()[-3] == ("Signed by nobody", "round 3 train, round 3 evaluate.0")
 
 
 def test_another_roster_of_a_version_that_the_reader_knows_is_refused(tmp_path: Path) -> None:
