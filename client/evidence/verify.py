@@ -6,9 +6,8 @@ The steps, in this order; the first thing that does not fit ends it:
 2. The authority: its certificate is the reader's own, where one is given.
 3. The manifest: signed under a certificate of that authority, and it lists exactly these files with their
    SHA-256. Before that no other document is parsed.
-4. The makers: rosters are signed with the authority's key, and each is one of a phase or the newest; the job,
-   the manifest and the coordinator's statement are signed by members of those rosters, the first two by one
-   operator.
+4. The makers: rosters are signed with the authority's key; the job, the manifest and the coordinator's
+   statement are signed by members of the newest, the first two by one operator.
 5. The phases: in order from the signed first state on, under rosters whose versions never fall, each state
    signed by so many of the silos that are named that it withstands a third of those of the job.
 6. The model: its SHA-256 is that of such a state, and of the reader's own file, where one is given.
@@ -118,7 +117,6 @@ def examine(
         is_done=statement.status == "done",
         known=known,
     )
-    _check_used(statement, rosters)
     _check_model(job, statement, chain, model)
     with fits(names.FACTS):
         facts = check_facts(contents.facts, facts_of(job, statement, chain))
@@ -191,13 +189,6 @@ def _rosters(
         if own.version in rosters and rosters[own.version].digest != own.digest:
             raise EvidenceMismatch(f"the archive has another roster of version {own.version}")
     return rosters, own
-
-
-def _check_used(statement: CoordinatorStatement, rosters: Mapping[int, Roster]) -> None:
-    """Else one that nothing was done under could vouch for who signed a statement."""
-    used = {each.roster_version for each in statement.phases}
-    for number in sorted(rosters.keys() - used - {max(rosters)}):
-        raise EvidenceMismatch(f"rosters/{number}.json: no phase was under it, and it is not the newest")
 
 
 def _job(contents: Contents, newest: Roster) -> Job:

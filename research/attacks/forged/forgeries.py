@@ -319,7 +319,7 @@ FORGED: Mapping[str, tuple[Callable[[Scene], Shown], str]] = {
     ),
     "a statement under a roster of no phase": (
         silo_of_a_roster_of_no_phase,
-        r"^rosters/1.json: no phase was under it, and it is not the newest",
+        r"^silos/clinic-i.json: it is not signed by silo clinic-i: the newest roster, version 2, does",
     ),
     "a changed policy": (changed_policy, r"^silos/clinic-i.json: evidence-silo: the signature is not valid"),
     "a policy by another silo": (
