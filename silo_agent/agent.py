@@ -227,12 +227,7 @@ class _Agent:
             log.info("reservations given back", inputs=given_back)
         route = settings.route()
         stub = FederationStub(lambda: dial(settings, self._next_identity(), self._credentials.authority))
-        transfers = Transfer(
-            stub,
-            metrics=self._metrics,
-            random=draw,
-            has_next_certificate=lambda: self._credentials.has_next,
-        )
+        transfers = Transfer(stub, metrics=self._metrics, random=draw)
         handler = self._handler(transfers, outbox)
         self._stream = ControlStream(
             stub,

@@ -230,6 +230,7 @@ class AttemptRunner:
             raise RemoteProtocolError("upload: the stage has closed", code=Refusal.STAGE)
         spool.finish(sha256)
         self.session.on_masked(silo)
+        self._out.pop(silo, None)  # an upload that had failed at the silo
         assert self._sum is not None  # made before the stage's first message left
         self._additions[silo] = asyncio.create_task(self._add(spool, self._sum))
         self._news.set()

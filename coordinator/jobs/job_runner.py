@@ -181,7 +181,7 @@ class JobRunner:
             if revealed is not None and digest == revealed.digest:
                 return revealed.path
         raise RemoteProtocolError(
-            "download: not a present state or sum of a job of this silo", code=Refusal.NOT_NAMED
+            "download: not a present state or sum of a job of this silo", code=Refusal.STAGE
         )
 
     def on_download(self, silo: str, *, sent_bytes: int) -> None:

@@ -32,7 +32,6 @@ _BY_REFUSAL = {  # of any other RemoteProtocolError; the rest of them is malform
     Refusal.STAGE: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.LEFT_OUT: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.ROSTER: grpc.StatusCode.PERMISSION_DENIED,
-    Refusal.NOT_NAMED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 

@@ -31,7 +31,8 @@ from silo_agent.metrics import Direction, SiloMetrics
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
 
-# The line broke or the coordinator restarts; every other code is an answer.
+# The line broke, the coordinator restarts, or its roster lists another certificate than this line shows,
+# which may be read here in a moment; every other code is an answer.
 RETRIED = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -41,6 +42,7 @@ RETRIED = frozenset(
         grpc.StatusCode.ABORTED,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.PERMISSION_DENIED,
     }
 )
 
@@ -63,11 +65,8 @@ class Transfer:
         metrics: SiloMetrics,
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        has_next_certificate: Callable[[], bool] = lambda: False,
     ) -> None:
-        """has_next_certificate: whether the next connection may show another one than this one does."""
         self.moved_bytes = 0
-        self._has_next_certificate = has_next_certificate
         self._stub = stub
         self._metrics = metrics
         self._random = random
@@ -159,11 +158,7 @@ class Transfer:
                 return await attempt()
             except grpc.aio.AioRpcError as error:
                 code = error.code().name
-                # a new roster may be in use a moment before the line ends that shows the former certificate
-                is_renewed = (
-                    error.code() is grpc.StatusCode.PERMISSION_DENIED and self._has_next_certificate()
-                )
-                if error.code() not in RETRIED and not is_renewed:
+                if error.code() not in RETRIED:
                     raise RemoteProtocolError(
                         f"{what}: the coordinator refused, {code}: {error.details()}", code=Refusal.STAGE
                     ) from None

@@ -319,9 +319,10 @@ class MessageHandler:
             return self._refuse(key, error)
         if isinstance(reply, Masker):
             running = self._tasks[phase_name(key)]
-            # taken now: the session drops it as soon as it is told the survivors
-            check = session.sum_check
-            running.upload = asyncio.get_running_loop().create_task(self._upload(running, reply, check))
+            if running.upload is None or running.upload.done():  # else repeated, and under way
+                # taken now: the session drops it as soon as it is told the survivors
+                check = session.sum_check
+                running.upload = asyncio.get_running_loop().create_task(self._upload(running, reply, check))
         elif reply is not None:
             self._send(reply)
             if reply.HasField("unmask_shares"):
@@ -360,11 +361,14 @@ class MessageHandler:
             total_bytes = prepared.encoder.layout.total_bytes
             with tracing.span(Span.UPLOAD, key.job_digest, key.round, key):
                 await self._transfers.upload(key, masker, prepared.encoder, total_bytes=total_bytes)
-        except Exception as error:  # the disk of the ledger may be full; nothing has left then
-            log.warning("upload failed", **_fields(key), error=type(error).__name__, reason=str(error))
-            if running.session is not None:
-                running.session.end()
-            return
+        except (PolicyRefusal, RemoteProtocolError) as error:
+            if isinstance(error, PolicyRefusal) and running.session is not None:
+                running.session.end()  # nothing of it may leave
+            return self._refuse(key, error)
+        except Exception as error:  # the disk may be full; where that of the ledger is, nothing has left
+            log.error("upload failed", **_fields(key), error=type(error).__name__, reason=str(error))
+            why = PolicyRefusal("the masked vector could not be sent", code=Refusal.INTERNAL)
+            return self._refuse(key, why)
         seconds = time.monotonic() - started
         self._metrics.mask_seconds.inc(seconds)
         log.info("masked vector sent", **_fields(key), bytes=total_bytes, seconds=round(seconds, 3))

@@ -32,11 +32,6 @@ class OwnCertificates(Credentials):
         self.authority = authority
         self._next = None if identity.fingerprint == self.identity.fingerprint else identity
 
-    @property
-    def has_next(self) -> bool:
-        """Whether the coordinator has yet to accept the one in the files."""
-        return self._next is not None
-
     def of(self, roster: Roster) -> Identity:
         """The one that the roster lists; the one in use where it lists none."""
         return self._listed(roster) or self.identity

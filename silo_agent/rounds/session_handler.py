@@ -54,7 +54,7 @@ class SessionHandler:
         self._policy = policy
         self._recheck = recheck
         self._advert: pb.SiloMessage | None = None
-        self._replies: dict[bytes, pb.SiloMessage | None] = {}
+        self._replies: dict[bytes, pb.SiloMessage | Masker | None] = {}
 
     @property
     def is_over(self) -> bool:
@@ -105,12 +105,14 @@ class SessionHandler:
         except ChoraleError:
             self._session.end()
             raise
-        self._remember(digest, None if isinstance(reply, Masker) else reply)
+        self._drop_maskers()  # the next message says that the vector is there
+        self._remember(digest, reply)
         return reply
 
     def end(self) -> None:
         """Drop what is secret."""
         self._session.end()
+        self._drop_maskers()
 
     def _answer(self, answer: Answer) -> pb.SiloMessage | Masker:
         match answer:
@@ -125,7 +127,12 @@ class SessionHandler:
             case RecoveredSeeds():
                 return wire.to_coordinator("recovered_seeds", answer, self.key)
 
-    def _remember(self, digest: bytes, reply: pb.SiloMessage | None) -> None:
+    def _drop_maskers(self) -> None:
+        self._replies = {
+            one: None if isinstance(each, Masker) else each for one, each in self._replies.items()
+        }
+
+    def _remember(self, digest: bytes, reply: pb.SiloMessage | Masker | None) -> None:
         while len(self._replies) >= MAX_REPLAYS:
             self._replies.pop(next(iter(self._replies)))
         self._replies[digest] = reply

@@ -251,7 +251,7 @@ async def test_download_of_a_job_that_does_not_name_the_silo_is_refused(make_hub
         grpc.aio.AioRpcError, match="not a present state or sum of a job of this silo"
     ) as raised:
         await anext(aiter(stub.Download(request)))
-    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_upload_for_no_running_attempt_is_refused(make_hub):

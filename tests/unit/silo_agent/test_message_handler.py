@@ -15,7 +15,7 @@ from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import ConfigError, SiloStage
+from crypto.errors import ConfigError, Refusal, RemoteProtocolError, SiloStage
 from silo_agent.data.base import SiloData
 from silo_agent.ledger.reveals import Decision
 from silo_agent.seeding import training_seed
@@ -78,6 +78,43 @@ async def test_what_the_coordinator_repeats_is_answered_with_the_same_bytes(make
     agent.tell(cohort=cohort)
     agent.tell(cohort=cohort)
     assert await agent.answer("shares") == await agent.answer("shares")
+
+
+async def test_an_upload_that_failed_is_told_and_begins_again_with_the_next_envelopes(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the session, the coordinator waited out its deadline, and repeated envelopes met silence."""
+    hub = await enrolled(make_hub)
+    exchange = hub.begin(1, "train")
+    await hub.advertise(exchange)
+    await hub.share(exchange)
+    envelopes = {
+        name: wire.to_silo(each, exchange.key).envelopes
+        for name, each in exchange.session.close_share().items()
+    }
+    silo, failures = (
+        hub.agents["silo-0"],
+        [RemoteProtocolError("closed", code=Refusal.STAGE), OSError("full")],
+    )
+    upload = silo.transfers.upload
+
+    async def failing(*arguments: Any, **more: Any) -> None:
+        if failures:
+            raise failures.pop(0)
+        await upload(*arguments, **more)
+
+    monkeypatch.setattr(silo.transfers, "upload", failing)
+    for code in ("stage", "internal"):
+        silo.tell(envelopes=envelopes["silo-0"])
+        assert await silo.refusal() == code
+    for name, agent in hub.agents.items():
+        agent.tell(envelopes=envelopes[name])
+        _, exchange.vectors[name] = await agent.uploaded()
+        exchange.session.on_masked(name)
+    await hub.consistency(exchange)
+    silo.tell(envelopes=envelopes["silo-0"])
+    assert (await hub.unmask(exchange))["weight"] == pytest.approx(1.0)
+    assert silo.is_silent(), "it masked again after it had signed"
 
 
 async def test_the_input_is_computed_once_for_all_attempts_at_a_phase(make_hub: MakeHub) -> None:

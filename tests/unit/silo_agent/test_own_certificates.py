@@ -50,7 +50,6 @@ def test_connections_show_the_listed_certificate_first_and_then_each_in_turn(
     assert [own.dialing(roster_with(first), lambda _: True) for _ in range(3)] == [first, second, first]
     own.accepted()
     assert own.identity is first
-    assert own.has_next
     assert [own.dialing(roster_with(second), lambda _: True) for _ in range(2)] == [second, first]
 
 
@@ -68,9 +67,7 @@ def test_a_round_that_runs_is_signed_with_the_certificate_of_its_roster(
     own.dialing(roster_with(second), lambda _: True)
     own.accepted()
     assert own.identity is second
-    assert not own.has_next
     assert own.of(roster_with(first)) is first
     assert own.of(roster_with(second)) is second
     assert own.dialing(roster_with(first), lambda _: True) is second  # the former connects no more
     own.take_over(second, MEMBERS.authority)  # the authority's file changed alone
-    assert not own.has_next
