@@ -202,6 +202,10 @@ class Federation:
         """Go on with a paused job: `chorale job resume`."""
         self._control(job, "resume")
 
+    def skip_round(self, job: JobId) -> None:
+        """Give up a round that stands still for silos whose input is there: `chorale job skip-round`."""
+        self._control(job, "skip_round")
+
     def cancel(self, job: JobId) -> None:
         """End a job for good; the rounds that are done stay: `chorale job cancel`."""
         self._control(job, "cancel")
@@ -312,6 +316,10 @@ class AsyncFederation:
     async def resume(self, job: JobId) -> None:
         """Federation.resume."""
         await asyncio.to_thread(self._federation.resume, job)
+
+    async def skip_round(self, job: JobId) -> None:
+        """Federation.skip_round."""
+        await asyncio.to_thread(self._federation.skip_round, job)
 
     async def cancel(self, job: JobId) -> None:
         """Federation.cancel."""

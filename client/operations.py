@@ -141,7 +141,7 @@ class Operations:
         return history
 
     def control(self, job_digest: bytes, action: str) -> JobSummary:
-        """action: pause, resume or cancel."""
+        """action: pause, resume, skip_round or cancel."""
         number = operations_pb2.ControlRequest.Action.Value(f"ACTION_{action.upper()}")
         request = operations_pb2.ControlRequest(job_digest=job_digest, action=number)
         return printed(self._stub.ControlJob(request))

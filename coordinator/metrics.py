@@ -29,6 +29,8 @@ LATER = ()  # the values of a label that are not known at the start
 
 M = TypeVar("M", Counter, Gauge)
 
+DROPOUT_STAGES = (*STAGES, PhaseState.REVEALED)  # also of who signs no next state
+
 
 class AttemptResult(StrEnum):
     COMPLETED = "completed"
@@ -84,9 +86,12 @@ class CoordinatorMetrics:
         self.dropouts = self._new(
             Counter,
             "dropouts",
-            "Times a silo was left out of a session, by silo and stage.",
+            "Times a silo was left out of a session, or a round was given up for it, by silo and stage.",
             silo=LATER,
-            stage=STAGES,
+            stage=DROPOUT_STAGES,
+        )
+        self.overdue = self._new(
+            Gauge, "overdue", "Jobs whose round stands still until this silo answers, by silo.", silo=LATER
         )
         self.received_bytes = self._new(
             Counter, "received_bytes", "Bytes received from silos, by kind.", kind=Transfer
@@ -190,7 +195,8 @@ class CoordinatorMetrics:
     def know_silos(self, names: Iterable[str]) -> None:
         """Start the counts of these silos at zero."""
         for name in names:
-            for stage in STAGES:
+            self.overdue.labels(silo=name)
+            for stage in DROPOUT_STAGES:
                 self.dropouts.labels(silo=name, stage=stage.value)
 
     def know_job(self, job_id: str) -> None:

@@ -45,6 +45,7 @@ STAGES = (
     PhaseState.CONSISTENCY,
     PhaseState.UNMASK,
 )
+GIVEN_UP_IN = (PhaseState.UNMASK, PhaseState.REVEALED)  # for silos whose inputs are there, and who are silent
 ENDED = frozenset({PhaseState.APPLIED, PhaseState.USED_UP})
 
 # From UNMASK on no attempt may follow: a share may have left a silo, so the sum is taken from

@@ -13,6 +13,10 @@ from enum import StrEnum
 from crypto.errors import Refusal, SiloStage
 
 MAX_NAMED = 6  # silos that one line names
+OVERDUE_SECONDS = 30.0  # many times what an answer takes, and named within the first minute
+ROUNDS_IN_THE_WAY = 3  # of one silo in a row, from which on the way out is named
+
+WAY_OUT = "skip rounds (chorale job skip-round), or cancel and submit the job without this silo"
 
 
 class FailureReason(StrEnum):
@@ -23,6 +27,7 @@ class FailureReason(StrEnum):
     TRAIN_HARD_CAP = "train-hard-cap"
     UNMASK_HARD_CAP = "unmask-hard-cap"
     TOO_FEW_STATEMENTS = "too-few-statements"
+    SKIPPED = "skipped"
     MIN_WEIGHT = "min-weight"
     NO_DATA = "no-data"
     IMPLAUSIBLE = "implausible"
@@ -74,6 +79,7 @@ class Awaited(StrEnum):
     INPUT = "input"
     ANSWER = "answer"
     STATEMENT = "statement"
+    OVERDUE = "overdue"  # no round goes on without it, and it is silent for OVERDUE_SECONDS
 
 
 # Refusals that people at the silo bring to an end, and what a job that has too few silos waits for then.
@@ -84,10 +90,11 @@ WAITED_FOR = {
 }
 
 
-def told_state(awaited: Mapping[str, str], *, silos: int) -> str:
+def told_state(awaited: Mapping[str, str], *, silos: int, in_the_way: Mapping[str, int]) -> str:
     """What a running job waits for and at whom, in one line; `running` where silos do their work.
 
-    awaited: by silo, words of Awaited and SiloStage. silos: how many the job lists.
+    awaited: by silo, words of Awaited and SiloStage. silos: how many the job lists. in_the_way: of how many
+    rounds in a row, up to now, each silo stood in the way.
     """
     at: dict[str, list[str]] = {}
     for silo, why in sorted(awaited.items()):
@@ -95,9 +102,15 @@ def told_state(awaited: Mapping[str, str], *, silos: int) -> str:
     parts = [f"{what.value} at {_named(at[what])}" for what in WAITED_FOR.values() if what in at]
     if away := at.get(Awaited.CONNECTION):
         parts.append(f"silos: {silos - len(away)} of {silos} connected")
+    if overdue := at.get(Awaited.OVERDUE):
+        parts.append(f"an answer of {_named(overdue)}, without which the round stands still")
     if loading := at.get(SiloStage.LOADING_TORCH):
         parts.append(f"{_named(loading)}: loading torch")
-    return f"waiting for {'; for '.join(parts)}" if parts else "running"
+    line = f"waiting for {'; for '.join(parts)}" if parts else "running"
+    for silo, rounds in in_the_way.items():
+        if rounds >= ROUNDS_IN_THE_WAY:
+            line += f"; {silo} stood in the way of {rounds} rounds in a row: {WAY_OUT}"
+    return line
 
 
 def _named(silos: Sequence[str]) -> str:

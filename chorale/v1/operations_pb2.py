@@ -27,7 +27,7 @@ from chorale.v1 import records_pb2 as chorale_dot_v1_dot_records__pb2
 from chorale.v1 import session_pb2 as chorale_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/operations.proto\x12\nchorale.v1\x1a\x1b\x63horale/v1/federation.proto\x1a\x18\x63horale/v1/records.proto\x1a\x18\x63horale/v1/session.proto\"a\n\rSubmitMessage\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x42\x06\n\x04kind\"#\n\rSubmitReceipt\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"\x11\n\x0fListJobsRequest\"5\n\rListJobsReply\x12$\n\x04jobs\x18\x01 \x03(\x0b\x32\x16.chorale.v1.JobSummary\"0\n\x0cWatchRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0c\n\x04once\x18\x02 \x01(\x08\"\x8e\x01\n\x08JobEvent\x12)\n\x07summary\x18\x01 \x01(\x0b\x32\x16.chorale.v1.JobSummaryH\x00\x12)\n\x06record\x18\x02 \x01(\x0b\x32\x17.chorale.v1.PhaseRecordH\x00\x12$\n\x03job\x18\x03 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x42\x06\n\x04kind\"\xb1\x01\n\x0e\x43ontrolRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x31\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32!.chorale.v1.ControlRequest.Action\"X\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_PAUSE\x10\x01\x12\x11\n\rACTION_RESUME\x10\x02\x12\x11\n\rACTION_CANCEL\x10\x03\"\"\n\x0c\x46\x65tchRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"\x89\x01\n\x0c\x46\x65tchMessage\x12)\n\x07summary\x18\x01 \x01(\x0b\x32\x16.chorale.v1.JobSummaryH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x12\"\n\x03job\x18\x03 \x01(\x0b\x32\x15.chorale.v1.SignedJobB\x06\n\x04kind\"\x12\n\x10ListSilosRequest\"\xa6\x01\n\nSiloStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12(\n certificate_expires_unix_seconds\x18\x03 \x01(\x01\x12\x18\n\x10software_version\x18\x04 \x01(\t\x12\x17\n\x0fsoftware_digest\x18\x05 \x01(\x0c\x12\x1a\n\x12\x63\x65rtificate_sha256\x18\x06 \x01(\x0c\"\x82\x01\n\x0eListSilosReply\x12\x16\n\x0eroster_version\x18\x01 \x01(\x04\x12%\n\x05silos\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SiloStatus\x12\x18\n\x10software_version\x18\x03 \x01(\t\x12\x17\n\x0fsoftware_digest\x18\x04 \x01(\x0c\"%\n\x0f\x45videnceRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"N\n\rEvidenceProof\x12%\n\x05proof\x18\x01 \x01(\x0b\x32\x16.chorale.v1.StateProof\x12\x16\n\x0eroster_version\x18\x02 \x01(\x04\"\xbd\x01\n\x0f\x45videnceMessage\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x12&\n\tstatement\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x12(\n\x06roster\x18\x03 \x01(\x0b\x32\x16.chorale.v1.SignedBodyH\x00\x12*\n\x05proof\x18\x04 \x01(\x0b\x32\x19.chorale.v1.EvidenceProofH\x00\x42\x06\n\x04kind2\xed\x03\n\nOperations\x12\x43\n\tSubmitJob\x12\x19.chorale.v1.SubmitMessage\x1a\x19.chorale.v1.SubmitReceipt(\x01\x12\x42\n\x08ListJobs\x12\x1b.chorale.v1.ListJobsRequest\x1a\x19.chorale.v1.ListJobsReply\x12<\n\x08WatchJob\x12\x18.chorale.v1.WatchRequest\x1a\x14.chorale.v1.JobEvent0\x01\x12@\n\nControlJob\x12\x1a.chorale.v1.ControlRequest\x1a\x16.chorale.v1.JobSummary\x12\x42\n\nFetchModel\x12\x18.chorale.v1.FetchRequest\x1a\x18.chorale.v1.FetchMessage0\x01\x12\x45\n\tListSilos\x12\x1c.chorale.v1.ListSilosRequest\x1a\x1a.chorale.v1.ListSilosReply\x12K\n\rFetchEvidence\x12\x1b.chorale.v1.EvidenceRequest\x1a\x1b.chorale.v1.EvidenceMessage0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/operations.proto\x12\nchorale.v1\x1a\x1b\x63horale/v1/federation.proto\x1a\x18\x63horale/v1/records.proto\x1a\x18\x63horale/v1/session.proto\"a\n\rSubmitMessage\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x42\x06\n\x04kind\"#\n\rSubmitReceipt\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"\x11\n\x0fListJobsRequest\"5\n\rListJobsReply\x12$\n\x04jobs\x18\x01 \x03(\x0b\x32\x16.chorale.v1.JobSummary\"0\n\x0cWatchRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0c\n\x04once\x18\x02 \x01(\x08\"\x8e\x01\n\x08JobEvent\x12)\n\x07summary\x18\x01 \x01(\x0b\x32\x16.chorale.v1.JobSummaryH\x00\x12)\n\x06record\x18\x02 \x01(\x0b\x32\x17.chorale.v1.PhaseRecordH\x00\x12$\n\x03job\x18\x03 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x42\x06\n\x04kind\"\xc8\x01\n\x0e\x43ontrolRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x31\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32!.chorale.v1.ControlRequest.Action\"o\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_PAUSE\x10\x01\x12\x11\n\rACTION_RESUME\x10\x02\x12\x11\n\rACTION_CANCEL\x10\x03\x12\x15\n\x11\x41\x43TION_SKIP_ROUND\x10\x04\"\"\n\x0c\x46\x65tchRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"\x89\x01\n\x0c\x46\x65tchMessage\x12)\n\x07summary\x18\x01 \x01(\x0b\x32\x16.chorale.v1.JobSummaryH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x12\"\n\x03job\x18\x03 \x01(\x0b\x32\x15.chorale.v1.SignedJobB\x06\n\x04kind\"\x12\n\x10ListSilosRequest\"\xa6\x01\n\nSiloStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12(\n certificate_expires_unix_seconds\x18\x03 \x01(\x01\x12\x18\n\x10software_version\x18\x04 \x01(\t\x12\x17\n\x0fsoftware_digest\x18\x05 \x01(\x0c\x12\x1a\n\x12\x63\x65rtificate_sha256\x18\x06 \x01(\x0c\"\x82\x01\n\x0eListSilosReply\x12\x16\n\x0eroster_version\x18\x01 \x01(\x04\x12%\n\x05silos\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SiloStatus\x12\x18\n\x10software_version\x18\x03 \x01(\t\x12\x17\n\x0fsoftware_digest\x18\x04 \x01(\x0c\"%\n\x0f\x45videnceRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\"N\n\rEvidenceProof\x12%\n\x05proof\x18\x01 \x01(\x0b\x32\x16.chorale.v1.StateProof\x12\x16\n\x0eroster_version\x18\x02 \x01(\x04\"\xbd\x01\n\x0f\x45videnceMessage\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x15.chorale.v1.SignedJobH\x00\x12&\n\tstatement\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x12(\n\x06roster\x18\x03 \x01(\x0b\x32\x16.chorale.v1.SignedBodyH\x00\x12*\n\x05proof\x18\x04 \x01(\x0b\x32\x19.chorale.v1.EvidenceProofH\x00\x42\x06\n\x04kind2\xed\x03\n\nOperations\x12\x43\n\tSubmitJob\x12\x19.chorale.v1.SubmitMessage\x1a\x19.chorale.v1.SubmitReceipt(\x01\x12\x42\n\x08ListJobs\x12\x1b.chorale.v1.ListJobsRequest\x1a\x19.chorale.v1.ListJobsReply\x12<\n\x08WatchJob\x12\x18.chorale.v1.WatchRequest\x1a\x14.chorale.v1.JobEvent0\x01\x12@\n\nControlJob\x12\x1a.chorale.v1.ControlRequest\x1a\x16.chorale.v1.JobSummary\x12\x42\n\nFetchModel\x12\x18.chorale.v1.FetchRequest\x1a\x18.chorale.v1.FetchMessage0\x01\x12\x45\n\tListSilos\x12\x1c.chorale.v1.ListSilosRequest\x1a\x1a.chorale.v1.ListSilosReply\x12K\n\rFetchEvidence\x12\x1b.chorale.v1.EvidenceRequest\x1a\x1b.chorale.v1.EvidenceMessage0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,25 +47,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBEVENT']._serialized_start=385
   _globals['_JOBEVENT']._serialized_end=527
   _globals['_CONTROLREQUEST']._serialized_start=530
-  _globals['_CONTROLREQUEST']._serialized_end=707
+  _globals['_CONTROLREQUEST']._serialized_end=730
   _globals['_CONTROLREQUEST_ACTION']._serialized_start=619
-  _globals['_CONTROLREQUEST_ACTION']._serialized_end=707
-  _globals['_FETCHREQUEST']._serialized_start=709
-  _globals['_FETCHREQUEST']._serialized_end=743
-  _globals['_FETCHMESSAGE']._serialized_start=746
-  _globals['_FETCHMESSAGE']._serialized_end=883
-  _globals['_LISTSILOSREQUEST']._serialized_start=885
-  _globals['_LISTSILOSREQUEST']._serialized_end=903
-  _globals['_SILOSTATUS']._serialized_start=906
-  _globals['_SILOSTATUS']._serialized_end=1072
-  _globals['_LISTSILOSREPLY']._serialized_start=1075
-  _globals['_LISTSILOSREPLY']._serialized_end=1205
-  _globals['_EVIDENCEREQUEST']._serialized_start=1207
-  _globals['_EVIDENCEREQUEST']._serialized_end=1244
-  _globals['_EVIDENCEPROOF']._serialized_start=1246
-  _globals['_EVIDENCEPROOF']._serialized_end=1324
-  _globals['_EVIDENCEMESSAGE']._serialized_start=1327
-  _globals['_EVIDENCEMESSAGE']._serialized_end=1516
-  _globals['_OPERATIONS']._serialized_start=1519
-  _globals['_OPERATIONS']._serialized_end=2012
+  _globals['_CONTROLREQUEST_ACTION']._serialized_end=730
+  _globals['_FETCHREQUEST']._serialized_start=732
+  _globals['_FETCHREQUEST']._serialized_end=766
+  _globals['_FETCHMESSAGE']._serialized_start=769
+  _globals['_FETCHMESSAGE']._serialized_end=906
+  _globals['_LISTSILOSREQUEST']._serialized_start=908
+  _globals['_LISTSILOSREQUEST']._serialized_end=926
+  _globals['_SILOSTATUS']._serialized_start=929
+  _globals['_SILOSTATUS']._serialized_end=1095
+  _globals['_LISTSILOSREPLY']._serialized_start=1098
+  _globals['_LISTSILOSREPLY']._serialized_end=1228
+  _globals['_EVIDENCEREQUEST']._serialized_start=1230
+  _globals['_EVIDENCEREQUEST']._serialized_end=1267
+  _globals['_EVIDENCEPROOF']._serialized_start=1269
+  _globals['_EVIDENCEPROOF']._serialized_end=1347
+  _globals['_EVIDENCEMESSAGE']._serialized_start=1350
+  _globals['_EVIDENCEMESSAGE']._serialized_end=1539
+  _globals['_OPERATIONS']._serialized_start=1542
+  _globals['_OPERATIONS']._serialized_end=2035
 # @@protoc_insertion_point(module_scope)

@@ -173,12 +173,16 @@ class ControlRequest(_message.Message):
         ACTION_PAUSE: ControlRequest._Action.ValueType  # 1
         ACTION_RESUME: ControlRequest._Action.ValueType  # 2
         ACTION_CANCEL: ControlRequest._Action.ValueType  # 3
+        ACTION_SKIP_ROUND: ControlRequest._Action.ValueType  # 4
+        """no longer wait for answers to UNMASK, or for signatures of the next state"""
 
     class Action(_Action, metaclass=_ActionEnumTypeWrapper): ...
     ACTION_UNSPECIFIED: ControlRequest.Action.ValueType  # 0
     ACTION_PAUSE: ControlRequest.Action.ValueType  # 1
     ACTION_RESUME: ControlRequest.Action.ValueType  # 2
     ACTION_CANCEL: ControlRequest.Action.ValueType  # 3
+    ACTION_SKIP_ROUND: ControlRequest.Action.ValueType  # 4
+    """no longer wait for answers to UNMASK, or for signatures of the next state"""
 
     JOB_DIGEST_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int

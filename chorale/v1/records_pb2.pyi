@@ -31,7 +31,7 @@ class LeftOut(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     silo: _builtins.str
     stage: _builtins.str
-    """waiting, advertise, share, masked, consistency, unmask"""
+    """waiting, advertise, share, masked, consistency, unmask, revealed"""
     reason: _builtins.str
     """closed list, docs/protocol.md 9"""
     rule: _builtins.str
@@ -65,7 +65,7 @@ class Awaited(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     silo: _builtins.str
     why: _builtins.str
-    """approval, connection, loading-torch, input, statement: docs/protocol.md 9"""
+    """approval, connection, loading-torch, input, answer, statement, overdue: docs/protocol.md 9"""
     def __init__(
         self,
         *,
@@ -197,7 +197,9 @@ class PhaseRecord(_message.Message):
         """U3 of the revealed sum"""
 
     @_builtins.property
-    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOut]: ...
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOut]:
+        """at unmask and revealed of those too that it was given up for, which are in U3"""
+
     @_builtins.property
     def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """accuracy, loss, clipped ..."""

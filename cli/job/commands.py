@@ -54,12 +54,13 @@ def _control_command(action: str, text: str) -> None:
     @operator_options
     def control(settings: OperatorSettings, job_id: str) -> None:
         with connect(settings) as (operations, _):
-            summary = operations.control(operations.find(job_id), action)
+            summary = operations.control(operations.find(job_id), action.replace("-", "_"))
         click.echo(f"{summary.job_digest.hex()[:12]}  {summary.status}")
 
 
 _control_command("pause", "Start no further phase until the job is resumed.")
 _control_command("resume", "Resume a paused job.")
+_control_command("skip-round", "Give up a round that stands still for silos whose input is there.")
 _control_command("cancel", "End a job for good; the rounds that are done stay.")
 
 

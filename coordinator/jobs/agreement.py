@@ -87,7 +87,9 @@ class Agreement:
     async def run(self) -> StateProof:
         """The proof, once t silos signed. Raises AttemptFailed where too few do."""
         if not await self.statements.collect():
-            raise AttemptFailed(FailureReason.TOO_FEW_STATEMENTS, is_final=True)
+            is_skipped = self.statements.is_given_up
+            reason = FailureReason.SKIPPED if is_skipped else FailureReason.TOO_FEW_STATEMENTS
+            raise AttemptFailed(reason, is_final=True)
         return replace(self._unsigned, signers=dict(self.statements.signers))
 
     def _open(self, silo: str, message: pb.SiloMessage) -> Signer:

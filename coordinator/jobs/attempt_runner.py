@@ -25,6 +25,7 @@ from coordinator.phase_machine import PhaseEvent, PhaseState
 from coordinator.reasons import (
     FATAL_TO_JOB,
     FATAL_TO_PHASE,
+    OVERDUE_SECONDS,
     WAITED_FOR,
     Absent,
     Awaited,
@@ -119,6 +120,8 @@ class AttemptRunner:
         self._on_stage = on_stage
         self._on_progress = on_progress
         self._scope = {"job": job.id, "round": key.round, "phase": key.phase, "attempt": key.attempt}
+        self._is_given_up = False
+        self._overdue_at = math.inf  # when a stage that no silo can be missed in names those it waits for
         self._outbox: Outbox = {}  # what this stage sent, for a silo that comes back
         self._out: dict[str, Reason] = {}  # silos that are out of this stage, and why
         self._stages: dict[str, SiloStage] = {}  # what silos say that they do before they compute
@@ -235,6 +238,11 @@ class AttemptRunner:
         self._additions[silo] = asyncio.create_task(self._add(spool, self._sum))
         self._news.set()
 
+    def give_up(self) -> None:
+        """UNMASK waits no longer: nobody can do without the answers that it lacks."""
+        self._is_given_up = True
+        self._news.set()
+
     # the stages
 
     async def collect_adverts(self, task: pb.PhaseTask, proofs: Sequence[StateProof]) -> None:
@@ -330,9 +338,10 @@ class AttemptRunner:
         floor = replace(self._floor, deadline=math.inf, hard_cap=cap, grace=math.inf)
         message = wire.to_silo(self.session.unmask_request(), self.key)
         self._begin_stage(dict.fromkeys(self.session.survivors, message), floor)
+        self._overdue_at = self._clock.monotonic() + OVERDUE_SECONDS
         await self._collect(is_done=lambda: self.session.can_unmask)
-        if not self.session.can_unmask and self._clock.monotonic() >= self._deadlines.hard_cap_at:
-            raise AttemptFailed(FailureReason.UNMASK_HARD_CAP, is_final=True)
+        if not self.session.can_unmask:
+            self._check_given_up()
         answer = self._close(self.session.close_unmask, PhaseState.UNMASK, self.session.survivors)
         if isinstance(answer, UnmaskPlan):
             return answer
@@ -343,6 +352,8 @@ class AttemptRunner:
         for silo, request in self._outbox.items():
             self._send(silo, request)
         await self._collect()
+        if self._is_given_up and self.session.awaited:
+            self._check_given_up()
         plan: UnmaskPlan = self._close(self.session.close_recover, PhaseState.UNMASK, self.session.survivors)
         return plan
 
@@ -380,7 +391,7 @@ class AttemptRunner:
 
     async def _collect(self, *, is_done: Callable[[], bool] = lambda: False) -> None:
         """Take in answers until none is worth waiting for."""
-        while not is_done():
+        while not (is_done() or self._is_given_up):
             self._news.clear()
             awaited = self._deadlines.awaited(
                 self.session.awaited - self._out.keys(), now=self._clock.monotonic()
@@ -388,7 +399,8 @@ class AttemptRunner:
             if not awaited:
                 return
             self._tell_awaited(awaited)
-            await self._news_until(min(awaited.values()))
+            overdue = [self._overdue_at] if self._overdue_at > self._clock.monotonic() else []
+            await self._news_until(min([*awaited.values(), *overdue]))
 
     async def _news_until(self, moment: float) -> None:
         """Wait for anything that may change whom the stage awaits, and no longer than until then."""
@@ -413,6 +425,17 @@ class AttemptRunner:
         if now >= self._deadlines.hard_cap_at and not awaited:  # else one still downloads
             self._lose(set(candidates) & self.session.awaited, PhaseState.WAITING)
             raise AttemptFailed(FailureReason.TRAIN_HARD_CAP, is_final=True)
+
+    def _check_given_up(self) -> None:
+        """Raises AttemptFailed where UNMASK has waited long enough; who was awaited stood in the way."""
+        if self._is_given_up:
+            reason = FailureReason.SKIPPED
+        elif self._clock.monotonic() >= self._deadlines.hard_cap_at:
+            reason = FailureReason.UNMASK_HARD_CAP
+        else:
+            return
+        self._lose(self.session.awaited, PhaseState.UNMASK)
+        raise AttemptFailed(reason, is_final=True)
 
     async def _add(self, spool: Spool, total: MaskedSum) -> None:
         """One vector at a time, a large one in a thread."""
@@ -462,6 +485,8 @@ class AttemptRunner:
         self._on_progress("; ".join(parts) or "awaiting silos", waits)
 
     def _awaited_of(self, silo: str) -> str:
+        if self._clock.monotonic() >= self._overdue_at:
+            return Awaited.OVERDUE.value
         if silo in self._away_since:
             return Awaited.CONNECTION.value
         if self.session.state is not CoordinatorState.ADVERTISE:

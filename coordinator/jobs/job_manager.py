@@ -184,9 +184,9 @@ class JobManager:
     async def control(
         self, digest: bytes, action: pb.ControlRequest.Action.ValueType, *, caller: str
     ) -> records_pb2.JobSummary:
-        """Pause, resume or cancel, as its operator or an admin of the roster.
+        """Pause, resume, cancel or skip a round, as its operator or an admin of the roster.
 
-        Raises NotTheOperator, and RemoteProtocolError where the job has ended.
+        Raises NotTheOperator, and RemoteProtocolError where the job has ended or no round can be skipped.
         """
         row = self._resources.store.job(digest)
         if row is not None and not self._resources.roster_book.current.is_admin(caller):
@@ -202,6 +202,8 @@ class JobManager:
         elif action == pb.ControlRequest.ACTION_RESUME:
             self._resources.store.set_job_status(digest, JobStatus.RUNNING)
             runner.resume()
+        elif action == pb.ControlRequest.ACTION_SKIP_ROUND:
+            runner.skip_round()
         elif action == pb.ControlRequest.ACTION_CANCEL:
             task = self._tasks[digest]
             task.cancel()
@@ -209,7 +211,7 @@ class JobManager:
             runner.end(JobStatus.CANCELLED)
             self._forget(digest)
         else:
-            raise RemoteProtocolError("control: expected pause, resume or cancel")
+            raise RemoteProtocolError("control: expected pause, resume, cancel or skip_round")
         word = pb.ControlRequest.Action.Name(action).removeprefix("ACTION_").lower()
         self._resources.audit.append("job_controlled", job=runner.job.id, action=word, operator=caller)
         self._count_jobs()
@@ -295,7 +297,8 @@ class JobManager:
         """One line: what a running job waits for, else its status."""
         if row.status is not JobStatus.RUNNING or runner is None:
             return row.status.value
-        return told_state(runner.awaited, silos=len(runner.job.spec.silos))
+        silos = len(runner.job.spec.silos)
+        return told_state(runner.awaited, silos=silos, in_the_way=runner.in_the_way)
 
     def _check_owner(self, row: JobRow, caller: str, rule: str) -> None:
         owner = row.signed.operator

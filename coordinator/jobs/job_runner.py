@@ -31,10 +31,11 @@ from coordinator.jobs.sequence import (
     completed_rounds,
     model_since,
     next_step,
+    stood_in_the_way,
 )
 from coordinator.jobs.statements import KINDS as STATEMENTS
 from coordinator.jobs.statements import Statements
-from coordinator.reasons import AHEAD, WAITED_FOR, Absent, FailureReason
+from coordinator.reasons import AHEAD, WAITED_FOR, WAY_OUT, Absent, Awaited, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.store import Absence, JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
@@ -68,6 +69,7 @@ class JobRunner:
         self._revealed: RevealedFile | None = None  # kept for silos that are slower than t others
         self._history = PhaseHistory(resources.store, job.digest)
         self.selection = Selection(resources.store, job)
+        self.in_the_way = stood_in_the_way(self._history.rows())
         self._resume_seconds = RESUME_SECONDS
         self._going = asyncio.Event()
         self._going.set()
@@ -133,6 +135,12 @@ class JobRunner:
     def resume(self) -> None:
         self._going.set()
         self._note_checkpoint()
+
+    def skip_round(self) -> None:
+        """Raises RemoteProtocolError where no round stands still that could be skipped."""
+        if self._phase is None:
+            raise RemoteProtocolError(f"job {self.job.id}: no phase is under way", code=Refusal.STAGE)
+        self._phase.skip()
 
     def end(self, status: JobStatus, *, reason: str = "", public: str | None = None) -> None:
         """Store the job's end, note it in the audit log, and only then tell its silos.
@@ -266,6 +274,11 @@ class JobRunner:
             self._phase = None
             self._keep_sum(runner.revealed)
         self._resources.attendance.send_all(self.job.spec.silos, told_to_silos(record))
+        self.in_the_way = stood_in_the_way(self._history.rows())
+        for silo, rounds in self.in_the_way.items():
+            log.warning(
+                "round given up for a silo", silo=silo, in_a_row=rounds, hint=WAY_OUT, job=self.job.id
+            )
         completed = completed_rounds(self._resources.store, self.job)
         self._resources.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
         newest = [record.state_digest, *(row.state_digest for row in reversed(self._history.rows()))]
@@ -371,6 +384,10 @@ class JobRunner:
             self._resources.metrics.checkpoint.labels(federation_job=self.job.id).set(written)
 
     def _tell_progress(self, line: str, awaited: Mapping[str, str]) -> None:
+        for silos, step in ((self.awaited, -1), (awaited, 1)):
+            for silo, why in silos.items():
+                if why == Awaited.OVERDUE:
+                    self._resources.metrics.overdue.labels(silo=silo).inc(step)
         if (line, awaited) != (self.progress, self.awaited):
             self.progress, self.awaited = line, awaited
             self._on_change()

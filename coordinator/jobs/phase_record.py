@@ -11,7 +11,7 @@ from chorale.observability.logs import get_logger
 from chorale.transport.wire import phase_kind
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
-from coordinator.phase_machine import PhaseState
+from coordinator.phase_machine import GIVEN_UP_IN, PhaseState
 from coordinator.reasons import WAITED_FOR, Absent
 from coordinator.resources import Resources
 from coordinator.storage.store import Absence, PhaseRow
@@ -50,14 +50,15 @@ def phase_record(
     threshold: int,
     approval_seconds: float,
 ) -> records_pb2.PhaseRecord:
-    """left_out: silos that are not in the sum, each with where it was lost first; and proven liars.
+    """left_out: silos that are not in the sum, each with where it was lost first; proven liars; and silos for
+    which the phase was given up, though their inputs were there.
 
     approval_seconds: as ApprovalWait has them.
     """
     cohort = row.cohort if attempts and row.cohort else []
     first: dict[str, Absence] = {}
     for absence in resources.store.absences(row.sequence):
-        if absence.silo not in cohort or absence.reason == Absent.LIED:
+        if absence.silo not in cohort or absence.reason == Absent.LIED or absence.stage in GIVEN_UP_IN:
             first.setdefault(absence.silo, absence)
     return records_pb2.PhaseRecord(
         job_digest=row.job,

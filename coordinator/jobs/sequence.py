@@ -8,7 +8,7 @@ from itertools import takewhile
 from chorale.job import Job
 from chorale.transport.wire import phase_kind, phase_number
 from chorale.v1.records_pb2 import PhaseRecord
-from coordinator.phase_machine import PhaseState
+from coordinator.phase_machine import GIVEN_UP_IN, PhaseState
 from coordinator.storage.store import JobStatus, PhaseRow, Store
 from crypto.errors import ChoraleError
 
@@ -97,6 +97,22 @@ def _repeated(job: Job, rows: Sequence[PhaseRow]) -> Step:
 def completed_rounds(store: Store, job: Job) -> int:
     """Rounds whose last phase was applied."""
     return store.count_applied(job.digest, job.strategy.round_phases[-1])
+
+
+def stood_in_the_way(rows: Sequence[PhaseRow]) -> dict[str, int]:
+    """For how many phases in a row, up to the last that ended, each silo was silent where none can be missed.
+    rows: all phases so far."""
+    counts: dict[str, int] = {}
+    for times, record in enumerate((row.record for row in reversed(rows) if row.is_ended), start=1):
+        assert record is not None  # stored with the phase's end
+        is_used_up = record.result == PhaseState.USED_UP
+        silos = {left.silo for left in record.left_out if is_used_up and left.stage in GIVEN_UP_IN}
+        if times > 1:
+            silos &= {silo for silo, count in counts.items() if count == times - 1}
+        if not silos:
+            break
+        counts |= dict.fromkeys(silos, times)
+    return counts
 
 
 def model_since(job: Job, rows: Sequence[PhaseRow]) -> int:

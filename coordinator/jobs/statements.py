@@ -13,8 +13,10 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from coordinator.jobs.deadlines import StageDeadlines, StageLimits, following_work
-from coordinator.reasons import Awaited
+from coordinator.phase_machine import PhaseState
+from coordinator.reasons import OVERDUE_SECONDS, Absent, Awaited
 from coordinator.resources import Resources
+from coordinator.storage.store import Absence
 from crypto.errors import RemoteProtocolError
 from crypto.session.statements import Signer
 
@@ -49,6 +51,7 @@ class Statements:
         self._scope = {"job": key.job_digest.hex()[:12], "round": key.round, "phase": key.phase}
         self.signers: dict[str, Signer] = {}
         self.out: dict[str, str] = {}
+        self.is_given_up = False
         self._clock = resources.clock
         self._send = resources.attendance.send
         self._question = question
@@ -61,6 +64,8 @@ class Statements:
             downloaded_bytes=downloaded_bytes,
         )
         log.info("statements asked for", **limits.log_fields(), **self._scope)
+        self._away_since = away_since
+        self._overdue_at = self._clock.monotonic() + OVERDUE_SECONDS
         self._deadlines = StageDeadlines(limits, started=self._clock.monotonic(), away_since=away_since)
         self._open_statement = open_statement
         self._on_progress = on_progress
@@ -74,15 +79,31 @@ class Statements:
             self._news.clear()
             unheard = [silo for silo in self._silos if silo not in self.signers | self.out]
             awaited = self._deadlines.awaited(unheard, now=self._clock.monotonic())
-            if len(self.signers) + len(awaited) < self._threshold:
+            if len(self.signers) + len(awaited) < self._threshold or self.is_given_up:
                 return False
             self._tell(awaited)
+            now = self._clock.monotonic()
+            overdue = [self._overdue_at] if self._overdue_at > now else []
             try:
-                async with asyncio.timeout(max(0.0, min(awaited.values()) - self._clock.monotonic())):
+                async with asyncio.timeout(max(0.0, min([*awaited.values(), *overdue]) - now)):
                     await self._news.wait()
             except TimeoutError:
                 continue
         return True
+
+    def give_up(self) -> None:
+        """Wait no longer for signatures that are missing."""
+        self.is_given_up = True
+        self._news.set()
+
+    def missing(self) -> list[Absence]:
+        """Who was asked and has not signed, and why."""
+        absences = []
+        for silo in sorted(set(self._silos) - self.signers.keys()):
+            silent = Absent.DISCONNECTED if silo in self._away_since else Absent.NO_ANSWER
+            reason = self.out.get(silo, silent.value)
+            absences.append(Absence(silo=silo, stage=PhaseState.REVEALED.value, reason=reason))
+        return absences
 
     def on_connected(self, silo: str) -> None:
         """The silo is asked again, if it has not signed."""
@@ -118,4 +139,6 @@ class Statements:
     def _tell(self, awaited: Collection[str]) -> None:
         parts = [f"awaiting a statement of {', '.join(sorted(awaited))}"] if awaited else []
         parts += [f"without {silo} ({why})" for silo, why in sorted(self.out.items())]
-        self._on_progress("; ".join(parts), dict.fromkeys(awaited, Awaited.STATEMENT.value))
+        is_overdue = self._clock.monotonic() >= self._overdue_at
+        why = Awaited.OVERDUE if is_overdue else Awaited.STATEMENT
+        self._on_progress("; ".join(parts), dict.fromkeys(awaited, why.value))

@@ -181,7 +181,9 @@ def test_text_of_a_rejection_cannot_pretend_that_other_silos_refused() -> None:
 
 def test_a_state_names_few_silos_and_counts_the_others() -> None:
     many = {f"silo-{place}": "approval" for place in range(9)}
-    assert told_state(many, silos=9).endswith("silo-4, silo-5 and 3 more")
+    assert told_state(many, silos=9, in_the_way={}).endswith("silo-4, silo-5 and 3 more")
     both = {"a": "approval", "b": "connection", "c": "input"}
-    assert told_state(both, silos=4) == "waiting for approval at a; for silos: 3 of 4 connected"
-    assert told_state({"c": "input", "d": "answer"}, silos=4) == "running"
+    assert (
+        told_state(both, silos=4, in_the_way={}) == "waiting for approval at a; for silos: 3 of 4 connected"
+    )
+    assert told_state({"c": "input", "d": "answer"}, silos=4, in_the_way={}) == "running"
