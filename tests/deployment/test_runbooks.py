@@ -400,6 +400,24 @@ def test_a_coordinator_that_does_not_start_is_notified_and_comes_back(watch: Wat
 
 
 @pytest.mark.soak
+@exercises("ChoraleCoordinatorSiloOverdue")
+def test_a_round_that_stands_still_for_silos_is_skipped(watch: Watch) -> None:
+    """Two of four sign who is in the sum, and are silent from then on."""
+    signed = Halt(at={"event": "input ready", "round": 2, "phase": "train"}, sent="consistency")
+    watch.restart_silos(halts=dict.fromkeys(VICTIMS, signed))
+    watch.offer()
+    for name in VICTIMS:
+        watch.fires("ChoraleCoordinatorSiloOverdue", f', silo="{name}"')
+    assert f"an answer of {', '.join(VICTIMS)}" in watch.do("ChoraleCoordinatorSiloOverdue")
+    watch.ends("ChoraleCoordinatorSiloOverdue")
+    watch.wait_log(COORDINATOR, "round given up for a silo")
+    watch.end_job()
+    for name in VICTIMS:
+        watch.site.services[name].kill()
+        watch.site.launch(name)
+
+
+@pytest.mark.soak
 @exercises("ChoraleCoordinatorDropouts", "ChoraleSiloLeftOut")
 def test_a_silo_that_is_too_slow_is_seen_on_both_sides(watch: Watch) -> None:
     watch.offer(**QUICK)

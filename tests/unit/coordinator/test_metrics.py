@@ -18,6 +18,7 @@ FAMILIES = {
     "cohort_size": "gauge",
     "clipped_values": "counter",
     "dropouts": "counter",
+    "overdue": "gauge",
     "received_bytes": "counter",
     "sent_bytes": "counter",
     "refused_calls": "counter",

@@ -1,5 +1,7 @@
-"""A silo that sends its input and is then silent, where no round goes on without it: it is named, and its round
-can be given up before the cap of an hour."""
+"""A silo that sends its input and is then silent, where no round goes on without it.
+
+It is named, and its round can be given up before the cap of an hour.
+"""
 
 from __future__ import annotations
 
