@@ -409,12 +409,12 @@ def test_a_round_that_stands_still_for_silos_is_skipped(watch: Watch) -> None:
     for name in VICTIMS:
         watch.fires("ChoraleCoordinatorSiloOverdue", f', silo="{name}"')
     assert f"an answer of {', '.join(VICTIMS)}" in watch.do("ChoraleCoordinatorSiloOverdue")
-    watch.ends("ChoraleCoordinatorSiloOverdue")
     watch.wait_log(COORDINATOR, "round given up for a silo")
     watch.end_job()
     for name in VICTIMS:
         watch.site.services[name].kill()
         watch.site.launch(name)
+    watch.ends("ChoraleCoordinatorSiloOverdue")
 
 
 @pytest.mark.soak
