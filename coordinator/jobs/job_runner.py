@@ -35,10 +35,12 @@ from coordinator.jobs.sequence import (
 )
 from coordinator.jobs.statements import KINDS as STATEMENTS
 from coordinator.jobs.statements import Statements
+from coordinator.phase_machine import PhaseState
 from coordinator.reasons import AHEAD, WAITED_FOR, WAY_OUT, Absent, Awaited, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.store import Absence, JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
+from crypto.session.coordinator_session import CoordinatorState
 
 RESUME_SECONDS = 15.0  # after a fault of this machine, such as a full disk; doubled by each that follows
 ROOM_SECONDS = 1.0  # where the disk is full: how often it is looked whether it still is
@@ -137,10 +139,19 @@ class JobRunner:
         self._note_checkpoint()
 
     def skip_round(self) -> None:
-        """Raises RemoteProtocolError where no round stands still that could be skipped."""
-        if self._phase is None:
-            raise RemoteProtocolError(f"job {self.job.id}: no phase is under way", code=Refusal.STAGE)
-        self._phase.skip()
+        """Wait no longer for silos whose inputs are there. Raises RemoteProtocolError where nothing does."""
+        attempt, statements = self.attempt, self.statements
+        if attempt is not None and attempt.session.state in (
+            CoordinatorState.UNMASK,
+            CoordinatorState.RECOVER,
+        ):
+            attempt.give_up()
+        elif statements is not None:
+            statements.give_up()
+        else:
+            where = f"{PhaseState.UNMASK.value} or {PhaseState.REVEALED.value}"
+            why = f"job {self.job.id}: no round to skip: none waits in {where}"
+            raise RemoteProtocolError(why, code=Refusal.STAGE)
 
     def end(self, status: JobStatus, *, reason: str = "", public: str | None = None) -> None:
         """Store the job's end, note it in the audit log, and only then tell its silos.

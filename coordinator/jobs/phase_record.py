@@ -90,6 +90,23 @@ def phase_record(
     )
 
 
+def note_absences(resources: Resources, row: PhaseRow, attempt: int, absences: Sequence[Absence]) -> None:
+    """Of the session that ends, or of the signatures that it led to: stored, counted and logged."""
+    resources.store.add_absences(row.sequence, attempt, absences)
+    for absence in absences:
+        resources.metrics.dropouts.labels(silo=absence.silo, stage=absence.stage).inc()
+        log.warning(
+            "silo left out",
+            silo=absence.silo,
+            stage=absence.stage,
+            reason=absence.reason,
+            job=row.job.hex()[:12],
+            round=row.round,
+            phase=row.phase,
+            attempt=attempt,
+        )
+
+
 def told_to_silos(record: records_pb2.PhaseRecord) -> pb.CoordinatorMessage:
     """Without tables: they are by class, for the job's operator, and silos may refuse to see such sums.
     Nor what came with a refusal: policy and people of one institution are no matter of another."""

@@ -25,16 +25,16 @@ from coordinator.jobs.aggregate import MaskedSum, RevealedFile, revealed_file, u
 from coordinator.jobs.agreement import Abandonment, Agreement, cohort_proof
 from coordinator.jobs.attempt_runner import REOFFER_SECONDS, AttemptFailed, AttemptRunner
 from coordinator.jobs.outcome import outcome_of
-from coordinator.jobs.phase_record import ApprovalWait, phase_record, publish
+from coordinator.jobs.phase_record import ApprovalWait, note_absences, phase_record, publish
 from coordinator.jobs.statements import Statements
 from coordinator.metrics import AttemptResult
-from coordinator.phase_machine import GIVEN_UP_IN, RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
+from coordinator.phase_machine import RETRYABLE, PhaseEvent, PhaseMachine, PhaseState
 from coordinator.reasons import Absent, FailureReason
 from coordinator.resources import Resources
 from coordinator.storage.spool import SessionSpool
 from coordinator.storage.store import Absence, PhaseRow
 from coordinator.storage.sum_files import SumFiles
-from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.roster import Roster
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import SessionTerms
@@ -107,18 +107,6 @@ class PhaseRunner:
                     return await self._apply(roster, state)
             lost = PhaseResult(state=None, reason=reason.value)
             return self._end(lost, self._row.state_digest, [], abandoned=await self._abandoned())
-
-    def skip(self) -> None:
-        """Give up what waits for silos though a sum was stored: the phase is used up. Raises
-        RemoteProtocolError where nothing does."""
-        waiting = self.attempt or self.statements
-        if self._machine.state not in GIVEN_UP_IN or waiting is None:
-            raise RemoteProtocolError(
-                f"job {self._job.id}: nothing to skip in stage {self._machine.state.value}, expected "
-                f"{' or '.join(GIVEN_UP_IN)}",
-                code=Refusal.STAGE,
-            )
-        waiting.give_up()
 
     # attempts
 
@@ -225,7 +213,8 @@ class PhaseRunner:
         self.attempt = None
         liars = attempt.session.liars
         lied = [Absence(silo=silo, stage=PhaseState.UNMASK.value, reason=Absent.LIED.value) for silo in liars]
-        self._note_absences([*lied, *attempt.absences])
+        self.absences = [*lied, *attempt.absences]
+        note_absences(self._resources, self._row, self._machine.attempt, self.absences)
         for sender, accused in attempt.session.complaints:
             self._resources.store.add_complaint(
                 FiledComplaint(
@@ -233,15 +222,6 @@ class PhaseRunner:
                 )
             )
             log.warning("silo complained", silo=sender, accused=accused, **self._scope)
-
-    def _note_absences(self, absences: list[Absence]) -> None:
-        """Of the session that ends, or of the signatures that it led to."""
-        self.absences = absences
-        self._resources.store.add_absences(self._row.sequence, self._machine.attempt, absences)
-        for absence in absences:
-            self._resources.metrics.dropouts.labels(silo=absence.silo, stage=absence.stage).inc()
-            where = {"silo": absence.silo, "stage": absence.stage, "reason": absence.reason}
-            log.warning("silo left out", **where, **self._scope)
 
     async def _store_sum(self, attempt: AttemptRunner, total: MaskedSum) -> None:
         """Masked sum, sets, signatures and envelopes are durable before a share is asked for."""
@@ -369,7 +349,8 @@ class PhaseRunner:
         try:
             proof = await agreement.run()
         except AttemptFailed as failure:
-            self._note_absences(agreement.statements.missing())
+            self.absences = agreement.statements.missing()
+            note_absences(self._resources, self._row, self._machine.attempt, self.absences)
             self._fail_attempt(failure.reason)
             lost = PhaseResult(state=None, figures=outcome.result.figures, reason=failure.reason.value)
             return self._end(lost, self._row.state_digest, quantities)

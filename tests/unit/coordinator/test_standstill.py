@@ -117,7 +117,5 @@ async def test_round_whose_inputs_are_not_there_cannot_be_skipped(make_hub: Any)
     hub = make_hub(silos=3)
     await hub.start()
     digest = await hub.submit(rounds=1)
-    with pytest.raises(
-        grpc.aio.AioRpcError, match="nothing to skip in stage waiting, expected unmask or revealed"
-    ):
+    with pytest.raises(grpc.aio.AioRpcError, match="no round to skip: none waits in unmask or revealed"):
         await skip(hub, digest)
