@@ -6,6 +6,7 @@ roster they began with. So a silo holds both, and no round is lost. Source: docs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from chorale.credentials import Credentials
@@ -24,7 +25,7 @@ class OwnCertificates(Credentials):
         self._next: Identity | None = None
         self._former: Identity | None = None
         self._dialed = identity
-        self._tries = 0
+        self._tries = Counter[bytes]()  # by fingerprint, since the coordinator accepted one
 
     def take_over(self, identity: Identity, authority: Anchors) -> None:
         """The authority at once; the certificate with the first connection that the coordinator accepts it
@@ -40,20 +41,21 @@ class OwnCertificates(Credentials):
         return self._listed(roster) is not None
 
     def dialing(self, roster: Roster | None, is_sound: Callable[[Identity], bool]) -> Identity:
-        """What the next try to connect shows: the one that the newest roster lists, and in turn the other.
+        """What the next try to connect shows: the one that was tried less often, at first the one that the
+        newest roster lists.
 
         is_sound: whether a certificate is valid now.
         """
         both = [one for one in (self.identity, self._next) if one is not None and is_sound(one)]
         if roster is not None:
             both.sort(key=lambda one: not _lists(roster, one))
-        self._dialed = both[self._tries % len(both)] if both else self.identity
-        self._tries += 1
+        self._dialed = min(both, key=lambda one: self._tries[one.fingerprint], default=self.identity)
+        self._tries[self._dialed.fingerprint] += 1
         return self._dialed
 
     def accepted(self) -> None:
         """The coordinator has accepted the connection."""
-        self._tries = 0
+        self._tries.clear()
         if self._dialed is self._next:
             self._former, self.identity, self._next = self.identity, self._next, None
             log.info("new certificate in use", certificate=self.identity.fingerprint.hex()[:12])
