@@ -17,6 +17,7 @@ from typing import Any
 
 from chorale.privacy.plan import rows_told
 from chorale.privacy.promise import Promise, if_all_others_collude, units
+from chorale.spec.column_specs import names_of
 from crypto.errors import printable
 from silo_agent.approval.view import (
     FieldChange,
@@ -87,7 +88,7 @@ def reads_lines(reads: Reads | None) -> list[str]:
     if reads.unit is not None:
         shown += _labelled("whose", [f"{_told(reads.unit)}, by this silo's settings, never as an input"])
     if reads.unread is not None:
-        shown += _labelled("not read", [_listed(reads.unread)])
+        shown += _labelled("not read", [_numbered(reads.unread, len(reads.unread))])
     elif reads.inputs is not None:
         shown += _labelled("not read", ["all other columns, which the agent names once it has read the data"])
     return shown
@@ -97,14 +98,22 @@ def read_told(reads: Reads | None) -> str:
     """In a question that stands far below the lines of `reads_lines`."""
     if reads is None:
         return "nothing"
-    inputs = "all inputs" if reads.inputs is None else f"{len(reads.inputs)} inputs"
+    inputs = "all inputs" if reads.inputs is None else f"{_count(reads.inputs)} inputs"
     labels = "the labels" if reads.labels is None else f"label {_listed(reads.labels)}"
     return f"{inputs} and {labels} of data set {reads.data_set}"
 
 
+def _count(names: Sequence[str]) -> int:
+    """How many columns a job's names are: a range is many."""
+    return sum(len(names_of(name)) for name in names)
+
+
 def _listed(names: Sequence[str]) -> str:
-    count = f"{len(names)}: " if len(names) > 1 else ""
-    return count + (", ".join(map(_told, names)) or "none")
+    return _numbered(names, _count(names))
+
+
+def _numbered(names: Sequence[str], count: int) -> str:
+    return (f"{count}: " if count > 1 else "") + (", ".join(map(_told, names)) or "none")
 
 
 def _contents_told(reads: Reads) -> str:

@@ -107,9 +107,10 @@ class DataSets:
 
     def named(self, spec: JobSpec) -> DataSet:
         """Raises PolicyRefusal(code=POLICY) for a job about none of this agent's, about an unnamed one of
-        several, or that reads what it may not, such as the column of a data set's units. Security: that
-        stands before every other rule and is one answer, whether or not there is such a column. The
-        coordinator learns the field; the code alone where the job names a data set, which may not be here."""
+        several, or that reads what it may not: what the policy does not list, or the column of a data set's
+        units. Security: a list is asked before every other rule, so its answer is one, whether or not there
+        is such a column. The coordinator learns that field, and the code alone of units and where the job
+        names a data set, which may not be here."""
         found = self._by_name[name_for(spec, tuple(self._by_name))]
         try:
             check_read(spec, found.policy, data_set=found.name, format=found.format)
@@ -117,8 +118,7 @@ class DataSets:
         except PolicyRefusal as error:
             raise PolicyRefusal(str(error), rule=error.rule if spec.data is None else None) from None
         except ConfigError as error:
-            rule = Rule.LABELS if found.unit in spec.label_columns else Rule.INPUTS
-            raise PolicyRefusal(str(error), rule=rule if spec.data is None else None) from None
+            raise PolicyRefusal(str(error)) from None
         return found
 
     def of(self, job_digest: bytes) -> DataSet:

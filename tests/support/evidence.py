@@ -51,7 +51,7 @@ class Lab:
         self.certificate_path = self.folder / "authority.crt"
         self.certificate_path.write_bytes(self.anchors.pem)
         self.roster = self.federation.publish()
-        self.job = self.federation.job(privacy=PRIVACY)
+        self.job = self.federation.job(privacy=PRIVACY, purpose="to find strokes", reference="EK 17")
         self.run = Run(federation=self.federation, job=self.job, folder=self.folder)
         for round, phase in (
             (0, "enrollment.0"),

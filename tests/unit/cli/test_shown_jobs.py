@@ -121,12 +121,12 @@ def test_what_a_job_reads_stands_first_as_the_agent_last_found_it(
 ) -> None:
     """`show` opens no data: the file is gone by then."""
     path = desk.folder / "ward.csv"
-    path.write_text(
-        'patient,age,name,weight,smoker,"odd, name"\n1,50,x,70,0,a\n1,51,x,71,1,a\n2,60,y,80,1,a\n'
-    )
+    heading = 'patient,age,icd1,icd2,smoker,"a9..a1, \x1b[2J"'
+    path.write_text(f"{heading}\n1,50,0,1,0,a\n1,51,0,1,1,a\n2,60,1,1,1,a\n")
     desk.write("policy.yaml", GIVEN)
     data = {"name": "ward", "format": "csv", "path": str(path), "unit": "patient"}
-    job, config = offered(desk, **TABLE), desk.silo(data=data)
+    ranged = {"columns": [{"name": "age"}, {"name": "icd1..icd2"}], "input_shape": [3]}
+    job, config = offered(desk, **TABLE | ranged), desk.silo(data=data)
     settings = load_silo_settings(config)
     policies = {"ward": load_policy(settings.policy)}
 
@@ -143,13 +143,13 @@ def test_what_a_job_reads_stands_first_as_the_agent_last_found_it(
     assert [line.split()[0] for line in shown[2:4]] == ["purpose", "reference"]
     assert shown[4].startswith("reads       data set ward, format csv: 3 records of 2 units when the agent ")
     first = shown[4 : shown.index("")]
-    assert "inputs      2: age, weight" in first
+    assert "inputs      3: age, icd1..icd2" in first
     assert "label       smoker" in first
-    assert 'not read    2: name, "odd, name"' in first
+    assert 'not read    "a9..a1, \\u001b[2J"' in first  # not what a job would mean by it
     assert "whose       patient, by this silo's settings, never as an input" in first
     facts = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["reads"]
     assert (facts["inputs"], facts["labels"], facts["unread"]) == (
-        *(["age", "weight"], ["smoker"], ["name", "odd, name"]),
+        *(["age", "icd1..icd2"], ["smoker"], ["a9..a1, \x1b[2J"]),
     )
     assert (facts["contents"]["records"], facts["contents"]["units"]) == (3, 2)
 

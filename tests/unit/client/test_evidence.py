@@ -59,6 +59,9 @@ def test_honest_archive_verifies_and_so_does_one_that_is_only_sealed_again(lab: 
         assert (held.silos, held.notes) == (SILOS[:3], ())
         assert (held.facts.states_signed_by_silos, held.facts.missing, held.facts.unproved) == (4, {}, ())
     assert archive_bytes(files_of(lab.archive)) == lab.archive
+    facts = json.loads(lab.files[names.FACTS])
+    assert (facts["purpose"], facts["reference"]) == ("to find strokes", "EK 17")
+    assert '- Purpose: "to find strokes", reference "EK 17".' in lab.files[names.README].decode()
 
 
 # changes to files
