@@ -154,8 +154,9 @@ def told(figures: Mapping[str, float | None], name: str) -> str:
     figure = figure_in(figures, name)
     if figure is None:
         return ""
-    is_count = figure.noise is None and figure.sampling is None and figure.value.is_integer()
-    return f"{figure.value:.0f}" if is_count else figure.brief
+    if figure.noise is not None or figure.sampling is not None or not math.isfinite(figure.value):
+        return figure.brief
+    return f"{figure.value:.0f}" if figure.value.is_integer() else f"{figure.value:.4g} (no interval)"
 
 
 def _or(number: float | None, unknown: float) -> float:

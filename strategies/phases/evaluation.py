@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.base import Array, PhaseContext, PhaseResult, SummedBeside
 from strategies.figure import flat_figures
@@ -107,8 +109,11 @@ class EvaluatePhase:
         }
 
     def tables(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:
-        """Matrices and curves of what the job asks for by `task.metrics`."""
+        """Matrices and curves of what the job asks for by `task.metrics`, and the deviation of the noise in
+        each number of the sums that they are made of."""
         closing = [each for each in self.statistics if isinstance(each, Evaluation) and each.is_closing]
         noise = context.noise_of_survivors
         metrics = [metric for each in closing for metric in each.task.asked.values()]
-        return {name: table for metric in metrics for name, table in metric.tables(sums, noise).items()}
+        found = {name: table for metric in metrics for name, table in metric.tables(sums, noise).items()}
+        named = [each.name for metric in metrics for each in metric.sums if each.name in noise]
+        return found | {f"{name}_noise_deviation": np.array([noise[name]]) for name in named}

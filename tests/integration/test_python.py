@@ -81,7 +81,7 @@ def test_a_job_from_submission_to_its_model(
     table, report = federation.results(job), running.report(job.id)
     assert list(table.index) == [1, 2, 3]
     assert list(table["accuracy"]) == report["accuracy_by_round"]
-    assert list(table["loss"])[:-1] == [each.loss for each in watched[1:]]
+    assert list(table["loss"])[:-1] == [each.figures["loss"] for each in watched[1:]]
     assert (table["upload_bytes"] > 0).all()
     line = federation.plot(job, "loss").get_lines()[0]
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 3], list(table["loss"]))
