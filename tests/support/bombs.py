@@ -129,8 +129,8 @@ def npz_beside(folder: Path) -> Fields:
 
 
 def mnist(folder: Path) -> Fields:
-    """600 MiB of zeros, as it declares."""
-    count = 600 * MIB // 64
+    """300 MiB of zeros, as it declares."""
+    count = 300 * MIB // 64
     for split, images in (("train", count), ("t10k", 1)):
         with gzip.open(folder / f"{split}-images-idx3-ubyte.gz", "wb", compresslevel=1) as file:
             file.write(struct.pack(">4I", 2051, images, 8, 8))
@@ -145,7 +145,7 @@ def cifar10(folder: Path) -> Fields:
     (folder / "cifar-10-batches-py").mkdir()
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"):
         with (folder / "cifar-10-batches-py" / name).open("wb") as file:
-            file.truncate(600 * MIB)
+            file.truncate(300 * MIB)
     return {"path": folder}
 
 
@@ -169,13 +169,13 @@ def parquet(folder: Path) -> Fields:
 
 
 def parquet_text(folder: Path) -> Fields:
-    """A text of 1 MiB, once in the file and in each of 600 rows; the job reads it as a number."""
+    """A text of 1 MiB, once in the file and in each of 300 rows; the job reads it as a number."""
     import pyarrow
     from pyarrow import parquet as files
 
-    place = pyarrow.array(np.zeros(600, np.int32))
+    place = pyarrow.array(np.zeros(300, np.int32))
     age = pyarrow.DictionaryArray.from_arrays(place, pyarrow.array(["x" * MIB]))
-    files.write_table(pyarrow.table({"age": age, "y": np.zeros(600, np.int64)}), folder / "data.parquet")
+    files.write_table(pyarrow.table({"age": age, "y": np.zeros(300, np.int64)}), folder / "data.parquet")
     return {"path": folder / "data.parquet"}
 
 
