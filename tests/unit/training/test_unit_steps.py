@@ -71,16 +71,22 @@ SIZES = [3, 5, 1, 40, 2, 7, 1, 20, 4]
 
 @pytest.mark.parametrize("unit", range(len(SIZES)))
 def test_one_unit_less_moves_the_sum_by_its_own_clipped_mean_and_nothing_else(unit: int) -> None:
-    """Wherever the batches of 32 rows end. Without units its rows are a record each, and many clips."""
+    """Wherever the batches of 32 rows end."""
     model, rows = rounding_gradients(), sum(SIZES)
     samples = Tensors(features=inputs_of(rows, 3), labels=torch.arange(rows) % 2, units_N=units_of(SIZES))
     whole, less = released_units(model, samples), released_units(model, without(samples, unit))
     moved_P = whole - less
     assert (moved_P == released_units(model, alone(samples, unit))).all()
     assert length(moved_P) <= DEVIATION
-    if SIZES[unit] > 2:
-        by_row = replace(samples, units_N=None), replace(without(samples, unit), units_N=None)
-        assert length(released_units(model, by_row[0]) - released_units(model, by_row[1])) > 1.2 * DEVIATION
+
+
+def test_without_units_each_row_is_a_clip() -> None:
+    model, one = make_model(), make_samples(1)
+    four = Tensors(features=one.features.repeat(4, 1), labels=one.labels.repeat(4), units_N=units_of([4]))
+    as_unit = length(released_units(model, four))
+    assert as_unit <= DEVIATION
+    assert length(released_units(model, replace(four, units_N=None))) == pytest.approx(4 * as_unit, rel=1e-5)
+    assert as_unit > DEVIATION / 2
 
 
 def test_a_units_gradient_is_the_mean_of_its_rows() -> None:
