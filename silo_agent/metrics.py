@@ -101,7 +101,10 @@ class SiloMetrics:
         )
         self._free_bytes = gauge("state_free_bytes", "Bytes free on the disk of the silo's directory.")
         self._size_bytes = gauge("state_size_bytes", "Bytes that the disk of the silo's directory has.")
-        gauge("gpu_memory_bytes", "GPU memory in use by training.").set_function(_gpu_memory_bytes)
+        gauge(
+            "gpu_memory_bytes",
+            "GPU memory in use by training in this process; those of devices have their own.",
+        ).set_function(_gpu_memory_bytes)
         for phase in PHASE_KINDS:
             self.sessions.labels(phase=phase)
             for result in PhaseEnd:
