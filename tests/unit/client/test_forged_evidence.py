@@ -25,6 +25,8 @@ from research.attacks.forged.scene import COLLUDERS, LEAVES, SILOS, Scene, shown
 from research.attacks.forged.true_jobs import TRUE
 from tests.support.pages import JOB, Pages
 
+ROOT = Path(__file__).parents[3]
+
 
 def test_no_forged_archive_is_accepted_and_every_true_one_is(capsys: pytest.CaptureFixture[str]) -> None:
     """A third of the silos, coordinator and operator lie together. Before, nine silos' job that three signed
@@ -37,6 +39,12 @@ def test_no_forged_archive_is_accepted_and_every_true_one_is(capsys: pytest.Capt
     for name, (_, sentence) in FORGED.items():
         assert re.search(sentence, found["refusals"][name]), (name, found["refusals"][name])
     assert len(FORGED) >= 12
+
+
+def test_page_names_every_forged_archive_beside_the_claim_that_it_tests() -> None:
+    rows = [line.split(" | ") for line in (ROOT / "docs" / "evidence-pack.md").read_text().splitlines()]
+    named = [each for row in rows if len(row) == 5 for each in row[-1].removesuffix(" |").split("; ")]
+    assert sorted(each for each in named if each in FORGED) == sorted(FORGED)
 
 
 def test_what_signatures_withstand_is_what_no_choice_of_liars_breaks() -> None:
