@@ -110,8 +110,8 @@ def test_csv_has_a_row_a_phase_and_nothing_that_a_spreadsheet_would_run() -> Non
 
 def test_lines_name_the_rule_and_nothing_in_them_moves_a_cursor() -> None:
     job_history = history(state="waiting for approval at \x1b[2Jsouth", progress="round 1", status="running")
-    assert state_told(job_history.summary) == "waiting for approval at ?[2Jsouth"
-    assert doing(job_history.summary) == "waiting for approval at ?[2Jsouth"
+    assert state_told(job_history.summary) == r"waiting for approval at \x1b[2Jsouth"
+    assert doing(job_history.summary) == r"waiting for approval at \x1b[2Jsouth"
     record = job_history.records[1]
     line = plain_line(record, title="round 1/2")
     assert "without south (refused by its policy: max_rounds)" in line
