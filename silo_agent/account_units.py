@@ -89,7 +89,7 @@ def account_budgets(
     )
 
 
-def admitted_records(settings: SiloSettings, data_set: str) -> Admitted | None:
+def admitted_records(settings: SiloSettings, data_set: DataSettings) -> Admitted | None:
     """As the agent that runs admits them, for a process of its own; None where no agent keeps a ledger.
 
     Raises ConfigError.
@@ -99,7 +99,7 @@ def admitted_records(settings: SiloSettings, data_set: str) -> Admitted | None:
     ledger = Ledger(settings.ledger_path, is_read_only=True)
     try:
         key = UnitKey.of(settings.unit_key_path, is_new=False)
-        return _admitted(settings.data_set(data_set), key, ledger.accounts())
+        return _admitted(data_set, key, ledger.accounts())
     finally:
         ledger.close()
 

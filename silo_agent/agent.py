@@ -48,6 +48,7 @@ from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.policy.policy import Policy
+from silo_agent.rounds.compute_process import ComputeProcess
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
@@ -309,6 +310,7 @@ class _Agent:
             load_data=self._load_data,
             load_objective=partial(load_objective, self._settings),
             tell_stage=lambda stage: outbox.send(stage_to_wire(stage)),
+            process=ComputeProcess(self._settings, data_of=self._data_of, tell_records=self._tell_records),
         )
         self._handles = MessageHandler(
             credentials=self._credentials,
@@ -361,17 +363,24 @@ class _Agent:
         self._data_sets.take(name, policy)
         self._metrics.epsilon_budget.labels(data_set=name).set(policy.privacy.epsilon)
 
-    def _load_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
+    def _data_of(self, job: Job) -> DataSettings:
+        """Raises ConfigError for data that are closed."""
         name = self._data_sets.of(job.digest).name
-        opened = self._opened[name]
-        if opened.closed is not None:
+        closed = self._opened[name].closed
+        if closed is not None:
             again = "it is read again when its settings change, or at the agent's next start"
-            raise type(opened.closed)(f"{opened.closed} (when it was opened: {again})")
-        settings = self._settings.data_set(name)
-        data = load_data(settings, job.spec, admitted=opened.admitted, is_cancelled=is_cancelled)
+            raise type(closed)(f"{closed} (when it was opened: {again})")
+        return self._settings.data_set(name)
+
+    def _tell_records(self, settings: DataSettings, count: int) -> None:
         if settings.source is not None:  # which no start of the agent reads without a job
-            count = len(data.train) + len(data.holdout)
-            self._ledger.accounts().note_contents(name, records=count, units=None, columns=None)
+            self._ledger.accounts().note_contents(settings.name, records=count, units=None, columns=None)
+
+    def _load_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
+        settings = self._data_of(job)
+        admitted = self._opened[settings.name].admitted
+        data = load_data(settings, job.spec, admitted=admitted, is_cancelled=is_cancelled)
+        self._tell_records(settings, len(data.train) + len(data.holdout))
         if data.rows_beyond:
             log.warning(rows_beyond_told(settings, data.rows_beyond), job=job.id)
         return data

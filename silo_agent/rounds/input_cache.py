@@ -27,9 +27,10 @@ from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import Cancelled, Objective, Work
+from silo_agent.rounds.compute_process import ComputeProcess
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.own_steps import own_lengths
-from silo_agent.rounds.phase_input import DataRefusal, PhaseRequest, cut_holdout, phase_input
+from silo_agent.rounds.phase_input import DataRefusal, PhaseRequest, cut_holdout, encoded, phase_values
 from silo_agent.seeding import fresh_seed
 from strategies.base import Array
 
@@ -63,7 +64,11 @@ class _Entry:
 
 
 class InputCache:
-    """Computes one input at a time, in a thread of its own, concurrently with the event loop."""
+    """Computes one input at a time, in a thread of its own, concurrently with the event loop.
+
+    process: computes those of private jobs; None: the thread, too. pause: the thread's sleep; None: until it
+    is closed, at most.
+    """
 
     def __init__(
         self,
@@ -76,6 +81,8 @@ class InputCache:
         load_data: LoadData,
         load_objective: Callable[[], Objective],
         tell_stage: Callable[[SiloStage | None], None],
+        process: ComputeProcess | None = None,
+        pause: Callable[[float], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -87,21 +94,27 @@ class InputCache:
         self._load_data = load_data
         self._tell_stage = tell_stage
         self._objective = _MeasuredObjective(load=load_objective, metrics=metrics)
+        self._is_closing = threading.Event()
+        self._process, self._pause = process, pause or self._is_closing.wait
         self._clock, self._sleep = clock, sleep
         self._data: dict[bytes, SiloData] = {}
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
 
-    async def warm_up(self) -> None:
-        """Load the objective, and torch with it, and say so: that may take half a minute.
+    async def warm_up(self, job: Job) -> None:
+        """Load the objective, and torch with it, where the job's inputs are computed, and say so: that may
+        take half a minute.
 
         Security: before the data are touched, so that how long it took tells nothing of them.
         """
-        if self._objective.loaded is not None:
+        warm: _MeasuredObjective | ComputeProcess = self._objective
+        if self._process is not None and job.spec.privacy is not None:
+            warm = self._process
+        if warm.is_warm:
             return
         self._tell_stage(SiloStage.LOADING_TORCH)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._worker, self._objective.warm_up)
+            await asyncio.get_running_loop().run_in_executor(self._worker, warm.warm_up)
         finally:
             self._tell_stage(None)
 
@@ -120,7 +133,7 @@ class InputCache:
             self._drop_unsent(request.key.job_digest)
             cancelled = threading.Event()
             computing = asyncio.get_running_loop().run_in_executor(
-                self._worker, self._compute, request, state_digest, cancelled.is_set
+                self._worker, self._compute, request, state_digest, cancelled.is_set, self._clock()
             )
             # its attempt may be gone by then, and nothing else would look at the error
             computing.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -165,6 +178,9 @@ class InputCache:
 
     def drop_job(self, job_digest: bytes) -> None:
         self._data.pop(job_digest, None)
+        if self._process is not None:
+            with suppress(RuntimeError):  # closed meanwhile
+                self._worker.submit(self._process.forget, job_digest)
         for name in [name for name in self._entries if name[0] == job_digest]:
             self._drop(name)
 
@@ -173,13 +189,18 @@ class InputCache:
         for name in list(self._entries):
             self._drop(name)
         await asyncio.get_running_loop().run_in_executor(self._worker, self._data.clear)
+        if self._process is not None:
+            await asyncio.get_running_loop().run_in_executor(self._worker, self._process.close)
 
     def close(self) -> None:
         """Ask running training to stop; it looks between batches."""
         for entry in self._entries.values():
             entry.is_cancelled.set()
         self._entries.clear()
+        self._is_closing.set()
         self._worker.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            self._process.close()
 
     def _drop_unsent(self, job_digest: bytes) -> None:
         """A job has one phase at a time: a task for the next gives up what did not leave before."""
@@ -204,7 +225,7 @@ class InputCache:
                 self._worker.submit(prepared.result().charge.release)
 
     def _compute(
-        self, request: PhaseRequest, state_digest: bytes, is_cancelled: Callable[[], bool]
+        self, request: PhaseRequest, state_digest: bytes, is_cancelled: Callable[[], bool], asked_at: float
     ) -> Prepared:
         job, key = request.job, request.key
         data_set = self._data_sets.of(job.digest)
@@ -218,17 +239,30 @@ class InputCache:
         try:
             local = self._local.begin(key.job_digest)
             started = time.monotonic()
-            values, encoder = phase_input(
-                request,
-                silo=self._silo,
-                policy=data_set.policy,
-                load_data=partial(self._own_data, job, is_cancelled),
-                objective=self._objective,
-                is_cancelled=is_cancelled,
-                seed=fresh_seed(),
-                local=local,
-                keep_personal=partial(self._personal.keep, job=job, key=key, global_model=state_digest),
-            )
+            values: Mapping[str, Array]
+            if self._process is not None and job.spec.privacy is not None:
+                every = data_set.policy.answer_every_seconds
+                values = self._process.values(
+                    request,
+                    policy=data_set.policy,
+                    seed=fresh_seed(),
+                    local=local,
+                    is_cancelled=is_cancelled,
+                    until_look=partial(self._until_look, asked_at, every) if every > 0 else None,
+                )
+            else:
+                values = phase_values(
+                    request,
+                    silo=self._silo,
+                    policy=data_set.policy,
+                    load_data=partial(self._own_data, job, is_cancelled),
+                    objective=self._objective,
+                    is_cancelled=is_cancelled,
+                    seed=fresh_seed(),
+                    local=local,
+                    keep_personal=partial(self._personal.keep, job=job, key=key, global_model=state_digest),
+                )
+            encoder = encoded(request, values)
             self._report(request, encoder, seconds=time.monotonic() - started)
             if is_cancelled():
                 raise Cancelled("the input is no longer wanted")
@@ -246,6 +280,11 @@ class InputCache:
                     raise Cancelled("the input is no longer wanted") from error
                 self._count(request, error)
             raise
+
+    def _until_look(self, asked_at: float, every: float) -> None:
+        """Until the middle between two times at which an answer may leave, so that what is taken then, and
+        takes its time, still leaves at the next."""
+        self._pause((asked_at + every / 2 - self._clock()) % every)
 
     def _count(self, request: PhaseRequest, error: Exception) -> None:
         """Durable before the refusal leaves. Security: other failures may be due to the data, too."""
@@ -278,9 +317,6 @@ class InputCache:
         """Loaded once per job, the hold-out cut as its size is summed."""
         if job.digest not in self._data:
             data, policy = self._load_data(job, is_cancelled), self._data_sets.of(job.digest).policy
-            declared = policy.constant_work_records
-            if job.spec.privacy is not None and declared is not None and len(data.train.units) > declared:
-                log.warning("more records than constant_work_records: time tells how many", job=job.id)
             self._data[job.digest] = cut_holdout(data, job=job, policy=policy)
         return self._data[job.digest]
 
@@ -292,6 +328,10 @@ class _MeasuredObjective:
     load: Callable[[], Objective]
     metrics: SiloMetrics
     loaded: Objective | None = None
+
+    @property
+    def is_warm(self) -> bool:
+        return self.loaded is not None
 
     def warm_up(self) -> Objective:
         if self.loaded is None:

@@ -269,7 +269,7 @@ class MessageHandler:
         key, task = running.key, running.task
         self._audit.flush()  # of phases whose outcome the coordinator never told
         roster, job = self._checks.job(key, task)
-        await self._inputs.warm_up()
+        await self._inputs.warm_up(job)
         # slower than t others: this silo computes the task's state itself, rather than fetch it, too
         summing = {task for other, task in self._summing.items() if self._chain.is_open(other, job)}
         while summing:

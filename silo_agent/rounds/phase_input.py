@@ -7,7 +7,8 @@ clock, no ledger and no message of a session reaches this module. Source: docs/p
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import Job
+from chorale.observability.logs import get_logger
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
@@ -31,6 +33,8 @@ from silo_agent.policy.policy import Policy
 from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, total_of
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.update_scale import with_mean_square
+
+log = get_logger("silo_agent.rounds.phase_input")
 
 WEIGHT = "weight"  # the quantity that carries p
 
@@ -86,17 +90,44 @@ def phase_input(
     keep_personal: Callable[[PersonalModel], None] = forget,
     random: Callable[[int], bytes] = os.urandom,
 ) -> tuple[Mapping[str, Array], Encoder]:
-    """The silo's values, now immutable, and the words that they become when read.
+    """The silo's values, now immutable, and the words that they become when read. As `phase_values` and
+    `encoded`. random: of the encoding."""
+    values = phase_values(
+        request,
+        silo=silo,
+        policy=policy,
+        load_data=load_data,
+        objective=objective,
+        is_cancelled=is_cancelled,
+        seed=seed,
+        local=local,
+        keep_personal=keep_personal,
+    )
+    return values, encoded(request, values, random=random)
+
+
+def phase_values(
+    request: PhaseRequest,
+    *,
+    silo: str,
+    policy: Policy,
+    load_data: Callable[[], SiloData],
+    objective: Objective,
+    is_cancelled: Callable[[], bool],
+    seed: int,
+    local: LocalState | None = None,
+    keep_personal: Callable[[PersonalModel], None] = forget,
+) -> Mapping[str, Array]:
+    """The silo's values, now immutable.
 
     load_data: gives them with the hold-out cut (`cut_holdout`). seed: of shuffles and dropout. local: what
-    the silo kept of the job, and where the method proposes what comes next. random: of the encoding.
+    the silo kept of the job, and where the method proposes what comes next.
 
     Raises DataRefusal where data, counts or the state over these data do not allow an input, and what the
     objective raises; PolicyRefusal(code=CONFIGURATION) for a SettingsFault. In a private job no record
     decides whether data are refused: PolicyRefusal(code=DATA).
     """
-    of_data = DataRefusal if request.job.spec.privacy is None else PolicyRefusal
-    try:
+    with faults_refused(request):
         data, spec = load_data(), request.job.spec
         samples = _summed(request.job, policy, len(data.train.units))
         if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
@@ -123,8 +154,23 @@ def phase_input(
                 constant_work=None if spec.privacy is None else policy.constant_work_records,
             )
             values = with_mean_square(work.context, _asked(request, objective.compute(work)))
-        values = taken_over(values)
-        return values, Encoder(values, layout=request.layout, random=random)
+        return taken_over(values)
+
+
+def encoded(
+    request: PhaseRequest, values: Mapping[str, Array], *, random: Callable[[int], bytes] = os.urandom
+) -> Encoder:
+    """The words that the values become when read. Raises DataRefusal."""
+    with faults_refused(request):
+        return Encoder(values, layout=request.layout, random=random)
+
+
+@contextmanager
+def faults_refused(request: PhaseRequest) -> Iterator[None]:
+    """Faults of settings, of data, and of values that have no words, as refusals of the phase."""
+    of_data = DataRefusal if request.job.spec.privacy is None else PolicyRefusal
+    try:
+        yield
     except SettingsFault as error:
         raise request.refusal(str(error), Refusal.CONFIGURATION) from error
     except ConfigError as error:
@@ -135,6 +181,9 @@ def phase_input(
 
 def cut_holdout(data: SiloData, *, job: Job, policy: Policy) -> SiloData:
     """The hold-out cut as its size is summed."""
+    declared = policy.constant_work_records
+    if job.spec.privacy is not None and declared is not None and len(data.train.units) > declared:
+        log.warning("more records than constant_work_records: time tells how many", job=job.id)
     tested = _summed(job, policy, len(data.holdout))
     return SiloData(train=data.train, holdout=data.holdout.first(tested), name=data.name)
 

@@ -99,8 +99,8 @@ class _Data:
     def of(self, spec: JobSpec, name: str) -> SiloData:
         if self._loaded is None or self._loaded[:2] != (name, spec):
             self._loaded = None  # the old one's memory first
-            admitted = admitted_records(self._settings, name)
-            data = load_data(self._settings.data_set(name), spec, admitted=admitted)
+            settings = self._settings.data_set(name)
+            data = load_data(settings, spec, admitted=admitted_records(self._settings, settings))
             self._loaded = (name, spec, data)
         return self._loaded[2]
 

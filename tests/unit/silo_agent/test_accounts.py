@@ -72,7 +72,9 @@ def test_a_record_of_two_accounts_is_used_by_the_first_alone(book: AccountBook, 
     for is_private in (True, False):
         train, held = numbers(book.load("trial", is_private=is_private))
         assert sorted(train + held) == list(range(40, 60))
-    own = admitted_records(book.settings, "trial")  # what a training process of its own finds
+    own = admitted_records(
+        book.settings, book.settings.data_set("trial")
+    )  # what a training process of its own finds
     assert own is not None
     assert own.units(["40"]) == [None]  # a record is no unit
     book.write("wards", range(10))

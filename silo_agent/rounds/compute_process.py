@@ -1,0 +1,285 @@
+"""The process that computes inputs of private jobs: another one than that which answers the coordinator.
+
+How long a computation takes may tell what noise hides. So the process that answers shares no interpreter
+with it, and looks whether it has ended at fixed times alone: no reply to any message shifts when it ends.
+What goes between the two is pickled by this silo's own processes. Source: docs/privacy.md, "What time tells".
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import TypeAlias
+
+from chorale.job import Job, SignedJob
+from chorale.observability import logs
+from chorale.spec.job_spec import JobSpec
+from chorale.transport.wire import PhaseKey
+from crypto.errors import ChoraleError
+from silo_agent.account_units import admitted_records
+from silo_agent.data.base import SiloData
+from silo_agent.data.loading import load_data
+from silo_agent.data.settings import DataSettings, rows_beyond_told
+from silo_agent.local_storage.local_state import LocalState
+from silo_agent.objective import load_objective
+from silo_agent.policy.policy import Policy
+from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, faults_refused, phase_values
+from silo_agent.settings import SiloSettings
+from strategies.base import Array, Arrays
+
+log = logs.get_logger("silo_agent.rounds.compute_process")
+
+END_SECONDS = 5.0  # for the process to end once its pipe is closed
+LOOK_SECONDS = 0.1  # between two looks, where a policy wants no multiples
+
+
+class Word(StrEnum):
+    READY = "ready"  # the objective is loaded
+    DONE = "done"  # something was computed; it waits to be taken
+    TAKE = "take"
+    CANCEL = "cancel"
+
+
+class ComputingFailed(ChoraleError):
+    """The process ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a phase asks, and what of this silo decides on its input."""
+
+    signed: SignedJob
+    operator: str
+    key: PhaseKey
+    members: int
+    state: Arrays = field(repr=False)
+    local: Arrays = field(repr=False)
+    policy: Policy
+    data: DataSettings
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """values: before they are masked. proposed: of the local state. records: that the data set gave."""
+
+    values: Mapping[str, Array] = field(repr=False)
+    proposed: Arrays | None = field(repr=False)
+    records: int
+
+
+Answer: TypeAlias = Computed | Exception
+Messages: TypeAlias = SimpleQueue[Asked | bytes | Word]  # bytes: of a job whose data are not asked for again
+
+
+class ComputeProcess:
+    """Started for the first private job; ends with the agent. One input at a time.
+
+    data_of: the settings of a job's data set, when its input is asked for. tell_records: how many records a
+    data set gave.
+    """
+
+    def __init__(
+        self,
+        settings: SiloSettings,
+        *,
+        data_of: Callable[[Job], DataSettings],
+        tell_records: Callable[[DataSettings, int], None],
+    ) -> None:
+        self._settings = settings
+        self._data_of, self._tell_records = data_of, tell_records
+        self._running: tuple[multiprocessing.process.BaseProcess, Connection] | None = None
+
+    @property
+    def is_warm(self) -> bool:
+        return self._running is not None
+
+    def warm_up(self) -> None:
+        """Start it where it does not run, until it has loaded its objective. Raises what that raises."""
+        if self._running is not None:
+            return
+        spawning = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        pipe, theirs = spawning.Pipe()
+        process = spawning.Process(target=serve, args=(theirs, self._settings))
+        process.start()
+        theirs.close()
+        self._running = process, pipe
+        self._received()
+
+    def values(
+        self,
+        request: PhaseRequest,
+        *,
+        policy: Policy,
+        seed: int,
+        local: LocalState,
+        is_cancelled: Callable[[], bool],
+        until_look: Callable[[], None] | None,
+    ) -> Mapping[str, Array]:
+        """As `phase_values`. until_look: returns when the answer may be taken next; None: at any time.
+
+        Raises what computing raises, and ComputingFailed.
+        """
+        with faults_refused(request):
+            data = self._data_of(request.job)
+        asked = Asked(
+            signed=request.job.signed,
+            operator=request.job.operator,
+            key=request.key,
+            members=request.rule.members,
+            state=dict(request.context.state),
+            local=dict(local.arrays),
+            policy=policy,
+            data=data,
+            seed=seed,
+        )
+        self.warm_up()
+        self._send(asked)
+        answer = self._answer(is_cancelled, until_look)
+        self._tell_records(asked.data, answer.records)
+        if answer.proposed is not None:
+            local.propose(answer.proposed)
+        return answer.values
+
+    def forget(self, job_digest: bytes) -> None:
+        """Its data are not asked for again."""
+        if self._running is not None:
+            self._send(job_digest)
+
+    def close(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            process, pipe = running
+            pipe.close()
+            process.join(END_SECONDS)
+            if process.is_alive():
+                process.terminate()
+                process.join()
+
+    def _answer(self, is_cancelled: Callable[[], bool], until_look: Callable[[], None] | None) -> Computed:
+        assert self._running is not None
+        pipe = self._running[1]
+        is_told = False
+        while True:
+            if until_look is not None:
+                until_look()
+            if pipe.poll(0 if until_look else LOOK_SECONDS):
+                self._received()  # that it is done
+                self._send(Word.TAKE)
+                answer = self._received()
+                assert isinstance(answer, Computed)
+                return answer
+            if is_cancelled() and not is_told:
+                self._send(Word.CANCEL)
+                is_told = True
+
+    def _send(self, message: object) -> None:
+        assert self._running is not None
+        try:
+            self._running[1].send(message)
+        except OSError:
+            raise self._gone() from None
+
+    def _received(self) -> Computed | Word:
+        assert self._running is not None
+        try:
+            answer: Answer | Word = self._running[1].recv()
+        except (EOFError, OSError):
+            raise self._gone() from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _gone(self) -> ComputingFailed:
+        assert self._running is not None
+        process = self._running[0]
+        self.close()
+        return ComputingFailed(
+            f"the process that computes ended with code {process.exitcode}; perhaps memory ran out"
+        )
+
+
+def serve(pipe: Connection, settings: SiloSettings) -> None:
+    """The process's life: until the pipe is closed, also by the end of the agent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the agent ends it
+    logs.configure(silo=settings.name)
+    is_cancelled, messages = threading.Event(), Messages()
+    try:
+        computing = _Computing(settings, is_cancelled.is_set)
+    except Exception as error:
+        return pipe.send(error)
+    pipe.send(Word.READY)
+    threading.Thread(target=_listen, args=(pipe, messages, is_cancelled), daemon=True).start()
+    while True:
+        message = messages.get()
+        if isinstance(message, bytes):
+            computing.data.pop(message, None)
+        elif isinstance(message, Asked):
+            answer = computing.answer(message)
+            pipe.send(Word.DONE)
+            messages.get()  # that it is taken: nothing of it moves before
+            pipe.send(answer)
+
+
+def _listen(pipe: Connection, messages: Messages, cancelled: threading.Event) -> None:
+    while True:
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # the agent is gone
+        if message is Word.CANCEL:
+            cancelled.set()
+            continue
+        if isinstance(message, Asked):
+            cancelled.clear()
+        messages.put(message)
+
+
+class _Computing:
+    """data: of each job, loaded once, the hold-out cut as its size is summed."""
+
+    def __init__(self, settings: SiloSettings, is_cancelled: Callable[[], bool]) -> None:
+        self._settings, self._is_cancelled = settings, is_cancelled
+        self._objective = load_objective(settings)
+        self.data: dict[bytes, SiloData] = {}
+
+    def answer(self, asked: Asked) -> Answer:
+        spec = JobSpec.from_yaml(asked.signed.spec_bytes, source=f"job {asked.key.job_digest.hex()[:12]}")
+        job, local = Job(spec=spec, signed=asked.signed, operator=asked.operator), LocalState(asked.local)
+        try:
+            values = phase_values(
+                PhaseRequest.of(job, asked.key, asked.state, members=asked.members),
+                silo=self._settings.name,
+                policy=asked.policy,
+                load_data=lambda: self._own_data(job, asked),
+                objective=self._objective,
+                is_cancelled=self._is_cancelled,
+                seed=asked.seed,
+                local=local,
+            )
+        except ChoraleError as error:
+            return error
+        except Exception as error:  # torch's, an author's: perhaps nothing that can be pickled
+            return RuntimeError(f"{type(error).__name__}: {error}"[:300])
+        data = self.data.get(job.digest)
+        return Computed(
+            values=values,
+            proposed=local.proposed,
+            records=0 if data is None else len(data.train) + len(data.holdout),
+        )
+
+    def _own_data(self, job: Job, asked: Asked) -> SiloData:
+        if job.digest not in self.data:
+            admitted = admitted_records(self._settings, asked.data)
+            found = load_data(asked.data, job.spec, admitted=admitted, is_cancelled=self._is_cancelled)
+            if found.rows_beyond:
+                log.warning(rows_beyond_told(asked.data, found.rows_beyond), job=job.id)
+            self.data[job.digest] = cut_holdout(found, job=job, policy=asked.policy)
+        return self.data[job.digest]

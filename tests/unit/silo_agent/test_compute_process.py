@@ -1,0 +1,166 @@
+"""Inputs of private jobs are computed by a process that does not answer: its end moves no reply."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chorale.transport.wire import PhaseKey
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from silo_agent.local_storage.local_state import LocalState
+from silo_agent.objective import Cancelled
+from silo_agent.rounds.compute_process import ComputeProcess, ComputingFailed
+from silo_agent.rounds.phase_input import PhaseRequest
+from silo_agent.settings import SiloSettings
+from tests.support.gated import BEGUN, FOLDER, GATE, gate
+from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, policy, private_job
+
+
+class Desk:
+    """A process whose computing waits for a word, and looks at it that the test lets happen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, nowhere = folder, folder / "nowhere"
+        gate(folder)
+        self.settings = SiloSettings.model_validate(
+            {
+                "name": "clinic",
+                "federation": "test",
+                "coordinator": "127.0.0.1:9",
+                "identity": {"certificate": nowhere, "key": nowhere},
+                "authority": nowhere,
+                "directory": folder / "state",
+                "policy": nowhere,
+                "objective": "tests.support.gated:Gated",
+                "data": {"format": "module", "module": "tests.support.one_hot:data"},
+            }
+        )
+        job = private_job(folder, SUMS)
+        key = PhaseKey(job_digest=job.digest, round=1, phase="train", attempt=1)
+        self.request = PhaseRequest.of(job, key, STATE, members=MEMBERS)
+        self.records: list[int] = []
+        self.process = ComputeProcess(
+            self.settings,
+            data_of=lambda job: self.settings.data_sets[0],
+            tell_records=lambda data, count: self.records.append(count),
+        )
+        self.looks, self.asked_for, self.is_cancelled = threading.Semaphore(0), 0, threading.Event()
+        self.thread = ThreadPoolExecutor(1)
+
+    def begin(self, until_look: Callable[[], None] | None = None) -> tuple[Future[object], int]:
+        """What will come of it, and the process that computes it now."""
+        found = self.thread.submit(
+            self.process.values,
+            self.request,
+            policy=policy(),
+            seed=1,
+            local=LocalState(),
+            is_cancelled=self.is_cancelled.is_set,
+            until_look=until_look,
+        )
+        return found, int((self.folder / BEGUN).read_text())
+
+    def until_look(self) -> None:
+        self.asked_for += 1
+        self.looks.acquire()
+
+    def say(self, word: str) -> None:
+        (self.folder / GATE).write_text(word)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    made = Desk(tmp_path)
+    yield made
+    made.looks.release(100)
+    made.process.close()
+    made.thread.shutdown()
+
+
+async def test_the_end_of_computing_is_seen_at_the_times_to_look_alone(desk: Desk) -> None:
+    """Red before: a thread of the agent computed, and replies to bogus messages came sooner once it ended."""
+    found, pid = await asyncio.to_thread(desk.begin, desk.until_look)
+    assert pid not in (os.getpid(), os.getppid())
+    assert desk.process._running is not None
+    pipe = desk.process._running[1]
+    assert not pipe.poll(0)
+    desk.looks.release()  # it looks once, and there is nothing
+    desk.say("go")
+    assert await asyncio.to_thread(pipe.poll, None)  # it has ended
+    sleeping = desk.asked_for
+    for _ in range(100):
+        await asyncio.sleep(0)  # the loop is free, and nothing woke
+    assert (found.done(), desk.asked_for, desk.records) == (False, sleeping, [])
+    desk.looks.release(2)
+    values = await asyncio.wrap_future(found)
+    assert isinstance(values, dict)
+    np.testing.assert_array_equal(values["delta"], np.full(MEMBERS, 0.25, np.float32))
+    assert desk.records != [0]
+
+
+@pytest.mark.parametrize(
+    "word, kind, words",
+    [("refuse", PolicyRefusal, "not this"), ("break", RuntimeError, "ZeroDivisionError: of a record")],
+)
+def test_what_computing_raises_is_raised_here_and_the_process_goes_on(
+    desk: Desk, word: str, kind: type[Exception], words: str
+) -> None:
+    found, pid = desk.begin()
+    desk.say(word)
+    with pytest.raises(kind, match=words):
+        found.result()
+    found, again = desk.begin()
+    desk.say("go")
+    assert found.result()
+    assert again == pid
+
+
+def test_a_process_that_ends_is_started_again(desk: Desk) -> None:
+    found, pid = desk.begin()
+    desk.say("end")
+    with pytest.raises(ComputingFailed, match="ended with code 9"):
+        found.result()
+    found, again = desk.begin()
+    desk.say("go")
+    assert found.result()
+    assert again != pid
+
+
+def test_what_is_not_wanted_any_more_ends_at_the_next_look(desk: Desk) -> None:
+    found, pid = desk.begin()
+    desk.say("until cancelled")
+    desk.is_cancelled.set()
+    with pytest.raises(Cancelled):
+        found.result()
+    desk.is_cancelled.clear()
+    desk.process.forget(desk.request.job.digest)
+    found, again = desk.begin()
+    desk.say("go")
+    assert found.result()
+    assert again == pid
+
+
+def test_data_that_are_closed_are_refused_without_the_process(desk: Desk) -> None:
+    def closed(job: object) -> object:
+        raise ConfigError("closed")
+
+    desk.process._data_of = closed  # type: ignore[assignment]
+    with pytest.raises(PolicyRefusal, match="train: closed") as caught:
+        desk.process.values(
+            desk.request,
+            policy=policy(),
+            seed=1,
+            local=LocalState(),
+            is_cancelled=lambda: False,
+            until_look=None,
+        )
+    assert caught.value.code is Refusal.DATA
+    assert not desk.process.is_warm
