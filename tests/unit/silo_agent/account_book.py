@@ -15,6 +15,7 @@ from chorale.job import Job
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.runtime.audit import AuditLog
 from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
 from cli.silo.recovery import at_most_released
@@ -153,8 +154,10 @@ class AccountBook:
 
     def load(self, name: str, *, is_private: bool = True) -> SiloData:
         """As the agent loads it for a job, from the file as it is now."""
-        data = self.settings.data_set(name)
-        return load_data(data, SPEC if is_private else PLAIN, admitted=self.opened[name].admitted)
+        return self.load_for(SPEC if is_private else PLAIN, name)
+
+    def load_for(self, spec: JobSpec, name: str) -> SiloData:
+        return load_data(self.settings.data_set(name), spec, admitted=self.opened[name].admitted)
 
     def fixed(self) -> dict[str, bool]:
         """Of every account: whether its settings always divided its units in one way."""
