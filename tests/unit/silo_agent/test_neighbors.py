@@ -5,7 +5,6 @@ An answer that carries no noise is not charged, so it must not depend on a recor
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -178,7 +177,7 @@ def test_every_phase_of_a_private_job_is_answered_whatever_one_record_holds(
 
 
 # Where each code of a private job is decided. SETTINGS: before the data are opened, by what peers know, the
-# ledger and the settings (this file for `budget`). STRUCTURE: by the data's form, which no record decides (above,
+# ledger and the settings (`budget`: above). STRUCTURE: by the form of the data, which no record decides (above,
 # and test_private_loading.py). PEERS: in a session, by what peers sent.
 SETTINGS, STRUCTURE, PEERS = "settings", "structure", "peers"
 DECIDED_BY = {
@@ -205,6 +204,7 @@ DECIDED_BY = {
         SETTINGS,
     ),
     "data": STRUCTURE,
+    "configuration": STRUCTURE,
     "internal": STRUCTURE,
     **dict.fromkeys(
         (
@@ -222,19 +222,19 @@ DECIDED_BY = {
 }
 
 
-def table(title: str) -> dict[str, str]:
-    """The rows of the page's table under a heading, by the name in their first column."""
-    section = PAGE.read_text().partition(f"### {title}\n")[2].partition("\n### ")[0]
-    return dict(re.findall(r"^\| `([a-z_.-]+)` \| (.*) \|$", section, re.MULTILINE))
+def table(columns: int) -> dict[str, str]:
+    """The rows of the page's table of so many columns, by the name in their first one."""
+    section = PAGE.read_text().partition("### Every message of a private job\n")[2].partition("\n## ")[0]
+    cells = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+    return {row[0].strip(" `"): row[-1].strip() for row in cells if len(row) == columns}
 
 
 def test_the_page_says_of_every_message_and_code_what_it_depends_on() -> None:
-    found = table("Every message of a private job")
     sent = {field.name for field in pb.SiloMessage.DESCRIPTOR.oneofs_by_name["kind"].fields}
     sent |= {f"upload.{each.name}" for each in pb.UploadMessage.DESCRIPTOR.oneofs_by_name["kind"].fields}
     sent |= {f"download.{each.name}" for each in pb.DownloadRequest.DESCRIPTOR.fields}
-    codes = {each.value for each in Refusal}
-    assert found.keys() - codes == sent
-    assert found.keys() & codes == codes == DECIDED_BY.keys()
+    assert table(3).keys() == sent
+    found = table(2)
+    assert found.keys() == DECIDED_BY.keys() == {each.value for each in Refusal}
     for code, decided in DECIDED_BY.items():
         assert found[code].startswith(decided), code
