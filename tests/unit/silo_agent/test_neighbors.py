@@ -177,8 +177,8 @@ def test_every_phase_of_a_private_job_is_answered_whatever_one_record_holds(
 
 
 # Where each code of a private job is decided. SETTINGS: before the data are opened, by what peers know, the
-# ledger and the settings (`budget`: above). STRUCTURE: by the form of the data, which no record decides (above,
-# and test_private_loading.py). PEERS: in a session, by what peers sent.
+# ledger and the settings (`budget`: above). STRUCTURE: by the form of the data, which no record decides: above,
+# and test_private_loading.py. PEERS: in a session, by what peers sent.
 SETTINGS, STRUCTURE, PEERS = "settings", "structure", "peers"
 DECIDED_BY = {
     **dict.fromkeys(
