@@ -285,7 +285,8 @@ def _spent(plan: Plan, promised: _Promised, digest: bytes) -> dict[str, Spent]:
     for name in plan.names:
         settings = load_silo_settings(plan.folder(name) / "silo.yaml")
         with closing(Ledger(settings.ledger_path)) as ledger:
-            budget = ledger.budget(policy=load_policy(settings.policy), data_set=settings.data_sets[0].name)
+            account = settings.data_sets[0].account
+            budget = ledger.budget(policy=load_policy(settings.policy), data_set=account)
             collude = spent_epsilon_if_all_others_collude(
                 promised.spec, promised.state, budget.spent_inputs(digest)
             )

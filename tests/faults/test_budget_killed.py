@@ -63,7 +63,7 @@ def rows_of(federation: LocalFederation) -> Rows:
 def balance_of(federation: LocalFederation) -> BudgetBalance:
     policy = Policy(federation=federation.ceremony.federation)
     with ledger_of(federation) as ledger:
-        return ledger.budget(policy=policy, data_set=f"{VICTIM}-data").balance()
+        return ledger.budget(policy=policy, data_set="data").balance()
 
 
 def from_scratch(federation: LocalFederation) -> float:

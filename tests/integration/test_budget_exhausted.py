@@ -44,7 +44,7 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
         assert "at most epsilon" not in federation.hub.log.read_text()
         silo = ended[1]  # one refusal leaves two silos, too few for a sum: others may not have come to theirs
         refusal = federation.services[silo].wait_for(lambda record: record.get("code") == "budget")
-        assert re.search(rf"expected at most epsilon [0-9.]+ on data set {silo}-data", str(refusal["reason"]))
+        assert re.search(r"expected at most epsilon [0-9.]+ of account data", str(refusal["reason"]))
         _check_shown(federation, silo, two_rounds)
 
         # the name alone is another: two names with a budget each let one data set out at both
@@ -64,9 +64,9 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
         refusal = federation.services[silo].wait_for(
             lambda record: record.get("code") == "budget" and str(record.get("job")) in again, seconds=30
         )
-        assert f"on data set {silo}-data" in str(refusal["reason"])
+        assert "of account data" in str(refusal["reason"])
         shown = run_cli("silo", "ledger", "--config", federation.folder / f"{silo}.yaml").stdout
-        assert f"data set new (account {silo}-data): epsilon" in shown
+        assert "data set new (account data): epsilon" in shown
 
 
 def test_a_job_that_plans_too_much_is_refused_at_once(tmp_path: Path) -> None:
@@ -78,7 +78,9 @@ def test_a_job_that_plans_too_much_is_refused_at_once(tmp_path: Path) -> None:
         assert watched.returncode == 3, watched.stderr
         assert "(budget)" in watched.stderr.splitlines()[-1]
         shown = run_cli("silo", "ledger", "--config", federation.folder / "silo-0.yaml")
-        assert "data set silo-0-data: epsilon 0 of 1 spent, 1 left (delta 1e-05)" in shown.stdout
+        assert (
+            "data set silo-0-data (account data): epsilon 0 of 1 spent, 1 left (delta 1e-05)" in shown.stdout
+        )
 
 
 def _cost_of_rounds(federation: LocalFederation, rounds: int) -> float:
@@ -95,7 +97,9 @@ def _check_shown(federation: LocalFederation, silo: str, spent: float) -> None:
     assert shown.returncode == 0, shown.stderr
     line = next(line for line in shown.stdout.splitlines() if line.startswith("data set "))
     found = re.fullmatch(
-        rf"data set {silo}-data: epsilon ([0-9.]+) of ([0-9.]+) spent, ([0-9.]+) left \(delta 1e-05\)", line
+        rf"data set {silo}-data \(account data\): "
+        r"epsilon ([0-9.]+) of ([0-9.]+) spent, ([0-9.]+) left \(delta 1e-05\)",
+        line,
     )
     assert found is not None, line
     assert float(found[1]) == pytest.approx(spent, rel=1e-3)

@@ -133,7 +133,7 @@ def test_silo_shows_its_ledger_and_compares_it_with_its_audit_log(finished: Loca
     assert version == "newest roster: version 1"
     # ", over" as soon as the coordinator's word of the end is there
     assert job.replace(", over", "").split()[1:] == ["approved", "2", "rounds", "ops", "one-hot"]
-    assert data_set == "data set silo-0-data: epsilon 0 of 10 spent, 10 left (delta 1e-05)"
+    assert data_set == "data set silo-0-data (account data): epsilon 0 of 10 spent, 10 left (delta 1e-05)"
     assert by_job.split()[1:] == ["not", "private", "4", "inputs", "one-hot"]
     assert warning.strip().startswith("4 inputs left without noise: ")
     (checked,) = _lines(run_cli("silo", "ledger", "--config", config, "--check"))
@@ -184,7 +184,7 @@ def test_institution_grants_a_job_more_cohort_changes(finished: LocalFederation,
         ledger.decisions().tell(log)
     entry = list(read_entries(state / "audit.jsonl"))[-1]
     assert entry["event"] == "cohort changes granted"
-    assert (entry["job"][:12], entry["data_set"], entry["changes"]) == (job, "silo-0-data", 3)
+    assert (entry["job"][:12], entry["data_set"], entry["changes"]) == (job, "data", 3)
 
 
 @pytest.mark.parametrize("party", ["silo-0", "hub"])

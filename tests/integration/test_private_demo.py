@@ -63,7 +63,7 @@ def test_demo_by_record_learns_and_tells_what_it_spent(noise: str, count: list[s
     assert "Differential privacy" in (tmp_path / "out" / "report.html").read_text()
     config = tmp_path / "out" / "federation" / "silo-1" / "silo.yaml"
     shown = run_cli("silo", "ledger", "--config", config)
-    assert f"data set digits: epsilon {spent['silo-1']:.4g} of 8 spent" in shown.stdout
+    assert f"data set digits (account data): epsilon {spent['silo-1']:.4g} of 8 spent" in shown.stdout
 
 
 @pytest.mark.soak

@@ -206,13 +206,13 @@ def test_a_budget_that_is_too_small_is_read_and_left_alone(desk: Desk, chorale: 
     policy = desk.write("tight.yaml", {"federation": "test", "privacy": {"epsilon": 4.0}})
     config = table_silo(desk, TABLE, policy=str(policy))
     ledger = Ledger(desk.folder / "silo-0" / "ledger.sqlite")
-    ledger.budget(policy=load_policy(policy), data_set="ward").open_account()
+    ledger.budget(policy=load_policy(policy), data_set="data").open_account()
     ledger.close()
     before = files_below(desk.folder)
     job = table_job(desk, privacy={**PRIVATE, "epsilon": 8})
     ended = chorale("silo", "check", "--config", config, "--job", job)
     assert problems(ended)[-1].startswith("budget: job")
-    assert "expected at most epsilon 4 on data set ward" in problems(ended)[-1]
+    assert "expected at most epsilon 4 of account data" in problems(ended)[-1]
     assert files_below(desk.folder).items() >= before.items()
 
 

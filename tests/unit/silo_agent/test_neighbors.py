@@ -78,10 +78,10 @@ INSTITUTIONS = (
 def lived(folder: Path, institution: Institution, *, is_there: bool) -> tuple[Any, ...]:
     """What a ledger charges, the answers that an operator gets, and the sides of all other records."""
     book = AccountBook(folder, epsilon=4.0)
+    book.write("wards", range(40))
     book.settings.directory.mkdir(parents=True)
     book.settings.unit_key_path.write_bytes(bytes(range(32)))  # one silo, with and without the record
     first, second = (private_job(folder, SUMS, nonce=nonce, rounds=9) for nonce in range(2))
-    book.write("wards", range(40))
     book.start()
     book.reserve("wards", first).spend()
     institution(book, is_there)
@@ -135,7 +135,7 @@ def answered(folder: Path, lines: list[str], job: dict[str, Any]) -> list[str]:
     from silo_agent.training.models.state import initial_state
     from silo_agent.training.torch_objective import TorchObjective
 
-    spec = loading.make_job(2, (1,), columns=SPEC.columns, label_column="sick", **job)
+    spec = loading.make_job(3, (1,), columns=SPEC.columns, label_column="sick", **job)
     state = initial_state(spec)
     signed, objective = unsigned_job(spec, state), TorchObjective(device="cpu")
     book = AccountBook(folder)
@@ -177,8 +177,8 @@ def test_every_phase_of_a_private_job_is_answered_whatever_one_record_holds(
 
 
 # Where each code of a private job is decided. SETTINGS: before the data are opened, by what peers know, the
-# ledger and the settings (`budget`: above). STRUCTURE: by the form of the data, which no record decides: above,
-# and test_private_loading.py. PEERS: in a session, by what peers sent.
+# ledger and the settings (`budget`: above). STRUCTURE: by the form of the data, which no record decides:
+# above, and test_private_loading.py. PEERS: in a session, by what peers sent.
 SETTINGS, STRUCTURE, PEERS = "settings", "structure", "peers"
 DECIDED_BY = {
     **dict.fromkeys(
