@@ -81,7 +81,7 @@ async def test_after_epsilon_fell_what_was_reserved_keeps_to_both_budgets(make_h
         privacy = {"epsilon": epsilon, "partial_jobs": "allow"}
         write_policy(agent.folder / "policy.yaml", names | {"privacy": privacy})
         agent.handler.poll()
-        assert agent.budget._limits["data"] == {2 * one, epsilon}
+        assert agent.budget._budgets == {2 * one, epsilon}
     for name in ("silo-2", "silo-3"):
         hub.add(name, privacy={"epsilon": 2 * one, "partial_jobs": "allow"})
     again = hub.begin(0, "enrollment.0", attempt=2)
