@@ -196,7 +196,7 @@ def _side(
     places, is_held_N, may_be_N2, hashes = np.arange(len(found)), None, None, list[bytes]()
     stored = partial(private.stored, found, identities)
     if not admitted.is_everything:
-        side = None if raw.holdout is None else of_holdout
+        side = None if raw.holdout is None or job.privacy is None else of_holdout
         places = np.flatnonzero(admitted.rows(stored(), is_held_out=side))
     if raw.units is not None and not of_holdout:
         hashes = [private.row_hash(record) for record in stored()]

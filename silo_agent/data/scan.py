@@ -69,7 +69,7 @@ def scanned(
         ahead=2 if 2 * settings.workers * batch_bytes <= bound // 4 else 1,
     )
     found = _Found(count, job, keeps_inputs=is_in_memory)
-    side = None if raw.holdout is None else of_holdout
+    side = None if raw.holdout is None or job.privacy is None else of_holdout
     identities = None if of_holdout else raw.identities
     has_units = raw.units is not None and not of_holdout
     is_held_by_record = job.privacy is not None and raw.holdout is None and not has_units

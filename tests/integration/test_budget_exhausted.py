@@ -88,7 +88,7 @@ def _cost_of_rounds(federation: LocalFederation, rounds: int) -> float:
     state = {"model/votes": np.zeros(3, np.float32), TOTAL: np.array(300)}
     releases = list(releases_of(spec, "enrollment", state, 3))
     releases += list(releases_of(spec, "train", state, 3)) * rounds
-    return filter_epsilon(releases, Policy(federation="test").privacy.delta, sides_are_fixed=False)
+    return filter_epsilon(releases, Policy(federation="test").privacy.delta, sides_are_fixed=True)
 
 
 def _check_shown(federation: LocalFederation, silo: str, spent: float) -> None:
