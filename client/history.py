@@ -228,6 +228,7 @@ def silo_facts(reply: ListSilosReply) -> dict[str, Any]:
             {
                 "name": silo.name,
                 "connected": silo.connected,
+                "two_agents": silo.two_agents,
                 "certificate": silo.certificate_sha256.hex(),
                 "expires": _date(silo.certificate_expires_unix_seconds) if silo.connected else None,
                 "software": _software(silo.software_version, silo.software_digest)

@@ -93,6 +93,12 @@ class CoordinatorMetrics:
         self.overdue = self._new(
             Gauge, "overdue", "Jobs whose round stands still until this silo answers, by silo.", silo=LATER
         )
+        self.second_agents = self._new(
+            Counter,
+            "second_agents",
+            "Times an agent was turned away because another one uses its certificate, by silo.",
+            silo=LATER,
+        )
         self.received_bytes = self._new(
             Counter, "received_bytes", "Bytes received from silos, by kind.", kind=Transfer
         )
@@ -196,6 +202,7 @@ class CoordinatorMetrics:
         """Start the counts of these silos at zero."""
         for name in names:
             self.overdue.labels(silo=name)
+            self.second_agents.labels(silo=name)
             for stage in DROPOUT_STAGES:
                 self.dropouts.labels(silo=name, stage=stage.value)
 

@@ -121,7 +121,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
             checkpoints=Checkpoints(settings.directory / "checkpoints"),
             spool_memory=SpoolMemory(settings.spool_memory_bytes),
             roster_book=roster_book,
-            attendance=Attendance(metrics=metrics),
+            attendance=Attendance(metrics=metrics, clock=clock),
             line_rates=LineRates(),
             metrics=metrics,
             audit=audit,

@@ -72,6 +72,10 @@ class SiloMetrics:
             "samples_per_second", "Samples a second in the last training without privacy."
         )
         self.connected = gauge("connected", "1 while the control stream is up.")
+        self.two_agents = gauge(
+            "two_agents_timestamp_seconds",
+            "When the coordinator last said that another agent uses this silo's certificate; 0: never.",
+        )
         self.clock_skew = gauge("clock_skew_seconds", "This clock minus the coordinator's.")
         self.data_share = gauge("data_share", "Share of the federation's data in the last round.")
         self.epsilon_budget = gauge("epsilon_budget", "Epsilon that the data set may spend.", ["data_set"])

@@ -26,7 +26,7 @@ from chorale.v1 import records_pb2 as chorale_dot_v1_dot_records__pb2
 from chorale.v1 import session_pb2 as chorale_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/federation.proto\x12\nchorale.v1\x1a\x18\x63horale/v1/records.proto\x1a\x18\x63horale/v1/session.proto\"l\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x16\n\x0eroster_version\x18\x03 \x01(\x04\x12\x17\n\x0fsoftware_digest\x18\x04 \x01(\x0c\"L\n\tHeartbeat\x12\x14\n\x0cunix_seconds\x18\x01 \x01(\x01\x12)\n\tpreparing\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SessionKey\"\x16\n\x05Stage\x12\r\n\x05stage\x18\x01 \x01(\t\"\x9c\x04\n\x0bSiloMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.chorale.v1.HelloH\x00\x12*\n\theartbeat\x18\x02 \x01(\x0b\x32\x15.chorale.v1.HeartbeatH\x00\x12$\n\x06\x61\x64vert\x18\x03 \x01(\x0b\x32\x12.chorale.v1.AdvertH\x00\x12$\n\x06shares\x18\x04 \x01(\x0b\x32\x12.chorale.v1.SharesH\x00\x12*\n\tcomplaint\x18\x05 \x01(\x0b\x32\x15.chorale.v1.ComplaintH\x00\x12.\n\x0b\x63onsistency\x18\x06 \x01(\x0b\x32\x17.chorale.v1.ConsistencyH\x00\x12\x31\n\runmask_shares\x18\x07 \x01(\x0b\x32\x18.chorale.v1.UnmaskSharesH\x00\x12\x35\n\x0frecovered_seeds\x18\x08 \x01(\x0b\x32\x1a.chorale.v1.RecoveredSeedsH\x00\x12&\n\x07refused\x18\t \x01(\x0b\x32\x13.chorale.v1.RefusedH\x00\x12+\n\nnext_state\x18\n \x01(\x0b\x32\x15.chorale.v1.NextStateH\x00\x12*\n\tabandoned\x18\x0b \x01(\x0b\x32\x15.chorale.v1.AbandonedH\x00\x12\"\n\x05stage\x18\x0c \x01(\x0b\x32\x11.chorale.v1.StageH\x00\x42\x06\n\x04kind\"\x96\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x14\n\x0cunix_seconds\x18\x03 \x01(\x01\x12\x19\n\x11heartbeat_seconds\x18\x04 \x01(\x01\x12&\n\x06roster\x18\x05 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"6\n\x0cRosterUpdate\x12&\n\x06roster\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"J\n\tSignedJob\x12\x0c\n\x04spec\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x1c\n\x14operator_certificate\x18\x03 \x01(\x0c\".\n\x08JobOffer\x12\"\n\x03job\x18\x01 \x01(\x0b\x32\x15.chorale.v1.SignedJob\"\xf4\x01\n\tPhaseTask\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x14\n\x0cstate_digest\x18\x02 \x01(\x0c\x12\x13\n\x0bstate_bytes\x18\x03 \x01(\x04\x12\x16\n\x0esession_digest\x18\x04 \x01(\x0c\x12&\n\x06proofs\x18\x05 \x03(\x0b\x32\x16.chorale.v1.StateProof\x12(\n\x07\x63ohorts\x18\x06 \x03(\x0b\x32\x17.chorale.v1.CohortProof\x12-\n\tabandoned\x18\x07 \x03(\x0b\x32\x1a.chorale.v1.AbandonedProof\"7\n\x0cPhaseOutcome\x12\'\n\x06record\x18\x01 \x01(\x0b\x32\x17.chorale.v1.PhaseRecord\">\n\x08JobEnded\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xa7\x05\n\x12\x43oordinatorMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.chorale.v1.WelcomeH\x00\x12*\n\theartbeat\x18\x02 \x01(\x0b\x32\x15.chorale.v1.HeartbeatH\x00\x12*\n\x06roster\x18\x03 \x01(\x0b\x32\x18.chorale.v1.RosterUpdateH\x00\x12#\n\x03job\x18\x04 \x01(\x0b\x32\x14.chorale.v1.JobOfferH\x00\x12%\n\x04task\x18\x05 \x01(\x0b\x32\x15.chorale.v1.PhaseTaskH\x00\x12$\n\x06\x63ohort\x18\x06 \x01(\x0b\x32\x12.chorale.v1.CohortH\x00\x12*\n\tenvelopes\x18\x07 \x01(\x0b\x32\x15.chorale.v1.EnvelopesH\x00\x12*\n\tsurvivors\x18\x08 \x01(\x0b\x32\x15.chorale.v1.SurvivorsH\x00\x12,\n\nsignatures\x18\t \x01(\x0b\x32\x16.chorale.v1.SignaturesH\x00\x12-\n\x07recover\x18\n \x01(\x0b\x32\x1a.chorale.v1.RecoverRequestH\x00\x12\x31\n\rsession_ended\x18\x0b \x01(\x0b\x32\x18.chorale.v1.SessionEndedH\x00\x12+\n\x07outcome\x18\x0c \x01(\x0b\x32\x18.chorale.v1.PhaseOutcomeH\x00\x12)\n\tjob_ended\x18\r \x01(\x0b\x32\x14.chorale.v1.JobEndedH\x00\x12/\n\x0crevealed_sum\x18\x0e \x01(\x0b\x32\x17.chorale.v1.RevealedSumH\x00\x12&\n\x07\x61\x62\x61ndon\x18\x0f \x01(\x0b\x32\x13.chorale.v1.AbandonH\x00\x42\x06\n\x04kind\"E\n\x0f\x44ownloadRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"H\n\x0cUploadHeader\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"\x1b\n\tUploadEnd\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\"\x8d\x01\n\rUploadMessage\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.chorale.v1.UploadHeaderH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x15.chorale.v1.UploadEndH\x00\x42\x06\n\x04kind\"9\n\rUploadReceipt\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x32\xd5\x01\n\nFederation\x12\x45\n\x06\x41ttend\x12\x17.chorale.v1.SiloMessage\x1a\x1e.chorale.v1.CoordinatorMessage(\x01\x30\x01\x12<\n\x08\x44ownload\x12\x1b.chorale.v1.DownloadRequest\x1a\x11.chorale.v1.Chunk0\x01\x12\x42\n\x06Upload\x12\x19.chorale.v1.UploadMessage\x1a\x19.chorale.v1.UploadReceipt(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/federation.proto\x12\nchorale.v1\x1a\x18\x63horale/v1/records.proto\x1a\x18\x63horale/v1/session.proto\"{\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x16\n\x0eroster_version\x18\x03 \x01(\x04\x12\x17\n\x0fsoftware_digest\x18\x04 \x01(\x0c\x12\r\n\x05\x61gent\x18\x05 \x01(\x0c\"`\n\tHeartbeat\x12\x14\n\x0cunix_seconds\x18\x01 \x01(\x01\x12)\n\tpreparing\x18\x02 \x03(\x0b\x32\x16.chorale.v1.SessionKey\x12\x12\n\ntwo_agents\x18\x03 \x01(\x08\"\x16\n\x05Stage\x12\r\n\x05stage\x18\x01 \x01(\t\"\x9c\x04\n\x0bSiloMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.chorale.v1.HelloH\x00\x12*\n\theartbeat\x18\x02 \x01(\x0b\x32\x15.chorale.v1.HeartbeatH\x00\x12$\n\x06\x61\x64vert\x18\x03 \x01(\x0b\x32\x12.chorale.v1.AdvertH\x00\x12$\n\x06shares\x18\x04 \x01(\x0b\x32\x12.chorale.v1.SharesH\x00\x12*\n\tcomplaint\x18\x05 \x01(\x0b\x32\x15.chorale.v1.ComplaintH\x00\x12.\n\x0b\x63onsistency\x18\x06 \x01(\x0b\x32\x17.chorale.v1.ConsistencyH\x00\x12\x31\n\runmask_shares\x18\x07 \x01(\x0b\x32\x18.chorale.v1.UnmaskSharesH\x00\x12\x35\n\x0frecovered_seeds\x18\x08 \x01(\x0b\x32\x1a.chorale.v1.RecoveredSeedsH\x00\x12&\n\x07refused\x18\t \x01(\x0b\x32\x13.chorale.v1.RefusedH\x00\x12+\n\nnext_state\x18\n \x01(\x0b\x32\x15.chorale.v1.NextStateH\x00\x12*\n\tabandoned\x18\x0b \x01(\x0b\x32\x15.chorale.v1.AbandonedH\x00\x12\"\n\x05stage\x18\x0c \x01(\x0b\x32\x11.chorale.v1.StageH\x00\x42\x06\n\x04kind\"\x96\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x14\n\x0cunix_seconds\x18\x03 \x01(\x01\x12\x19\n\x11heartbeat_seconds\x18\x04 \x01(\x01\x12&\n\x06roster\x18\x05 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"6\n\x0cRosterUpdate\x12&\n\x06roster\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SignedBody\"J\n\tSignedJob\x12\x0c\n\x04spec\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x1c\n\x14operator_certificate\x18\x03 \x01(\x0c\".\n\x08JobOffer\x12\"\n\x03job\x18\x01 \x01(\x0b\x32\x15.chorale.v1.SignedJob\"\xf4\x01\n\tPhaseTask\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x14\n\x0cstate_digest\x18\x02 \x01(\x0c\x12\x13\n\x0bstate_bytes\x18\x03 \x01(\x04\x12\x16\n\x0esession_digest\x18\x04 \x01(\x0c\x12&\n\x06proofs\x18\x05 \x03(\x0b\x32\x16.chorale.v1.StateProof\x12(\n\x07\x63ohorts\x18\x06 \x03(\x0b\x32\x17.chorale.v1.CohortProof\x12-\n\tabandoned\x18\x07 \x03(\x0b\x32\x1a.chorale.v1.AbandonedProof\"7\n\x0cPhaseOutcome\x12\'\n\x06record\x18\x01 \x01(\x0b\x32\x17.chorale.v1.PhaseRecord\">\n\x08JobEnded\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xa7\x05\n\x12\x43oordinatorMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.chorale.v1.WelcomeH\x00\x12*\n\theartbeat\x18\x02 \x01(\x0b\x32\x15.chorale.v1.HeartbeatH\x00\x12*\n\x06roster\x18\x03 \x01(\x0b\x32\x18.chorale.v1.RosterUpdateH\x00\x12#\n\x03job\x18\x04 \x01(\x0b\x32\x14.chorale.v1.JobOfferH\x00\x12%\n\x04task\x18\x05 \x01(\x0b\x32\x15.chorale.v1.PhaseTaskH\x00\x12$\n\x06\x63ohort\x18\x06 \x01(\x0b\x32\x12.chorale.v1.CohortH\x00\x12*\n\tenvelopes\x18\x07 \x01(\x0b\x32\x15.chorale.v1.EnvelopesH\x00\x12*\n\tsurvivors\x18\x08 \x01(\x0b\x32\x15.chorale.v1.SurvivorsH\x00\x12,\n\nsignatures\x18\t \x01(\x0b\x32\x16.chorale.v1.SignaturesH\x00\x12-\n\x07recover\x18\n \x01(\x0b\x32\x1a.chorale.v1.RecoverRequestH\x00\x12\x31\n\rsession_ended\x18\x0b \x01(\x0b\x32\x18.chorale.v1.SessionEndedH\x00\x12+\n\x07outcome\x18\x0c \x01(\x0b\x32\x18.chorale.v1.PhaseOutcomeH\x00\x12)\n\tjob_ended\x18\r \x01(\x0b\x32\x14.chorale.v1.JobEndedH\x00\x12/\n\x0crevealed_sum\x18\x0e \x01(\x0b\x32\x17.chorale.v1.RevealedSumH\x00\x12&\n\x07\x61\x62\x61ndon\x18\x0f \x01(\x0b\x32\x13.chorale.v1.AbandonH\x00\x42\x06\n\x04kind\"E\n\x0f\x44ownloadRequest\x12\x12\n\njob_digest\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"H\n\x0cUploadHeader\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.chorale.v1.SessionKey\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"\x1b\n\tUploadEnd\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\"\x8d\x01\n\rUploadMessage\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.chorale.v1.UploadHeaderH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.chorale.v1.ChunkH\x00\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x15.chorale.v1.UploadEndH\x00\x42\x06\n\x04kind\"9\n\rUploadReceipt\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x32\xd5\x01\n\nFederation\x12\x45\n\x06\x41ttend\x12\x17.chorale.v1.SiloMessage\x1a\x1e.chorale.v1.CoordinatorMessage(\x01\x30\x01\x12<\n\x08\x44ownload\x12\x1b.chorale.v1.DownloadRequest\x1a\x11.chorale.v1.Chunk0\x01\x12\x42\n\x06Upload\x12\x19.chorale.v1.UploadMessage\x1a\x19.chorale.v1.UploadReceipt(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,41 +34,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'chorale.v1.federation_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=95
-  _globals['_HELLO']._serialized_end=203
-  _globals['_HEARTBEAT']._serialized_start=205
-  _globals['_HEARTBEAT']._serialized_end=281
-  _globals['_STAGE']._serialized_start=283
-  _globals['_STAGE']._serialized_end=305
-  _globals['_SILOMESSAGE']._serialized_start=308
-  _globals['_SILOMESSAGE']._serialized_end=848
-  _globals['_WELCOME']._serialized_start=851
-  _globals['_WELCOME']._serialized_end=1001
-  _globals['_ROSTERUPDATE']._serialized_start=1003
-  _globals['_ROSTERUPDATE']._serialized_end=1057
-  _globals['_SIGNEDJOB']._serialized_start=1059
-  _globals['_SIGNEDJOB']._serialized_end=1133
-  _globals['_JOBOFFER']._serialized_start=1135
-  _globals['_JOBOFFER']._serialized_end=1181
-  _globals['_PHASETASK']._serialized_start=1184
-  _globals['_PHASETASK']._serialized_end=1428
-  _globals['_PHASEOUTCOME']._serialized_start=1430
-  _globals['_PHASEOUTCOME']._serialized_end=1485
-  _globals['_JOBENDED']._serialized_start=1487
-  _globals['_JOBENDED']._serialized_end=1549
-  _globals['_COORDINATORMESSAGE']._serialized_start=1552
-  _globals['_COORDINATORMESSAGE']._serialized_end=2231
-  _globals['_DOWNLOADREQUEST']._serialized_start=2233
-  _globals['_DOWNLOADREQUEST']._serialized_end=2302
-  _globals['_CHUNK']._serialized_start=2304
-  _globals['_CHUNK']._serialized_end=2341
-  _globals['_UPLOADHEADER']._serialized_start=2343
-  _globals['_UPLOADHEADER']._serialized_end=2415
-  _globals['_UPLOADEND']._serialized_start=2417
-  _globals['_UPLOADEND']._serialized_end=2444
-  _globals['_UPLOADMESSAGE']._serialized_start=2447
-  _globals['_UPLOADMESSAGE']._serialized_end=2588
-  _globals['_UPLOADRECEIPT']._serialized_start=2590
-  _globals['_UPLOADRECEIPT']._serialized_end=2647
-  _globals['_FEDERATION']._serialized_start=2650
-  _globals['_FEDERATION']._serialized_end=2863
+  _globals['_HELLO']._serialized_end=218
+  _globals['_HEARTBEAT']._serialized_start=220
+  _globals['_HEARTBEAT']._serialized_end=316
+  _globals['_STAGE']._serialized_start=318
+  _globals['_STAGE']._serialized_end=340
+  _globals['_SILOMESSAGE']._serialized_start=343
+  _globals['_SILOMESSAGE']._serialized_end=883
+  _globals['_WELCOME']._serialized_start=886
+  _globals['_WELCOME']._serialized_end=1036
+  _globals['_ROSTERUPDATE']._serialized_start=1038
+  _globals['_ROSTERUPDATE']._serialized_end=1092
+  _globals['_SIGNEDJOB']._serialized_start=1094
+  _globals['_SIGNEDJOB']._serialized_end=1168
+  _globals['_JOBOFFER']._serialized_start=1170
+  _globals['_JOBOFFER']._serialized_end=1216
+  _globals['_PHASETASK']._serialized_start=1219
+  _globals['_PHASETASK']._serialized_end=1463
+  _globals['_PHASEOUTCOME']._serialized_start=1465
+  _globals['_PHASEOUTCOME']._serialized_end=1520
+  _globals['_JOBENDED']._serialized_start=1522
+  _globals['_JOBENDED']._serialized_end=1584
+  _globals['_COORDINATORMESSAGE']._serialized_start=1587
+  _globals['_COORDINATORMESSAGE']._serialized_end=2266
+  _globals['_DOWNLOADREQUEST']._serialized_start=2268
+  _globals['_DOWNLOADREQUEST']._serialized_end=2337
+  _globals['_CHUNK']._serialized_start=2339
+  _globals['_CHUNK']._serialized_end=2376
+  _globals['_UPLOADHEADER']._serialized_start=2378
+  _globals['_UPLOADHEADER']._serialized_end=2450
+  _globals['_UPLOADEND']._serialized_start=2452
+  _globals['_UPLOADEND']._serialized_end=2479
+  _globals['_UPLOADMESSAGE']._serialized_start=2482
+  _globals['_UPLOADMESSAGE']._serialized_end=2623
+  _globals['_UPLOADRECEIPT']._serialized_start=2625
+  _globals['_UPLOADRECEIPT']._serialized_end=2682
+  _globals['_FEDERATION']._serialized_start=2685
+  _globals['_FEDERATION']._serialized_end=2898
 # @@protoc_insertion_point(module_scope)

@@ -28,12 +28,15 @@ class Hello(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_DIGEST_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     software_version: _builtins.str
     roster_version: _builtins.int
     """the newest that the silo holds"""
     software_digest: _builtins.bytes
     """SHA-256 of the installed files, 7.15; empty: none"""
+    agent: _builtins.bytes
+    """16 random bytes of the process; empty: a doctor asks"""
     def __init__(
         self,
         *,
@@ -41,10 +44,11 @@ class Hello(_message.Message):
         software_version: _builtins.str = ...,
         roster_version: _builtins.int = ...,
         software_digest: _builtins.bytes = ...,
+        agent: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol_version", b"protocol_version", "roster_version", b"roster_version", "software_digest", b"software_digest", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "protocol_version", b"protocol_version", "roster_version", b"roster_version", "software_digest", b"software_digest", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -56,7 +60,10 @@ class Heartbeat(_message.Message):
 
     UNIX_SECONDS_FIELD_NUMBER: _builtins.int
     PREPARING_FIELD_NUMBER: _builtins.int
+    TWO_AGENTS_FIELD_NUMBER: _builtins.int
     unix_seconds: _builtins.float
+    two_agents: _builtins.bool
+    """coordinator: another agent came with this silo's certificate"""
     @_builtins.property
     def preparing(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.SessionKey]:
         """silo: phases whose input is being computed"""
@@ -66,10 +73,11 @@ class Heartbeat(_message.Message):
         *,
         unix_seconds: _builtins.float = ...,
         preparing: _abc.Iterable[_session_pb2.SessionKey] | None = ...,
+        two_agents: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["preparing", b"preparing", "unix_seconds", b"unix_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["preparing", b"preparing", "two_agents", b"two_agents", "unix_seconds", b"unix_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

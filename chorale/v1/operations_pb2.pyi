@@ -278,6 +278,7 @@ class SiloStatus(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_DIGEST_FIELD_NUMBER: _builtins.int
     CERTIFICATE_SHA256_FIELD_NUMBER: _builtins.int
+    TWO_AGENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     connected: _builtins.bool
     certificate_expires_unix_seconds: _builtins.float
@@ -287,6 +288,8 @@ class SiloStatus(_message.Message):
     """as the silo says; empty: none"""
     certificate_sha256: _builtins.bytes
     """of the DER, as on the roster"""
+    two_agents: _builtins.bool
+    """lately a second agent came with the certificate"""
     def __init__(
         self,
         *,
@@ -296,10 +299,11 @@ class SiloStatus(_message.Message):
         software_version: _builtins.str = ...,
         software_digest: _builtins.bytes = ...,
         certificate_sha256: _builtins.bytes = ...,
+        two_agents: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_unix_seconds", b"certificate_expires_unix_seconds", "certificate_sha256", b"certificate_sha256", "connected", b"connected", "name", b"name", "software_digest", b"software_digest", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_unix_seconds", b"certificate_expires_unix_seconds", "certificate_sha256", b"certificate_sha256", "connected", b"connected", "name", b"name", "software_digest", b"software_digest", "software_version", b"software_version", "two_agents", b"two_agents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

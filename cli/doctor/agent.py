@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from datetime import datetime
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,9 +14,10 @@ from cli.doctor.findings import Findings
 
 TIMEOUT_SECONDS = 5.0
 SKEW_SECONDS = 60.0  # as the agent's own warning
+SECOND_AGENT_SECONDS = 900.0  # one that was turned away comes back every few minutes
 
 
-def ask_agent(directory: Path, findings: Findings) -> bool:
+def ask_agent(directory: Path, findings: Findings, *, silo: str, now: datetime) -> bool:
     """How its clock stands; False where it says that it is not connected.
 
     Otherwise nobody dials beside it: that would end its own connection.
@@ -24,6 +26,13 @@ def ask_agent(directory: Path, findings: Findings) -> bool:
     if values is None:
         findings.fine("process", "an agent runs on this directory, and tells no metrics (metrics_listen)")
         return True
+    told = values.get("chorale_silo_two_agents_timestamp_seconds", 0.0)
+    if now.timestamp() - told < SECOND_AGENT_SECONDS:
+        findings.problem(
+            "agents",
+            f"two agents use the certificate of {silo}, says the coordinator",
+            fix="stop the other one; where nobody started it, have the certificate revoked",
+        )
     if values.get("chorale_silo_connected") != 1:
         fix = "read the reason below, or in the agent's log: it says why at each try to connect"
         findings.problem("process", "an agent runs on this directory, and is not connected", fix=fix)

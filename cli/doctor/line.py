@@ -121,4 +121,8 @@ def ask_as_operator(settings: OperatorSettings, findings: Findings) -> None:
             raise CommandFailed(failure_of(error).message) from None
         here = sum(silo.connected for silo in reply.silos)
         silos = f"{here} of {len(reply.silos)} silos connected"
+        for silo in reply.silos:
+            if silo.two_agents:
+                fix = "call its institution: one of them has to stop, or its certificate to be revoked"
+                findings.warn("silos", f"two agents use the certificate of {silo.name}", fix=fix)
         findings.fine("roster", f"version {reply.roster_version} lists this operator, {silos}")

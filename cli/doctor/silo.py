@@ -91,7 +91,7 @@ def examine(
         findings.leave_out("line", f"the way to the coordinator and its roster: {own.missing}")
     elif not reaches(settings, say=say, findings=findings):
         return
-    if runs and ask_agent(settings.directory, findings):
+    if runs and ask_agent(settings.directory, findings, silo=settings.name, now=machine.now()):
         return
     if identity is None or own.authority is None:
         return

@@ -1,12 +1,15 @@
 """Which silos are connected, and a bounded way to each of them.
 
 One connection per silo: a newer one replaces the older, because a silo that dials again has
-lost the old one even where this side has not noticed yet. Source: docs/protocol.md 8.
+lost the old one even where this side has not noticed yet. An agent that was displaced and comes back while
+another is there is no silo that dials again: two agents use one certificate, and the one that is there stays.
+Source: docs/protocol.md 8.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
@@ -18,8 +21,12 @@ from chorale.observability.logs import get_logger
 from chorale.runtime.software import Software
 from chorale.v1 import federation_pb2 as pb
 from coordinator.metrics import CoordinatorMetrics, Transfer
+from coordinator.process import Clock
 
 MAX_QUEUED_MESSAGES = 256  # a silo that lets so many wait is treated as gone and resumes later
+
+MAX_DISPLACED = 8  # agents of a silo that are remembered
+SECOND_AGENT_SECONDS = 900.0  # for so long operators read of it; the agent comes back every few minutes
 
 log = get_logger("coordinator.members.attendance")
 
@@ -28,6 +35,7 @@ class Leaving(Enum):
     """Why a control stream ends at this side."""
 
     REPLACED = auto()
+    SECOND_AGENT = auto()
     TOO_SLOW = auto()
     DRAINING = auto()
     REFUSED = auto()
@@ -54,8 +62,12 @@ class Listener(Protocol):
 class Connection:
     """The way to one silo. `ended` is of this side: a silo may never read what it is sent."""
 
-    def __init__(self, silo: str, *, certificate_expires: datetime, software: Software) -> None:
+    def __init__(
+        self, silo: str, *, certificate_expires: datetime, software: Software, agent: bytes = b""
+    ) -> None:
+        """agent: of the silo's process; empty where it said none."""
         self.silo = silo
+        self.agent = agent
         self.certificate_expires = certificate_expires
         self.software = software  # as the silo says
         self.farewell: Farewell | None = None
@@ -101,16 +113,30 @@ class Connection:
 class Attendance:
     """All connections, by silo, and the listeners to whom they matter."""
 
-    def __init__(self, *, metrics: CoordinatorMetrics) -> None:
+    def __init__(self, *, metrics: CoordinatorMetrics, clock: Clock | None = None) -> None:
         self.connections: dict[str, Connection] = {}
+        self._clock = clock or Clock()
+        self._displaced: dict[str, deque[bytes]] = {}  # agents of each silo
+        self._second_agents: dict[str, float] = {}  # when the last one came, by silo; monotonic
         self.listeners: list[Listener] = []
         self._metrics = metrics
         self._received_bytes = metrics.received_bytes.labels(kind=Transfer.MESSAGE.value)
         self._sent_bytes = metrics.sent_bytes.labels(kind=Transfer.MESSAGE.value)
 
+    def has_two_agents(self, silo: str) -> bool:
+        """Whether a second agent came with the silo's certificate lately."""
+        came = self._second_agents.get(silo, -math.inf)
+        return self._clock.monotonic() - came < SECOND_AGENT_SECONDS
+
     def join(self, connection: Connection) -> None:
-        """The silo's connection from now on; an older one is ended."""
+        """The silo's connection from now on; an older one is ended. A second agent is turned away."""
         older = self.connections.get(connection.silo)
+        displaced = self._displaced.setdefault(connection.silo, deque(maxlen=MAX_DISPLACED))
+        is_other = older is not None and b"" != older.agent != connection.agent
+        if older is not None and is_other and connection.agent in displaced:
+            return self._turn_away(connection, older)
+        if older is not None and is_other and connection.agent:
+            displaced.append(older.agent)
         self.connections[connection.silo] = connection
         if older is not None:
             older.end(
@@ -126,6 +152,15 @@ class Attendance:
         )
         for listener in tuple(self.listeners):
             listener.on_connected(connection.silo)
+
+    def _turn_away(self, second: Connection, first: Connection) -> None:
+        sentence = f"two agents use the certificate of {second.silo}"
+        log.error(sentence, silo=second.silo)
+        self._metrics.second_agents.labels(silo=second.silo).inc()
+        self._second_agents[second.silo] = self._clock.monotonic()
+        second.end(Farewell(why=Leaving.SECOND_AGENT, sentence=f"{sentence}: the other one is connected"))
+        beat = pb.Heartbeat(unix_seconds=self._clock.unix_seconds(), two_agents=True)
+        first.send(pb.CoordinatorMessage(heartbeat=beat))
 
     def leave(self, connection: Connection) -> None:
         """The silo counts as lost, unless a newer connection has taken its place."""

@@ -36,6 +36,7 @@ MAX_VERSION = 64  # characters that are kept of what a silo calls its software
 HELLO_SECONDS = 20.0  # a stream that says nothing holds no place
 FAREWELL_CODES = {
     Leaving.REPLACED: grpc.StatusCode.ABORTED,
+    Leaving.SECOND_AGENT: grpc.StatusCode.ALREADY_EXISTS,
     Leaving.TOO_SLOW: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Leaving.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Leaving.REFUSED: grpc.StatusCode.PERMISSION_DENIED,
@@ -76,11 +77,12 @@ class FederationService:
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """The silo's control stream: hello and welcome, then heartbeats and session messages."""
         caller = caller_of(context)
-        software = await self._check_hello(request_iterator, context)
+        software, agent = await self._check_hello(request_iterator, context)
         connection = Connection(
             caller.member.name,
             certificate_expires=caller.certificate.not_valid_after_utc,
             software=software,
+            agent=agent,
         )
         welcome = pb.Welcome(
             protocol_version=wire.PROTOCOL_VERSION,
@@ -171,9 +173,11 @@ class FederationService:
         attempt.on_upload_progress(silo, chunk_bytes=first.ByteSize())
         return attempt, spool
 
-    async def _check_hello(self, messages: AsyncIterator[pb.SiloMessage], context: Context) -> Software:
-        """What the silo says that it runs. Ends the call of a silo that says nothing in time, speaks another
-        version of the protocol, or reports software that the settings do not list."""
+    async def _check_hello(
+        self, messages: AsyncIterator[pb.SiloMessage], context: Context
+    ) -> tuple[Software, bytes]:
+        """What the silo says that it runs, and which process it is. Ends the call of a silo that says nothing
+        in time, speaks another version of the protocol, or reports software that the settings do not list."""
         async with errors_as_codes(context):
             first = None
             with suppress(TimeoutError):
@@ -190,6 +194,8 @@ class FederationService:
             )
         async with errors_as_codes(context):
             sha256 = told_digest(first.hello.software_digest)
+            if len(first.hello.agent) not in (0, wire.AGENT_BYTES):
+                raise RemoteProtocolError(f"hello: agent: expected {wire.AGENT_BYTES} bytes or none")
         required = self._resources.settings.required_software
         if required and sha256 not in required:
             await abort(
@@ -200,7 +206,7 @@ class FederationService:
             )
         version = first.hello.software_version[:MAX_VERSION]
         shown = "".join(each if each.isprintable() else "?" for each in version)  # to operators, in evidence
-        return Software(version=shown, sha256=sha256)
+        return Software(version=shown, sha256=sha256), first.hello.agent
 
     async def _serve(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         """Do a part of a connection's work. Whatever it raises ends the connection: a silo whose messages
@@ -223,6 +229,8 @@ class FederationService:
     ) -> None:
         """Join, and pass the silo's messages on until it closes its side; every heartbeat is a check."""
         self._resources.attendance.join(connection)
+        if connection.ended.is_set():
+            return
         self._job_manager.tell_ended(connection.silo)
         async for message in messages:
             if connection.ended.is_set():

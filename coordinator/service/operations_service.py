@@ -22,7 +22,7 @@ from chorale.v1 import federation_pb2, operations_pb2_grpc, records_pb2
 from chorale.v1 import operations_pb2 as pb
 from coordinator.jobs.evidence import evidence_of
 from coordinator.jobs.job_manager import JobManager, TooManyJobs
-from coordinator.members.attendance import Connection
+from coordinator.members.attendance import Attendance
 from coordinator.resources import Resources
 from coordinator.service.access import caller_of
 from coordinator.service.service_errors import Context, errors_as_codes
@@ -145,7 +145,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         """The silos on the roster, which of them are connected, and what they say that they run."""
         roster = self._resources.roster_book.current
         silos = [
-            _status(member, self._resources.attendance.connections.get(member.name))
+            _status(member, self._resources.attendance)
             for member in roster.members
             if member.role is Role.SILO
         ]
@@ -158,8 +158,10 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
         )
 
 
-def _status(member: Member, connection: Connection | None) -> pb.SiloStatus:
+def _status(member: Member, attendance: Attendance) -> pb.SiloStatus:
+    connection = attendance.connections.get(member.name)
     status = pb.SiloStatus(name=member.name, certificate_sha256=member.fingerprint)
+    status.two_agents = attendance.has_two_agents(member.name)
     if connection is not None:
         status.connected = True
         status.certificate_expires_unix_seconds = connection.certificate_expires.timestamp()

@@ -7,6 +7,7 @@ fault that waiting does not repair ends it. Source: docs/protocol.md 8.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from chorale.observability.logs import get_logger
 from chorale.runtime.software import Software
 from chorale.transport import channel_options
 from chorale.transport.line_probe import LineFailed
-from chorale.transport.wire import PhaseKey, key_to_wire
+from chorale.transport.wire import AGENT_BYTES, PhaseKey, key_to_wire
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from crypto.identity.certificates import Anchors
@@ -29,6 +30,8 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.rosters import Rosters
 
 SILENCE_SECONDS = 60.0  # beyond four heartbeats: a cohort of 200 silos, 640 kB, passes a line of 10 kB/s
+# before an agent that was turned away for another one dials again; up to twice as much is drawn
+SECOND_AGENT_SECONDS = 180.0
 MAX_QUEUED_MESSAGES = 256  # kept while the line is down; the coordinator asks again for the rest
 WARNED_SKEW_SECONDS = 60.0
 MAX_SKEW_SECONDS = 300.0  # beyond it rosters, jobs and certificates are dated wrongly
@@ -101,6 +104,9 @@ class ControlStream:
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(random=random)
+        self._random = random
+        self._agent = os.urandom(AGENT_BYTES)
+        self._is_second = False  # as the last stream ended
         self._trusted: Anchors  # under which the present line was dialed
         self._heard = 0  # messages, over all streams
         self.is_connected = False
@@ -117,6 +123,8 @@ class ControlStream:
                 await self._stub.close()
             self._metrics.reconnects.inc()
             wait_seconds = self._backoff.next_seconds()
+            if self._is_second:
+                wait_seconds = SECOND_AGENT_SECONDS * (1.0 + self._random())
             waiting = asyncio.ensure_future(self._sleep(wait_seconds))
             try:
                 reason = reason or await self._probed()
@@ -136,10 +144,15 @@ class ControlStream:
 
     async def _attend(self) -> str | None:
         """One stream from its beginning to its end; why it ended, and None where no connection came about."""
+        self._is_second = False
         call = self._stub.Attend()
         try:
             welcome = await greet(
-                call, target=self._target, software=self._software, roster_version=self._rosters.version
+                call,
+                target=self._target,
+                software=self._software,
+                roster_version=self._rosters.version,
+                agent=self._agent,
             )
             if welcome is None or isinstance(welcome, str):
                 return welcome
@@ -192,7 +205,14 @@ class ControlStream:
         code, details = await status.get()
         if code is grpc.StatusCode.UNAVAILABLE:
             return f"the line to the coordinator at {self._target} was cut, or the coordinator is restarting"
+        if code is grpc.StatusCode.ALREADY_EXISTS:
+            self._is_second = True
+            self._note_two_agents()
         return explain(code, details)
+
+    def _note_two_agents(self) -> None:
+        self._metrics.two_agents.set(self._clock().timestamp())
+        log.error("two agents use this silo's certificate: stop one of them, or renew the certificate")
 
     async def _read(self, call: Any) -> str | None:
         """Until the stream ends. Returns why, where it is this side that ends it."""
@@ -206,6 +226,8 @@ class ControlStream:
                     return "coordinator sent bytes that are not a message"
                 if message.HasField("heartbeat"):
                     self._check_clock(message.heartbeat.unix_seconds)
+                    if message.heartbeat.two_agents:
+                        self._note_two_agents()
                 else:
                     self._served.receive(message)
         except grpc.aio.AioRpcError:

@@ -21,18 +21,20 @@ WELCOME_SECONDS = 30.0
 
 
 async def greet(
-    call: Any, *, target: str, software: Software, roster_version: int
+    call: Any, *, target: str, software: Software, roster_version: int, agent: bytes = b""
 ) -> pb.Welcome | str | None:
     """The welcome; why there is none; None where no connection came about.
 
     call: of Attend, not used before. target: how the coordinator is called in a sentence. roster_version: the
-    newest that this silo accepted. Raises RemoteProtocolError where the two sides can never work together.
+    newest that this silo accepted. agent: of the process that will attend. Raises RemoteProtocolError where
+    the two sides can never work together.
     """
     hello = pb.Hello(
         protocol_version=PROTOCOL_VERSION,
         software_version=software.version,
         roster_version=roster_version,
         software_digest=bytes.fromhex(software.sha256),
+        agent=agent,
     )
     status = FirstStatus(call)
     try:

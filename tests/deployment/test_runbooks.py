@@ -278,6 +278,20 @@ def test_files_of_another_member_are_refused_until_the_right_ones_are_there(watc
         watch.ends(alarm)
 
 
+@exercises("ChoraleCoordinatorTwoAgents")
+def test_a_second_agent_of_a_silo_is_named_until_it_is_stopped(watch: Watch) -> None:
+    watch.site.start_copy("clinic-b", "copy")
+    watch.fires("ChoraleCoordinatorTwoAgents", ', silo="clinic-b"')
+    watch.do("ChoraleCoordinatorTwoAgents")
+    for name in ("copy", "clinic-b"):
+        watch.wait_log(name, "two agents use")
+        watch.site.services[name].stop()
+    del watch.site.services["copy"]
+    watch.site.launch("clinic-b")
+    watch.prometheus.wait(f"chorale_coordinator_connected_silos == {len(NAMES)}")
+    watch.ends("ChoraleCoordinatorTwoAgents")
+
+
 @exercises("ChoraleCoordinatorRosterRefused")
 def test_a_roster_from_before_is_refused_and_signed_again(watch: Watch) -> None:
     watch.renew()

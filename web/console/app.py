@@ -264,6 +264,7 @@ def _overview_values(snapshot: Overview) -> dict[str, Any]:
         {
             "name": silo.name,
             "connected": silo.connected,
+            "two_agents": silo.two_agents,
             "seen": snapshot.seen.get(silo.name, 0.0),
             "certificate": silo.certificate_sha256.hex(),
             "days_left": (silo.certificate_expires_unix_seconds - now) / DAY_SECONDS

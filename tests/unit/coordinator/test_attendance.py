@@ -9,13 +9,20 @@ from datetime import UTC, datetime
 from chorale.runtime.software import Software
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.session_pb2 import Cohort
-from coordinator.members.attendance import MAX_QUEUED_MESSAGES, Connection, Leaving
+from coordinator.members.attendance import (
+    MAX_QUEUED_MESSAGES,
+    SECOND_AGENT_SECONDS,
+    Attendance,
+    Connection,
+    Leaving,
+)
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.process import Clock
 
 
-def connection_to_a() -> Connection:
-    return Connection(
-        "a", certificate_expires=datetime(2100, 1, 1, tzinfo=UTC), software=Software(version="1.0")
-    )
+def connection_to_a(agent: bytes = b"") -> Connection:
+    expires = datetime(2100, 1, 1, tzinfo=UTC)
+    return Connection("a", certificate_expires=expires, software=Software(version="1.0"), agent=agent)
 
 
 def beat(number: float) -> pb.CoordinatorMessage:
@@ -91,3 +98,37 @@ async def test_no_task_is_left_waiting_when_the_stream_is_broken_off() -> None:
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert asyncio.all_tasks() == before
+
+
+async def test_two_agents_of_one_silo_do_not_displace_each_other_again_and_again() -> None:
+    """They did every 0.1 to 0.5 s, and all that was logged is that a silo connected."""
+    seconds = [0.0]
+    metrics = CoordinatorMetrics()
+    attendance = Attendance(metrics=metrics, clock=Clock(monotonic=lambda: seconds[0]))
+
+    def come(agent: bytes) -> Connection:
+        connection = connection_to_a(agent)
+        attendance.join(connection)
+        return connection
+
+    def turned_away() -> float | None:
+        return metrics.registry.get_sample_value("chorale_coordinator_second_agents_total", {"silo": "a"})
+
+    first = come(b"1" * 16)
+    again = come(b"1" * 16)  # dialed again after it lost the line
+    copy = come(b"2" * 16)  # or the pod that took its place
+    come(b"")  # a doctor asks
+    copy = come(b"2" * 16)
+    assert [each.farewell and each.farewell.why for each in (first, again)] == [Leaving.REPLACED] * 2
+    assert not attendance.has_two_agents("a")
+    back = come(b"1" * 16)
+    assert attendance.connections["a"] is copy
+    assert back.farewell is not None
+    assert back.farewell.why is Leaving.SECOND_AGENT
+    assert "two agents use the certificate of a" in back.farewell.sentence
+    assert (await anext(copy.outgoing())).heartbeat.two_agents
+    assert (turned_away(), attendance.has_two_agents("a")) == (1.0, True)
+    seconds[0] = SECOND_AGENT_SECONDS
+    assert not attendance.has_two_agents("a")
+    attendance.leave(copy)
+    assert come(b"1" * 16) is attendance.connections["a"]

@@ -27,6 +27,7 @@ from silo_agent.connection.backoff import MAX_WAIT_SECONDS, Backoff
 from silo_agent.connection.channel import FederationStub
 from silo_agent.connection.control_stream import (
     MAX_QUEUED_MESSAGES,
+    SECOND_AGENT_SECONDS,
     ConnectionFailed,
     ControlStream,
     Outbox,
@@ -204,6 +205,35 @@ async def test_the_line_ends_when_a_certificate_of_the_authority_was_removed(
             await agent.stream(stub).run()
     assert agent.polls == (0 if is_removed else 1)
     assert len(heard) == (1 if is_removed else 2)
+
+
+async def test_an_agent_that_another_one_keeps_out_waits_minutes(make_stub: MakeStub, agent: Agent) -> None:
+    """Both dialed again at once and displaced each other for ever; neither log said why."""
+    hellos, waited = list[bytes](), list[float]()
+
+    async def Attend(self: Any, requests: Any, context: Any) -> Any:
+        hellos.append((await anext(aiter(requests))).hello.agent)
+        yield welcome()
+        if len(hellos) == 1:  # as the other agent hears it
+            yield pb.CoordinatorMessage(heartbeat=pb.Heartbeat(unix_seconds=NOW.timestamp(), two_agents=True))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+        await context.abort(grpc.StatusCode.ALREADY_EXISTS, "two agents use the certificate of silo-0")
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if seconds >= SECOND_AGENT_SECONDS:
+            raise Enough
+        if seconds >= 5.0:  # a heartbeat, or silence
+            await asyncio.Event().wait()
+
+    stream = agent.stream(await make_stub(Attend=Attend))
+    stream._sleep = sleep
+    with pytest.raises(Enough):
+        await stream.run()
+    assert len(hellos) == 2
+    assert {len(each) for each in {*hellos}} == {16}
+    assert agent.metrics.registry.get_sample_value("chorale_silo_two_agents_timestamp_seconds")
+    assert SECOND_AGENT_SECONDS <= waited[-1] <= 2 * SECOND_AGENT_SECONDS
 
 
 async def test_another_protocol_version_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
