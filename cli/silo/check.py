@@ -184,6 +184,8 @@ def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Pol
             _entry_point(data_set.module, "data.module", findings)
     if settings.objective is not None:
         _entry_point(settings.objective, "objective", findings)
+    if not settings.directory.is_dir():
+        return policies
     with findings.step("in force"):
         for each in not_in_force(settings):
             findings.problem("in force", each)

@@ -39,7 +39,7 @@ def own_function(settings: DataSettings) -> Callable[..., object] | None:
 def check_named(settings: DataSettings) -> None:
     """Raises SettingsFault where a path, or a function of the institution's own, is not there."""
     if settings.path is not None and not settings.path.exists():
-        raise SettingsFault(f"data.path: {settings.path}: no such file or directory")
+        raise SettingsFault(f"data.path: no such file or folder: {settings.path}")
     try:
         own_function(settings)
     except ConfigError as error:

@@ -58,7 +58,7 @@ def records(settings: DataSettings) -> Records:
     if (unit := settings.unit) is None:
         return Records(train=(_identity(row) for row, _ in texts), columns=columns, count=count)
     for names, _ in read:
-        check_own_headings(str(path), names, settings)
+        check_own_headings(str(path), names, (unit,))
     units = units_of((row[names.index(unit)] for row, names in texts), settings)
     return Records(train=(_identity(row) for row, _ in texts), units=units, columns=columns, count=count)
 
@@ -68,7 +68,8 @@ def read_table(
 ) -> tuple[Table, list[tuple[str, ...]]]:
     """The columns that are wanted, and all texts row by row. Raises ConfigError for a file without them."""
     names, rows = _read(path, settings.columns_in_file, is_private=is_private)
-    check_own_headings(str(path), names, settings)
+    own = (*settings.missing, *(unit for unit in unit_column(settings) if unit in wanted))
+    check_own_headings(str(path), names, own)
     check_headings(str(path), names, wanted)
     problems = Problems()
     for line, row in rows:

@@ -23,6 +23,7 @@ from silo_agent.data.formats.tables import (
     check_own_headings,
     identity,
     raw_data,
+    unit_column,
     units_of,
     wanted_columns,
 )
@@ -38,7 +39,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; null and NaN are missing. Raises ConfigError for a file without the columns."""
     files, source = _Files(required_path(settings)), str(settings.path)
     wanted = wanted_columns(settings, job)
-    check_own_headings(source, files.names, settings)
+    check_own_headings(source, files.names, (*settings.missing, *unit_column(settings)))
     check_headings(source, files.names, wanted)
     read = files.read(wanted)
     table = Table(
@@ -114,7 +115,7 @@ class _Rows:
 def _units(files: _Files, settings: DataSettings) -> list[str | None] | None:
     if settings.unit is None:
         return None
-    check_own_headings(str(settings.path), files.names, settings)
+    check_own_headings(str(settings.path), files.names, unit_column(settings))
     return units_of(files.read([settings.unit])[settings.unit].to_pylist(), settings)
 
 

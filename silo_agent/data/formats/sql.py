@@ -30,6 +30,7 @@ from silo_agent.data.formats.tables import (
     identity,
     raw_data,
     text_of,
+    unit_column,
     units_of,
     wanted_columns,
 )
@@ -45,7 +46,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     names, rows = _read(settings.database)
     source = f"data.database: {settings.database.what}"
     wanted = wanted_columns(settings, job)
-    check_own_headings(source, names, settings)
+    check_own_headings(source, names, (*settings.missing, *unit_column(settings)))
     check_headings(source, names, wanted)
     # a database gives rows in any order, and no record may change sides between two jobs
     rows_by_text = sorted(((identity(row), row) for row in rows), key=lambda each: each[0])
@@ -68,7 +69,7 @@ def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
     assert settings.database is not None
     names, rows = _read(settings.database)
-    check_own_headings(f"data.database: {settings.database.what}", names, settings)
+    check_own_headings(f"data.database: {settings.database.what}", names, unit_column(settings))
     units = None
     if settings.unit is not None:
         units = units_of((row[names.index(settings.unit)] for row in rows), settings)

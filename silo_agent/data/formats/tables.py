@@ -72,10 +72,10 @@ def units_of(values: Iterable[object], settings: DataSettings) -> list[str | Non
     return [None if text in missing else text for text in map(text_of, values)]
 
 
-def check_own_headings(source: str, names: Sequence[str], settings: DataSettings) -> None:
-    """Raises SettingsFault for columns that the settings name and the table lacks."""
+def check_own_headings(source: str, names: Sequence[str], own: Sequence[str]) -> None:
+    """own: columns that the settings name. Raises SettingsFault for those that the table lacks."""
     try:
-        check_headings(source, names, (*settings.missing, *unit_column(settings)))
+        check_headings(source, names, own)
     except ConfigError as error:
         raise SettingsFault(str(error)) from None
 

@@ -25,7 +25,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a class that no label has": ({"labels": {"well": 0, "ill": 2}}, "data.labels: expected .* 0 to 1"),
     "no column of units": ({"unit": "person"}, "no column 'person'"),
     "no column of a missing value": ({"missing": {"weight": ["-9"]}}, "no column 'weight'"),
-    "no file": ({"path": "nowhere.csv"}, "data.path: nowhere.csv: no such file"),
+    "no file": ({"path": "nowhere.csv"}, "data.path: no such file or folder: nowhere.csv"),
 }
 NO_FAULTS: dict[str, dict[str, Any]] = {
     "a label of another job": {"labels": {"well": 0, "ill": 1, "odd": 2}},
