@@ -18,11 +18,8 @@ FAMILIES = {
     "cohort_size": "gauge",
     "clipped_values": "counter",
     "dropouts": "counter",
-<<<<<<< HEAD
     "overdue": "gauge",
-=======
     "second_agents": "counter",
->>>>>>> 8a971c18 (tests: the counter of second agents is one of the coordinator's metrics)
     "received_bytes": "counter",
     "sent_bytes": "counter",
     "refused_calls": "counter",
