@@ -30,7 +30,7 @@ from silo_agent.objective import Cancelled, Objective, Work
 from silo_agent.rounds.compute_process import ComputeProcess
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.own_steps import own_lengths
-from silo_agent.rounds.phase_input import DataRefusal, PhaseRequest, cut_holdout, encoded, phase_values
+from silo_agent.rounds.phase_input import DataRefusal, PhaseRequest, cut_holdout, encoded, phase_input
 from silo_agent.seeding import fresh_seed
 from strategies.base import Array
 
@@ -239,7 +239,6 @@ class InputCache:
         try:
             local = self._local.begin(key.job_digest)
             started = time.monotonic()
-            values: Mapping[str, Array]
             if self._process is not None and job.spec.privacy is not None:
                 every = data_set.policy.answer_every_seconds
                 values = self._process.values(
@@ -250,8 +249,9 @@ class InputCache:
                     is_cancelled=is_cancelled,
                     until_look=partial(self._until_look, asked_at, every) if every > 0 else None,
                 )
+                encoder = encoded(request, values)
             else:
-                values = phase_values(
+                values, encoder = phase_input(
                     request,
                     silo=self._silo,
                     policy=data_set.policy,
@@ -262,7 +262,6 @@ class InputCache:
                     local=local,
                     keep_personal=partial(self._personal.keep, job=job, key=key, global_model=state_digest),
                 )
-            encoder = encoded(request, values)
             self._report(request, encoder, seconds=time.monotonic() - started)
             if is_cancelled():
                 raise Cancelled("the input is no longer wanted")
