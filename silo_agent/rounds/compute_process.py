@@ -112,6 +112,7 @@ class ComputeProcess:
         theirs.close()
         self._running = process, pipe
         self._received()
+        log.info("private jobs have a process", process=process.pid)
 
     def values(
         self,

@@ -46,6 +46,10 @@ def test_a_job_ends_with_the_model_so_far_when_the_budget_is_used_up(tmp_path: P
         refusal = federation.services[silo].wait_for(lambda record: record.get("code") == "budget")
         assert re.search(r"expected at most epsilon [0-9.]+ of account data", str(refusal["reason"]))
         _check_shown(federation, silo, two_rounds)
+        computed = federation.services[silo].wait_for(
+            lambda record: record.get("event") == "private jobs have a process"
+        )
+        assert computed["process"] != federation.services[silo].process.pid
 
         # the name alone is another: two names with a budget each let one data set out at both
         federation.services[silo].stop()
