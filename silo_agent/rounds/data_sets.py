@@ -107,19 +107,23 @@ class DataSets:
 
     def named(self, spec: JobSpec) -> DataSet:
         """Raises PolicyRefusal(code=POLICY) for a job about none of this agent's, about an unnamed one of
-        several, or that reads what it may not: what the policy does not list, or the column of a data set's
-        units. Security: a list is asked before every other rule, so its answer is one, whether or not there
-        is such a column. The coordinator learns that field, and the code alone of units and where the job
-        names a data set, which may not be here."""
+        several, or that reads what the policy does not list. Security: a list is asked before every other
+        rule, so its answer is one, whether or not there is such a column. The coordinator learns that field,
+        and the code alone where the job names a data set, which may not be here."""
         found = self._by_name[name_for(spec, tuple(self._by_name))]
         try:
             check_read(spec, found.policy, data_set=found.name, format=found.format)
-            check_unit(found.unit, spec)
         except PolicyRefusal as error:
             raise PolicyRefusal(str(error), rule=error.rule if spec.data is None else None) from None
+        return found
+
+    def check_unit(self, spec: JobSpec) -> None:
+        """Raises PolicyRefusal for a job that reads the column of its data set's units. Security: the answer
+        says which column that is, so it is for a job that was approved here."""
+        try:
+            check_unit(self.named(spec).unit, spec)
         except ConfigError as error:
             raise PolicyRefusal(str(error)) from None
-        return found
 
     def of(self, job_digest: bytes) -> DataSet:
         """Of a job that this silo recorded, in this run or before. Raises PolicyRefusal."""

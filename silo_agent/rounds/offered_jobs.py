@@ -68,6 +68,7 @@ class OfferedJobs:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
         self.check_policy(job)
         self._check_decision(job)
+        self._data_sets.check_unit(job.spec)
         return job
 
     def check_policy(self, job: Job) -> None:

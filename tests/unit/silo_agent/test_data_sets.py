@@ -12,10 +12,10 @@ from chorale.transport import wire
 from chorale.transport.wire import Refused
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from silo_agent.ledger.ledger import Ledger
-from silo_agent.policy.policy import Policy
+from silo_agent.policy.policy import Approval, FirstState, Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.offered_jobs import OfferedJobs
-from tests.support.agents import FEDERATION
+from tests.support.agents import FEDERATION, Hub
 from tests.unit.silo_agent.conftest import MakeHub
 
 
@@ -62,15 +62,42 @@ async def test_a_job_that_reads_the_column_of_units_is_refused_when_it_is_offere
     hub = make_hub()
     columns = {"columns": [{"name": "age"}], "input_shape": [1], "model": {"name": "mlp"}}
     job = hub.sign(label_column="ill", **columns)
-    ledger, policy = hub.add("silo-0").ledger, Policy(federation=FEDERATION)
+    ledger = hub.add("silo-0").ledger
+    policy = Policy(federation=FEDERATION, approval=Approval.AUTOMATIC, initial_state=FirstState.GIVEN)
     for unit in ("patient", "ill", "age"):
-        wards = DataSets([DataSet.of(ledger, name="wards", policy=policy, unit=unit)], ledger=ledger)
+        book = offered_jobs(hub, DataSet.of(ledger, name="wards", policy=policy, unit=unit))
         if unit == "patient":
-            assert wards.named(job.spec).unit == unit
+            assert book.offer(job.signed, hub.roster).digest == job.digest
             continue
         with pytest.raises(PolicyRefusal, match=f"got {unit}, .* of job") as raised:
-            wards.named(job.spec)
+            book.offer(job.signed, hub.roster)
         assert raised.value.code is Refusal.POLICY
+
+
+async def test_a_job_that_nobody_approved_learns_no_name_of_the_column_of_units(make_hub: MakeHub) -> None:
+    """`policy` for that column and `job-not-approved` for others told any operator its name, 1,000 guesses a
+    job."""
+    hub, answers = make_hub(), []
+    ledger, policy = hub.add("silo-0").ledger, Policy(federation=FEDERATION, initial_state=FirstState.GIVEN)
+    for unit in ("ill", "patient"):
+        job = hub.sign(**TABLE | {"label_column": "ill"})
+        book = offered_jobs(hub, DataSet.of(ledger, name="wards", policy=policy, unit=unit))
+        with pytest.raises(PolicyRefusal) as raised:
+            book.offer(job.signed, hub.roster)
+        answers.append(wire.refused_of(raised.value))
+    assert answers == [Refused(code=Refusal.JOB_NOT_APPROVED)] * 2
+
+
+def offered_jobs(hub: Hub, data_set: DataSet) -> OfferedJobs:
+    """Of a silo with that data set alone."""
+    ledger = hub.agents["silo-0"].ledger
+    return OfferedJobs(
+        silo="silo-0",
+        ledger=ledger,
+        data_sets=DataSets([data_set], ledger=ledger),
+        credentials=Credentials(hub.members.silos["silo-0"], hub.members.authority),
+        clock=lambda: hub.now,
+    )
 
 
 TABLE = {"columns": [{"name": "age"}, {"name": "p0..p2"}], "input_shape": [4], "model": {"name": "mlp"}}
@@ -121,13 +148,7 @@ async def test_refused_columns_are_answered_alike_whether_or_not_they_exist(
     policy = Policy.model_validate({"federation": FEDERATION, "strategies": ["fedprox"], **LISTED})
     ledger = hub.add("silo-0").ledger
     wards = DataSet.of(ledger, name="wards", policy=policy, unit="patient", format="csv")
-    book = OfferedJobs(
-        silo="silo-0",
-        ledger=ledger,
-        data_sets=DataSets([wards], ledger=ledger),
-        credentials=Credentials(hub.members.silos["silo-0"], hub.members.authority),
-        clock=lambda: hub.now,
-    )
+    book = offered_jobs(hub, wards)
     for data, rule in ((None, Rule.LABELS), ("wards", None)):
         answers = []
         for label in ("hiv", "patient", "no-such-column"):
