@@ -6,7 +6,15 @@ shares or sample counts. Source: docs/protocol.md 9.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from enum import StrEnum
+from typing import Final
+
+# joiners, fillers, variation selectors and the empty Braille cell: nobody sees them, though `str.isprintable`
+UNSEEN: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 class Refusal(StrEnum):
@@ -151,11 +159,20 @@ class RemoteProtocolError(ProtocolError):
 
 
 def printable(text: str) -> str:
-    """What a peer or an operator wrote, as a part of a line: control characters and those that turn the
-    direction of text become escapes such as \\u202e. Security: nothing in it moves a terminal's cursor."""
-    if text.isprintable():
+    """What a peer or an operator wrote, as a part of a line: control characters, those that turn the
+    direction of text and those that nobody sees become escapes such as \\u202e, and so does what is not ASCII
+    in a text that is not composed (NFC), which reads like the composed one. Security: nothing in it moves a
+    terminal's cursor."""
+    is_composed = unicodedata.is_normalized("NFC", text)
+    if text.isprintable() and is_composed and not UNSEEN.search(text):
         return text
+
+    def is_plain(each: str) -> bool:
+        return each.isascii() or (is_composed and not UNSEEN.match(each))
+
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
+        each
+        if each.isprintable() and is_plain(each)
+        else each.encode("unicode_escape", "surrogatepass").decode()
         for each in text
     )

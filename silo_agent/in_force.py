@@ -157,8 +157,9 @@ class InForce:
         self._settings = settings
         self._held = Held(policies=dict(policies))
         if config is not None:
-            digest = hashlib.sha256(read_limited(config, MAX_BYTES)).digest()
-            self._held = replace(self._held, config=config.absolute(), config_digest=digest)
+            self._held = replace(
+                self._held, config=config.absolute(), config_digest=_digest_of(settings, config)
+            )
         self._is_idle, self._open_again = is_idle, open_again
         self._due: _Due | None = None
         self._failed: tuple[bytes, str] | None = None  # a file that could not be taken, and why
@@ -261,6 +262,17 @@ class InForce:
 
     def _record(self) -> None:
         write_atomic(self._settings.in_force_path, self._held.to_json())
+
+
+def _digest_of(settings: SiloSettings, config: Path) -> bytes:
+    """Of the file that gave these settings; none of one that was changed since they were read."""
+    data = read_limited(config, MAX_BYTES)
+    try:
+        now = settings_of(SiloSettings, data, source=str(config), env_prefix=ENV_PREFIX)
+    except ConfigError:
+        return b""
+    is_same = now.data == settings.data and _bounds(now) == _bounds(settings)
+    return hashlib.sha256(data).digest() if is_same else b""
 
 
 def _check_delta(path: Path, found: Policy, held: Policy) -> None:

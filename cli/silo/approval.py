@@ -36,7 +36,7 @@ def show(config: Path, job: str | None, is_json: bool, is_text: bool) -> None:
     Without JOB it lists those that wait, as `approve` does. Everything is computed at this silo, none of the
     job's own code runs, and no data are opened.
     """
-    from cli.silo.screen import as_json, screen
+    from cli.silo.screen import as_json, fitted, screen
     from silo_agent.approval.reading import read_view, signed_bytes
 
     settings = load_silo_settings(config)
@@ -50,7 +50,7 @@ def show(config: Path, job: str | None, is_json: bool, is_text: bool) -> None:
         view = read_view(ledger, settings, job)
     if is_json:
         return print_json(as_json(view))
-    click.echo("\n".join(screen(view)))
+    click.echo("\n".join(fitted(screen(view))))
 
 
 @click.command()
@@ -86,7 +86,7 @@ def approve(
     two people (required_approvals), the second approves under another name; the first approval is taken back
     if the policy file has changed since. With --json the screen goes to stderr.
     """
-    from cli.silo.screen import read_told, screen, taken_back_told
+    from cli.silo.screen import fitted, read_told, screen, taken_back_told
     from silo_agent.approval.decisions import approve as approve_job
     from silo_agent.approval.decisions import check_would_run
     from silo_agent.approval.reading import read_view
@@ -107,7 +107,7 @@ def approve(
     grants = Grants(cohort_changes=more_changes or 0, data_refusals=more_refusals or 0)
     with closing(opened_ledger(settings)) as ledger:
         view = read_view(ledger, settings, job)
-        click.echo("\n".join(screen(view)), err=is_json)
+        click.echo("\n".join(fitted(screen(view))), err=is_json)
         if view.required_approvals > 1 and by is None:
             raise ConfigError(
                 f"--by: expected the name of who approves: the policy wants {view.required_approvals} people"

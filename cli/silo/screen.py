@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -20,6 +22,7 @@ from chorale.privacy.promise import Promise, if_all_others_collude, units
 from chorale.spec.column_specs import names_of
 from crypto.errors import printable
 from silo_agent.approval.view import (
+    OPTIONS,
     FieldChange,
     JobView,
     Origin,
@@ -137,11 +140,16 @@ def _job_lines(view: JobView) -> list[str]:
     return lines
 
 
-def _told(value: object) -> str:
-    """A value so that no other one reads the same: texts in quotes where they are not plain words."""
+def _told(value: object, *, of_options: bool = False) -> str:
+    """A value so that no other one reads the same: texts in quotes where they are not plain words. Of
+    declared fields null is none; of options it is a value."""
     match value:
         case dict():
-            inner = (f"{_told(name)}: {_told(each)}" for name, each in value.items() if each is not None)
+            inner = (
+                f"{_told(name)}: {_told(each, of_options=name == OPTIONS)}"
+                for name, each in value.items()
+                if each is not None or of_options
+            )
             return f"{{{', '.join(inner)}}}"
         case list() | tuple():
             return f"[{', '.join(map(_told, value))}]"
@@ -350,4 +358,16 @@ def _labelled(label: str, lines: Iterable[str]) -> list[str]:
 
 def _wrapped(text: str, *, width: int = MAX_COLUMNS, indent: int = 0) -> list[str]:
     """Security: text of an operator is escaped before it is cut into lines, and begins none of its own."""
-    return textwrap.wrap(printable(text), width, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return _cut(printable(text), width, indent=indent)
+
+
+def _cut(text: str, width: int, *, indent: int) -> list[str]:
+    if any(unicodedata.east_asian_width(each) in "FW" for each in text):
+        width //= 2  # each of these takes two columns, and a terminal breaks what is longer
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def fitted(lines: Iterable[str]) -> list[str]:
+    """For this terminal. Security: one that is narrower would begin lines with text of an operator."""
+    columns = max(3 * LABEL_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)
+    return [part for line in lines for part in _cut(line, columns, indent=LABEL_COLUMNS) or [""]]

@@ -31,7 +31,7 @@ from silo_agent.approval.view import (
     trained_values,
 )
 from silo_agent.data.settings import DataSettings, check_unit, unit_told
-from silo_agent.in_force import not_in_force
+from silo_agent.in_force import Held, not_in_force
 from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.ledger import Ledger, LedgerJob
@@ -62,7 +62,8 @@ def read_view(
     *,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> JobView:
-    """What a person is shown of an offered job, under the policy file as it is now.
+    """What a person is shown of an offered job, under the policy file as it is now, and with the overrides of
+    the agent that runs.
 
     Raises ConfigError unless the id is that of one job whose text is here, and for a policy that cannot be
     read.
@@ -78,6 +79,11 @@ def read_view(
         refusals.append(PolicyRefusal(str(error)))
     policy_file = settings.policy if data_set is None else settings.policy_of(data_set)
     digest, policy = read_policy(policy_file)
+    running = Held.of_running(settings)
+    if running is not None and data_set is not None:
+        held = running.policies.get(data_set.name)
+        if held is not None and held.digest == digest:
+            policy = held.policy  # the agent's environment overrides the file, and not this command's
     if spec.not_after <= clock():
         late = f"job {job.id}: not_after: {spec.not_after.isoformat()} has passed"
         refusals.append(PolicyRefusal(late, code=Refusal.JOB_INVALID))

@@ -36,6 +36,7 @@ from strategies.parts.heads import HEAD
 
 UNCOMPARED = ("nonce", "initial_state")  # of every job its own; the starting weights are told by themselves
 BUDGET_FIELD = "privacy.epsilon"
+OPTIONS = "options"  # of a model or another part: any names, each with any value, of which null is one
 # what stands first of a job's fields and of its changes: what is read, then what the sums may tell of it
 READS = (
     *("purpose", "reference", "data", "columns", "label_column", "classes", "task", "input_shape"),
@@ -344,7 +345,7 @@ def options_told(options: Mapping[str, Any]) -> str:
     return json.dumps(options) if options else ""
 
 
-def _fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _fields(values: Mapping[str, Any], prefix: str = "", *, of_options: bool = False) -> dict[str, str]:
     """Dotted names of all fields that are set, each with its value as JSON."""
     found: dict[str, str] = {}
     for name, value in values.items():
@@ -353,9 +354,9 @@ def _fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if parts and all(isinstance(each, dict) and "name" in each for each in parts):
             found[f"{field}.names"] = json.dumps([each["name"] for each in parts])  # and in which order
             value = {each["name"]: each for each in parts}
-        if isinstance(value, dict) and value:
-            found |= _fields(value, f"{field}.")
-        elif value is not None:
+        if isinstance(value, dict):
+            found |= _fields(value, f"{field}.", of_options=name == OPTIONS)
+        elif value is not None or of_options:
             found[field] = json.dumps(value)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,7 @@ from chorale.spec.job_spec import JobSpec
 from cli.silo.screen import screen
 from silo_agent.account_units import open_accounts
 from silo_agent.approval.reading import read_view
+from silo_agent.in_force import HeldPolicy, InForce
 from silo_agent.ledger.ledger import Ledger
 from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
@@ -39,6 +41,8 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
         {"columns": [{"name": "age, weight"}], "input_shape": [1]},
         '"age, weight"',
     ),
+    "a letter that nobody sees": ({"label_column": "smoker\u3164"}, '"smoker\\u3164"'),
+    "letters that are not composed": ({"label_column": "gro\u0308\u00df"}, '"gro\\u0308\\xdf"'),
     "scale": ({"columns": [{"name": "age", "scale": 17.25}, {"name": "weight"}]}, "17.25"),
     "fill": ({"columns": [{"name": "age", "fill": 3.5}, {"name": "weight"}]}, "3.5"),
     "categories": (
@@ -95,6 +99,49 @@ def test_every_field_of_the_schema_stands_on_the_screen(desk: Desk, chorale: Cal
     assert len(marks) > 130
     words = {word.strip("[{,:}]") for word in " ".join(screen(marked)).split()}
     assert [mark for mark in marks if mark not in words] == []
+
+
+def test_an_option_of_null_stands_on_the_screen(desk: Desk, chorale: Callable[..., Ended]) -> None:
+    """It is a value that the job's code is given, and `options: {}` is another job."""
+    job = offered(desk, **TABLE)
+    settings = load_silo_settings(desk.silo())
+    with closing(Ledger(settings.ledger_path)) as ledger:
+        view = read_view(ledger, settings, job.id)
+    model = view.job["model"] | {"options": {"crop": None}}
+    assert "options: {crop: null}" in " ".join(screen(replace(view, job={**view.job, "model": model})))
+
+
+@pytest.mark.parametrize("columns", ["100", "80", "60"])
+@pytest.mark.parametrize("letter", ["x", "\u6f22"])
+def test_text_of_a_job_begins_no_line_of_a_terminal(
+    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, letter: str, columns: str
+) -> None:
+    """A terminal breaks what is wider, and a purpose ended in `label       age` at the edge."""
+    monkeypatch.setenv("COLUMNS", columns)
+    width = unicodedata.east_asian_width(letter) == "W"
+    text = letter * ((int(columns) - 13) >> width) + "label       age"
+    out = chorale("silo", "show", "--config", desk.silo(), offered(desk, **TABLE, purpose=text).id).out
+    for line in out.splitlines():
+        assert len(line) + sum(unicodedata.east_asian_width(each) == "W" for each in line) <= int(columns)
+    assert len([line for line in out.splitlines() if line.startswith("label")]) == 1
+
+
+def test_a_job_is_shown_under_the_policy_that_the_agent_holds(
+    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's environment overrides a field, and the command's does not: nothing refused the job here."""
+    desk.write("policy.yaml", GIVEN)
+    job, settings = offered(desk, **TABLE, rounds=3), load_silo_settings(desk.silo())
+    with monkeypatch.context() as agent:
+        agent.setenv("CHORALE_POLICY_MAX_ROUNDS", "1")
+        policies = {
+            each.name: HeldPolicy.read(settings.policy_of(each), federation=settings.federation)
+            for each in settings.data_sets
+        }
+    with closing(AuditLog(settings.audit_path)) as audit:
+        InForce(settings, policies, take=lambda *_: None, audit=audit)
+        ended = chorale("silo", "show", "--config", desk.silo(), job.id)
+    assert "refuses it by max_rounds" in ended.out
 
 
 def _marked(model: type[BaseModel], marks: list[str], prefix: str) -> BaseModel:

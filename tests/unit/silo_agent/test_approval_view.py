@@ -112,6 +112,16 @@ def test_changed_fields_are_those_that_differ_and_never_the_nonce() -> None:
     assert changes["task.metrics"] == ('["confusion"]', None)
     assert not {"nonce", "initial_state", "name", "rounds"} & changes.keys()
     assert changed_fields(before, before) == ()
+    parts = [
+        {"name": "net", "from": "models==1.0", "options": options} for options in ({}, {"crop": None, "a": 1})
+    ]
+    models = [
+        spec_of(model=part) for part in parts
+    ]  # null is a value, and `options` with one is not `not set`
+    assert [(each.field, each.before, each.now) for each in changed_fields(*models)] == [
+        ("model.options.crop", None, "null"),
+        ("model.options.a", None, "1"),
+    ]
 
 
 def test_policy_lists_every_rule_and_raises_the_first() -> None:

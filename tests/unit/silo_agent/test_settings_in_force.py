@@ -302,6 +302,21 @@ async def test_changed_data_settings_are_taken_when_no_phase_runs(tmp_path: Path
     assert await waits() == ""
 
 
+async def test_data_settings_that_changed_while_the_agent_started_are_taken(
+    tmp_path: Path, make_hub: MakeHub
+) -> None:
+    """Their file was digested after it was read: what was written in between seemed to be in force."""
+    agent, path = make_hub().add("silo-0"), tmp_path / "silo.yaml"
+    written = agent.settings.model_dump(mode="json", exclude_unset=True)
+    path.write_text(
+        yaml.safe_dump(written | {"data": {"format": "digits", "holdout": 0.5}}, explicit_end=True)
+    )
+    policies = {"data": HeldPolicy.read(agent.settings.policy, federation="test")}
+    files = InForce(agent.settings, policies, take=agent.data_sets.take, audit=agent.audit, config=path)
+    with pytest.raises(PolicyRefusal, match="data settings changed"):
+        files.check()
+
+
 def rewrite(agent: Agent, **fields: Any) -> None:
     write_policy(agent.folder / "policy.yaml", OPEN | fields)
 
