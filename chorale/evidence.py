@@ -35,6 +35,7 @@ from chorale.runtime import audit
 from chorale.runtime.software import Software, installed_packages
 from chorale.spec.fields import NAME_FORM, Sha256, in_words
 from chorale.spec.state import ARRAY_NAME, GlobalState
+from chorale.transport.wire import PHASE_PATTERN
 from crypto import encoding
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Anchors, Identity, SignedBody, certificate_from_der, check_signature
@@ -64,7 +65,20 @@ def _printable(text: str) -> str:
 Digest = Sha256
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"), in_words(NAME_FORM)]
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
-Status = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,32}$"), in_words("1 to 32 lower-case letters")]
+# Security: a coordinator's own word for `done` would not be held to the job's last phase
+STATUSES = ("running", "paused", "done", "cancelled", "stopped", "failed")
+RESULTS = ("applied", "used-up")
+Status = Annotated[
+    str, StringConstraints(pattern=f"^({'|'.join(STATUSES)})$"), in_words(f"one of {', '.join(STATUSES)}")
+]
+Result = Annotated[
+    str, StringConstraints(pattern=f"^({'|'.join(RESULTS)})$"), in_words(f"one of {', '.join(RESULTS)}")
+]
+PhaseName = Annotated[
+    str,
+    StringConstraints(pattern=f"^({PHASE_PATTERN.pattern})$"),
+    in_words("the name of a phase, such as train or enrollment.0"),
+]
 Cost = Annotated[str, Field(max_length=MAX_RELEASES_BYTES)]
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 Number = float | None  # null: not a number, or infinite
@@ -153,10 +167,10 @@ class PhaseFacts(Document):
     silos where `verified_by` is above 0."""
 
     round: Count
-    phase: Text
+    phase: PhaseName
     roster_version: Count
     attempts: Count
-    result: Text
+    result: Result
     reason: Text
     cohort: tuple[Name, ...]
     left_out: tuple[LeftOutFact, ...]

@@ -103,7 +103,8 @@ def lines(file: Path, verified: Verified) -> list[str]:
 
     facts = verified.facts
     digests = ", ".join(verified.authorities)
-    trust = "your own" if verified.is_trusted else "the archive's own: compare it with the one you were given"
+    one = "it has" if len(verified.authorities) == 1 else "each of them has"
+    trust = "your own" if verified.is_trusted else f"the archive's own: {one} to be one that you were given"
     absent = sorted(set(facts.silos) - set(verified.silos))
     model = "compared with your file" if verified.has_model else "no file was compared: --model"
     missing = f"missing: {', '.join(facts.missing)}; the rest of it holds"

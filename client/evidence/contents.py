@@ -25,7 +25,7 @@ FACTS, README, GDPR, MODEL_CARD = "facts.json", "README.md", "gdpr.md", "model-c
 PAGES = (README, GDPR, MODEL_CARD)
 REQUIRED = (MANIFEST, JOB, SIGNATURE, AUTHORITY, COORDINATOR, CERTIFICATES, FACTS, *PAGES)
 ROSTER = re.compile(r"rosters/([1-9][0-9]{0,18})\.json")
-PROOF = re.compile(r"proofs/[0-9]{6}-[A-Za-z0-9.-]{1,80}\.json")
+PROOF = re.compile(r"proofs/[0-9]{6}-([0-9]{1,20}-[a-z0-9.-]{1,80})\.json")
 SILO = re.compile(r"silos/([a-z0-9-]{1,63})\.json")
 SBOM = re.compile(r"sbom/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_SIGNATURE_FILE_BYTES = 2 * (MAX_CERTIFICATE_BYTES + evidence.MAX_SIGNATURE_BYTES) + 256
@@ -83,10 +83,12 @@ def read_contents(files: Mapping[str, bytes], *, trusted: Anchors | None = None)
         with fits(name):
             if found := ROSTER.fullmatch(name):
                 rosters[int(found[1])] = _roster(data)
-            elif PROOF.fullmatch(name):
+            elif found := PROOF.fullmatch(name):
                 proofs[name] = evidence.parsed(
                     ProofDocument, evidence.read_document(data, max_bytes=MAX_PROOF_BYTES)
                 )
+                if found[1] != proofs[name].title:
+                    raise EvidenceMismatch(f"it holds the proof of {proofs[name].title}")
             elif found := SILO.fullmatch(name):
                 silos[found[1]] = evidence.open_statement(data, SiloStatement)
             elif SBOM.fullmatch(name):

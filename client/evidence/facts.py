@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from chorale.evidence import CoordinatorStatement, read_document
@@ -24,6 +25,7 @@ from crypto.errors import EvidenceMismatch
 from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import draw_risk
 
+MAX_DRAW_RISK = Fraction(1, 1_000_000)  # as policies have it by default
 RELATIVE = 1e-6  # of two computations of one number on different machines
 EPSILON = "Epsilon planned"
 Rows = list[tuple[str, str]]
@@ -33,8 +35,9 @@ Rows = list[tuple[str, str]]
 class Facts:
     """All that an archive says and that is not there word by word in a signed file.
 
-    colluders: a third of the silos that the job names: what its phases have to withstand. draw_risk: the
-    chance that a drawn round names more of so many than a third of its own; None without drawn rounds.
+    colluders: a third of the silos that the job names: what its phases have to withstand. draw_colluders: so
+    many of them that a drawn round names more than a third of its own with a chance of MAX_DRAW_RISK at most;
+    None without drawn rounds.
     missing: silos of the job that a phase's roster lacks, each with those phases.
     """
 
@@ -50,7 +53,7 @@ class Facts:
     silos: tuple[str, ...]
     rounds: int
     colluders: int
-    draw_risk: float | None
+    draw_colluders: int | None
     phases: tuple[PhaseProof, ...]
     weakest: PhaseProof | None
     missing: Mapping[str, tuple[str, ...]]
@@ -66,7 +69,10 @@ class Facts:
     @property
     def result(self) -> str:
         """How far the archive proves anything, in a sentence."""
-        return f"the weakest phase is {self._weakest_told()}"
+        weakest, bears = f"the weakest phase is {self._weakest_told()}", self.draw_colluders
+        if bears is None or bears >= self.colluders:
+            return weakest
+        return f"{weakest}; drawn rounds withstand {bears} of the job's silos, not a third, {self.colluders}"
 
     @property
     def unproved(self) -> tuple[PhaseProof, ...]:
@@ -79,15 +85,16 @@ class Facts:
             ("Missing silos", self._missing_told()),
             ("Weakest phase", self._weakest_told()),
             ("Job", f"{self.job[:12]} {self.name} by {self.operator}, federation {self.federation}"),
-            ("Purpose", f"{_quoted(self.purpose)}, reference {_quoted(self.reference)}"),
+            ("Purpose", _quoted(self.purpose)),
+            ("Reference", _quoted(self.reference)),
             ("Phases", f"{len(self.phases)}, in order and without a gap"),
             ("States signed by silos", f"{self.states_signed_by_silos}"),
             ("Signed by nobody", ", ".join(unsigned) or "none"),
             ("Model", f"after round {self.model_round}, SHA-256 {self.model_sha256}"),
             (EPSILON, self.epsilon_told()),
         ]
-        if self.draw_risk is not None:
-            rows.insert(2, ("Drawn rounds", self._draw_told(self.draw_risk)))
+        if self.draw_colluders is not None:
+            rows.insert(2, ("Drawn rounds", self._draw_told(self.draw_colluders)))
         if self.unproved:
             rows.insert(0, ("Unproved", ", ".join(each.title for each in self.unproved)))
         return rows
@@ -107,10 +114,11 @@ class Facts:
         each = (f"{name} from the roster of {_span(titles)}" for name, titles in self.missing.items())
         return f"{'; '.join(each)}. Under a roster with them a phase may have ended otherwise"
 
-    def _draw_told(self, risk: float) -> str:
+    def _draw_told(self, bears: int) -> str:
         return (
-            f"each withstands the number beside it for certain, and {self.colluders} of the job's "
-            f"{len(self.silos)} silos but for a chance of at most {risk:.2g}, of all rounds together"
+            f"each withstands the number beside it for certain, and {bears} of the job's {len(self.silos)} "
+            f"silos but for a chance of at most {float(MAX_DRAW_RISK):g}, of all rounds together; of more "
+            "that lie together one round may name too many, and its state is then what they like"
         )
 
     def epsilon_told(self) -> str:
@@ -162,7 +170,7 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> Facts:
         silos=spec.silos,
         rounds=spec.rounds,
         colluders=silos // 3,
-        draw_risk=_draw_risk(job, chain),
+        draw_colluders=_draw_colluders(job, chain),
         phases=chain.phases,
         weakest=min(signed, key=_strength, default=None),
         missing={
@@ -197,14 +205,21 @@ def _strength(phase: PhaseProof) -> tuple[int, int]:
     return phase.withstands - phase.required, phase.withstands
 
 
-def _draw_risk(job: Job, chain: Chain) -> float | None:
-    """Of draws from the smallest roster."""
+def _draw_colluders(job: Job, chain: Chain) -> int | None:
+    """Of draws from the smallest roster; each round could be drawn under any version of those that there were
+    meanwhile, and coordinator and colluders choose which one is shown."""
     spec = job.spec
     if not spec.draws_rounds:
         return None
     silos = len(spec.silos) - max((len(each.missing) for each in chain.phases), default=0)
     drawn = min(spec.named_per_round, silos)
-    return float(draw_risk(silos, drawn, colluders=len(spec.silos) // 3, draws=draws(spec)))
+    versions = [each.roster_version for each in chain.phases]
+    choices = draws(spec) * (1 + max(versions, default=0) - min(versions, default=0))
+    return next(
+        bears
+        for bears in range(len(spec.silos) // 3, -1, -1)
+        if draw_risk(silos, drawn, colluders=bears, draws=choices) <= MAX_DRAW_RISK
+    )
 
 
 def _span(titles: Sequence[str]) -> str:
@@ -218,7 +233,7 @@ def check_facts(document: bytes, expected: Facts) -> Facts:
     """
     found = read_document(document)
     _compare(found, document_of(expected), ())
-    return replace(expected, **{name: found[name] for name in ("draw_risk", "epsilon", "quantities")})
+    return replace(expected, **{name: found[name] for name in ("epsilon", "quantities")})
 
 
 def _compare(found: Any, expected: Any, place: tuple[str, ...]) -> None:

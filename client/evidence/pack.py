@@ -124,7 +124,7 @@ def archive_of(
         version: read_roster(signed, authority=authority, federation=spec.federation)
         for version, signed in shown.rosters.items()
     }
-    proofs = {f"proofs/{n:06}-{each.round}-{each.phase}.json": each for n, each in enumerate(shown.proofs)}
+    proofs = {f"proofs/{n:06}-{each.title}.json": each for n, each in enumerate(shown.proofs)}
     chain = follow_phases(
         job,
         statement.phases,

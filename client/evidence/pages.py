@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from chorale.evidence import CoordinatorStatement, PhaseFacts
@@ -11,6 +12,7 @@ from client.history import class_rows
 from strategies.figure import names_of_figures, told
 
 MAX_FIGURES = 40
+_MARKUP = re.compile(r"[\\`*\[\]<>&|~$]")
 
 _PROVES = """\
 ## What this proves
@@ -94,7 +96,7 @@ def _readme(facts: Facts, statement: CoordinatorStatement, silos: Sequence[str])
         [
             f"# Evidence of job {facts.job[:12]}, {facts.name}",
             "",
-            *(f"- {name}: {text}." for name, text in facts.rows()),
+            *(f"- {name}: {_plain(text)}." for name, text in facts.rows()),
             f"- By the coordinator's word: {statement.status}.",
             "",
             _table(("phase", "its silos"), facts.phase_rows()),
@@ -184,6 +186,9 @@ def _model_card(facts: Facts, statement: CoordinatorStatement) -> str:
             f"- Starting weights: SHA-256 {facts.first_state_sha256}",
             f"- {EPSILON}: {facts.epsilon_told()}.",
             "",
+            f"How far that is proved: {_plain(facts.result)}.",
+            *([f"Missing silos: {', '.join(facts.missing)}."] if facts.missing else []),
+            "",
             "Figures of the last phase that has some, by the coordinator's word (intervals of 95 %):",
             "",
             *_figures(last),
@@ -197,8 +202,13 @@ def _figures(phase: PhaseFacts | None) -> list[str]:
     if phase is None:
         return ["- none"]
     names = names_of_figures(phase.figures)[:MAX_FIGURES]
-    lines = (f"- {name}: {told(phase.figures, name)}" for name in names)
+    lines = (f"- {_plain(name)}: {told(phase.figures, name)}" for name in names)
     return [f"- round {phase.round} {phase.phase}, {len(phase.cohort)} silos", *lines]
+
+
+def _plain(text: str) -> str:
+    """What an operator or a coordinator wrote, as a page shows it: nothing in it is markup."""
+    return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -75,6 +75,7 @@ class Chain:
 @dataclass(kw_only=True)
 class _Walk:
     """Where the job stands between two phases. rosters: those of its phases so far, and the reader's own.
+    applied: kinds of phases with a sum.
     unfinished: the last phase was applied and is not the last of its round."""
 
     state: bytes
@@ -82,6 +83,7 @@ class _Walk:
     seed: bytes = b""
     position: tuple[int, int, int] | None = None
     round: int = 0
+    applied: set[str] = field(default_factory=set)
     unfinished: bool = False
     states: dict[tuple[int, str], bytes] = field(default_factory=dict)
     phases: list[PhaseProof] = field(default_factory=list)
@@ -230,15 +232,23 @@ def _check_order(job: Job, walk: _Walk, phase: PhaseFacts) -> None:
         raise EvidenceMismatch("out of order")
     kind, kinds = phase_kind(phase.phase), job.strategy.round_phases
     is_same_round = kind in kinds and phase.round == walk.round
+    # without their sum there is nothing to go on with: such a phase is repeated, or the job has failed
+    opening, closing = job.strategy.opening, job.strategy.closing
+    before = opening[: opening.index(kind)] if kind in opening else opening
+    before += closing[: closing.index(kind)] if kind in closing else ()
+    if lacking := [each for each in before if each not in walk.applied]:
+        raise EvidenceMismatch(f"{lacking[0]} before it is missing")
     if walk.unfinished and not is_same_round:
         raise EvidenceMismatch(f"the end of round {walk.round} is missing")
-    closes = kind in job.strategy.closing and walk.round < job.spec.rounds and not _may_end(job, walk)
+    closes = kind in closing and walk.round < job.spec.rounds and not _may_end(job, walk)
     if closes or (kind in kinds and phase.round > walk.round + 1):
         raise EvidenceMismatch(f"round {walk.round + 1} is missing")
     if kind in kinds:
         walk.round = phase.round
         walk.unfinished = phase.result == APPLIED and kind != kinds[-1]
     walk.position = position
+    if phase.result == APPLIED:
+        walk.applied.add(kind)
 
 
 def _may_end(job: Job, walk: _Walk) -> bool:
@@ -272,6 +282,8 @@ def _check_proof(
         raise EvidenceMismatch(f"a sum of {len(document.survivors)} silos, fewer than the job allows")
     if (len(document.signers), rule.threshold) != (phase.verified_by, phase.threshold):
         raise EvidenceMismatch("the coordinator counts other signatures than there are")
+    if phase.result != APPLIED and document.next != document.parent:
+        raise EvidenceMismatch(f"silos signed another state, and the coordinator calls it {phase.result}")
     if document.layout != layout.hex():
         raise EvidenceMismatch(
             "what silos signed that they summed does not follow from the job and these arrays"

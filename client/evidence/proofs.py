@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from chorale.evidence import MAX_SIGNATURE_BYTES, Count, Digest, Document, Name, Text, from_base64
+from chorale.evidence import MAX_SIGNATURE_BYTES, Count, Digest, Document, Name, PhaseName, from_base64
 from crypto.errors import RemoteProtocolError
 from crypto.identity.certificates import SignedBody, fingerprint
 from crypto.session.statements import Signer, StateProof
@@ -28,7 +28,7 @@ class ProofDocument(Document):
 
     job: Digest
     round: Count
-    phase: Text
+    phase: PhaseName
     attempt: Count
     roster_version: Count
     layout: Digest
@@ -39,6 +39,11 @@ class ProofDocument(Document):
     next: Digest
     draw_seed: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     signers: dict[Name, SignerRow]
+
+    @property
+    def title(self) -> str:
+        """Of its file's name."""
+        return f"{self.round}-{self.phase}"
 
     @classmethod
     def of(cls, proof: StateProof, *, job: bytes, roster_version: int) -> ProofDocument:

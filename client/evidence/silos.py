@@ -14,6 +14,7 @@ from chorale.privacy.composition import AccountReleases, FirstPlan, kinds_of
 from chorale.privacy.plan import planned_releases
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import GlobalState
+from chorale.transport.wire import PHASE_PATTERN
 from client.evidence.phases import APPLIED
 from client.evidence.proofs import ProofDocument
 from crypto.errors import ConfigError, EvidenceMismatch
@@ -99,7 +100,7 @@ def _check_reveals(
 
 def _phase_of(entry: dict[str, Any]) -> tuple[int, str]:
     round, phase = entry.get("round"), entry.get("phase")
-    if type(round) is not int or not isinstance(phase, str):
+    if type(round) is not int or not isinstance(phase, str) or not PHASE_PATTERN.fullmatch(phase):
         raise EvidenceMismatch(f"audit entry {entry['entry']}: it names no round and phase")
     return round, phase
 

@@ -31,8 +31,10 @@ from cryptography import x509
 from chorale.evidence import CoordinatorStatement
 from chorale.job import PURPOSE, Job
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import facts_of as model_facts
 from chorale.spec.model_file import open_model
 from chorale.spec.state import state_digest, state_to_bytes
+from chorale.transport.wire import phase_kind
 from client.errors import require_extra
 from client.evidence import contents as names
 from client.evidence.archive import files_of
@@ -55,6 +57,7 @@ from crypto.identity.certificates import (
     verify,
 )
 from crypto.identity.roster import Roster, read_roster
+from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 
 
@@ -79,9 +82,9 @@ def verify_archive(
     model: bytes | None = None,
     roster: SignedBody | None = None,
 ) -> Verified:
-    """As `examine`, and EvidenceMismatch for the weakest phase that is unproved."""
+    """As `examine`, and EvidenceMismatch for the weakest phase that is unproved, or if silos signed none."""
     held = examine(data, authority=authority, model=model, roster=roster)
-    if held.facts.unproved:
+    if held.facts.unproved or held.facts.weakest is None:
         raise EvidenceMismatch(held.facts.result)
     return held
 
@@ -263,7 +266,7 @@ def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model:
     trained = (each.round for each in statement.phases if (each.phase, each.result) == (TRAIN, APPLIED))
     ends = {chain.final.hex()} if statement.model_round == max(trained, default=0) else set()
     if job.spec.keep is not None:  # which round was best only the coordinator says
-        ends |= {state.hex() for (round, _), state in chain.states.items() if round == statement.model_round}
+        ends.add(_tested(job, statement).get(statement.model_round, ""))
     if statement.model not in ends:
         last = next((each.title for each in reversed(chain.phases) if each.signers), "none")
         where = f"{names.COORDINATOR}: model after round {statement.model_round}"
@@ -271,9 +274,27 @@ def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model:
     if model is None:
         return
     with fits("--model"):
-        arrays, _ = open_model(model)
+        arrays, found = open_model(model)
         if state_digest(state_to_bytes(arrays)).hex() != statement.model:
             raise EvidenceMismatch("this file is not the job's model: its arrays have another SHA-256")
+        # Security: what inputs and outputs mean stands there, and programs go by it
+        facts = model_facts(job.spec, job_digest=job.digest, round=statement.model_round)
+        names_found = sorted(found.keys() | facts.keys() if found else ())
+        for name in names_found:
+            if name != "chorale" and found.get(name) != facts.get(name):
+                raise EvidenceMismatch(f"its metadata say otherwise than the job: {name[:80]}")
+
+
+def _tested(job: Job, statement: CoordinatorStatement) -> dict[int, str]:
+    """By round, the state in which its model was tested first: that is what a job keeps."""
+    state, trained, found = str(job.spec.initial_state), 0, dict[int, str]()
+    for each in statement.phases:
+        kind = phase_kind(each.phase)
+        if each.result == APPLIED and kind in (TRAIN, EVALUATE_ALL, EVALUATE):
+            found.setdefault(trained, state)
+            trained = each.round if kind == TRAIN else trained
+        state = each.state
+    return found
 
 
 def _check_audit(job: Job, statement: CoordinatorStatement) -> list[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup, escape
+
 from client.evidence.verify import Verified
+from crypto.errors import printable
 from web.shared.pages import moment
 
 
-def terms(held: Verified) -> list[tuple[str, str]]:
-    """Epsilon is what the signed job plans; what was spent is not in an archive without silos."""
+def terms(held: Verified) -> list[tuple[str, Markup]]:
+    """Not cut, however many silos a sentence names. Epsilon is what the signed job plans; what was spent is
+    not in an archive without silos."""
     audit = held.statement.audit
-    return [
+    rows = [
         *held.facts.rows(),
         *held.facts.phase_rows(),
         (
@@ -20,3 +24,4 @@ def terms(held: Verified) -> list[tuple[str, str]]:
         ("Told by the coordinator", moment(held.statement.made.timestamp())),
         ("Under the authority", ", ".join(held.authorities)),
     ]
+    return [(name, escape(printable(text))) for name, text in rows]

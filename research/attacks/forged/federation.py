@@ -181,6 +181,12 @@ class Run:
             self.phase(round, phase, rosters[min(number, len(rosters) - 1)], **options)
         return self
 
+    def steps(self, roster: Roster, *steps: tuple[int, str]) -> Run:
+        """These phases alone."""
+        for round, phase in steps:
+            self.phase(round, phase, roster)
+        return self
+
     def phase(
         self,
         round: int,

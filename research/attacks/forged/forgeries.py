@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from chorale.evidence import parsed
+from chorale.spec.state import state_to_bytes
 from client.evidence.proofs import ProofDocument
 from crypto.identity.certificates import Role
 from research.attacks.forged.federation import Federation, Run
-from research.attacks.forged.scene import COLLUDERS, DRAWN, HONEST, LEAVES, SILOS, Scene, Shown, shown
+from research.attacks.forged.scene import COLLUDERS, DRAWN, HONEST, KEEP, LEAVES, SILOS, Scene, Shown, shown
+
+OPENING = (0, "enrollment.0"), (0, "class-presence.0")
 
 # rosters
 
@@ -109,12 +114,42 @@ def last_round_dropped(scene: Scene) -> Shown:
 
 def end_of_round_dropped(scene: Scene) -> Shown:
     """Of the last round a statistic is shown, and not the training that followed."""
-    roster, run = scene.federation.publish(), scene.run(strategy={"preset": "fedcsd"}, rounds=1)
-    run.phase(0, "enrollment.0", roster)
-    run.phase(0, "class-presence.0", roster)
-    run.phase(1, "prototypes", roster)
-    run.phase(1, "evaluate.0", roster)
+    run = scene.with_statistics(rounds=1)
+    return shown(run.steps(scene.federation.publish(), *OPENING, (1, "prototypes"), (1, "evaluate.0")))
+
+
+def opening_dropped(scene: Scene) -> Shown:
+    run = scene.with_statistics(rounds=1)
+    return shown(run.steps(scene.federation.publish(), OPENING[0], (1, "train"), (1, "evaluate.0")))
+
+
+def closing_dropped(scene: Scene) -> Shown:
+    """The model is the one before its head was calibrated."""
+    run = scene.run(strategy={"preset": "ccvr"}, rounds=1)
+    run.arrays = {"model/head.weight": np.ones((2, 2), np.float32), "method/total": np.array(90)}
+    run.model = state_to_bytes(run.arrays)
+    return shown(run.steps(scene.federation.publish(), *OPENING, (1, "train"), (1, "evaluate.0")))
+
+
+def signed_by_nobody(scene: Scene) -> Shown:
+    """The model is the one that the job began with, and a test of it."""
+    roster, run = scene.federation.publish(), scene.run()
+    run.phase(0, OPENING[0][1], roster, result="used-up")
+    run.phase(3, "evaluate.0", roster)
     return shown(run)
+
+
+def ended_before_anything(scene: Scene) -> Shown:
+    run = scene.run()
+    run.phase(0, OPENING[0][1], scene.federation.publish(), result="used-up")
+    return shown(run, status="stopped")
+
+
+def statistic_as_a_kept_model(scene: Scene) -> Shown:
+    """The state between a round's statistic and its training, as the model after that round."""
+    run = scene.with_statistics(rounds=1, keep=KEEP)
+    run.steps(scene.federation.publish(), *OPENING, (1, "prototypes"), (1, "train"), (1, "evaluate.0"))
+    return shown(run, model=run.proofs[2].next)
 
 
 def earlier_state_called_the_last(scene: Scene) -> Shown:
@@ -185,6 +220,13 @@ def counted_out(scene: Scene) -> Shown:
     lost = {"result": "used-up", "verified_by": 0, "cohort": (), "state": run.proofs[1].next}
     run.phases[2] = run.phases[2].model_copy(update=lost)
     del run.proofs[2]
+    return shown(run)
+
+
+def moved_and_told_as_used_up(scene: Scene) -> Shown:
+    """Its proof is there, and the model called that of the round before."""
+    run = scene.honest()
+    run.phases[3] = run.phases[3].model_copy(update={"result": "used-up"})
     return shown(run)
 
 
@@ -280,6 +322,17 @@ FORGED: Mapping[str, tuple[Callable[[Scene], Shown], str]] = {
     "a phase less": (dropped, r"^round 3 train: round 2 is missing"),
     "the last round less": (last_round_dropped, r"^round 3 evaluate.0: round 3 is missing"),
     "the end of a round less": (end_of_round_dropped, r"^round 1 evaluate.0: the end of round 1 is missing"),
+    "a statistic of the opening less": (
+        opening_dropped,
+        r"^round 1 train: class-presence before it is missing",
+    ),
+    "a closing phase less": (closing_dropped, r"^round 1 evaluate.0: calibrate before it is missing"),
+    "a job that nobody signed": (signed_by_nobody, r"^round 3 evaluate.0: enrollment before it is missing"),
+    "a job without a state": (ended_before_anything, r"^the weakest phase is none: silos signed no phase$"),
+    "a statistic as a kept model": (
+        statistic_as_a_kept_model,
+        r"^coordinator.json: model after round 1: not the state that silos signed last, of round 1 train",
+    ),
     "an earlier state as the last": (
         earlier_state_called_the_last,
         r"^coordinator.json: model after round 3: not the state that silos signed last, of round 3 train",
@@ -312,6 +365,10 @@ FORGED: Mapping[str, tuple[Callable[[Scene], Shown], str]] = {
         r"^round 0 enrollment.0: proof: the roster does not hold clinic-d with this certificate",
     ),
     "a round told as used up": (counted_out, r"^round 3 train: it does not go on from the state before"),
+    "a round that moved the model told as used up": (
+        moved_and_told_as_used_up,
+        r"^round 3 train: silos signed another state, and the coordinator calls it used-up",
+    ),
     "a silo put into a sum": (put_into_a_sum, r"^round 2 train: next-state of clinic-a: .*not valid"),
     "a revoked silo's statement": (
         revoked_silo,

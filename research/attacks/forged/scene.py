@@ -7,6 +7,7 @@ one that an honest silo still uses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ SILOS = tuple(f"clinic-{letter}" for letter in "abcdefghi")
 COLLUDERS, HONEST = SILOS[:3], SILOS[3:]
 LEAVES = SILOS[-1]
 DRAWN = {"fraction": 0.4}  # 4 of 9 silos a round
+KEEP = {"metric": "loss", "best": "lowest"}
 STOP = {"metric": "loss", "best": "lowest", "rounds": 1}
 
 
@@ -44,13 +46,17 @@ class Shown:
 class Scene:
     """Nine silos, of which three lie. folder: for audit logs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, silos: Sequence[str] = SILOS) -> None:
         self._folder = folder
-        self.federation = Federation(SILOS)
+        self.federation = Federation(silos)
 
     def run(self, **fields: Any) -> Run:
         self._folder.mkdir(parents=True, exist_ok=True)
         return Run(federation=self.federation, job=self.federation.job(**fields), folder=self._folder)
+
+    def with_statistics(self, **fields: Any) -> Run:
+        """A method that sums class presence at the opening, and prototypes before it trains."""
+        return self.run(strategy={"preset": "fedcsd"}, **fields)
 
     def honest(self) -> Run:
         return self.run().whole(self.federation.publish())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from crypto.identity.certificates import Role
-from research.attacks.forged.scene import COLLUDERS, DRAWN, LEAVES, SILOS, STOP, Scene, Shown, shown
+from research.attacks.forged.scene import COLLUDERS, DRAWN, KEEP, LEAVES, SILOS, STOP, Scene, Shown, shown
 
 
 def all_stay(scene: Scene) -> Shown:
@@ -74,6 +74,14 @@ def stopped_early(scene: Scene) -> Shown:
     return shown(run)
 
 
+def keeps_the_best_round(scene: Scene) -> Shown:
+    """A round's model is tested in the next one, once that one's statistic stands beside it."""
+    run, roster = scene.with_statistics(rounds=2, keep=KEEP), scene.federation.publish()
+    run.steps(roster, (0, "enrollment.0"), (0, "class-presence.0"), (1, "prototypes"), (1, "train"))
+    run.steps(roster, (2, "prototypes"), (2, "train"), (2, "evaluate.0"))
+    return shown(run, model=run.proofs[4].next, model_round=1)
+
+
 def cancelled_after_a_used_up_round(scene: Scene) -> Shown:
     run, roster = scene.run(), scene.federation.publish()
     run.phase(0, "enrollment.0", roster)
@@ -93,5 +101,6 @@ TRUE: Mapping[str, Callable[[Scene], Shown]] = {
     "rounds are drawn while one is revoked": drawn_while_one_is_revoked,
     "groups take turns": groups_take_turns,
     "the job stops early": stopped_early,
+    "the best round is kept": keeps_the_best_round,
     "cancelled after a used-up round": cancelled_after_a_used_up_round,
 }

@@ -25,6 +25,7 @@ import pytest
 from chorale import evidence
 from chorale.evidence import CoordinatorStatement, SiloStatement, sign_statement
 from chorale.job import sign_job
+from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_to_bytes
 from chorale.transport import wire
 from chorale.v1.operations_pb2 import EvidenceMessage, EvidenceProof
@@ -61,7 +62,7 @@ def test_honest_archive_verifies_and_so_does_one_that_is_only_sealed_again(lab: 
     assert archive_bytes(files_of(lab.archive)) == lab.archive
     facts = json.loads(lab.files[names.FACTS])
     assert (facts["purpose"], facts["reference"]) == ("to find strokes", "EK 17")
-    assert '- Purpose: "to find strokes", reference "EK 17".' in lab.files[names.README].decode()
+    assert '- Purpose: "to find strokes".\n- Reference: "EK 17".\n' in lab.files[names.README].decode()
 
 
 # changes to files
@@ -243,11 +244,15 @@ def _other_cohort(lines: list[str]) -> list[str]:
     return [json.dumps(entry, separators=(",", ":")) for entry in entries]
 
 
-def _no_round(lines: list[str]) -> list[str]:
-    """A list cannot be looked up: that ended in a TypeError."""
-    entries = [json.loads(line) for line in lines]
-    changed = [{**each, "round": []} if each["event"] == "revealed" else each for each in entries[:-1]]
-    return [*(json.dumps(each, separators=(",", ":")) for each in changed), lines[-1]]
+def _reveals(**fields: object) -> Callable[[Values], None]:
+    """A list cannot be looked up, nor is every text a number: that ended in a TypeError and a ValueError."""
+
+    def change(lines: list[str]) -> list[str]:
+        entries = [json.loads(line) for line in lines[:-1]]
+        changed = [each | fields if each["event"] == "revealed" else each for each in entries]
+        return [*(json.dumps(each, separators=(",", ":")) for each in changed), lines[-1]]
+
+    return _lines(change)
 
 
 def _other_jobs_line(lines: list[str]) -> list[str]:
@@ -384,7 +389,7 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
     ),
     "a proof of another round": (
         lambda lab, _: lab.sealed(_with(lab, SECOND, lab.files["proofs/000001-1-train.json"])),
-        r"a second proof of round 1 train",
+        r"proofs/000002-2-train.json: it holds the proof of 1-train",
     ),
     "a proof that says another job": (
         lambda lab, _: lab.sealed(_proof(lab, SECOND, job="ab" * 32)),
@@ -489,7 +494,7 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         r"silos/clinic-a.json: plan: it is not what the signed job releases",
     ),
     "an entry that names no round": (
-        lambda lab, _: lab.sealed(_silo(lab, _lines(_no_round))),
+        lambda lab, _: lab.sealed(_silo(lab, _reveals(round=[]))),
         r"silos/clinic-a.json: audit entry \d+: it names no round and phase",
     ),
     "an entry of another job": (
@@ -505,7 +510,29 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         lambda lab, _: lab.sealed(
             _coordinator(lab, lambda values: values.update(status="done\n- 4 silos signed the accuracy"))
         ),
-        r"coordinator.json: status: expected 1 to 32 lower-case letters, got",
+        r"coordinator.json: status: expected one of running, .* got",
+    ),
+    "a status of the coordinator's own, which asks for no last phase": (
+        lambda lab, _: lab.sealed(_cut(lab, 3, status="complete")),
+        r"coordinator.json: status: expected one of running, .* got 'complete'",
+    ),
+    "a result of the coordinator's own": (
+        lambda lab, _: lab.sealed(_coordinator(lab, _phase(2, result="as good as applied"))),
+        r"coordinator.json: phases.2.result: expected one of applied, used-up, got",
+    ),
+    "a phase that is named in another way": (
+        lambda lab, _: lab.sealed(_coordinator(lab, _phase(4, phase="evaluate.\u0660"))),
+        r"coordinator.json: phases.4.phase: expected the name of a phase",
+    ),
+    "a number that is none in a phase of a silo's log": (
+        lambda lab, _: lab.sealed(_silo(lab, _reveals(phase="evaluate.x"))),
+        r"silos/clinic-a.json: audit entry \d+: it names no round and phase",
+    ),
+    "a proof in the file of another": (
+        lambda lab, _: lab.sealed(
+            {**_without(lab, SECOND), "proofs/000002-7-evaluate.0.json": lab.files[SECOND]}
+        ),
+        r"proofs/000002-7-evaluate.0.json: it holds the proof of 2-train",
     ),
     "control characters in a reason": (
         lambda lab, _: lab.sealed(_coordinator(lab, _phase(2, reason="\x1b[2Jdone"))),
@@ -695,6 +722,16 @@ def test_other_model_is_found(lab: Lab) -> None:
         verify_archive(lab.archive, model=other)
     with pytest.raises(EvidenceMismatch, match=r"--model: state: "):
         verify_archive(lab.archive, model=b"no model")
+
+
+def test_metadata_of_the_model_are_those_of_the_job(lab: Lab) -> None:
+    """The arrays are the job's, and what their inputs and outputs mean was of whoever wrote the file."""
+    facts = facts_of(lab.job.spec, job_digest=lab.job.digest, round=3)
+    verify_archive(lab.archive, model=b"".join(with_facts([lab.model], facts)))
+    for name, value in (("label_column", '["hiv"]'), ("round", "1"), ("job", "ab" * 32), ("note", "tested")):
+        false = b"".join(with_facts([lab.model], {**facts, name: value}))
+        with pytest.raises(EvidenceMismatch, match=f"--model: its metadata say otherwise .*: {name}"):
+            verify_archive(lab.archive, model=false)
 
 
 def test_policy_that_changed_after_the_approval_is_noted(lab: Lab) -> None:

@@ -11,17 +11,21 @@ from typing import Any
 
 import pytest
 
+from chorale.evidence import RESULTS, STATUSES
 from cli.evidence import lines
 from cli.main import run
 from client.evidence.archive import files_of
-from client.evidence.contents import FACTS, README
+from client.evidence.contents import FACTS, MODEL_CARD, README
 from client.evidence.facts import document_of
 from client.evidence.verify import examine
+from coordinator.phase_machine import ENDED
+from coordinator.storage.store import JobStatus
 from crypto.errors import EvidenceMismatch
 from crypto.session.cohort import CohortRule, withstands
 from research.attacks import __main__ as program
+from research.attacks.forged.federation import DRAW_SEED
 from research.attacks.forged.forgeries import FORGED
-from research.attacks.forged.scene import COLLUDERS, LEAVES, SILOS, Scene, shown
+from research.attacks.forged.scene import COLLUDERS, DRAWN, LEAVES, SILOS, Scene, shown
 from research.attacks.forged.true_jobs import TRUE
 from tests.support.pages import JOB, Pages
 
@@ -152,6 +156,65 @@ def test_round_that_a_silo_revealed_and_that_is_called_used_up_is_noted(tmp_path
         "no state",
     )
     assert held.facts.rows()[-3] == ("Signed by nobody", "round 3 train, round 3 evaluate.0")
+
+
+def test_what_operator_and_coordinator_write_is_no_markup_of_a_page(tmp_path: Path) -> None:
+    """In a reader's browser a tag hid all below it, and an image told who read."""
+    scene = Scene(tmp_path)
+    run = scene.run(purpose='<details>a\\", reference "EK 17', reference="![](https://x/y)[all holds](z)")
+    run.whole(scene.federation.publish())
+    run.phases[-1] = run.phases[-1].model_copy(update={"figures": {"<img src=x>|*loss*": 0.5}})
+    archive = run.archive()
+    files = files_of(archive)
+    readme, card = files[README].decode(), files[MODEL_CARD].decode()
+    assert '- Purpose: "\\<details\\>a\\\\\\\\\\\\", reference \\\\"EK 17".\n' in readme
+    assert '- Reference: "!\\[\\](https://x/y)\\[all holds\\](z)".\n' in readme
+    assert "- \\<img src=x\\>\\|\\*loss\\*: 0.5" in card
+    assert not re.search(r"(?<!\\)[<\[]", readme + card)
+
+
+def test_a_third_of_the_silos_in_one_drawn_round_is_in_the_first_line(tmp_path: Path) -> None:
+    """The only signers of a round were colluders: the draw names them all in one round of twenty. The facts
+    told a chance of at most 1."""
+    scene = Scene(tmp_path)
+    run, roster = scene.run(**DRAWN, rounds=100), scene.federation.publish()
+    drawn = (run.job.named(roster.silo_names, round, "train", DRAW_SEED) for round in range(1, 101))
+    lies = next(round for round, named in enumerate(drawn, start=1) if set(COLLUDERS) <= set(named))
+    run.steps(roster, (0, "enrollment.0"))
+    for round in range(1, 101):
+        run.phase(round, "train", roster, result="applied" if round == lies else "used-up", signers=COLLUDERS)
+    run.steps(roster, (100, "evaluate.0"))
+    held = examine(run.archive())
+    first = lines(tmp_path, held)[0]
+    assert f"round {lies} train: 3 of 4 named silos signed" in first
+    assert first.endswith("drawn rounds withstand 1 of the job's silos, not a third, 3")
+    assert held.facts.result in files_of(run.archive())[MODEL_CARD].decode()
+
+
+def test_rosters_that_a_forger_chooses_from_raise_the_risk_of_a_draw(tmp_path: Path) -> None:
+    """Each version may have drawn other silos, and only those that are in the archive are seen."""
+    bears, names = [], [f"clinic-{each}" for each in range(200)]
+    for number, version in enumerate((1, 3_000)):
+        scene = Scene(tmp_path / str(number), silos=names)
+        run = scene.run(fraction=0.24).steps(scene.federation.publish(), (0, "enrollment.0"))
+        scene.federation.rosters[version] = scene.federation.rosters[1]
+        run.steps(scene.federation.publish(), (1, "train"))
+        bears.append(examine(run.archive(status="cancelled")).facts.draw_colluders)
+    assert bears == [22, 17]
+
+
+def test_all_silos_that_a_sentence_names_stand_on_the_page(tmp_path: Path) -> None:
+    """Cut at 1,000 characters, it lost how many colluders the phase withstands."""
+    scene = Scene(tmp_path / "scene", silos=[f"{'a' * 50}{each}" for each in range(60)])
+    pages = Pages(folder=tmp_path / "pages")
+    pages.coordinator.held = examine(scene.honest().archive())
+    text = html.unescape(pages.logged_in("olga").get(f"{JOB}/proof").text)
+    assert all(sentence in text for _, sentence in pages.coordinator.held.facts.phase_rows())
+
+
+def test_words_of_a_job_are_those_of_the_coordinator() -> None:
+    assert tuple(JobStatus) == STATUSES
+    assert set(RESULTS) == ENDED
 
 
 def test_another_roster_of_a_version_that_the_reader_knows_is_refused(tmp_path: Path) -> None:

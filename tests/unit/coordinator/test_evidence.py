@@ -8,7 +8,7 @@ import pytest
 from chorale.v1 import operations_pb2 as pb
 from client.evidence.archive import files_of
 from client.evidence.pack import archive_of, shown_of
-from client.evidence.verify import Verified, verify_archive
+from client.evidence.verify import Verified, examine, verify_archive
 from crypto.errors import EvidenceMismatch, RemoteProtocolError
 from crypto.identity.certificates import Role
 
@@ -68,9 +68,12 @@ async def test_evidence_of_a_job_that_was_cancelled_under_two_rosters(make_hub):
     await hub.operations().ControlJob(
         pb.ControlRequest(job_digest=digest, action=pb.ControlRequest.ACTION_CANCEL)
     )
-    held = await _verified(hub, digest)
+    archive, authority = _archive(hub, digest, await _messages(hub, digest)), hub.ceremony.anchors
+    held = examine(archive, authority=authority)
     assert (held.statement.status, held.statement.phases) == ("cancelled", ())
     assert held.facts.model_sha256 == held.facts.first_state_sha256
+    with pytest.raises(EvidenceMismatch, match="the weakest phase is none: silos signed no phase"):
+        verify_archive(archive, authority=authority)
 
 
 async def test_another_operator_gets_no_evidence(make_hub):
