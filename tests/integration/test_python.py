@@ -142,7 +142,7 @@ def test_every_command_on_jobs_has_its_method_and_its_async_twin() -> None:
     """But `report`, which writes pages."""
     named = {"list": "jobs", "export": "to_mlflow"}
     for command in set(job_commands.commands) - {"report"}:
-        method = named.get(command, command)
+        method = named.get(command, command.replace("-", "_"))
         given = [inspect.signature(getattr(each, method)) for each in (Federation, AsyncFederation)]
         assert given[0].parameters == given[1].parameters, command
 
