@@ -107,7 +107,7 @@ class _Rows:
         if not 0 <= place - self._first < len(self._batch):
             self._first = place
             rows = self.table.slice(place, BATCH)
-            columns = (rows[name].to_pylist() for name in self._files.names)
+            columns = (_values(rows[name]) for name in self._files.names)
             self._batch = [identity(row) for row in zip(*columns, strict=True)]
         return self._batch[place - self._first]
 
@@ -116,7 +116,7 @@ def _units(files: _Files, settings: DataSettings) -> list[str | None] | None:
     if settings.unit is None:
         return None
     check_own_headings(str(settings.path), files.names, unit_column(settings))
-    return units_of(files.read([settings.unit])[settings.unit].to_pylist(), settings)
+    return units_of(_values(files.read([settings.unit])[settings.unit]), settings)
 
 
 def _opened(path: Path) -> list[Any]:
@@ -163,4 +163,21 @@ def _texts(chunk: Any) -> list[str]:
     if hasattr(chunk, "dictionary"):
         known = _texts(chunk.dictionary)
         return ["" if place is None else known[place] for place in chunk.indices.to_pylist()]
-    return ["" if text is None else text.strip() for text in chunk.cast("string").to_pylist()]
+    return ["" if text is None else text.strip() for text in _values(chunk.cast("string"))]
+
+
+def _values(cells: Any) -> list[Any]:
+    """Each by itself: one that Python has no value for (a text that is not UTF-8, a date after its last year)
+    is missing, and none beside it."""
+    try:
+        values: list[Any] = cells.to_pylist()
+    except Exception:  # what conversions raise is on no list
+        return [_value(cell) for cell in cells]
+    return values
+
+
+def _value(cell: Any) -> Any:
+    try:
+        return cell.as_py()
+    except Exception:
+        return None

@@ -96,6 +96,9 @@ def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ..
     try:
         engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
         with engine.connect().execution_options(stream_results=True) as connection:  # ends without a commit
+            driver: Any = connection.connection.driver_connection
+            if hasattr(driver, "text_factory"):  # SQLite's: else one text that is not UTF-8 ends the reading
+                driver.text_factory = _decoded
             found = connection.execute(statement)
             return list(found.keys()), _rows(found, f"data.database: {database.what}")
     except ModuleNotFoundError as error:
@@ -104,6 +107,10 @@ def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ..
         at = f"{url.drivername} on {url.host}" if url.host else url.drivername
         kind = type(error).__name__
         raise ConfigError(f"data.database: {database.what} cannot be read ({at}: {kind})") from None
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
 
 
 def _rows(found: Iterable[Any], source: str) -> list[tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import SiloData
 from silo_agent.data.problems import Problems
+from silo_agent.ledger.unit_marks import UnitKey
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import load, make_job
 
@@ -147,6 +148,43 @@ def test_no_choice_of_columns_moves_a_private_record_to_the_holdout(
     )
     assert 5 < len(of_a) < 35
     assert [[2 * value for value in row] for row in of_b] == of_a
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("kind", ["text", "day", "database"])
+def test_a_cell_that_nobody_can_read_moves_and_refuses_no_other_record(
+    kind: str, is_read: bool, tmp_path: Path
+) -> None:
+    """Red before: up to 64 records beside it were left out or hashed as others, and a job that reads it, or
+    any of the database, was refused."""
+    notes = [b"\xff\xfe" if number == 100 else b"old" for number in range(200)]
+    days = np.array([10**7 if number == 100 else number for number in range(200)], np.int32)
+    numbers, labels = list(range(200)), [number % 2 for number in range(200)]
+    settings: dict[str, Any] = {"format": "parquet", "path": tmp_path / "t.parquet", "holdout": 0.5}
+    if kind == "database":
+        with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database, database:
+            database.execute("CREATE TABLE t (a, b, y)")
+            database.executemany(
+                "INSERT INTO t VALUES (?, CAST(? AS TEXT), ?)", zip(numbers, notes, labels, strict=True)
+            )
+        (tmp_path / "url").write_text(f"sqlite:///{tmp_path}/t.sqlite\n")
+        settings |= {
+            "format": "sql",
+            "path": None,
+            "database": {"url_file": tmp_path / "url", "table": "t"},
+        }
+    else:
+        texts = pyarrow.StringArray.from_buffers(200, *pyarrow.array(notes).buffers()[1:])
+        cells = texts if kind == "text" else pyarrow.array(days).cast(pyarrow.date32())
+        parquet.write_table(pyarrow.table({"a": numbers, "b": cells, "y": labels}), tmp_path / "t.parquet")
+    read = [ColumnSpec(name="b", categories=("old",))] if is_read else []
+    data = load(table_job([ColumnSpec(name="a"), *read], "y", privacy=PRIVACY), **settings)
+
+    beside = [str(np.datetime64(day, "D")) if kind == "day" else "old" for day in days.tolist()]
+    records = ("\n".join(map(str, row)).encode() for row in zip(numbers, beside, labels, strict=True))
+    expected = np.flatnonzero(UnitKey.public("data").held_out(records, 0.5)).tolist()
+    assert {int(row[0]) for row in data.holdout.features} - {100} == {*expected} - {100}
+    assert len(data.train) + len(data.holdout) == 200
 
 
 def test_a_text_in_a_column_of_a_database_changes_how_no_other_cell_is_read(
