@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +17,8 @@ from starlette.testclient import TestClient
 from chorale.runtime.audit import AuditLog
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1.records_pb2 import Awaited, LeftOut, PhaseRecord
+from client.evidence.verify import examine
+from research.attacks.forged.scene import Scene
 from silo_agent.ledger.ledger import REVEALED_EVENT
 from tests.support import desk, large_federation, pages
 from tests.support.desk import Desk
@@ -101,6 +103,8 @@ def _console(folder: Path) -> Iterator[Shown]:
     )
     yield Shown(name="job-failed", browser=olga, path=JOB)
     coordinator.summary, coordinator.records = summary(status="done", state="done", model_round=3), []
+    held = examine(Scene(folder / "scene").honest().archive())
+    coordinator.held = replace(held, notes=(f"silo {LONG} revealed round 3 train, which is called used-up",))
     yield Shown(name="job-done", browser=olga, path=JOB)
     yield Shown(name="proof", browser=olga, path=f"{JOB}/proof")
     yield Shown(name="lost", browser=olga, path="/nowhere", status=404)
