@@ -83,6 +83,14 @@ class Held:
                 why += [f"{path}: {each}" for each in loosened(held.policy, found.policy)]
         return changed, tuple(dict.fromkeys(why))
 
+    def unread(self) -> tuple[str, ...]:
+        """That the settings file is not what the agent read last."""
+        if self.config is None:
+            return ()
+        if hashlib.sha256(read_limited(self.config, MAX_BYTES)).digest() == self.config_digest:
+            return ()
+        return (f"{self.config}: it changed since the agent read it",)
+
     def to_json(self) -> bytes:
         policies = {
             name: {
@@ -180,7 +188,10 @@ class InForce:
             )
 
     def look(self) -> None:
-        """Read the files, and take what allows no more or was confirmed."""
+        """Read the files, and take what allows no more or was confirmed. While data sets are opened again
+        nothing is: they would have the policies of before, and new phases would not wait."""
+        if self._opening is not None:
+            return
         before, confirmed = self._held, self._confirmed()
         changed, waits = before.looser(self._settings)
         if changed and (not waits or {each.digest for each in changed.values()} <= confirmed):
@@ -198,7 +209,7 @@ class InForce:
         if self._held != before:
             self.version += 1
             self._record()
-        if self._due is not None and self._opening is None and self._is_idle():
+        if self._due is not None and self._is_idle():
             self._opening = asyncio.get_running_loop().create_task(self._take_data(self._due))
 
     def _of_config(self) -> tuple[str, ...]:
@@ -293,11 +304,7 @@ def not_in_force(settings: SiloSettings) -> tuple[str, ...]:
     held = Held.of_running(settings)
     if held is None:
         return ()
-    why = held.looser(settings)[1]
-    if held.config is not None:
-        digest = hashlib.sha256(read_limited(held.config, MAX_BYTES)).digest()
-        why += (f"{held.config}: it changed since the agent read it",) if digest != held.config_digest else ()
-    return tuple(f"not in force: {each}" for each in why)
+    return tuple(f"not in force: {each}" for each in (*held.looser(settings)[1], *held.unread()))
 
 
 def _bounds(settings: SiloSettings) -> dict[str, tuple[Path, str, bool]]:

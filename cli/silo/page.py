@@ -25,5 +25,10 @@ def page(config: Path, listen: str) -> None:
     from cli.silo.screen import screen
     from web.silo_page.app import run
 
-    settings = load_silo_settings(config)
-    run(settings, listen=listen, open_ledger=partial(opened_ledger, settings), screen=screen, say=click.echo)
+    run(
+        partial(load_silo_settings, config),
+        listen=listen,
+        open_ledger=partial(opened_ledger, load_silo_settings(config)),
+        screen=screen,
+        say=click.echo,
+    )

@@ -17,7 +17,8 @@ from silo_agent.settings import load_silo_settings
 @click.option("--confirm", "is_sure", is_flag=True, help="Have the agent take the files as they are now.")
 @json_option
 def reload_files(config: Path, is_sure: bool, is_json: bool) -> None:
-    """Show which changed fields of the policy the running agent does not take by itself.
+    """Show which changed fields of the policy the running agent does not take by itself, and whether it has
+    read the settings file as it is. A confirmation is of policies alone.
 
     It takes a file that allows no more than before within a heartbeat. One that allows more, or lacks a
     field that it had, keeps new phases waiting until it is changed back, confirmed here, or the agent is
@@ -30,6 +31,7 @@ def reload_files(config: Path, is_sure: bool, is_json: bool) -> None:
     if held is None:
         raise CommandFailed("no agent runs on these settings: it takes the files when it starts")
     changed, waits = held.looser(settings)
+    waits += held.unread()
     if is_sure and changed:
         confirm(settings, frozenset(each.digest for each in changed.values()))
     if is_json:

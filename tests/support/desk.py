@@ -65,7 +65,8 @@ class Desk:
             ledger.record_job(Job(spec=made.spec, signed=made.signed, operator="olga"), is_approved=False)
         self.seconds = 0.0
         self.silo = SiloPage(
-            settings=self.settings,
+            name=self.settings.name,
+            read_settings=lambda: self.settings,
             open_ledger=lambda: Ledger(self.settings.ledger_path),
             screen=screen,
             host=HOST,

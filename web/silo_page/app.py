@@ -51,9 +51,11 @@ log = get_logger("web.silo_page")
 
 @dataclass(slots=True, kw_only=True)
 class SiloPage:
-    """screen: the lines of `chorale silo show`. host: as browsers send it. token: logs in once."""
+    """screen: the lines of `chorale silo show`. read_settings: as they are now, of which an agent takes some
+    while it runs. host: as browsers send it. token: logs in once."""
 
-    settings: SiloSettings
+    name: str
+    read_settings: Callable[[], SiloSettings]
     open_ledger: Callable[[], Ledger]
     screen: Callable[[JobView], Sequence[str]]
     host: str
@@ -76,7 +78,7 @@ class SiloPage:
     def render(
         self, name: str, session: Session[str] | None, *, status: int = 200, **values: Any
     ) -> Response:
-        return page(self.templates, name, status=status, silo=self.settings.name, session=session, **values)
+        return page(self.templates, name, status=status, silo=self.name, session=session, **values)
 
     def refuse(self, session: Session[str] | None, status: int, message: str) -> Response:
         return self.render("refused.html", session, status=status, message=message)
@@ -84,7 +86,7 @@ class SiloPage:
     def view(self, job_id: str) -> JobView:
         """Raises ChoraleError."""
         with closing(self.open_ledger()) as ledger:
-            return read_view(ledger, self.settings, job_id)
+            return read_view(ledger, self.read_settings(), job_id)
 
 
 Answer = Callable[[SiloPage, Request, Session[str]], Any]
@@ -134,7 +136,7 @@ async def login(request: Request) -> Response:
 
 
 async def overview(silo: SiloPage, request: Request, session: Session[str]) -> Response:
-    facts = await asyncio.to_thread(read_facts, silo.open_ledger, silo.settings)
+    facts = await asyncio.to_thread(lambda: read_facts(silo.open_ledger, silo.read_settings()))
     return silo.render("jobs.html", session, facts=facts)
 
 
@@ -170,10 +172,10 @@ async def approve_job(silo: SiloPage, request: Request, session: Session[str]) -
     form, job_id = await form_of(request), _job_id(request)
 
     def decide() -> None:
+        view = silo.view(job_id)
+        if not hmac.compare_digest(form.get("seen", "").encode(), _digest_of(silo.screen(view)).encode()):
+            raise ConfigError("what this job would do here has changed since you read it: read it again")
         with closing(silo.open_ledger()) as ledger:
-            view = read_view(ledger, silo.settings, job_id)
-            if not hmac.compare_digest(form.get("seen", "").encode(), _digest_of(silo.screen(view)).encode()):
-                raise ConfigError("what this job would do here has changed since you read it: read it again")
             approve(ledger, view, by=form.get("by", ""))
 
     await asyncio.to_thread(decide)
@@ -233,7 +235,7 @@ def application(silo: SiloPage) -> ASGIApp:
 
 
 def run(
-    settings: SiloSettings,
+    read_settings: Callable[[], SiloSettings],
     *,
     listen: str,
     open_ledger: Callable[[], Ledger],
@@ -256,7 +258,8 @@ def run(
     listening = bound_socket(listen)
     port = listening.getsockname()[1]
     silo = SiloPage(
-        settings=settings,
+        name=read_settings().name,
+        read_settings=read_settings,
         open_ledger=open_ledger,
         screen=screen,
         host=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",

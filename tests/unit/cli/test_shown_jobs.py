@@ -144,6 +144,23 @@ def test_a_job_is_shown_under_the_policy_that_the_agent_holds(
     assert "refuses it by max_rounds" in ended.out
 
 
+def test_reload_says_that_the_agent_has_not_read_the_settings_file(
+    desk: Desk, chorale: Callable[..., Ended]
+) -> None:
+    """Phases waited for it, and `reload` said that the agent holds these files."""
+    desk.write("policy.yaml", GIVEN)
+    offered(desk, **TABLE)
+    config = desk.silo()
+    settings = load_silo_settings(config)
+    policies = {"data": HeldPolicy.read(settings.policy, federation=settings.federation)}
+    with closing(AuditLog(settings.audit_path)) as audit:
+        InForce(settings, policies, take=lambda *_: None, audit=audit, config=config)
+        assert chorale("silo", "reload", "--config", config).code == 0
+        config.write_bytes(config.read_bytes() + b"\n")
+        ended = chorale("silo", "reload", "--config", config)
+    assert (ended.code, "it changed since the agent read it" in ended.out) == (1, True)
+
+
 def _marked(model: type[BaseModel], marks: list[str], prefix: str) -> BaseModel:
     """Every field set to a word of its own, unchecked; of several forms each."""
     values: dict[str, Any] = {}

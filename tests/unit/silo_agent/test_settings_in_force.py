@@ -250,6 +250,8 @@ async def test_a_policy_cut_at_any_byte_is_not_taken(make_hub: MakeHub, tmp_path
 async def test_changed_data_settings_are_taken_when_no_phase_runs(tmp_path: Path, make_hub: MakeHub) -> None:
     agent = make_hub().add("silo-0")
     path, opened, idle = tmp_path / "silo.yaml", list[SiloSettings](), [False]
+    may_end = asyncio.Event()
+    may_end.set()
 
     def write(*, whole: bool = True, **fields: Any) -> None:
         written = agent.settings.model_dump(mode="json", exclude_unset=True) | fields
@@ -257,6 +259,7 @@ async def test_changed_data_settings_are_taken_when_no_phase_runs(tmp_path: Path
 
     async def open_again(settings: SiloSettings) -> None:
         opened.append(settings)
+        await may_end.wait()
         if settings.data_sets[0].holdout == 0.9:
             raise ConfigError("units: another key")
 
@@ -300,6 +303,16 @@ async def test_changed_data_settings_are_taken_when_no_phase_runs(tmp_path: Path
         assert "it takes a restart" in await waits()  # a new account would have a whole budget
     write(data={"format": "digits", "holdout": 0.5})
     assert await waits() == ""
+    may_end.clear()  # it takes its time, and all is written meanwhile
+    write(data={"format": "digits", "holdout": 0.4})
+    assert await waits() != ""
+    write(data={"format": "digits", "holdout": 0.5})
+    rewrite(agent, max_rounds=7)
+    assert (await waits() != "", taken(agent)) == (True, [])  # phases went on, and a policy was lost
+    may_end.set()
+    await waits()
+    assert (await waits(), taken(agent)) == ("", ["data tightened"])
+    assert [each.data_sets[0].holdout for each in opened[-2:]] == [0.4, 0.5]
 
 
 async def test_data_settings_that_changed_while_the_agent_started_are_taken(

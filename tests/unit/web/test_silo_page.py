@@ -12,6 +12,7 @@ import pytest
 from chorale.runtime.audit import AuditLog
 from cli.silo.screen import screen
 from crypto.errors import ConfigError
+from silo_agent.data.settings import DataSettings
 from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger
 from silo_agent.ledger.reveals import Decision
 from tests.support.desk import URL, Desk
@@ -60,6 +61,17 @@ def test_person_reads_the_screen_and_approves_by_name(desk: Desk) -> None:
     done = browser.post(f"{desk.job}/approve", data=desk.form(browser, by="Petra K."), headers=OWN)
     assert (done.status_code, desk.decision) == (303, Decision.APPROVED)
     assert "approved" in browser.get("/").text
+
+
+def test_page_reads_the_settings_as_they_are(desk: Desk) -> None:
+    """An agent takes changed data settings while it runs; the page went on with those of its start."""
+    browser = desk.logged_in()
+    assert "data set north-data" in browser.get(desk.job).text
+    assert isinstance(desk.settings.data, DataSettings)
+    data = desk.settings.data.model_copy(update={"name": "wards"})
+    desk.settings = desk.settings.model_copy(update={"data": data})
+    assert "data set wards" in browser.get(desk.job).text
+    assert "wards" in browser.get("/").text
 
 
 def test_reason_of_a_rejection_is_kept_for_the_operator(desk: Desk) -> None:
@@ -201,7 +213,7 @@ def test_damaged_audit_log_is_told_in_a_sentence(desk: Desk) -> None:
 def test_page_listens_on_this_machine_alone(desk: Desk, listen: str) -> None:
     with pytest.raises(ConfigError, match="--listen: expected an address of this machine alone"):
         run(
-            desk.settings,
+            lambda: desk.settings,
             listen=listen,
             open_ledger=desk.silo.open_ledger,
             screen=screen,
