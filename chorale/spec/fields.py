@@ -114,8 +114,12 @@ EntryPoint = Annotated[
 ]
 
 
+_BLANK = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")  # printable, and nothing is seen
+
+
 def _on_one_line(text: str) -> str:
-    if not text.isprintable() or text != text.strip():
+    """Security: blanks in a row would move what follows to the start of a terminal's next line."""
+    if not text.isprintable() or text != " ".join(text.split()) or _BLANK.search(text):
         raise ValueError
     return text
 
@@ -124,7 +128,7 @@ OneLine = Annotated[  # what an operator says to people; also first on their scr
     str,
     StringConstraints(min_length=1, max_length=500),
     AfterValidator(_on_one_line),
-    in_words("1 to 500 printable characters on one line, without spaces at either end"),
+    in_words("1 to 500 printable characters on one line, without spaces at either end or several in a row"),
 ]
 
 

@@ -78,10 +78,11 @@ def _check_entries(entries: list[zipfile.ZipInfo], *, archive_size: int) -> None
     for entry in entries:
         if not NAME.fullmatch(entry.filename):
             raise EvidenceMismatch(f"archive: {entry.filename[:80]!r} is no name of a file of evidence")
-        if entry.filename in names:
+        # in any case: on many machines those two are one file
+        if entry.filename.lower() in names:
             raise EvidenceMismatch(f"archive: {entry.filename} is there twice")
         if entry.compress_type != zipfile.ZIP_STORED:
             raise EvidenceMismatch(f"archive: {entry.filename} is compressed, expected it as it is")
-        names.add(entry.filename)
+        names.add(entry.filename.lower())
     if (total := sum(entry.file_size for entry in entries)) > archive_size:
         raise EvidenceMismatch(f"archive: its files claim {total} bytes, it has {archive_size}")

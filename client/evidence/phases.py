@@ -254,7 +254,8 @@ def _check_order(job: Job, walk: _Walk, phase: PhaseFacts) -> None:
 def _may_end(job: Job, walk: _Walk) -> bool:
     """Before the last round, if the job says that it stops, or once it has taken its steps."""
     steps, last = job.spec.steps, job.strategy.round_phases[-1]
-    taken = {state for (_, phase), state in walk.states.items() if phase == last}
+    before = {state for (_, phase), state in walk.states.items() if phase != last}
+    taken = {state for (_, phase), state in walk.states.items() if phase == last} - before
     return job.spec.stop is not None or (steps is not None and len(taken) >= steps)
 
 

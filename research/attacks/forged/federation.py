@@ -197,8 +197,10 @@ class Run:
         keys: Mapping[str, Identity] | None = None,
         away: Collection[str] = (),
         result: str = "applied",
+        moves: bool = True,
     ) -> ProofDocument | None:
-        """signers: by default the first t of the named silos. keys: of signers under another one than now."""
+        """signers: by default the first t of the named silos. keys: of signers under another one than now.
+        moves: whether the state that they sign is another one."""
         self.rosters[roster.version] = roster
         seed = DRAW_SEED if self.phases and self.job.spec.draws_rounds else b""
         named = self.job.named(roster.silo_names, round, phase, seed)
@@ -208,6 +210,8 @@ class Run:
         if result == "applied" and phase != "evaluate.0":
             chosen = named[: rule.threshold] if signers is None else signers
             unsigned = self._unsigned(round, phase, roster, named, survivors)
+            if not moves:
+                unsigned = replace(unsigned, next_digest=unsigned.parent_digest)
             proof = self._signed(unsigned, roster, named, chosen, keys or {})
             self.proofs.append(proof)
             self.state = proof.next

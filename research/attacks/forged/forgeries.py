@@ -11,7 +11,18 @@ from chorale.spec.state import state_to_bytes
 from client.evidence.proofs import ProofDocument
 from crypto.identity.certificates import Role
 from research.attacks.forged.federation import Federation, Run
-from research.attacks.forged.scene import COLLUDERS, DRAWN, HONEST, KEEP, LEAVES, SILOS, Scene, Shown, shown
+from research.attacks.forged.scene import (
+    COLLUDERS,
+    DRAWN,
+    HONEST,
+    KEEP,
+    LEAVES,
+    SILOS,
+    TWO_STEPS,
+    Scene,
+    Shown,
+    shown,
+)
 
 OPENING = (0, "enrollment.0"), (0, "class-presence.0")
 
@@ -230,6 +241,15 @@ def moved_and_told_as_used_up(scene: Scene) -> Shown:
     return shown(run)
 
 
+def step_that_moved_nothing(scene: Scene) -> Shown:
+    """Of two steps one was lost, and the job is called done."""
+    run, roster = scene.run(**TWO_STEPS), scene.federation.publish()
+    run.steps(roster, OPENING[0])
+    run.phase(1, "train", roster, moves=False)
+    run.phases[-1] = run.phases[-1].model_copy(update={"result": "used-up"})
+    return shown(run.steps(roster, (2, "train"), (3, "evaluate.0")))
+
+
 def put_into_a_sum(scene: Scene) -> Shown:
     roster, run = scene.federation.publish(), scene.run()
     run.whole(roster, away=(LEAVES,))
@@ -369,6 +389,7 @@ FORGED: Mapping[str, tuple[Callable[[Scene], Shown], str]] = {
         moved_and_told_as_used_up,
         r"^round 3 train: silos signed another state, and the coordinator calls it used-up",
     ),
+    "a step that moved nothing": (step_that_moved_nothing, r"^round 3 evaluate.0: round 3 is missing"),
     "a silo put into a sum": (put_into_a_sum, r"^round 2 train: next-state of clinic-a: .*not valid"),
     "a revoked silo's statement": (
         revoked_silo,

@@ -23,6 +23,14 @@ COLLUDERS, HONEST = SILOS[:3], SILOS[3:]
 LEAVES = SILOS[-1]
 DRAWN = {"fraction": 0.4}  # 4 of 9 silos a round
 KEEP = {"metric": "loss", "best": "lowest"}
+RECORDS = {"clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.1, "noise": "sum"}
+TWO_STEPS = {
+    "steps": 2,
+    "spare_steps": 1,
+    "rounds": 3,
+    "training": {"batch_size": 32, "learning_rate": 0.05},
+    "privacy": {"delta": 1e-5, "records": RECORDS, "statistics_noise_multiplier": 40.0},
+}
 STOP = {"metric": "loss", "best": "lowest", "rounds": 1}
 
 

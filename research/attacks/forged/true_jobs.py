@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from crypto.identity.certificates import Role
-from research.attacks.forged.scene import COLLUDERS, DRAWN, KEEP, LEAVES, SILOS, STOP, Scene, Shown, shown
+from research.attacks.forged.scene import (
+    COLLUDERS,
+    DRAWN,
+    KEEP,
+    LEAVES,
+    SILOS,
+    STOP,
+    TWO_STEPS,
+    Scene,
+    Shown,
+    shown,
+)
 
 
 def all_stay(scene: Scene) -> Shown:
@@ -82,6 +93,11 @@ def keeps_the_best_round(scene: Scene) -> Shown:
     return shown(run, model=run.proofs[4].next, model_round=1)
 
 
+def all_steps_are_taken(scene: Scene) -> Shown:
+    run = scene.run(**TWO_STEPS).steps(scene.federation.publish(), (0, "enrollment.0"), (1, "train"))
+    return shown(run.steps(run.rosters[1], (2, "train"), (3, "evaluate.0")))
+
+
 def cancelled_after_a_used_up_round(scene: Scene) -> Shown:
     run, roster = scene.run(), scene.federation.publish()
     run.phase(0, "enrollment.0", roster)
@@ -101,6 +117,7 @@ TRUE: Mapping[str, Callable[[Scene], Shown]] = {
     "rounds are drawn while one is revoked": drawn_while_one_is_revoked,
     "groups take turns": groups_take_turns,
     "the job stops early": stopped_early,
+    "all steps are taken before the last round": all_steps_are_taken,
     "the best round is kept": keeps_the_best_round,
     "cancelled after a used-up round": cancelled_after_a_used_up_round,
 }

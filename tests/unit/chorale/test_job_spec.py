@@ -72,6 +72,8 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
     [
         ({"color": "red"}, "color: unknown field, expected one of name, federation, purpose"),
         ({"purpose": "to \x1b[2Jcure"}, "purpose: expected 1 to 500 printable characters on one line"),
+        ({"purpose": "a" + " " * 70 + "Unproved: none"}, "purpose: expected 1 to 500 printable characters"),
+        ({"reference": "a" + "\u2800" * 70 + "none"}, "reference: expected 1 to 500 printable characters"),
         ({"reference": "EK \u202e17"}, "reference: expected 1 to 500 printable characters on one line"),
         (
             {"training": {"learning_rate": 1, "epochs": 3}},

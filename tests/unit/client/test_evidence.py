@@ -852,6 +852,10 @@ ZIPS: dict[str, tuple[Callable[[Lab], bytes], str]] = {
     "a comment": (_commented, "another program packed it again, or added bytes"),
     "other headers": (lambda lab: _zip(lab.files), "another program packed it again, or added bytes"),
     "a name twice": (_twice, "job.yaml is there twice"),
+    "a name twice in two cases": (
+        lambda lab: lab.sealed({**lab.files, "sbom/a": b"", "sbom/A": b""}),
+        "sbom/a is there twice",
+    ),
     "compressed files": (_compressed, "is compressed, expected it as it is"),
     "a way out": (lambda lab: archive_bytes({**lab.files, "../job.yaml": b""}), "is no name of a file"),
     "an absolute name": (

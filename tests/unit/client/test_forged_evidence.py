@@ -212,6 +212,14 @@ def test_all_silos_that_a_sentence_names_stand_on_the_page(tmp_path: Path) -> No
     assert all(sentence in text for _, sentence in pages.coordinator.held.facts.phase_rows())
 
 
+def test_reader_without_an_authority_of_ones_own_compares_each_certificate(tmp_path: Path) -> None:
+    """Beside the true one an archive can bring one of a whole other federation, under which all holds."""
+    held = examine(TRUE["the authority's key is rotated"](Scene(tmp_path)).archive)
+    (line,) = (each for each in lines(tmp_path, held) if each.startswith("Authority: "))
+    assert all(each in line for each in held.authorities)
+    assert line.endswith("the archive's own: each of them has to be one that you were given")
+
+
 def test_words_of_a_job_are_those_of_the_coordinator() -> None:
     assert tuple(JobStatus) == STATUSES
     assert set(RESULTS) == ENDED
