@@ -78,8 +78,8 @@ def from_scratch(federation: LocalFederation) -> float:
     state = {"model/votes": np.zeros(4, np.float32), TOTAL: np.array(400)}
     plan = planned_releases(spec, state, colluders=default_colluders(len(spec.silos)))
     assert len(releases) <= plan.total()
-    filtered = filter_epsilon(releases, DELTA, sides_are_fixed=False)
-    return min(filtered, epsilon(plan, DELTA, sides_are_fixed=False))
+    filtered = filter_epsilon(releases, DELTA, sides_are_fixed=True)
+    return min(filtered, epsilon(plan, DELTA, sides_are_fixed=True))
 
 
 @pytest.mark.parametrize("halt, is_spent", cases(MOMENTS, always=["about to spend", "spent, no byte sent"]))
