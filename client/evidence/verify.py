@@ -133,8 +133,9 @@ def examine(
     for name, silo in sorted(contents.silos.items()):
         with fits(f"silos/{name}.json"):
             _check_silos_signer(silo.certificate, name, statement, rosters)
-            if (silo.statement.silo, silo.statement.job) != (name, job.digest.hex()):
-                raise EvidenceMismatch("it is of another silo or job")
+            said = silo.statement
+            if (said.silo, said.job, said.federation) != (name, job.digest.hex(), job.spec.federation):
+                raise EvidenceMismatch("it is of another silo, job or federation")
             notes += check_silo(
                 job,
                 silo.statement,

@@ -501,6 +501,10 @@ PLANTED: dict[str, tuple[Callable[[Lab, Path], bytes], str]] = {
         lambda lab, _: lab.sealed(_silo(lab, _lines(_other_jobs_line))),
         r"silos/clinic-a.json: audit entry \d+: it is about another job",
     ),
+    "another federation in a silo's statement": (
+        lambda lab, _: lab.sealed(_silo(lab, lambda values: values.update(federation="other"))),
+        r"silos/clinic-a.json: it is of another silo, job or federation",
+    ),
     "another operator in a silo's statement": (
         lambda lab, _: lab.sealed(_silo(lab, lambda values: values.update(operator=OTHER))),
         r"silos/clinic-a.json: eve asked for the job there, and olga signed this one",
