@@ -148,7 +148,7 @@ class JobResults:
             bands = {round: each.band for round, each in found.items() if each is not None and each.band}
             if bands:
                 low_R, high_R = zip(*bands.values(), strict=True)
-                ax.fill_between(list(bands), low_R, high_R, color=line.get_color(), alpha=0.2, linewidth=0)
+                ax.fill_between(list(bands), low_R, high_R, color=line.get_color(), alpha=0.2)
         if len(ax.lines) > 1:
             ax.legend()
         ax.set_xlabel("round")

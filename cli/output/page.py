@@ -48,7 +48,7 @@ summary { cursor: pointer }
 svg { display: block; width: 100%; max-width: 40rem; height: auto }
 svg text { font-size: 8px; fill: var(--soft) }
 svg line { stroke: var(--line) }
-svg polygon { fill: var(--accent); opacity: .15 }
+svg polygon { fill: var(--accent); fill-opacity: .15; stroke: var(--accent); stroke-opacity: .5 }
 svg polyline { fill: none; stroke: var(--accent); stroke-width: 1.5 }
 svg circle { fill: var(--accent) }
 @media (max-width: 40rem) {
@@ -180,11 +180,12 @@ def _headline(report: Document) -> str:
     kept = (
         f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""
     )
+    total = f"{report['rounds']} rounds" if report["steps"] is None else f"{report['steps']} steps"
     approval_seconds = report["approval_seconds"]
     waited = f", after {approval_seconds:.0f} s of waiting for approval" if approval_seconds >= 1 else ""
     return html.escape(
         f"{report['strategy']} over {report['silos']} silos: {report['status']}{why}, "
-        f"{report['rounds_completed']} of {report['rounds']} rounds, {figure}, "
+        f"{report['rounds_completed']} of {total}, {figure}, "
         f"{report['wall_seconds']:.1f} s{waited}.{kept}"
     )
 

@@ -21,7 +21,7 @@ from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord, Table
 from cli.job.following import end_of
 from cli.output import progress, report
-from cli.output.page import page
+from cli.output.page import STYLE, page
 from cli.simulate.lines import round_line
 from client.evidence import pages
 from client.history import JobHistory, phase_facts
@@ -164,6 +164,14 @@ def test_curves_are_drawn_in_the_band_of_their_interval() -> None:
         assert curve["low"][0] < curve["value"][0] < curve["high"][0]
     pytest.importorskip("matplotlib", reason="needs the extra notebook").use("agg")
     assert len(results_of(found).plot().collections) == 1
+
+
+def test_the_band_of_a_lone_point_is_a_line() -> None:
+    """A job of steps is tested once, and a band of one point has no width: it was drawn without one."""
+    assert re.search(r"svg polygon \{[^}]* stroke: ", STYLE)
+    pytest.importorskip("matplotlib", reason="needs the extra notebook").use("agg")
+    (band,) = results_of(history()).plot().collections
+    assert band.get_linewidth()[0] > 0
 
 
 def test_metrics_have_the_ends_of_both_intervals() -> None:

@@ -284,6 +284,7 @@ def test_a_job_of_steps_is_told_by_its_steps(history: JobHistory) -> None:
     assert titles == ["enrollment", "step 1 of 2", "step 2 of 2", "step 2 of 2", "evaluate"]
     history.summary.rounds_completed = 2
     assert counted(history.summary) == "2/2 steps"
+    assert "2 of 2 steps, " in page(report.document(history))  # `2 of 3 rounds`, spare ones among them
 
 
 def test_attempts_are_told_when_there_were_several() -> None:

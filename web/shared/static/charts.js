@@ -7,9 +7,10 @@
   const heightPixels = 260, gapMilliseconds = 2000;
   let plot = null, curves = null, timer = null;
 
-  // A curve as uPlot's series, and the two edges of the band that it lies in.
-  function curve(label, stroke, more) {
-    const edge = { stroke: "transparent", points: { show: false }, spanGaps: true, ...(more.scale ? { scale: more.scale } : {}) };
+  // A curve as uPlot's series, and the two edges of the band that it lies in; of one point they are dots.
+  function curve(values, label, stroke, more) {
+    const isLone = values.filter((value) => value !== null).length === 1;
+    const edge = { stroke: "transparent", points: { show: isLone, stroke: stroke, fill: stroke }, spanGaps: true, ...(more.scale ? { scale: more.scale } : {}) };
     return [{ label: label, stroke: stroke, width: 2, spanGaps: true, ...more }, { ...edge, label: label + ", 95 % from" }, { ...edge, label: label + ", to" }];
   }
 
@@ -29,9 +30,9 @@
       axes: [{ ...axis, label: "round", labelSize: 20, size: 36 }, { ...axis, size: 56 }, { ...axis, scale: "loss", side: 1, size: 56, grid: { show: false } }],
       series: [
         { label: "round" },
-        ...curve(curves.figure_all ? curves.main + ", drawn silos" : curves.main, color("--accent"), {}),
-        ...curve("loss", color("--warn"), { scale: "loss", dash: [6, 4] }),
-        ...(curves.figure_all ? curve(curves.main + ", all silos", color("--text"), { points: { show: true } }) : []),
+        ...curve(curves.figure.value, curves.figure_all ? curves.main + ", drawn silos" : curves.main, color("--accent"), {}),
+        ...curve(curves.loss.value, "loss", color("--warn"), { scale: "loss", dash: [6, 4] }),
+        ...(curves.figure_all ? curve(curves.figure_all.value, curves.main + ", all silos", color("--text"), { points: { show: true } }) : []),
       ],
       bands: drawn.map((each, place) => ({ series: [3 * place + 3, 3 * place + 2], fill: color(each === curves.loss ? "--warn" : "--accent") + "22" })),
     }, [curves.rounds, ...drawn.flatMap((each) => [each.value, each.low, each.high])], place);
