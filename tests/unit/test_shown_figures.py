@@ -28,10 +28,10 @@ from client.history import JobHistory, phase_facts
 from client.mlflow_export import _metrics
 from client.results import results_of
 from coordinator.metrics import CoordinatorMetrics
-from strategies.figure import flat_figures
+from strategies.figure import flat_figures, names_of_figures
 from strategies.tasks.classification import CLASSIFICATION
 from strategies.tasks.confusion import Confusion
-from tests.support.task_samples import job_of
+from tests.support.task_samples import TASK_JOBS, job_of
 from web.console import rounds
 from web.shared.pages import environment
 
@@ -147,6 +147,19 @@ DOCUMENTS: dict[str, Callable[[JobHistory], Any]] = {
     "notebook, frame": a_frame,
     "MLflow": of_mlflow,
 }
+
+
+@pytest.mark.parametrize("name", TASK_JOBS)
+def test_tables_by_class_have_no_bare_figure(name: str) -> None:
+    """The report printed areas by class as `0.62 (no interval)` in a private job."""
+    for metric in job_of(name).method.task.asked.values():
+        noise = {each.name: 5.0 for each in metric.sums}
+        found = metric.tables({each.name: np.full(each.shape, 50.0) for each in metric.sums}, noise)
+        flat = {name for name, table in found.items() if table.ndim == 1} - {"curve_thresholds"}
+        bare = {
+            name for name in names_of_figures(flat) if not {f"{name}_noise_low", f"{name}_noise_high"} <= flat
+        }
+        assert bare == set()
 
 
 @pytest.mark.parametrize("place", DOCUMENTS)
