@@ -39,7 +39,8 @@ from silo_agent.ledger.reveals import Decision
 MAX_COLUMNS = 100
 LABEL_COLUMNS = 12
 WIDEST = (20, 18, 11, 11, 11)  # columns of the table of sums; the last one takes the rest
-HEADINGS = ("sum", "when", "numbers", "per record", "noise", "what the sum tells")
+PER_RECORD = "per record"
+HEADINGS = ("sum", "when", "numbers", PER_RECORD, "noise", "what the sum tells")
 PLAIN = re.compile(r"(?!(true|false|null)$)[A-Za-z_][A-Za-z0-9_.=-]*")  # no number, and nothing that ends it
 
 
@@ -123,8 +124,10 @@ def _contents_told(reads: Reads) -> str:
     held = reads.contents
     if held is None:
         return "no agent has read it yet, so how many records it has is not known"
-    of = "" if held.units is None else f" of {held.units:,} units"
-    return f"{held.records:,} records{of} when the agent last read it, {held.read:%Y-%m-%d %H:%M} UTC"
+    held_told = f"{held.records:,} records"
+    if held.units is not None:  # each of them is a record
+        held_told = f"{held.records:,} rows of {held.units:,} units"
+    return f"{held_told} when the agent last read it, {held.read:%Y-%m-%d %H:%M} UTC"
 
 
 def _job_lines(view: JobView) -> list[str]:
@@ -205,10 +208,15 @@ def _decision_told(view: JobView) -> str:
 
 
 def _code_lines(view: JobView) -> list[str]:
-    if not view.code:
-        return ["Chorale's own alone"]
+    if view.objective is not None:
+        own = f"this silo's own {view.objective}, by its settings, which reads and sends what it was made to"
+        return [own, *_distribution_lines(view.code)]
+    return _distribution_lines(view.code) or ["Chorale's own alone"]
+
+
+def _distribution_lines(code: Sequence[OwnCode]) -> list[str]:
     used: dict[str, list[OwnCode]] = {}
-    for each in view.code:
+    for each in code:
         used.setdefault(each.distribution, []).append(each)
     lines = []
     for distribution, parts in used.items():
@@ -239,7 +247,9 @@ def _table(view: JobView) -> list[str]:
     for phase in view.phases:
         for quantity in phase.quantities:
             times.setdefault(quantity, []).append(f"{phase.kind} x{phase.times}")
-    rows = [HEADINGS, *(_row(quantity, when) for quantity, when in times.items())]
+    by_rows = view.has_unit and not view.is_private  # without noise each row of a unit counts
+    headings = tuple("per row" if each == PER_RECORD and by_rows else each for each in HEADINGS)
+    rows = [headings, *(_row(quantity, when) for quantity, when in times.items())]
     widths = [min(widest, max(len(row[place]) for row in rows)) for place, widest in enumerate(WIDEST)]
     widths.append(MAX_COLUMNS - 2 - sum(width + 2 for width in widths))
     lines = []

@@ -121,6 +121,7 @@ def read_view(
         no_promise=no_promise,
         reads=None if data_set is None else _reads(ledger, data_set, spec),
         has_unit=data_set is not None and data_set.unit is not None,
+        objective=settings.objective,
         balance=None if budget is None else budget.balance(),
         charge=charge,
         refusals=refusals,

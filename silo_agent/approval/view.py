@@ -167,7 +167,8 @@ class JobView:
     that the job's parts break and that it passes over. promise: what a private job's plan costs; None without
     noise, or where it is not known, and `no_promise` says why. balance: of the data set; None where this silo
     has none for the job. charge: what it would add there; None where that is not known. has_unit: a record
-    there is all rows of one unit, such as a patient. refusals: what the policy refuses, so that an approval
+    there is all rows of one unit, such as a patient. objective: what trains in place of Chorale by the silo's
+    settings. refusals: what the policy refuses, so that an approval
     changes nothing. previous: id of the last approved job of this operator. decisions: by people, oldest
     first. is_over, stops_data: as LedgerJob has them. approved_by: people whose approval waits for another
     person's. taken_back: those whose approval was under another policy. policy: digest of its file.
@@ -189,6 +190,7 @@ class JobView:
     policy: bytes
     data_set: str | None
     has_unit: bool
+    objective: str | None
     reads: Reads | None
     method: str
     parameters: int | None
@@ -228,6 +230,7 @@ def job_view(
     no_promise: str,
     reads: Reads | None,
     has_unit: bool,
+    objective: str | None,
     balance: BudgetBalance | None,
     charge: PlannedCharge | None,
     refusals: Sequence[PolicyRefusal],
@@ -260,6 +263,7 @@ def job_view(
         policy=policy,
         data_set=None if reads is None else reads.data_set,
         has_unit=has_unit,
+        objective=objective,
         reads=reads,
         method=f"{spec.strategy.name}, task {spec.method.task.word}; {spec.count}, {_named_told(spec)}",
         parameters=parameters,

@@ -205,7 +205,9 @@ def test_what_a_job_reads_stands_first_as_the_agent_last_found_it(
     path.unlink()
     shown = lines()
     assert [line.split()[0] for line in shown[2:4]] == ["purpose", "reference"]
-    assert shown[4].startswith("reads       data set ward, format csv: 3 records of 2 units when the agent ")
+    assert shown[4].startswith("reads       data set ward, format csv: 3 rows of 2 units when the agent ")
+    assert any("per row  " in line for line in shown)  # a unit moves a sum without noise by each of its rows
+    assert not any("per record" in line for line in shown)
     first = shown[4 : shown.index("")]
     assert "inputs      3: age, icd1..icd2" in first
     assert "label       smoker" in first

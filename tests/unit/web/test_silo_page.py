@@ -66,7 +66,9 @@ def test_person_reads_the_screen_and_approves_by_name(desk: Desk) -> None:
 def test_page_reads_the_settings_as_they_are(desk: Desk) -> None:
     """An agent takes changed data settings while it runs; the page went on with those of its start."""
     browser = desk.logged_in()
-    assert "data set north-data" in browser.get(desk.job).text
+    html = " ".join(unescape(browser.get(desk.job).text).split())
+    assert "data set north-data" in html
+    assert "own tests.support.one_hot:objective" in html  # it said `Chorale's own alone`
     assert isinstance(desk.settings.data, DataSettings)
     data = desk.settings.data.model_copy(update={"name": "wards"})
     desk.settings = desk.settings.model_copy(update={"data": data})
