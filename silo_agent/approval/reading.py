@@ -228,12 +228,12 @@ def _account_refusals(
     state: GlobalState | None,
 ) -> list[PolicyRefusal]:
     """What the data set has no room for."""
-    if spec.privacy is None:
-        counted = ledger.data_refusals(policy=policy, data_set=data_set.account)
-        return refusals_of(counted.check, job.job_digest)
-    if state is None:
-        return []
-    return refusals_of(budget.check_plan, _as_signed(job, spec), state)
+    is_private = spec.privacy is not None
+    counted = ledger.data_refusals(policy=policy, data_set=data_set.account, is_private=is_private)
+    found = refusals_of(counted.check, job.job_digest)
+    if is_private and state is not None:
+        found += refusals_of(budget.check_plan, _as_signed(job, spec), state)
+    return found
 
 
 def _previous(ledger: Ledger, job: LedgerJob) -> LedgerJob | None:

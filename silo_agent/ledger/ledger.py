@@ -154,9 +154,12 @@ class Ledger:
         """What data sets are charged to."""
         return Accounts(self._database, clock=self._clock)
 
-    def data_refusals(self, *, policy: Policy, data_set: str) -> DataRefusals:
-        """How often inputs were refused for one data set, and how often they still may be."""
-        return DataRefusals(self._database, policy=policy, data_set=data_set, clock=self._clock)
+    def data_refusals(self, *, policy: Policy, data_set: str, is_private: bool = False) -> DataRefusals:
+        """How often inputs were refused for one data set, and how often they still may be. is_private: of
+        private jobs, which are counted by themselves."""
+        return DataRefusals(
+            self._database, policy=policy, data_set=data_set, clock=self._clock, is_private=is_private
+        )
 
     def known_states(self) -> KnownStates:
         """The global states that this silo knows to be computed."""

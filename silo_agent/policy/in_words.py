@@ -37,7 +37,8 @@ def refused(policy: Policy) -> list[str]:
         f"jobs and sums of fewer than {policy.min_silos} silos",
         f"attempt {policy.max_attempts + 1} at any phase",
         f"more than {policy.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
-        f"jobs without noise, once more than {policy.max_data_refusals} inputs were refused for a data set",
+        f"jobs without noise, once more than {policy.max_data_refusals} inputs were refused for a data set, "
+        "and private ones, once inputs of more of them failed",
         f"jobs with fraction below 1 whose draw risk is above {policy.max_draw_risk:g}",
         f"a third opening enrollment of such a job, and more than {policy.max_openings} over one data set",
         f"more than {policy.max_repeats} further sums over one model",

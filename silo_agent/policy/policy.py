@@ -160,8 +160,9 @@ class Policy(BaseModel):
         default=5,
         ge=0,
         le=1_000_000,
-        description="refusals of jobs without noise for what the data are, per data set over all jobs; "
-        "one more and none touches the data; `chorale silo approve --more-data-refusals` adds to it",
+        description="refusals of jobs without noise for what the data are, and by themselves failures of "
+        "private ones, per data set over all jobs; one more and none touches the data; `chorale silo approve "
+        "--more-data-refusals` adds to it",
     )
     max_repeats: Annotated[int, LOWER] = Field(
         default=2,

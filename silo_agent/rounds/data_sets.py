@@ -26,7 +26,8 @@ from silo_agent.policy.readable import check_readable
 class DataSet:
     """One data set under its policy, as the ledger accounts for it. policy: the one that is in force, which
     `DataSets.take` alone changes. account: the id of its account. unit: the column that says whose a row
-    is; None where no setting names one. format: how it is stored."""
+    is; None where no setting names one. format: how it is stored. refusals: of jobs without noise. failures:
+    of private jobs: errors that nobody expects, such as too little memory."""
 
     name: str
     account: str
@@ -37,6 +38,7 @@ class DataSet:
     budget: Budget
     steps: Steps
     refusals: DataRefusals
+    failures: DataRefusals
 
     @classmethod
     def of(
@@ -65,6 +67,7 @@ class DataSet:
             budget=ledger.budget(policy=policy, data_set=own, budgets=budgets, tell=tell_spend),
             steps=ledger.steps(policy=policy, data_set=own),
             refusals=ledger.data_refusals(policy=policy, data_set=own),
+            failures=ledger.data_refusals(policy=policy, data_set=own, is_private=True),
         )
 
 
@@ -90,7 +93,7 @@ class DataSets:
         """Another policy of a data set from now on, also in sessions that run."""
         found = self._by_name[name]
         found.policy = policy
-        for each in (found.reveals, found.budget, found.steps, found.refusals):
+        for each in (found.reveals, found.budget, found.steps, found.refusals, found.failures):
             each.take(policy)
         for other in self._by_name.values():  # charged to its account, they keep to its budget
             other.budget.take_limit(found.account, policy.privacy.epsilon)

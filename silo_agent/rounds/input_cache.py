@@ -19,7 +19,7 @@ from typing import Any
 from chorale.job import Job
 from chorale.observability.logs import get_logger
 from chorale.transport.wire import PhaseKey
-from crypto.errors import PolicyRefusal, Refusal, SiloStage
+from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError, SiloStage
 from crypto.fixed_point.encoder import Encoder
 from silo_agent.data.base import SiloData
 from silo_agent.ledger.budget import Charge
@@ -229,10 +229,8 @@ class InputCache:
     ) -> Prepared:
         job, key = request.job, request.key
         data_set = self._data_sets.of(job.digest)
-        if (
-            job.spec.privacy is None
-        ):  # here, where one input is computed at a time, so that none slips through
-            data_set.refusals.check(job.digest)
+        # here, where one input is computed at a time, so that none slips through
+        (data_set.refusals if job.spec.privacy is None else data_set.failures).check(job.digest)
         charge = data_set.budget.reserve(
             job, key, request.context.state, members=request.rule.members, use=request.use
         )
@@ -274,7 +272,7 @@ class InputCache:
             return Prepared(encoder=encoder, charge=charge, own_steps=own_steps)
         except BaseException as error:
             charge.release()  # nothing left
-            if job.spec.privacy is None and isinstance(error, Exception):
+            if isinstance(error, Exception):
                 if is_cancelled():  # what is not counted does not leave
                     raise Cancelled("the input is no longer wanted") from error
                 self._count(request, error)
@@ -286,11 +284,17 @@ class InputCache:
         self._pause((asked_at + every / 2 - self._clock()) % every)
 
     def _count(self, request: PhaseRequest, error: Exception) -> None:
-        """Durable before the refusal leaves. Security: other failures may be due to the data, too."""
-        if isinstance(error, Cancelled | PolicyRefusal) and not isinstance(error, DataRefusal):
-            return
+        """Durable before the refusal leaves. Security: other failures may be due to the data, too: a private
+        job takes memory by the number of records, times what the job chooses."""
         data_set = self._data_sets.of(request.job.digest)
-        counted = data_set.refusals.record(request.job.digest, suspends=isinstance(error, DataRefusal))
+        refusals, is_of_data = data_set.refusals, isinstance(error, DataRefusal)
+        if request.job.spec.privacy is not None:
+            refusals, is_of_data = data_set.failures, False
+            if isinstance(error, RemoteProtocolError):
+                return
+        if isinstance(error, Cancelled | PolicyRefusal) and not is_of_data:
+            return
+        counted = refusals.record(request.job.digest, suspends=is_of_data)
         log.warning(
             "refusal counted",
             job=request.job.id,

@@ -162,6 +162,30 @@ async def test_a_failure_of_another_kind_counts_once_a_job_and_may_be_tried_agai
     assert [job.decision for job in agent.ledger.jobs()] == ["approved"]
 
 
+async def test_a_failure_in_a_private_job_is_counted_and_beyond_the_number_none_is_computed(
+    make_hub: MakeHub,
+) -> None:
+    """Red before: an operator chose how wide a private job's inputs are, and `internal` said for free, by as
+    many jobs as it liked, whether so many records still fit in memory."""
+    records = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1}
+    hub = make_hub(privacy={"records": records, "statistics_noise_multiplier": 5.0})
+    budget = {"epsilon": 1e6, "accept_epsilon_up_to": 1e6}
+    for name in hub.names:
+        hub.add(name, objective=Broken(), privacy=budget, max_data_refusals=1)
+    await hub.run(0, "enrollment.0")
+    agent = hub.agents["silo-0"]
+    for attempt in (1, 2):  # counts once a job
+        agent.tell(task=hub.begin(1, "train", attempt=attempt).task)
+        assert await agent.refusal() == "internal"
+    agent.data_sets.of(hub.job.digest).failures.record(bytes(32), suspends=False)  # of another job
+    assert counted(agent) == 0  # jobs without noise are not concerned
+    agent.tell(task=hub.begin(1, "train", attempt=3).task)
+    assert await agent.refusal() == "policy"
+    grant(agent.ledger, hub.job.digest, 2)
+    agent.tell(task=hub.begin(1, "train", attempt=4).task)
+    assert await agent.refusal() == "internal"
+
+
 async def test_refusals_of_a_private_job_are_not_counted(
     make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
