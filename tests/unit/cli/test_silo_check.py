@@ -173,9 +173,9 @@ def test_a_data_set_with_too_many_refusals_is_told_before_a_job_is_sent(
     policy = desk.write("closed.yaml", {"federation": "test", "max_data_refusals": 0})
     config, job = table_silo(desk, TABLE, policy=str(policy)), table_job(desk, privacy=privacy)
     with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
-        ledger.data_refusals(policy=load_policy(policy), data_set="ward").record(bytes(32), suspends=True)
+        ledger.data_refusals(policy=load_policy(policy), data_set="data").record(bytes(32), suspends=True)
     ended = chorale("silo", "check", "--config", config, "--job", job)
-    expected = "refusals: data set ward: 1 inputs were refused for its data, more than 0 (max_data_refusals)"
+    expected = "refusals: data set data: 1 inputs were refused for its data, more than 0 (max_data_refusals)"
     assert [line.partition(";")[0] for line in problems(ended)] == [expected] * is_refused, ended.out
 
 
