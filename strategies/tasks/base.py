@@ -202,6 +202,17 @@ class Metric(ABC):
         """The noise interval of a figure whose noise is not followed."""
         return (low, high) if any(each.name in noise for each in self.sums) else None
 
+    def _with_ends(
+        self, found_K: Mapping[str, FloatArray], noise: Mapping[str, float]
+    ) -> dict[str, FloatArray]:
+        """Figures by class, with the ends of `_anywhere`."""
+        ends = dict(zip(("low", "high"), self._anywhere(noise) or (), strict=False))
+        return dict(found_K) | {
+            f"{name}_noise_{end}": np.full_like(value_K, limit)
+            for name, value_K in found_K.items()
+            for end, limit in ends.items()
+        }
+
 
 class DeclaredTask(ABC):
     """A task of one job. word: names it in a job file. options: its own numbers, with their ranges.

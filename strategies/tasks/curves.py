@@ -70,8 +70,7 @@ class Curves(Metric):
         false_KB, true_KB = above_K2B[:, 0], above_K2B[:, 1]
         recall_KB = shares(true_KB, positives_K1 + 0 * true_KB)
         return {
-            **_roc(counts_K2B),
-            **_precision_recall(counts_K2B),
+            **self._with_ends({**_roc(counts_K2B), **_precision_recall(counts_K2B)}, noise),
             "roc_curve": np.stack([shares(false_KB, negatives_K1 + 0 * false_KB), recall_KB], axis=2),
             "precision_recall_curve": np.stack([recall_KB, shares(true_KB, true_KB + false_KB)], axis=2),
             "curve_thresholds": _edges()[::-1],

@@ -68,7 +68,7 @@ class Overlap(Metric):
 
     def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """Shapes: (C,) each."""
-        return dict(_rates(sums))
+        return {**self._with_ends(_rates(sums), noise)}
 
 
 def _rates(sums: Mapping[str, Array]) -> dict[str, FloatArray]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from strategies.base import Array
 from strategies.figure import Figure
+from strategies.intervals import TWO_SIDED
 from strategies.tasks.base import LOSS_SUM, NO_NOISE, TESTED, DeclaredTask, Metric, Ratio, Sum, Target, share
 from strategies.tasks.confusion import check_classes
 
@@ -61,7 +62,14 @@ class Concordance(Metric):
     def tables(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Array]:
         """events and lost by interval. Shapes: (J,) each."""
         lost_J, event_J = np.asarray(sums["times"], np.float64).sum(axis=2)
-        return {"events": event_J, "lost": lost_J}
+        found: dict[str, Array] = {"events": event_J, "lost": lost_J}
+        if "times" not in noise:
+            return found
+        away = TWO_SIDED * noise["times"] * math.sqrt(BINS)
+        for name, counted_J in (("events", event_J), ("lost", lost_J)):
+            found[f"{name}_noise_low"] = np.maximum(counted_J - away, 0.0)
+            found[f"{name}_noise_high"] = np.maximum(counted_J + away, 0.0)
+        return found
 
 
 class Survival(DeclaredTask):
