@@ -20,7 +20,7 @@ MAX_TABLE_INPUTS = 65_536  # values of one record of a table; ranges and categor
 Heading = Annotated[str, Field(min_length=1, max_length=200)]
 Category = Annotated[str, Field(min_length=1, max_length=200)]
 
-_RANGE = re.compile(r"(?P<stem>.*?)(?P<first>\d{1,7})\.\.(?P=stem)(?P<last>\d{1,7})")
+_RANGE = re.compile(r"(?P<stem>.*?)(?P<first>[0-9]{1,7})\.\.(?P=stem)(?P<last>[0-9]{1,7})")
 
 
 class ColumnSpec(SpecPart):

@@ -113,6 +113,13 @@ LISTED = {"inputs": {"wards": ["age", "p0..p9"]}, "labels": {"wards": ["ill"]}}
         (LISTED, {"label_column": "hiv"}, "csv", "expected labels of ill .*, got 'hiv'"),
         ({"inputs": {"wards": ["age"]}}, {}, "csv", "expected inputs of age .*, got 'p0', 'p1', 'p2'"),
         ({"labels": {"wards": []}}, {}, "parquet", "expected labels of none"),
+        # digits of another script are a name: as a range the screen showed other columns than are read
+        (
+            LISTED,
+            {"columns": [{"name": "age"}, {"name": "p\u0661..p\u0663"}], "input_shape": [2]},
+            "csv",
+            "got 'p",
+        ),
         # what has no name is on no list, whatever names the job says
         ({"inputs": {"wards": ["age", "p0..p2"]}}, {}, "npz", "got inputs without names"),
         ({"labels": {"wards": ["ill"]}}, {}, "digits", "got labels without names"),
