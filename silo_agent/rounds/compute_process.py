@@ -161,7 +161,7 @@ class ComputeProcess:
             pipe.close()
             process.join(END_SECONDS)
             if process.is_alive():
-                process.terminate()
+                process.kill()
                 process.join()
 
     def _answer(self, is_cancelled: Callable[[], bool], until_look: Callable[[], None] | None) -> Computed:
@@ -209,7 +209,8 @@ class ComputeProcess:
 
 def serve(pipe: Connection, settings: SiloSettings) -> None:
     """The process's life: until the pipe is closed, also by the end of the agent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the agent ends it
+    for number in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the agent ends it
+        signal.signal(number, signal.SIG_IGN)
     logs.configure(silo=settings.name)
     is_cancelled, messages = threading.Event(), Messages()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -132,6 +133,14 @@ def test_a_process_that_ends_is_started_again(desk: Desk) -> None:
     desk.say("go")
     assert found.result()
     assert again != pid
+
+
+def test_a_signal_to_the_whole_group_is_no_failure_of_an_input(desk: Desk) -> None:
+    """Red before: where the agent was stopped with its group, the process went first, and `internal` left."""
+    found, pid = desk.begin()
+    os.kill(pid, signal.SIGTERM)
+    desk.say("go")
+    assert found.result()
 
 
 def test_what_is_not_wanted_any_more_ends_at_the_next_look(desk: Desk) -> None:
