@@ -209,8 +209,9 @@ class ComputeProcess:
 
 def serve(pipe: Connection, settings: SiloSettings) -> None:
     """The process's life: until the pipe is closed, also by the end of the agent."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the agent ends it
-        signal.signal(number, signal.SIG_IGN)
+    # both reach the whole group, and the agent ends it; what it starts itself may be terminated
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     logs.configure(silo=settings.name)
     is_cancelled, messages = threading.Event(), Messages()
     try:
