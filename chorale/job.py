@@ -434,7 +434,18 @@ class Job:
         return phase_context(self.spec, key.round, state, members, public_seed=seed, tests_model=tests_model)
 
 
+def signed_spec(data: bytes, *, source: str) -> JobSpec:
+    """Of bytes in the form in which jobs are signed. Raises ConfigError as `JobSpec.from_yaml`.
+
+    Security: a comment, or a value in other words, would tell people what no silo was asked.
+    """
+    spec = JobSpec.from_yaml(data, source=source)
+    if spec.to_yaml() != data:
+        raise ConfigError(f"{source}: expected a job as Chorale writes it, got other bytes")
+    return spec
+
+
 @lru_cache(maxsize=HELD_SPECS)
 def _spec_of(spec_bytes: bytes) -> JobSpec:
     """What the bytes say, read once: they are the same at every phase, and reading takes 15 ms."""
-    return JobSpec.from_yaml(spec_bytes, source=f"job {hashlib.sha256(spec_bytes).hexdigest()[:12]}")
+    return signed_spec(spec_bytes, source=f"job {hashlib.sha256(spec_bytes).hexdigest()[:12]}")

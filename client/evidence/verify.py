@@ -29,8 +29,7 @@ from importlib import metadata
 from cryptography import x509
 
 from chorale.evidence import CoordinatorStatement
-from chorale.job import PURPOSE, Job
-from chorale.spec.job_spec import JobSpec
+from chorale.job import PURPOSE, Job, signed_spec
 from chorale.spec.model_file import facts_of as model_facts
 from chorale.spec.model_file import open_model
 from chorale.spec.state import state_digest, state_to_bytes
@@ -164,7 +163,7 @@ def version() -> str:
 def opened_job(contents: Contents) -> Job:
     """The job that its bytes are; who signed them is another step. Raises EvidenceMismatch."""
     with fits(names.JOB):
-        spec = JobSpec.from_yaml(contents.job.spec_bytes, source="it")
+        spec = signed_spec(contents.job.spec_bytes, source="it")
         if spec.initial_state is None:
             raise EvidenceMismatch("it names no first state, so it was never submitted")
         return Job(spec=spec, signed=contents.job, operator=contents.job.operator)

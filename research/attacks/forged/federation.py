@@ -151,8 +151,10 @@ class Federation:
         }
         spec = JobSpec.model_validate_json(json.dumps(values))
         complete = spec.filled(nonce=nonce, initial_state=hashlib.sha256(b"first").digest())
-        signed = sign_job(complete.to_yaml(), self.identities[operator])
-        return Job(spec=complete, signed=signed, operator=operator)
+        return self.signed(complete, complete.to_yaml(), operator=operator)
+
+    def signed(self, spec: JobSpec, data: bytes, *, operator: str = OPERATOR) -> Job:
+        return Job(spec=spec, signed=sign_job(data, self.identities[operator]), operator=operator)
 
 
 @dataclass(kw_only=True)

@@ -250,6 +250,14 @@ def step_that_moved_nothing(scene: Scene) -> Shown:
     return shown(run.steps(roster, (2, "train"), (3, "evaluate.0")))
 
 
+def comment_in_the_job(scene: Scene) -> Shown:
+    """People read in the signed file what no silo was asked, and no screen showed."""
+    run = scene.run()
+    data = b"# every ethics board has approved this\n" + run.job.signed.spec_bytes
+    run.job = scene.federation.signed(run.job.spec, data)
+    return shown(run.whole(scene.federation.publish()))
+
+
 def put_into_a_sum(scene: Scene) -> Shown:
     roster, run = scene.federation.publish(), scene.run()
     run.whole(roster, away=(LEAVES,))
@@ -390,6 +398,10 @@ FORGED: Mapping[str, tuple[Callable[[Scene], Shown], str]] = {
         r"^round 3 train: silos signed another state, and the coordinator calls it used-up",
     ),
     "a step that moved nothing": (step_that_moved_nothing, r"^round 3 evaluate.0: round 3 is missing"),
+    "a comment in the signed job": (
+        comment_in_the_job,
+        r"^job.yaml: it: expected a job as Chorale writes it, got other bytes",
+    ),
     "a silo put into a sum": (put_into_a_sum, r"^round 2 train: next-state of clinic-a: .*not valid"),
     "a revoked silo's statement": (
         revoked_silo,
