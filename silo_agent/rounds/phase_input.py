@@ -24,6 +24,8 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.data.base import SiloData
+from silo_agent.data.fitting import sample_bytes
+from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.settings import SettingsFault
 from silo_agent.ledger.state_uses import StateUse
 from silo_agent.local_storage.local_state import LocalState
@@ -37,6 +39,7 @@ from strategies.update_scale import with_mean_square
 log = get_logger("silo_agent.rounds.phase_input")
 
 WEIGHT = "weight"  # the quantity that carries p
+INPUT_COPIES = 5  # float32 that a value of a table takes while it is prepared: twice float64, then float32
 
 
 class DataRefusal(PolicyRefusal):
@@ -128,7 +131,12 @@ def phase_values(
     decides whether data are refused: PolicyRefusal(code=DATA).
     """
     with faults_refused(request):
-        data, spec = load_data(), request.job.spec
+        spec = request.job.spec
+        if spec.privacy is not None and spec.columns is not None and policy.constant_work_records is not None:
+            # Security: else whether they fit in memory tells how many there are, as the job chooses the width
+            declared = policy.constant_work_records * sample_bytes(spec) * INPUT_COPIES
+            check_bytes(declared, source=f"inputs of {policy.constant_work_records} records")
+        data = load_data()
         samples = _summed(request.job, policy, len(data.train.units))
         if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
             why = f"fewer than {policy.count_granularity} samples (count_granularity)"
