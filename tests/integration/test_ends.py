@@ -52,7 +52,10 @@ def test_best_round_and_early_stop_survive_a_kill_after_a_phase_was_stored(
             pytest.approx(LAST),
         )
         assert report["reason"] == "stopped after round 5 of 9: loss no lower for 2 rounds"
-        assert (report["model_round"], report["kept"]) == (2, "loss 1, the lowest")
+        assert (report["model_round"], report["kept"]) == (
+            2,
+            "loss 1.000 (no interval, 60 tested), the lowest",
+        )
         # the model after round 2 is what round 3 starts from; of the last five rounds two states are kept
         np.testing.assert_allclose(federation.fetch(job_id)["model/votes"], np.full(3, 2 / 3), atol=1e-6)
         _, facts = read_model(tmp_path / "fetched.safetensors")

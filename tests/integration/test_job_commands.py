@@ -89,6 +89,7 @@ def test_silos_of_the_roster_are_listed_with_certificate_and_connection(tmp_path
             {
                 "name": f"silo-{place}",
                 "connected": place == 1,
+                "two_agents": False,
                 "certificate": sha256[place],
                 "expires": until if place == 1 else None,
                 "software": runs if place == 1 else None,
