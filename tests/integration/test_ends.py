@@ -63,7 +63,7 @@ def test_best_round_and_early_stop_survive_a_kill_after_a_phase_was_stored(
         watched = federation.cli("job", "watch", job_id)
         assert watched.stdout.splitlines()[1:] == [
             "stopped after round 5 of 9: loss no lower for 2 rounds",
-            "kept: the model after round 2, loss 1, the lowest",
+            "kept: the model after round 2, loss 1.000 (no interval, 60 tested), the lowest",
         ]
 
 
