@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
 from chorale.job import SignedJob, open_job, sign_job
+from chorale.spec.job_spec import JobSpec
 from chorale.transport import wire
 from chorale.transport.chunks import (
     Chunk,
@@ -19,7 +21,7 @@ from chorale.transport.chunks import (
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from crypto.errors import RemoteProtocolError, SiloStage
+from crypto.errors import ConfigError, RemoteProtocolError, SiloStage
 from crypto.identity.certificates import SignedBody, certificate_from_der
 from crypto.session.messages import RevealedSum
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
@@ -127,9 +129,11 @@ def _task(task: pb.PhaseTask) -> None:
 
 
 def _signed_job(data: bytes) -> None:
-    """What the operator of the roster signs: any bytes at all."""
-    sent = SignedJob.from_wire(pb.SignedJob.FromString(data))
-    signed = sign_job(sent.spec_bytes, world.operator())
+    """What the operator of the roster signs: any bytes at all, and what they say in the form of a job."""
+    spec_bytes = SignedJob.from_wire(pb.SignedJob.FromString(data)).spec_bytes
+    with suppress(ConfigError):
+        spec_bytes = JobSpec.from_yaml(spec_bytes, source="job").to_yaml()
+    signed = sign_job(spec_bytes, world.operator())
     job = open_job(signed, roster=world.federation().roster, authority=world.federation().authority, now=NOW)
     assert job.spec.to_yaml()
     assert job.opening
