@@ -395,7 +395,7 @@ AGENTS = [
         r"coordinator\.yaml: listne: unknown field \(did you mean listen\?\), expected one of ",
     ),
     (_wrong_type, 2, r"coordinator\.yaml: heartbeat_seconds: expected a number, got 'often'"),
-    (_data_is_not_there, 2, r"data\.path: .*nowhere\.csv: no such file or directory"),
+    (_data_is_not_there, 2, r"data\.path: no such file or folder: .*nowhere\.csv"),
     (_port_is_none, 2, r"listen: expected host:port with a port up to 65535, got '127\.0\.0\.1:99999'"),
     (_port_in_use, 1, r"127\.0\.0\.1:\d+"),
     (_metrics_port_in_use, 1, r"127\.0\.0\.1:\d+"),
