@@ -374,7 +374,10 @@ def _wrapped(text: str, *, width: int = MAX_COLUMNS, indent: int = 0) -> list[st
 def _cut(text: str, width: int, *, indent: int) -> list[str]:
     if any(unicodedata.east_asian_width(each) in "FW" for each in text):
         width //= 2  # each of these takes two columns, and a terminal breaks what is longer
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+    # by indents alone: a word that just does not fit beside blanks would begin its line without them
+    words, lead = text.lstrip(" "), len(text) - len(text.lstrip(" "))
+    before, after = " " * lead, " " * max(lead, indent)
+    return textwrap.wrap(words, width, initial_indent=before, subsequent_indent=after, break_on_hyphens=False)
 
 
 def fitted(lines: Iterable[str]) -> list[str]:

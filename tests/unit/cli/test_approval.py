@@ -359,9 +359,12 @@ def test_changes_are_told_since_the_last_job_of_this_operator_that_was_approved(
     assert "classes: 10 -> 7" in changes
 
 
+@pytest.mark.parametrize("columns", [MAX_COLUMNS, 80, 40])
 def test_hostile_job_of_every_kind_is_shown_whole_and_writes_no_control_codes(
-    desk: Desk, chorale: Callable[..., Ended]
+    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
+    """On a terminal of 80 columns some lines began with the operator's text."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     config = desk.silo()
     desk.write("policy.yaml", {**GIVEN, "distributions": ["x"]})
     silos = [f"a-silo-of-a-long-name-{place}" for place in range(199)]
@@ -403,7 +406,7 @@ def test_hostile_job_of_every_kind_is_shown_whole_and_writes_no_control_codes(
     ended = chorale("silo", "show", "--config", config, job.id)
     assert ended.code == 0, ended.err
     lines = ended.out.splitlines()
-    assert max(map(len, lines)) <= MAX_COLUMNS
+    assert max(map(len, lines)) <= columns
     assert all(line.isprintable() for line in lines)
     assert [line.split()[0] for line in lines if line[:1].strip()] == [
         *("job", "asked", "purpose", "reference", "reads", "inputs", "label", "noise", "budget"),
@@ -418,8 +421,11 @@ def test_hostile_job_of_every_kind_is_shown_whole_and_writes_no_control_codes(
     assert {each["name"] for each in sums} <= names
 
 
-def test_every_distribution_and_every_part_is_named(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_every_distribution_and_every_part_is_named(
+    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of several distributions was shown, and a custom method was `custom`."""
+    monkeypatch.setenv("COLUMNS", str(MAX_COLUMNS))
     config = desk.silo()
     desk.write("policy.yaml", GIVEN)
     names = ["a-models", "b-tasks", "c-losses", "d-penalties"]

@@ -116,10 +116,10 @@ def test_an_option_of_null_stands_on_the_screen(desk: Desk, chorale: Callable[..
 def test_text_of_a_job_begins_no_line_of_a_terminal(
     desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, letter: str, columns: str
 ) -> None:
-    """A terminal breaks what is wider, and a purpose ended in `label       age` at the edge."""
+    """A terminal breaks what is wider, and a purpose ended in `label age` at the edge."""
     monkeypatch.setenv("COLUMNS", columns)
     width = unicodedata.east_asian_width(letter) == "W"
-    text = letter * ((int(columns) - 13) >> width) + "label       age"
+    text = letter * ((int(columns) - 13) >> width) + "label age"
     out = chorale("silo", "show", "--config", desk.silo(), offered(desk, **TABLE, purpose=text).id).out
     for line in out.splitlines():
         assert len(line) + sum(unicodedata.east_asian_width(each) == "W" for each in line) <= int(columns)
