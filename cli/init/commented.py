@@ -74,7 +74,13 @@ def _part(annotation: Any) -> type[BaseModel] | None:
 
 
 def _sentence(text: str, *, indent: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"{indent}# ",
+        subsequent_indent=f"{indent}# ",
+        break_on_hyphens=False,  # of an option's name
+    )
 
 
 def _written(value: Any) -> str:
