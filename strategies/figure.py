@@ -75,18 +75,18 @@ class Figure:
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Figure:
+    def from_json(cls, document: Mapping[str, Any]) -> Figure:
         """What to_json wrote."""
         noise, sampling = (
-            told[kind] and (_or(told[kind][0], -math.inf), _or(told[kind][1], math.inf))
+            document[kind] and (_or(document[kind][0], -math.inf), _or(document[kind][1], math.inf))
             for kind in ("noise", "sampling")
         )
         return cls(
-            value=_or(told["value"], math.nan),
+            value=_or(document["value"], math.nan),
             noise=noise,
             sampling=sampling,
-            bias=told["bias"],
-            records=told["records"],
+            bias=document["bias"],
+            records=document["records"],
         )
 
     def flat(self, name: str) -> dict[str, float]:
@@ -149,7 +149,7 @@ def figure_in(figures: Mapping[str, float | None], name: str) -> Figure | None:
     )
 
 
-def told(figures: Mapping[str, float | None], name: str) -> str:
+def in_words(figures: Mapping[str, float | None], name: str) -> str:
     """One of a record's figures for a list of them all; what has no interval and is whole is a count."""
     figure = figure_in(figures, name)
     if figure is None:

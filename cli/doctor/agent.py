@@ -26,8 +26,8 @@ def ask_agent(directory: Path, findings: Findings, *, silo: str, now: datetime) 
     if values is None:
         findings.fine("process", "an agent runs on this directory, and tells no metrics (metrics_listen)")
         return True
-    told = values.get("chorale_silo_two_agents_timestamp_seconds", 0.0)
-    if now.timestamp() - told < SECOND_AGENT_SECONDS:
+    noticed = values.get("chorale_silo_two_agents_timestamp_seconds", 0.0)
+    if now.timestamp() - noticed < SECOND_AGENT_SECONDS:
         findings.problem(
             "agents",
             f"two agents use the certificate of {silo}, says the coordinator",

@@ -14,7 +14,7 @@ from chorale.privacy.plan import rows_told
 from chorale.privacy.promise import if_all_others_collude, units
 from chorale.results import APPLIED
 from client.history import score_word
-from strategies.figure import TESTED, Figure, figure_in, names_of_figures, parts_of, told
+from strategies.figure import TESTED, Figure, figure_in, in_words, names_of_figures, parts_of
 from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN
 
@@ -220,7 +220,7 @@ def _figures_section(report: Document) -> list[str]:
     closing = _closing(report)
     if closing is None:
         return []
-    rows = [(name, told(closing, name)) for name in names_of_figures(closing)]
+    rows = [(name, in_words(closing, name)) for name in names_of_figures(closing)]
     names = ", ".join(report["tables"])
     kept = f"<p>report.json has in its tables: {html.escape(names)}.</p>" if names else ""
     return ["<h2>Final figures</h2>", _table(("figure", "value"), rows), kept]
@@ -403,7 +403,7 @@ def _rounds_table(phases: Iterable[Document], *, figure: str) -> str:
             phase["result"] if not phase["reason"] else f"{phase['result']}: {phase['reason']}",
             ", ".join(phase["cohort"]),
             f"{phase['data_share']:.0%}" if phase["phase"].startswith(TRAIN) else "",
-            told(phase["figures"], figure),
+            in_words(phase["figures"], figure),
             f"{phase['upload_bytes']:,}",
             f"{phase['wall_seconds']:.1f}",
         )

@@ -54,7 +54,7 @@ def document(
     """
     summary, personal = history.summary, personal_figures(history)
     rows = class_rows(history.records)
-    told = _told(history)
+    intervals = _intervals(history)
     dropped: list[Document] = []
     for record in history.records:
         dropped += [entry for entry in left_out_facts(record) if entry not in dropped]
@@ -78,8 +78,8 @@ def document(
         # final_...: of the last model, after this round, also where the job keeps an earlier one
         "final_model_round": history.last_model_round,
         # each with its intervals below; those of the phases and of the curves stand beside their numbers
-        **{name: _numbers(each) for name, each in told.items()},
-        "intervals": told,
+        **{name: _numbers(each) for name, each in intervals.items()},
+        "intervals": intervals,
         # what the job's task tells first: accuracy, dice, mae ...
         "main_figure": history.main,
         "tables": _tables(history),
@@ -151,22 +151,22 @@ def _cell(value: object) -> object:
     )
 
 
-def _told(history: JobHistory) -> Document:
+def _intervals(history: JobHistory) -> Document:
     """Figures of the last model, and of the model after each round; null where no sum measured it."""
     closing = {"final_accuracy": ACCURACY, "final_figure": history.main}
     rounds = {"accuracy_by_round": ACCURACY, "figure_by_round": history.main, "loss_by_round": "loss"}
 
-    def told(figure: Figure | None) -> Document | None:
+    def document(figure: Figure | None) -> Document | None:
         return None if figure is None else figure.to_json()
 
-    return {name: told(history.closing(figure)) for name, figure in closing.items()} | {
-        name: [told(each) for each in figure_by_round(history, figure)] for name, figure in rounds.items()
+    return {name: document(history.closing(figure)) for name, figure in closing.items()} | {
+        name: [document(each) for each in figure_by_round(history, figure)] for name, figure in rounds.items()
     }
 
 
-def _numbers(told: Any) -> Any:
+def _numbers(found: Any) -> Any:
     """The same without intervals."""
-    return [_numbers(each) for each in told] if isinstance(told, list) else told and told["value"]
+    return [_numbers(each) for each in found] if isinstance(found, list) else found and found["value"]
 
 
 def _took_part(history: JobHistory) -> Document:

@@ -101,12 +101,12 @@ class Facts:
 
     def phase_rows(self) -> Rows:
         """Each phase with its own numbers."""
-        return [(each.title, told(each, len(self.silos))) for each in self.phases]
+        return [(each.title, in_words(each, len(self.silos))) for each in self.phases]
 
     def _weakest_told(self) -> str:
         if self.weakest is None:
             return "none: silos signed no phase"
-        return f"{self.weakest.title}: {told(self.weakest, len(self.silos))}"
+        return f"{self.weakest.title}: {in_words(self.weakest, len(self.silos))}"
 
     def _missing_told(self) -> str:
         if not self.missing:
@@ -139,7 +139,7 @@ def _quoted(text: str | None) -> str:
     return "none" if text is None else json.dumps(text, ensure_ascii=False)
 
 
-def told(phase: PhaseProof, silos: int) -> str:
+def in_words(phase: PhaseProof, silos: int) -> str:
     """One phase, in a sentence. silos: of the job."""
     roster = f"under roster {phase.roster_version}"
     if not phase.signers:

@@ -9,7 +9,7 @@ from chorale.evidence import CoordinatorStatement, PhaseFacts
 from client.evidence.contents import GDPR, MODEL_CARD, README
 from client.evidence.facts import EPSILON, Facts
 from client.history import class_rows
-from strategies.figure import names_of_figures, told
+from strategies.figure import in_words, names_of_figures
 
 MAX_FIGURES = 40
 _MARKUP = re.compile(r"[\\`*\[\]<>&|~$]")
@@ -202,7 +202,7 @@ def _figures(phase: PhaseFacts | None) -> list[str]:
     if phase is None:
         return ["- none"]
     names = names_of_figures(phase.figures)[:MAX_FIGURES]
-    lines = (f"- {_plain(name)}: {told(phase.figures, name)}" for name in names)
+    lines = (f"- {_plain(name)}: {in_words(phase.figures, name)}" for name in names)
     return [f"- round {phase.round} {phase.phase}, {len(phase.cohort)} silos", *lines]
 
 

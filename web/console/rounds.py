@@ -108,8 +108,8 @@ def as_csv(history: JobHistory) -> bytes:
     writer.writerow([*columns, *more, *parts, "left_out"])
     for row in reversed(rows(history)):
         left = "; ".join(f"{each['silo']} ({each['stage']}: {each['reason']})" for each in row["left_out"])
-        told = [each.flat(name) for name in ("figure", "loss") if (each := row[name]) is not None]
-        numbers = {part: finite(value) for each in told for part, value in each.items()}
+        figures = [each.flat(name) for name in ("figure", "loss") if (each := row[name]) is not None]
+        numbers = {part: finite(value) for each in figures for part, value in each.items()}
         cells = [*(row[name] for name in (*columns, *more)), *map(numbers.get, parts), left]
         writer.writerow(map(_cell, cells))
     return text.getvalue().encode()
