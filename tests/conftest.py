@@ -20,7 +20,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 # files whose every test is one of `make test-gates`
 GATES = ("*_gates.py", "test_bench_*.py")
 
-for _variable in [name for name in os.environ if name.startswith("CHORALE_")]:
+# nor does a test depend on the width of a terminal, which xdist says to its workers
+for _variable in [name for name in os.environ if name.startswith("CHORALE_") or name in ("COLUMNS", "LINES")]:
     del os.environ[_variable]
 
 

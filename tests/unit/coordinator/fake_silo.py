@@ -120,17 +120,23 @@ class FakeSilo:
         )
 
     async def _attend(self) -> None:
-        try:
-            async with self.channel() as channel:
-                self._stub: Any = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
-                self.say(pb.SiloMessage(hello=self.hello))
-                async for message in self._stub.Attend(self._send()):
-                    await self._receive(message)
-                    if self.is_gone:
-                        return
-        except grpc.aio.AioRpcError as error:
-            self.error = error
-            await self._note("error", error)
+        while True:
+            try:
+                async with self.channel() as channel:
+                    self._stub: Any = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
+                    self.say(pb.SiloMessage(hello=self.hello))
+                    async for message in self._stub.Attend(self._send()):
+                        await self._receive(message)
+                        if self.is_gone:
+                            return
+                return
+            except grpc.aio.AioRpcError as error:
+                # a write after the server has ended the call: grpcio keeps this in place of the server's status
+                if error.code() is grpc.StatusCode.INTERNAL and "from Core" in str(error.details()):
+                    continue
+                self.error = error
+                await self._note("error", error)
+                return
 
     async def _send(self) -> Any:
         while True:
