@@ -131,7 +131,7 @@ class FakeSilo:
                             return
                 return
             except grpc.aio.AioRpcError as error:
-                # a write after the server has ended the call: grpcio keeps this in place of the server's status
+                # a write after the server ended the call: grpcio keeps this and loses the status
                 if error.code() is grpc.StatusCode.INTERNAL and "from Core" in str(error.details()):
                     continue
                 self.error = error
