@@ -178,7 +178,7 @@ def sums_notes(spec: JobSpec) -> list[str]:
     if statistic is not None and spec.privacy is None and redraws(spec):
         notes.append(
             f"statistic {statistic}: is summed without noise over a new set of silos in each round: silos "
-            "refuse the job unless redrawn_statistics in their policy says allow, or the job draw: groups"
+            "refuse the job unless drawn_rounds in their policy says with_statistics, or the job draw: groups"
         )
     cohort_changes = expected_cohort_changes(spec)
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round

@@ -28,7 +28,8 @@ from chorale.results import RoundResult
 from chorale.spec.job_spec import JobSpec
 from silo_agent.data.loading import load_partition
 from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import Permission, Policy
+from silo_agent.policy.policy import Policy
+from silo_agent.policy.privacy_policy import Permission
 from silo_agent.seeding import derive_seed
 from simulation.engine import Simulation
 from simulation.silos import Answer

@@ -44,7 +44,7 @@ TRAININGS: Mapping[str, Mapping[str, Any]] = {
 }
 DRAWS = ("rounds", "groups")
 DIGITS = {"format": "digits", "name": "digits"}
-OPEN = Policy(federation="bench", count_granularity=1, max_draw_risk=1.0, max_cohort_changes=1_000)
+OPEN = Policy(federation="bench", count_granularity=1, assumed_colluders=0, max_cohort_changes=1_000)
 
 
 def job(draw: str, seed: int, **training: Any) -> JobSpec:

@@ -29,7 +29,7 @@ LOGS, PARTIES = "logs", "federation"
 # so that few silos can show every method; report.json says so
 OPEN_POLICY: dict[str, Any] = {
     "class_statistics": "allow",
-    "redrawn_statistics": "allow",
+    "drawn_rounds": "with_statistics",
     "local_state": "allow",
     "min_class_holders": 2,
 }
@@ -165,7 +165,7 @@ def digits_plan(
         raise ConfigError("--steps: expected --dp records with it, whose silos share their noise")
     policy: Settings = {"federation": FEDERATION, "approval": "automatic", **OPEN_POLICY}
     if dp is not None:  # nothing leaves without noise, and the budget is what was asked for
-        policy["privacy"] = {"epsilon": budget, "required": True, "accept_shared_noise": True}
+        policy["privacy"] = {"epsilon": budget, "required": True, "shared_noise": "allow"}
     cut = {"kind": "dirichlet", "alpha": 0.5, "silos": silos, "seed": seed}
     data = {"format": "digits", "name": "digits"}
     training = {"rounds": rounds or ROUNDS} if noise != SHARED else {"steps": steps or STEPS}
@@ -214,7 +214,7 @@ def job_plan(
         **OPEN_POLICY,
         "count_granularity": 1,
         "distributions": code,
-        "privacy": {"epsilon": CEILING, "accept_shared_noise": True},
+        "privacy": {"epsilon": CEILING, "shared_noise": "allow"},
     }
     if policy is not None:
         policy.check_job(spec, operator=policy.operators[0] if policy.operators else OPERATOR)

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 from chorale.evidence import CoordinatorStatement, read_document
@@ -24,8 +23,8 @@ from client.evidence.phases import Chain, PhaseProof, shapes_of
 from crypto.errors import EvidenceMismatch
 from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import draw_risk
+from silo_agent.policy.drawn_rounds import MAX_DRAW_RISK
 
-MAX_DRAW_RISK = Fraction(1, 1_000_000)  # as policies have it by default
 RELATIVE = 1e-6  # of two computations of one number on different machines
 EPSILON = "Epsilon planned"
 Rows = list[tuple[str, str]]

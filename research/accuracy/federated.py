@@ -23,7 +23,8 @@ from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data, load_partition
 from silo_agent.data.partition import split_holdout
 from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import Permission, Policy
+from silo_agent.policy.policy import DrawnRounds, Policy
+from silo_agent.policy.privacy_policy import Permission
 from silo_agent.seeding import derive_seed
 from silo_agent.settings import MemoryFormat
 from simulation.engine import Simulation
@@ -34,7 +35,7 @@ VALIDATION_SHARE = 0.2
 OPEN_POLICY = Policy(
     federation="bench",
     class_statistics=Permission.ALLOW,
-    redrawn_statistics=Permission.ALLOW,
+    drawn_rounds=DrawnRounds.WITH_STATISTICS,
     local_state=Permission.ALLOW,
     min_class_holders=1,
     count_granularity=1,

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ from crypto.session.cohort import (
     smallest_draw,
 )
 from research.attacks.digits import NAMES, job
-from silo_agent.policy.policy import Policy
+from silo_agent.policy.drawn_rounds import MAX_DRAW_RISK
 from simulation.engine import NO_NONCE
 
 NONCES = 1_000_000
@@ -90,11 +89,10 @@ def measure(
         raise ConfigError(f"fraction: a round would name {asked} of {silos} silos, expected 3 to {silos}")
     if number >= silos:
         raise ConfigError(f"colluders: expected at most {silos - 1} of {silos} silos, got {number}")
-    promised = Policy(federation="bench").max_draw_risk
-    limit, asked_promise = Fraction(str(promised)), draw_risk(silos, asked, colluders=number, draws=rounds)
+    asked_promise = draw_risk(silos, asked, colluders=number, draws=rounds)
     members = asked
-    if asked_promise > limit:
-        members = smallest_draw(silos, colluders=number, draws=rounds, max_risk=limit) or silos
+    if asked_promise > MAX_DRAW_RISK:
+        members = smallest_draw(silos, colluders=number, draws=rounds, max_risk=MAX_DRAW_RISK) or silos
     tries, seconds, _ = ground_by_digest(silos, fraction, colluders=number, rounds=rounds, nonces=nonces)
     wrong_of_members, wrong_of_asked, picked = (np.zeros(nonces, np.bool_) for _ in range(3))
     for first in range(0, nonces, BLOCK):
@@ -115,7 +113,7 @@ def measure(
         picked=int(picked.sum()),
         members=members,
         worst_risk=max(_share(wrong_of_members), _share(wrong_of_members[picked])),
-        promised_risk=promised,
+        promised_risk=float(MAX_DRAW_RISK),
         asked_members=asked,
         asked_risk=_share(wrong_of_asked),
         asked_risk_of_picked=_share(wrong_of_asked[picked]),

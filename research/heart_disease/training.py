@@ -23,7 +23,8 @@ from research.heart_disease.arms import ALONE, POOLED
 from silo_agent.data.base import Samples, SampleSet, SiloData
 from silo_agent.local_storage.personal_models import PersonalModel
 from silo_agent.objective import Work
-from silo_agent.policy.policy import Permission, Policy
+from silo_agent.policy.policy import Policy
+from silo_agent.policy.privacy_policy import Permission
 from silo_agent.seeding import training_seed
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.models.registry import build_model

@@ -36,7 +36,7 @@ from silo_agent.ledger.budget import Budget
 from silo_agent.ledger.costs import PlannedCharge
 from silo_agent.ledger.ledger import Ledger, LedgerJob
 from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Policy, read_policy
+from silo_agent.policy.policy import MAX_STATE_BYTES, Policy, read_policy
 from silo_agent.policy.privacy_policy import refusals_of
 from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
@@ -186,7 +186,7 @@ def _drawn(job: LedgerJob, spec: JobSpec, policy: Policy) -> Drawn:
         return Drawn(origin=Origin.UNKNOWN, why="its own code makes them, at its first phase")
     signed = _unsigned(job)
     try:
-        state = drawn_arrays(spec, signed.base, max_bytes=policy.max_state_megabytes << 20)
+        state = drawn_arrays(spec, signed.base, max_bytes=MAX_STATE_BYTES)
     except ConfigError as error:
         return Drawn(origin=Origin.GIVEN, why=str(error))
     except Exception as error:  # options of any operator, which no model has tried

@@ -26,7 +26,7 @@ from chorale.privacy.releases import Release
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
-from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.sum_check import SumCheck
 from silo_agent.ledger.accounts import sides_are_fixed
 from silo_agent.ledger.costs import (
@@ -43,7 +43,7 @@ from silo_agent.ledger.known_states import keep_check
 from silo_agent.ledger.standing import check_not_put_back
 from silo_agent.ledger.state_uses import StateUse, record_use
 from silo_agent.policy.policy import Policy
-from silo_agent.policy.privacy_policy import PartialJobs
+from silo_agent.policy.privacy_policy import Permission
 
 INPUT_ID_BYTES = 16
 _RECOVERED_AT_ONCE = 200  # releases of one row, so that its text is below MAX_RELEASES_BYTES
@@ -149,7 +149,7 @@ class Budget:
         state: the initial one. A job that has touched the data before was let in, and continues until the
         budget stops it.
         """
-        if job.spec.privacy is None or self._policy.privacy.partial_jobs is PartialJobs.ALLOW:
+        if job.spec.privacy is None or self._policy.privacy.partial_jobs is Permission.ALLOW:
             return
         try:
             planned = self._plan(job, state)
@@ -192,7 +192,7 @@ class Budget:
         with self._database.transaction(Commit.QUIET) as connection:
             check_not_put_back(connection)
             self._write_account(connection)
-            self._check_attempts(connection, key, what)
+            self._check_attempts(connection, job, key, what)
             if cost is not None and plan is not None:
                 self._check_fits(connection, job, plan, Counter(cost), what=what)
                 write_plan(connection, job.digest, plan, self._data_set)
@@ -326,18 +326,17 @@ class Budget:
         )
         return input_id
 
-    def _check_attempts(self, connection: sqlite3.Connection, key: PhaseKey, what: str) -> None:
+    def _check_attempts(self, connection: sqlite3.Connection, job: Job, key: PhaseKey, what: str) -> None:
         """After each crash an input is made again, with other noise; a phase is worth so many and no more."""
         (left,) = connection.execute(
             "SELECT count(*) FROM releases"
             " WHERE data_set = ? AND job_digest = ? AND round = ? AND phase = ? AND status = ?",
             (self._data_set, key.job_digest, key.round, key.phase, ReleaseStatus.SPENT),
         ).fetchone()
-        if left >= self._policy.max_attempts:
+        if left >= job.spec.max_attempts:
             raise PolicyRefusal(
-                f"{what}: expected at most {self._policy.max_attempts} different inputs (max_attempts), "
-                f"and {left} have left already",
-                rule=Rule.MAX_ATTEMPTS,
+                f"{what}: expected at most {job.spec.max_attempts} different inputs, the job's max_attempts, "
+                f"got {left + 1}"
             )
 
     def _check_fits(

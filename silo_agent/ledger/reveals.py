@@ -31,6 +31,9 @@ DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "fine-tune"})
 FORMER_KINDS = {"enrollment": "roll-call", "class-presence": "presence", "fine-tune": "personal"}
 SHARES_KEPT = timedelta(days=30)
 MAX_OPENINGS_OF_A_JOB = 2  # revealed here: all silos together then leave fewer than 4 draws to choose from
+# over a data set, of jobs that a policy accepted and no person: each is one more draw that an operator could
+# choose to continue with
+MAX_UNASKED_OPENINGS = 100
 
 
 class RevealStatus(StrEnum):
@@ -262,8 +265,11 @@ class Reveals(Standing):
             return
         if not _approved_job(connection, key)["draws_rounds"]:
             return
-        of_job, of_data_set = connection.execute(
-            "SELECT count(*) FILTER (WHERE job_digest = :job), count(*) FILTER (WHERE data_set = :data_set)"
+        of_job, unasked = connection.execute(
+            "WITH asked AS (SELECT job_digest FROM persons_decisions WHERE decision = :approved)"
+            " SELECT count(*) FILTER (WHERE job_digest = :job),"
+            " count(*) FILTER (WHERE data_set = :data_set AND job_digest NOT IN asked)"
+            " * (:job NOT IN asked)"
             " FROM reveals JOIN jobs USING (job_digest)"
             " WHERE draws_rounds AND round = 0 AND phase LIKE :opening AND status = :revealed",
             {
@@ -271,14 +277,16 @@ class Reveals(Standing):
                 "data_set": self._data_set,
                 "opening": f"{ENROLLMENT}.%",
                 "revealed": RevealStatus.REVEALED,
+                "approved": Decision.APPROVED,
             },
         ).fetchone()
         if of_job >= MAX_OPENINGS_OF_A_JOB:
             raise _refusal(key, f"{of_job} openings of the job were revealed", Refusal.POLICY)
-        if of_data_set >= self._policy.max_openings:
+        if unasked >= MAX_UNASKED_OPENINGS:
             raise _refusal(
                 key,
-                f"{of_data_set} openings over this data set were revealed (max_openings)",
+                f"{unasked} openings of jobs that no person approved were revealed over this data set; "
+                "to go on: chorale silo approve",
                 Refusal.POLICY,
             )
 

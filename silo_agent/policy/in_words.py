@@ -6,7 +6,10 @@ import json
 
 from pydantic import BaseModel
 
-from silo_agent.policy.policy import Approval, FirstState, Permission, Policy
+from silo_agent.policy.drawn_rounds import MAX_DRAW_RISK
+from silo_agent.policy.learning_rates import LEARNING_RATES, SERVER_LEARNING_RATES
+from silo_agent.policy.policy import MAX_STATE_BYTES, Approval, DrawnRounds, FirstState, Policy
+from silo_agent.policy.privacy_policy import CEILING, Permission
 from silo_agent.policy.readable import readable_told
 
 
@@ -26,6 +29,8 @@ def described(policy: Policy) -> str:
             if isinstance(value, dict):
                 shown = json.dumps(value)
             fields.append(f"{prefix}{name}: {shown}  # {info.description}")
+    if policy.privacy.epsilon > CEILING:
+        fields += ["", f"An epsilon above {CEILING:g} protects hardly anything."]
     return "\n".join([*fields, "", "This silo refuses:", *(f"  - {line}" for line in refused(policy))])
 
 
@@ -35,20 +40,19 @@ def refused(policy: Policy) -> list[str]:
         f"jobs of other federations than {policy.federation}",
         f"jobs of more than {policy.max_rounds} rounds",
         f"jobs and sums of fewer than {policy.min_silos} silos",
-        f"attempt {policy.max_attempts + 1} at any phase",
         f"more than {policy.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
         f"jobs without noise, once more than {policy.max_data_refusals} inputs were refused for a data set, "
         "and private ones, once inputs of more of them failed",
-        f"jobs with fraction below 1 whose draw risk is above {policy.max_draw_risk:g}",
-        f"a third opening enrollment of such a job, and more than {policy.max_openings} over one data set",
+        f"jobs with fraction below 1 that name more than a third of colluders with a chance above "
+        f"{float(MAX_DRAW_RISK):g}",
+        "a third opening enrollment of such a job",
         f"more than {policy.max_repeats} further sums over one model",
         f"every input, once a model moved {policy.max_step_ratio:g} times as far as this silo moves it",
-        f"learning rates below {policy.min_learning_rate:g} or above {policy.max_learning_rate:g}",
-        f"server learning rates below {policy.min_server_learning_rate:g} or above "
-        f"{policy.max_server_learning_rate:g}",
+        "learning rates below {:g} or above {:g}".format(*LEARNING_RATES),
+        "server learning rates below {:g} or above {:g}".format(*SERVER_LEARNING_RATES),
         f"rosters signed more than {policy.max_roster_age_days:g} days ago",
         f"code of distributions other than Chorale{''.join(', ' + each for each in policy.distributions)}",
-        f"global models above {policy.max_state_megabytes} MB",
+        f"global models above {MAX_STATE_BYTES >> 20} MB",
     ]
     if policy.approval is Approval.MANUAL:
         people = "" if policy.required_approvals == 1 else f" by {policy.required_approvals} people"
@@ -59,9 +63,9 @@ def refused(policy: Policy) -> list[str]:
         lines.append("every statistic by class without noise")
     if policy.shared_sums is Permission.REFUSE:
         lines.append("every method whose statistics by class other silos see")
-    if policy.redrawn_rounds is Permission.REFUSE:
+    if policy.drawn_rounds is DrawnRounds.REFUSE:
         lines.append("every job whose rounds each draw a new set of silos")
-    if policy.redrawn_statistics is Permission.REFUSE:
+    if policy.drawn_rounds is DrawnRounds.ALLOW:
         lines.append("statistics by class without noise, where rounds each draw a new set of silos")
     if policy.local_state is Permission.REFUSE:
         lines.append("every method with local state whose sums have no noise")
@@ -72,7 +76,6 @@ def refused(policy: Policy) -> list[str]:
     lines += readable_told("labels", policy.labels)
     lists = {
         "operators": policy.operators,
-        "strategies": policy.strategies,
         "quantities": policy.allowed_quantities,
     }
     lines += [f"{what} other than {', '.join(names)}" for what, names in lists.items() if names is not None]

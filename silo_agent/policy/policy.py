@@ -30,14 +30,14 @@ from crypto.session.cohort import (
 from crypto.session.messages import SessionTerms
 from silo_agent.policy.drawn_rounds import check_drawn_rounds, check_redrawn_statistics
 from silo_agent.policy.learning_rates import rate_refusals
-from silo_agent.policy.privacy_policy import PrivacyPolicy, check_names, refusal_by, refusals_of
+from silo_agent.policy.privacy_policy import Permission, PrivacyPolicy, check_names, refusal_by, refusals_of
 from silo_agent.policy.readable import FEWER_READ, Readable
 from silo_agent.policy.tightening import AT_LEAST, COARSER, FEWER, FIXED, HIGHER, LOWER, Tightens, toward
 from strategies.expected import got
-from strategies.presets import PRESETS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENV_PREFIX = "CHORALE_POLICY_"
+MAX_STATE_BYTES = 4 << 30  # of a global model: what a download may fill of this silo's disk and memory
 
 
 Listed = Annotated[
@@ -52,14 +52,20 @@ class Approval(StrEnum):
     AUTOMATIC = "automatic"
 
 
-class Permission(StrEnum):
-    REFUSE = "refuse"
-    ALLOW = "allow"
-
-
 class FirstState(StrEnum):
     COMPUTED = "computed"
     GIVEN = "given"
+
+
+class DrawnRounds(StrEnum):
+    REFUSE = "refuse"
+    ALLOW = "allow"
+    WITH_STATISTICS = "with_statistics"
+
+
+def _allows_fewer_draws(now: DrawnRounds, held: DrawnRounds) -> bool:
+    order = list(DrawnRounds)
+    return order.index(now) <= order.index(held)
 
 
 def _draws_no_less(now: FirstState | tuple[str, ...], held: FirstState | tuple[str, ...]) -> bool:
@@ -73,6 +79,7 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # which jobs
     federation: Annotated[Name, FIXED] = Field(description="jobs of this federation alone")
     approval: Annotated[Approval, toward(Approval.MANUAL)] = Field(
         default=Approval.MANUAL,
@@ -91,9 +98,23 @@ class Policy(BaseModel):
     require_purpose: Annotated[bool, HIGHER] = Field(
         default=False, description="true: jobs that say no purpose or no reference are refused"
     )
-    strategies: Annotated[tuple[str, ...] | None, FEWER] = Field(
-        default=None, min_length=1, description="strategy presets that are accepted; null: all"
+    max_rounds: Annotated[int, LOWER] = Field(
+        default=1_000, ge=1, le=1_000_000, description="longest job that is accepted"
     )
+    distributions: Annotated[tuple[Listed, ...], FEWER] = Field(
+        default=(),
+        description="installed distributions whose code jobs may run, as name or name==version; [] for none "
+        "but Chorale itself",
+    )
+    initial_state: Annotated[
+        FirstState | Annotated[tuple[Sha256, ...], Field(min_length=1)], Tightens(_draws_no_less)
+    ] = Field(
+        default=FirstState.COMPUTED,
+        description="starting weights of a job. computed: those alone that this silo draws itself from the "
+        "job; given: an operator's own too; or the SHA-256 digests of given ones that are accepted",
+    )
+
+    # what they read
     inputs: Annotated[Readable | None, FEWER_READ] = Field(
         default=None,
         description="columns that jobs may read as inputs, by data set, null for all of one; a data set that "
@@ -101,6 +122,14 @@ class Policy(BaseModel):
     )
     labels: Annotated[Readable | None, FEWER_READ] = Field(
         default=None, description="columns that jobs may read as label, by data set, as in inputs; null: all"
+    )
+
+    # what they sum
+    min_silos: Annotated[int, HIGHER] = Field(
+        default=SMALLEST_FEDERATION,
+        ge=SMALLEST_FEDERATION,
+        le=10_000,
+        description="fewest silos in any sum this silo is part of",
     )
     allowed_quantities: Annotated[tuple[str, ...] | None, FEWER] = Field(
         default=None,
@@ -115,39 +144,29 @@ class Policy(BaseModel):
         description="sums by class that the model is computed from, noised or not, which all silos of a "
         "phase see: allow or refuse",
     )
-    local_state: Annotated[Permission, toward(Permission.REFUSE)] = Field(
-        default=Permission.REFUSE,
-        description="methods that keep something at this silo between rounds: refuse or allow",
-    )
-    initial_state: Annotated[
-        FirstState | Annotated[tuple[Sha256, ...], Field(min_length=1)], Tightens(_draws_no_less)
-    ] = Field(
-        default=FirstState.COMPUTED,
-        description="starting weights of a job. computed: those alone that this silo draws itself from the "
-        "job; given: an operator's own too; or the SHA-256 digests of given ones that are accepted",
-    )
-    distributions: Annotated[tuple[Listed, ...], FEWER] = Field(
-        default=(),
-        description="installed distributions whose code jobs may run, as name or name==version; [] for none "
-        "but Chorale itself",
-    )
     min_class_holders: Annotated[int | None, HIGHER] = Field(
         default=None,
         ge=1,
         le=10_000,
         description="silos that must hold a class before its row is sent; null: the job's safe default",
     )
-    min_silos: Annotated[int, HIGHER] = Field(
-        default=SMALLEST_FEDERATION,
-        ge=SMALLEST_FEDERATION,
-        le=10_000,
-        description="fewest silos in any sum this silo is part of",
+    local_state: Annotated[Permission, toward(Permission.REFUSE)] = Field(
+        default=Permission.REFUSE,
+        description="methods that keep something at this silo between rounds: refuse or allow",
     )
-    max_rounds: Annotated[int, LOWER] = Field(
-        default=1_000, ge=1, le=1_000_000, description="longest job that is accepted"
+    count_granularity: Annotated[int, COARSER] = Field(
+        default=10,
+        ge=1,
+        le=1_000_000,
+        description="sample counts are rounded down to a multiple; 1 accepts that they are published",
     )
-    max_attempts: Annotated[int, LOWER] = Field(
-        default=5, ge=1, le=100, description="attempts at one phase before it is given up"
+
+    # how often they ask
+    max_repeats: Annotated[int, LOWER] = Field(
+        default=2,
+        ge=0,
+        le=1_000,
+        description="further sums over a model that a sum was taken of, by other phases or jobs",
     )
     max_cohort_changes: Annotated[int, LOWER] = Field(
         default=10,
@@ -164,46 +183,6 @@ class Policy(BaseModel):
         "private ones, per data set over all jobs; one more and none touches the data; `chorale silo approve "
         "--more-data-refusals` adds to it",
     )
-    max_repeats: Annotated[int, LOWER] = Field(
-        default=2,
-        ge=0,
-        le=1_000,
-        description="further sums over a model that a sum was taken of, by other phases or jobs",
-    )
-    assumed_colluders: Annotated[int | None, HIGHER] = Field(
-        default=None,
-        ge=0,
-        le=10_000,
-        description="silos of a job that may side with the coordinator; null: a tenth of them, at least 1",
-    )
-    max_draw_risk: Annotated[float, LOWER] = Field(
-        default=1e-6,
-        ge=0,
-        le=1,
-        description="chance, over a whole job with fraction below 1, that assumed colluders are more than a "
-        "third of the silos that a round names; 1 accepts every fraction",
-    )
-    redrawn_rounds: Annotated[Permission, toward(Permission.REFUSE)] = Field(
-        default=Permission.ALLOW,
-        description="jobs whose rounds each draw a new set; many sums may give one silo's: refuse or allow",
-    )
-    redrawn_statistics: Annotated[Permission, toward(Permission.REFUSE)] = Field(
-        default=Permission.REFUSE,
-        description="statistics by class without noise in such jobs; many sums give each silo's where the "
-        "model hardly moves: refuse or allow",
-    )
-    max_openings: Annotated[int, LOWER] = Field(
-        default=100,
-        ge=1,
-        le=1_000_000,
-        description="opening enrollments over a data set that are revealed, in all jobs with a draw",
-    )
-    count_granularity: Annotated[int, COARSER] = Field(
-        default=10,
-        ge=1,
-        le=1_000_000,
-        description="sample counts are rounded down to a multiple; 1 accepts that they are published",
-    )
     max_step_ratio: Annotated[float, LOWER] = Field(
         default=3.0,
         ge=1,
@@ -211,32 +190,22 @@ class Policy(BaseModel):
         description="how many of this silo's own steps a step of the global model may be long; beyond it no "
         "further input leaves until the job is approved again",
     )
-    min_learning_rate: Annotated[float, HIGHER] = Field(
-        default=1e-6,
+    drawn_rounds: Annotated[DrawnRounds, Tightens(_allows_fewer_draws)] = Field(
+        default=DrawnRounds.ALLOW,
+        description="jobs whose rounds each draw a new set of silos; many sums may give one silo's. refuse: "
+        "none of them; allow: without statistics by class, unless they have noise; with_statistics: all",
+    )
+    assumed_colluders: Annotated[int | None, HIGHER] = Field(
+        default=None,
         ge=0,
-        le=100,
-        description="lowest learning rate of a job in any round; of a cosine schedule, in the first one",
+        le=10_000,
+        description="silos of a job that may side with the coordinator; null: a tenth of them, at least 1",
     )
-    max_learning_rate: Annotated[float, LOWER] = Field(
-        default=10.0, gt=0, le=100, description="highest learning rate of a job in its first round"
+    max_roster_age_days: Annotated[float, LOWER] = Field(
+        default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
     )
-    min_server_learning_rate: Annotated[float, HIGHER] = Field(
-        default=1e-3, ge=0, le=1e3, description="lowest learning rate of the server update"
-    )
-    max_server_learning_rate: Annotated[float, LOWER] = Field(
-        default=10.0,
-        gt=0,
-        le=1e6,
-        description="highest learning rate of the server update, divided by 1 - momentum where it has one",
-    )
-    answer_every_seconds: Annotated[float, HIGHER] = Field(
-        default=0.25,
-        ge=0,
-        le=3_600,
-        allow_inf_nan=False,
-        description="inputs of private jobs are offered or refused at multiples of it since their task came; "
-        "0: at once, so that the time tells how many records were drawn",
-    )
+
+    # how private they are
     constant_work_records: Annotated[int | None, AT_LEAST] = Field(
         default=None,
         ge=1,
@@ -244,13 +213,6 @@ class Policy(BaseModel):
         description="private jobs compute as much as for so many records, whatever the data set holds; null: "
         "as much as there is",
     )
-    max_roster_age_days: Annotated[float, LOWER] = Field(
-        default=7.0, gt=0, le=366, description="a roster signed longer ago than this is refused"
-    )
-    max_state_megabytes: Annotated[int, LOWER] = Field(
-        default=4_096, ge=1, le=65_536, description="largest global model this silo downloads"
-    )
-
     privacy: PrivacyPolicy = Field(
         default=PrivacyPolicy(), description="what a data set may spend, and the floor of private jobs"
     )
@@ -263,14 +225,6 @@ class Policy(BaseModel):
         if wrong and value not in tuple(FirstState):
             raise ValueError(f"expected computed, given or a list of SHA-256 digests, got {got(wrong[0])}")
         return value
-
-    @field_validator("strategies")
-    @classmethod
-    def _are_presets(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        unknown = [name for name in names or () if name not in PRESETS]
-        if unknown:
-            raise ValueError(f"expected presets of {', '.join(sorted(PRESETS))}, got {unknown[0]}")
-        return names
 
     @model_validator(mode="after")
     def _asks_people(self) -> Policy:
@@ -304,8 +258,6 @@ class Policy(BaseModel):
         if self.require_purpose and None in (spec.purpose, spec.reference):
             wanted = "purpose and reference (require_purpose)"
             yield refusal_by("a job without one of them", wanted, Rule.REQUIRE_PURPOSE)
-        if self.strategies is not None and spec.strategy.name not in self.strategies:
-            yield refusal_by(f"strategy {spec.strategy.name}", ", ".join(self.strategies), Rule.STRATEGIES)
         yield from refusals_of(self.check_distributions, spec)
         if spec.rounds > self.max_rounds:
             spare = "" if spec.spare_steps is None else f" and {spec.spare_steps} spare ones"
@@ -320,14 +272,9 @@ class Policy(BaseModel):
                 Rule.MAX_COHORT_CHANGES,
             )
         yield from refusals_of(self.check_draw, spec)
-        yield from refusals_of(
-            check_redrawn_statistics, spec, may_redraw=self.redrawn_statistics is Permission.ALLOW
-        )
-        yield from rate_refusals(
-            spec,
-            rate=(self.min_learning_rate, self.max_learning_rate),
-            server_rate=(self.min_server_learning_rate, self.max_server_learning_rate),
-        )
+        if self.drawn_rounds is not DrawnRounds.WITH_STATISTICS:
+            yield from refusals_of(check_redrawn_statistics, spec)
+        yield from rate_refusals(spec)
         # here and not in the phase that sums it: rounds may come before
         for quantity in spec.quantities:
             yield from refusals_of(self.check_quantities, [quantity], is_private=spec.privacy is not None)
@@ -379,16 +326,13 @@ class Policy(BaseModel):
         check_drawn_rounds(
             spec,
             colluders=self.colluders(spec),
-            max_risk=self.max_draw_risk,
-            may_redraw=self.redrawn_rounds is Permission.ALLOW,
+            may_redraw=self.drawn_rounds is not DrawnRounds.REFUSE,
         )
 
     def check_terms(self, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where this one session is not allowed."""
         if terms.federation != self.federation:
             raise refusal_by(f"federation {terms.federation}", self.federation, Rule.FEDERATION)
-        if terms.attempt > self.max_attempts:
-            raise refusal_by(f"attempt {terms.attempt}", f"at most {self.max_attempts}", Rule.MAX_ATTEMPTS)
         self.check_cohort(terms.names)
         self.check_quantities(terms.layout.quantities)
 

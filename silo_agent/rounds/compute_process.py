@@ -37,7 +37,6 @@ from strategies.base import Array, Arrays
 log = logs.get_logger("silo_agent.rounds.compute_process")
 
 END_SECONDS = 5.0  # for the process to end once its pipe is closed
-LOOK_SECONDS = 0.1  # between two looks, where a policy wants no multiples
 
 
 class Word(StrEnum):
@@ -122,9 +121,9 @@ class ComputeProcess:
         seed: int,
         local: LocalState,
         is_cancelled: Callable[[], bool],
-        until_look: Callable[[], None] | None,
+        until_look: Callable[[], object],
     ) -> Mapping[str, Array]:
-        """As `phase_values`. until_look: returns when the answer may be taken next; None: at any time.
+        """As `phase_values`. until_look: returns when the answer may be taken next.
 
         Raises what computing raises, and ComputingFailed.
         """
@@ -164,14 +163,13 @@ class ComputeProcess:
                 process.kill()
                 process.join()
 
-    def _answer(self, is_cancelled: Callable[[], bool], until_look: Callable[[], None] | None) -> Computed:
+    def _answer(self, is_cancelled: Callable[[], bool], until_look: Callable[[], object]) -> Computed:
         assert self._running is not None
         pipe = self._running[1]
         is_told = False
         while True:
-            if until_look is not None:
-                until_look()
-            if pipe.poll(0 if until_look else LOOK_SECONDS):
+            until_look()
+            if pipe.poll(0):
                 self._received()  # that it is done
                 self._send(Word.TAKE)
                 answer = self._received()

@@ -20,6 +20,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_parts
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.entry_point import load_entry_point
+from silo_agent.policy.policy import MAX_STATE_BYTES
 from silo_agent.rounds.data_sets import DataSets
 from strategies.base import Array
 
@@ -75,8 +76,7 @@ class FirstStates:
         _try_code(job)
         try:
             log.info("drawing the first state", job=job.id, model=job.spec.model.name)
-            max_bytes = self._data_sets.named(job.spec).policy.max_state_megabytes << 20
-            arrays = drawn_arrays(job.spec, job.signed.base, max_bytes=max_bytes)
+            arrays = drawn_arrays(job.spec, job.signed.base, max_bytes=MAX_STATE_BYTES)
         except ConfigError as error:
             self._check_given(job, why=str(error))
             return None

@@ -36,6 +36,8 @@ from strategies.base import Array
 
 log = get_logger("silo_agent.rounds.input_cache")
 
+# answers to a private job leave at multiples of it since their task came: the time tells no number of records
+ANSWER_EVERY_SECONDS = 0.25
 LoadData = Callable[[Job, Callable[[], bool]], SiloData]  # the second: is_cancelled
 PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
 
@@ -160,11 +162,10 @@ class InputCache:
         return prepared
 
     async def _answer_time(self, job: Job, entry: _Entry) -> None:
-        """Of a private job: the next multiple of `answer_every_seconds` since the phase's input was first
+        """Of a private job: the next multiple of ANSWER_EVERY_SECONDS since the phase's input was first
         asked for, by whichever attempt. Security: the time it took tells how many records were drawn."""
-        every = self._data_sets.of(job.digest).policy.answer_every_seconds
-        if job.spec.privacy is not None and every > 0:
-            await self._sleep((entry.asked_at - self._clock()) % every)
+        if job.spec.privacy is not None:
+            await self._sleep((entry.asked_at - self._clock()) % ANSWER_EVERY_SECONDS)
 
     def drop_phase(self, key: PhaseKey) -> None:
         """The phase is over: its input is never needed again."""
@@ -238,14 +239,13 @@ class InputCache:
             local = self._local.begin(key.job_digest)
             started = time.monotonic()
             if self._process is not None and job.spec.privacy is not None:
-                every = data_set.policy.answer_every_seconds
                 values = self._process.values(
                     request,
                     policy=data_set.policy,
                     seed=fresh_seed(),
                     local=local,
                     is_cancelled=is_cancelled,
-                    until_look=partial(self._until_look, asked_at, every) if every > 0 else None,
+                    until_look=partial(self._until_look, asked_at),
                 )
                 encoder = encoded(request, values)
             else:
@@ -278,10 +278,10 @@ class InputCache:
                 self._count(request, error)
             raise
 
-    def _until_look(self, asked_at: float, every: float) -> None:
+    def _until_look(self, asked_at: float) -> None:
         """Until the middle between two times at which an answer may leave, so that what is taken then, and
         takes its time, still leaves at the next."""
-        self._pause((asked_at + every / 2 - self._clock()) % every)
+        self._pause((asked_at + ANSWER_EVERY_SECONDS / 2 - self._clock()) % ANSWER_EVERY_SECONDS)
 
     def _count(self, request: PhaseRequest, error: Exception) -> None:
         """Durable before the refusal leaves. Security: other failures may be due to the data, too: a private

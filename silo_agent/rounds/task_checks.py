@@ -25,6 +25,7 @@ from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
 from silo_agent.ledger.state_uses import StateUse
 from silo_agent.metrics import PhaseEnd, SiloMetrics
+from silo_agent.policy.policy import MAX_STATE_BYTES
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
@@ -96,11 +97,10 @@ class TaskChecks:
         data_set = self._data_sets.of(job.digest)
         data_set.steps.check_runs()
         checked_digest(task.state_digest, what="state digest")
-        max_bytes = data_set.policy.max_state_megabytes << 20
-        if not 0 < task.state_bytes <= max_bytes:
+        if not 0 < task.state_bytes <= MAX_STATE_BYTES:
             raise PolicyRefusal(
-                f"policy: expected a global state of 1 to {max_bytes} bytes, got {task.state_bytes}",
-                rule=Rule.MAX_STATE_MEGABYTES,
+                f"policy: expected a global state of 1 to {MAX_STATE_BYTES} bytes, got {task.state_bytes}",
+                rule=Rule.STATE_BYTES,
             )
         return roster, job
 
@@ -256,9 +256,7 @@ class TaskChecks:
 
     def _check_policy(self, job: Job, terms: SessionTerms) -> None:
         """Raises PolicyRefusal where the policy in force refuses this one session."""
-        policy = self._data_sets.of(job.digest).policy
-        policy.check_terms(terms)
-        policy.privacy.check_quantities(job.spec, terms.layout.quantities)
+        self._data_sets.of(job.digest).policy.check_terms(terms)
 
     def _check_promises(self, job: Job, state: GlobalState, data_set: DataSet) -> None:
         """What the job's whole plan costs, against few colluders and against all others, is told and bounded.

@@ -67,9 +67,7 @@ def test_a_lost_step_is_paid_for_and_no_input_is_revealed_twice(
 ) -> None:
     """Three silos, all of which a sum needs. The victim dies once its first input is paid for, the
     coordinator while it takes the masks off round 3."""
-    federation = make_federation(
-        silos=3, policy={"privacy": {"accept_shared_noise": True}, "answer_every_seconds": 0.0}
-    )
+    federation = make_federation(silos=3, policy={"privacy": {"shared_noise": "allow"}})
     federation.start_coordinator(halt=Halt(at={"event": "stage", "state": "unmask", "round": 3}))
     halt = Halt(at=INPUT_READY, call="silo_agent.ledger.budget:Charge.spend")
     for name in federation.names:
@@ -112,8 +110,7 @@ def test_a_silo_that_is_lost_between_steps_uses_up_no_change_of_the_cohort(
     federation = make_federation(
         coordinator={"reconnect_grace_seconds": 1.0},
         policy={
-            "privacy": {"accept_shared_noise": True},
-            "answer_every_seconds": 0.0,
+            "privacy": {"shared_noise": "allow"},
             "max_cohort_changes": 0,
         },
     )

@@ -73,7 +73,7 @@ def test_demo_of_a_method_ends_and_reports_what_was_summed(preset: str, tmp_path
     assert (report["sums_verified"], report["verified_by"]) == (True, 3)
     opened = {
         "class_statistics": "allow",
-        "redrawn_statistics": "allow",
+        "drawn_rounds": "with_statistics",
         "local_state": "allow",
         "min_class_holders": 2,
     }

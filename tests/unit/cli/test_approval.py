@@ -30,7 +30,7 @@ from tests.unit.cli.conftest import Desk, Ended
 WARNING = "it has no noise, so its sums can hold single training records"
 STATE = {"model/weight": np.zeros(1, np.float32)}
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}
-STRICT = {"max_epsilon_if_all_others_collude": 0.01}
+STRICT = {"shared_noise": 0.01}
 GIVEN = {"federation": "test", "initial_state": "given"}  # a policy for jobs that start from STATE
 
 
@@ -135,11 +135,11 @@ def test_silo_is_told_both_promises_of_a_private_job_and_its_policy_holds_them(
     # The list told rounds, which count the spare steps and which the job does not have.
     waiting = chorale("silo", "approve", "--config", config)
     assert f"{job.id}  digits  3 steps  by olga" in waiting.out
-    accepts = {"accept_shared_noise": True}
-    desk.write("policy.yaml", {"federation": "test", "privacy": {**accepts, **STRICT}})
+    accepts = {"shared_noise": "allow"}
+    desk.write("policy.yaml", {"federation": "test", "privacy": STRICT})
     refused = chorale("silo", "approve", "--config", config, job.id, "--yes")
     assert refused.code == 3
-    field = "privacy.max_epsilon_if_all_others_collude"
+    field = "privacy.shared_noise"
     assert f"refuses it by {field}" in lines_of(refused, "policy")
     assert "this silo would refuse it although it is approved: expected at most epsilon 0.01" in refused.err
     assert "is approved" not in refused.out

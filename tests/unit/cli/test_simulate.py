@@ -133,7 +133,7 @@ def test_a_policy_is_asked_what_the_job_costs_if_all_other_silos_collude(desk: D
     """The job was simulated to its end, which the silos' agents then refused."""
     job = steps_job(desk)
     for most, code in ((30, 0), (0.01, 3)):
-        rules = {"accept_shared_noise": True, "max_epsilon_if_all_others_collude": most}
+        rules = {"shared_noise": most}
         open_wide = {"federation": "test", "privacy": rules | {"epsilon": 10}}
         policy = desk.write("policy.yaml", open_wide)
         ended = chorale("simulate", job, "--policy", policy, "--device", "cpu")

@@ -65,7 +65,7 @@ def test_silos_that_are_not_there_are_named(connected: dict[str, bool], expected
             "fraction 0.235: if 20 of 200 silos collude, a round names more than 15 of them with a chance of "
             "at most 8.6e-06 over the job\n"
             "silos with the default policy refuse this job: policy: expected a chance of at most 1e-06 "
-            "(max_draw_risk) that a round names more than 15 of 20 colluders, got 8.6e-06 by rounds of 47 of "
+            "that a round names more than 15 of 20 colluders, got 8.6e-06 by rounds of 47 of "
             "200 silos; 48 silos a round are enough (fraction 0.24)\n",
         ),
     ],
@@ -106,7 +106,7 @@ def test_a_statistic_that_policies_refuse_in_redrawn_rounds_is_told_to_the_submi
     names = [f"silo-{place:02d}" for place in range(12)]
     notes = sums_notes(read_spec(desk.job(**{"silos": names, "strategy": {"preset": "feddw"}, **fields})))
     beginning = "statistic soft-labels: is summed without noise over a new set of silos in each round"
-    assert any(note.startswith(beginning) and "redrawn_statistics" in note for note in notes) == is_told
+    assert any(note.startswith(beginning) and "drawn_rounds" in note for note in notes) == is_told
 
 
 def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk, chorale: Calls) -> None:

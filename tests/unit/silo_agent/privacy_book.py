@@ -32,19 +32,26 @@ RECORDS = {
 }
 
 
-def private_job(folder: Path, privacy: dict[str, Any] | None, *, nonce: int = 0, rounds: int = 500) -> Job:
-    return Hub(folder, silos=MEMBERS, rounds=rounds, privacy=privacy, nonce=f"{nonce:032x}").job
+def private_job(
+    folder: Path,
+    privacy: dict[str, Any] | None,
+    *,
+    nonce: int = 0,
+    rounds: int = 500,
+    max_attempts: int = 100,
+) -> Job:
+    return Hub(
+        folder,
+        silos=MEMBERS,
+        rounds=rounds,
+        privacy=privacy,
+        nonce=f"{nonce:032x}",
+        max_attempts=max_attempts,
+    ).job
 
 
-def policy(*, max_attempts: int = 5, **privacy: Any) -> Policy:
-    return Policy.model_validate(
-        {
-            "federation": "test",
-            "initial_state": "given",
-            "privacy": privacy,
-            "max_attempts": max_attempts,
-        }
-    )
+def policy(**privacy: Any) -> Policy:
+    return Policy.model_validate({"federation": "test", "initial_state": "given", "privacy": privacy})
 
 
 class Book:

@@ -37,7 +37,7 @@ class Book:
         self.job = Hub(folder, silos=6, rounds=5).job
         self.other_job = Hub(folder, silos=6, rounds=5, nonce="1" * 32).job
         self.announced: list[PendingReveal] = []
-        self.policy = Policy(federation="test", max_attempts=9)
+        self.policy = Policy(federation="test")
         self.open()
         for job in (self.job, self.other_job):
             self.ledger.record_job(job, is_approved=True)

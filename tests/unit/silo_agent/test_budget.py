@@ -277,13 +277,19 @@ def test_dp_sgd_and_noised_sums_are_composed_into_one_epsilon(make_book: MakeBoo
     assert book.balance.spent == pytest.approx(filter_epsilon(every, 1e-5, sides_are_fixed=False))
 
 
-def test_a_phase_lets_no_more_inputs_out_than_policy_has_attempts(make_book: MakeBook, job: Job) -> None:
+def test_a_phase_lets_no_more_inputs_out_than_its_job_has_attempts(
+    make_book: MakeBook, tmp_path: Path
+) -> None:
     """A coordinator that makes a silo train again and again gets a sample of the noise each time."""
-    book = make_book()
+    book, job = make_book(), private_job(tmp_path, SUMS, max_attempts=5)
     for _ in range(5):
         book.spend(job)
         book.crash()
-    refused(r"at most 5 different inputs \(max_attempts\)", lambda: book.reserve(job), Refusal.POLICY)
+    refused(
+        r"at most 5 different inputs, the job's max_attempts, got 6",
+        lambda: book.reserve(job),
+        Refusal.POLICY,
+    )
     book.reserve(job, round=2)
 
 
@@ -350,7 +356,7 @@ def test_a_job_that_was_given_back_is_not_the_first_one_when_it_comes_again(
     cheap, dear = private_job(tmp_path, quiet, rounds=1), private_job(tmp_path, SUMS, nonce=1, rounds=3)
     plan, moved = planned_releases(dear.spec, STATE), {"sides_are_fixed": False}
     most = epsilon(plan, 1e-5, **moved) * 1.05
-    book = make_book(epsilon=most, max_attempts=100)
+    book = make_book(epsilon=most)
     book.reserve(cheap).release()
     book.spend(dear)
     left = Counter(releases_of(dear.spec, "train", STATE, MEMBERS)) + spend_all(book, cheap, book.budget)
@@ -386,10 +392,8 @@ def test_another_data_sets_lower_budget_takes_nothing_from_what_the_own_one_paid
     dear, cheap = private_job(tmp_path, SUMS, rounds=3), private_job(tmp_path, quiet, nonce=1, rounds=1)
     plan, moved = planned_releases(dear.spec, STATE), {"sides_are_fixed": False}
     most = epsilon(plan, 1e-5, **moved) * 1.0005
-    book = make_book(epsilon=most, max_attempts=100)
-    other = book.ledger.budget(
-        policy=policy(epsilon=0.98 * most, max_attempts=100), data_set="data", budgets={most}
-    )
+    book = make_book(epsilon=most)
+    other = book.ledger.budget(policy=policy(epsilon=0.98 * most), data_set="data", budgets={most})
     book.spend(dear)
     left = Counter(releases_of(dear.spec, "train", STATE, MEMBERS)) + spend_all(book, cheap, other)
     assert fits(left, most, 1e-5 - delta_at(plan, most, **moved), **moved)
@@ -425,7 +429,7 @@ def test_two_threads_cannot_both_reserve_what_fits_once(make_book: MakeBook, job
 def _reserve_all(folder: str, rounds: range, most: float, counts: Any) -> None:
     job = private_job(Path(folder), SUMS)
     ledger = Ledger(Path(folder) / "ledger.sqlite", clock=lambda: NOW)
-    budget = ledger.budget(policy=policy(epsilon=most, accept_epsilon_up_to=most), data_set="data")
+    budget = ledger.budget(policy=policy(epsilon=most), data_set="data")
     reserved = 0
     for round in rounds:
         key = PhaseKey(job_digest=job.digest, round=round, phase="train", attempt=1)

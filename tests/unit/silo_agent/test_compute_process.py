@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.settings import SiloSettings
 from tests.support.gated import BEGUN, FOLDER, GATE, gate
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, policy, private_job
+
+SHORT_LOOK = partial(threading.Event().wait, 0.01)
 
 
 class Desk:
@@ -55,7 +58,7 @@ class Desk:
         self.looks, self.asked_for, self.is_cancelled = threading.Semaphore(0), 0, threading.Event()
         self.thread = ThreadPoolExecutor(1)
 
-    def begin(self, until_look: Callable[[], None] | None = None) -> tuple[Future[object], int]:
+    def begin(self, until_look: Callable[[], object] = SHORT_LOOK) -> tuple[Future[object], int]:
         """What will come of it, and the process that computes it now."""
         found = self.thread.submit(
             self.process.values,
@@ -169,7 +172,7 @@ def test_data_that_are_closed_are_refused_without_the_process(desk: Desk) -> Non
             seed=1,
             local=LocalState(),
             is_cancelled=lambda: False,
-            until_look=None,
+            until_look=SHORT_LOOK,
         )
     assert caught.value.code is Refusal.DATA
     assert not desk.process.is_warm

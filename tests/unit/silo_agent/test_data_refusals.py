@@ -169,7 +169,7 @@ async def test_a_failure_in_a_private_job_is_counted_and_beyond_the_number_none_
     many jobs as it liked, whether so many records still fit in memory."""
     records = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1}
     hub = make_hub(privacy={"records": records, "statistics_noise_multiplier": 5.0})
-    budget = {"epsilon": 1e6, "accept_epsilon_up_to": 1e6}
+    budget = {"epsilon": 30.0}
     for name in hub.names:
         hub.add(name, objective=Broken(), privacy=budget, max_data_refusals=1)
     await hub.run(0, "enrollment.0")
@@ -192,7 +192,7 @@ async def test_refusals_of_a_private_job_are_not_counted(
     """No record decides them: control of the tests above."""
     records = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1}
     hub = make_hub(privacy={"records": records, "statistics_noise_multiplier": 5.0})
-    budget = {"epsilon": 1e6, "accept_epsilon_up_to": 1e6}
+    budget = {"epsilon": 30.0}
     agent = await enrolling(hub, privacy=budget, max_data_refusals=0)
     Source(agent, monkeypatch)
     assert await ask(agent).refusal() == "data"

@@ -152,7 +152,7 @@ async def test_refused_columns_are_answered_alike_whether_or_not_they_exist(
     all other rules, of a column of the table, of its units, and of none."""
     hub = make_hub()
     (tmp_path / "ward.csv").write_text("patient,age,ill,hiv\n1,50,0,1\n")
-    policy = Policy.model_validate({"federation": FEDERATION, "strategies": ["fedprox"], **LISTED})
+    policy = Policy.model_validate({"federation": FEDERATION, "operators": ["nobody"], **LISTED})
     ledger = hub.add("silo-0").ledger
     wards = DataSet.of(ledger, name="wards", policy=policy, unit="patient", format="csv")
     book = offered_jobs(hub, wards)

@@ -55,7 +55,7 @@ class FirstPlanMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="chorale-plans-"))
-        self.book = Book(self.folder, epsilon=MOST, delta=DELTA, partial_jobs="allow", max_attempts=100)
+        self.book = Book(self.folder, epsilon=MOST, delta=DELTA, partial_jobs="allow")
         self.reserved: list[tuple[Job, Charge, list[Release]]] = []
         self.left: dict[bytes, list[Release]] = {}
         self.first: Job | None = None

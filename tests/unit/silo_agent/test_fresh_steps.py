@@ -39,7 +39,7 @@ class Stepping(OneHot):
 async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
     made = Hub(tmp_path, privacy=PRIVACY, rounds=5, steps=3, spare_steps=2)
     for name in made.names:
-        made.add(name, objective=Stepping(), privacy={"accept_shared_noise": True})
+        made.add(name, objective=Stepping(), privacy={"shared_noise": "allow"})
     await made.run(0, "enrollment.0")
     yield made
     await made.close()

@@ -17,6 +17,7 @@ from chorale.runtime import audit
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
+from silo_agent.ledger import reveals
 from silo_agent.ledger.decisions import Grants
 from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger
 from silo_agent.ledger.reveals import Decision
@@ -243,27 +244,29 @@ def test_a_third_opening_of_a_draw_is_refused_at_every_step(book: Book) -> None:
     book.reveal(FULL, **opening(drawn(book, nonce="5")))
 
 
-def test_openings_of_full_participation_are_not_counted(book: Book) -> None:
-    book.reveals = book.reveals_of("data", max_openings=1)
+def test_openings_of_full_participation_are_not_counted(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reveals, "MAX_UNASKED_OPENINGS", 1)
     for number in range(4):
         book.reveal(FULL, **opening(book.job.digest, number))
     book.reveal(FULL, **opening(drawn(book)))
-    refused(Refusal.POLICY, "1 openings over", lambda: book.sign(FULL, **opening(drawn(book, nonce="5"))))
+    refused(Refusal.POLICY, "1 openings of", lambda: book.sign(FULL, **opening(drawn(book, nonce="5"))))
     book.reveal(FULL, **opening(book.job.digest, 4))
 
 
-def test_openings_are_capped_over_all_jobs_of_a_data_set(book: Book) -> None:
-    book.reveals = book.reveals_of("data", max_openings=3)
-    first, second, third = (drawn(book, nonce=nonce) for nonce in "789")
-    for phase in (opening(first), opening(first, 1), opening(second)):
+def test_openings_of_jobs_that_no_person_approved_are_capped_over_a_data_set(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reveals, "MAX_UNASKED_OPENINGS", 3)
+    first, second, third, fourth = (drawn(book, nonce=nonce) for nonce in "789a")
+    book.ledger.decisions().approve(fourth, by="Ann")
+    for phase in (opening(first), opening(fourth), opening(first, 1), opening(second)):
         book.reveal(FULL, **phase)
         book.reopen()
-    book.reveals = book.reveals_of("data", max_openings=3)
-    message = r"3 openings over this data set were revealed \(max_openings\)"
+    message = "3 openings of jobs that no person approved were revealed over this data set"
     refused(Refusal.POLICY, message, lambda: book.sign(FULL, **opening(third)))
-    other = book.reveals_of("other-data", max_openings=3)
-    book.sign(FULL, **opening(drawn(book)), reveals=other)
-    book.reveals = book.reveals_of("data", max_openings=4)
+    book.sign(FULL, **opening(fourth, 1))  # a person looked at it
+    book.sign(FULL, **opening(drawn(book)), reveals=book.reveals_of("other-data"))
+    book.ledger.decisions().approve(third, by="Ann")
     book.reveal(FULL, **opening(third))
 
 

@@ -319,7 +319,6 @@ async def test_job_of_two_approvals_is_served_after_the_second_name_alone(make_h
     "policy",
     [
         {"min_silos": 5},
-        {"strategies": ["feddr_plus"]},
         {"operators": ["somebody-else"]},
         {"max_rounds": 2},
         {"allowed_quantities": ["delta", "weight"]},

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from chorale.job import JobSpec, StrategySpec
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.releases import SampledGaussian
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from crypto.fixed_point.layout import Disclosure, Quantity
 from silo_agent.policy.in_words import described
 from silo_agent.policy.policy import Policy, load_policy
 from tests.support.agents import Hub
@@ -22,17 +20,7 @@ from tests.support.agents import Hub
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}
 SUMS = {"clip_norm": 0.5, "noise_multiplier": 4.0}
 STATISTICS = 20.0
-NUMBERS = (
-    "epsilon",
-    "accept_epsilon_up_to",
-    "delta",
-    "max_epsilon_if_all_others_collude",
-    "max_records_clip_norm",
-    "max_sums_clip_norm",
-    "min_records_noise_multiplier",
-    "min_sums_noise_multiplier",
-    "min_statistics_noise_multiplier",
-)
+NUMBERS = ("epsilon", "delta", "shared_noise")
 
 
 def spec(folder: Path, *, rounds: int = 3, **privacy: Any) -> JobSpec:
@@ -80,68 +68,38 @@ def test_no_number_comes_in_through_the_environment_either(
         load_policy(path)
 
 
-def test_a_budget_above_ten_must_be_said_twice(tmp_path: Path) -> None:
+def test_a_budget_above_thirty_is_refused_and_one_above_ten_is_pointed_at(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n...\n")
-    with pytest.raises(
-        ConfigError, match=r"at most 10 for a data set, got 10\.5; .* accept_epsilon_up_to: 10\.5"
-    ):
+    path.write_text("federation: test\nprivacy:\n  epsilon: 30.5\n...\n")
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon: .*at most 30, got 30\.5"):
         load_policy(path)
-    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n  accept_epsilon_up_to: 10.4\n...\n")
-    with pytest.raises(ConfigError, match="accept_epsilon_up_to"):
-        load_policy(path)
-    path.write_text("federation: test\nprivacy:\n  epsilon: 10.5\n  accept_epsilon_up_to: 10.5\n...\n")
-    assert load_policy(path).privacy.epsilon == 10.5
+    assert "An epsilon above 10 protects hardly anything." in described(policy(epsilon=10.5))
+    assert "hardly anything" not in described(policy(epsilon=10))
     assert Policy(federation="test").privacy.epsilon == 10.0
-
-
-@pytest.mark.parametrize(
-    ("floor", "words"),
-    [
-        ({"max_records_clip_norm": 0.9}, r"privacy\.records\.clip_norm 1$"),
-        ({"max_sums_clip_norm": 0.4}, r"privacy\.sums\.clip_norm 0\.5$"),
-        ({"min_records_noise_multiplier": 2.1}, r"at least 2\.1, got privacy\.records\.noise_multiplier 2$"),
-        ({"min_sums_noise_multiplier": 4.1}, r"privacy\.sums\.noise_multiplier 4$"),
-        ({"min_statistics_noise_multiplier": 21}, r"privacy\.statistics_noise_multiplier 20$"),
-    ],
-)
-def test_a_job_below_the_floor_is_refused_with_the_number(
-    tmp_path: Path, floor: dict[str, float], words: str
-) -> None:
-    both = spec(tmp_path, records=RECORDS, sums=SUMS)
-    refused(words, lambda: policy(**floor).check_job(both, operator="ops"))
-    at_it = {"max_records_clip_norm": 1.0, "max_sums_clip_norm": 0.5, "min_records_noise_multiplier": 2.0}
-    at_it |= {"min_sums_noise_multiplier": 4.0, "min_statistics_noise_multiplier": 20.0}
-    policy(**at_it).check_job(both, operator="ops")
-
-
-def test_a_floor_for_a_part_that_the_job_does_not_have_refuses_nothing(tmp_path: Path) -> None:
-    of_records = policy(min_records_noise_multiplier=9.0, max_records_clip_norm=0.1)
-    of_records.check_job(spec(tmp_path, sums=SUMS), operator="ops")
 
 
 def test_shared_noise_is_refused_unless_the_policy_accepts_it(tmp_path: Path) -> None:
     """Such a job's epsilon rests on the other silos, which a file without the word never accepted."""
     shared = sharing(tmp_path)
     refused(
-        r"noise silo, or privacy\.accept_shared_noise: true here, got privacy\.records\.noise sum",
+        r"noise silo, or privacy\.shared_noise: allow here, got privacy\.records\.noise sum",
         lambda: policy().check_job(shared, operator="ops"),
     )
-    policy(accept_shared_noise=True).check_job(shared, operator="ops")
+    policy(shared_noise="allow").check_job(shared, operator="ops")
     policy().check_job(spec(tmp_path, records=RECORDS | {"noise_multiplier": 4.0}), operator="ops")
 
 
 def test_what_is_left_if_all_other_silos_collude_is_bounded_by_the_policy(tmp_path: Path) -> None:
     shared, own = sharing(tmp_path), spec(tmp_path, records=RECORDS)
-    bounded = policy(accept_shared_noise=True, max_epsilon_if_all_others_collude=5.0).privacy
+    bounded = policy(shared_noise=5.0).privacy
     bounded.check_collusion(shared, 5.0)
     refused(
-        r"epsilon 5 if all other silos collude \(privacy\.max_epsilon_if_all_others_collude\), got 5\.1$",
+        r"epsilon 5 if all other silos collude \(privacy\.shared_noise\), got 5\.1$",
         lambda: bounded.check_collusion(shared, 5.1),
     )
     refused("got no bound$", lambda: bounded.check_collusion(shared, math.inf))
     bounded.check_collusion(own, math.inf)  # each silo adds all the noise itself
-    policy(accept_shared_noise=True).privacy.check_collusion(shared, math.inf)
+    policy(shared_noise="allow").privacy.check_collusion(shared, math.inf)
 
 
 def test_a_job_that_costs_too_much_if_all_others_collude_is_refused_when_it_is_offered(
@@ -152,37 +110,12 @@ def test_a_job_that_costs_too_much_if_all_others_collude_is_refused_when_it_is_o
     assert job.rule(job.named_per_round).min_honest == 2  # one of them has half of the noise's variance
     one = SampledGaussian(noise_multiplier=math.sqrt(2.0), sample_rate=0.1, draws=0)
     alone = epsilon({one: 22}, 1e-5)
-    above, below = (
-        policy(accept_shared_noise=True, max_epsilon_if_all_others_collude=most)
-        for most in (1.01 * alone, 0.99 * alone)
-    )
+    above, below = (policy(shared_noise=most) for most in (1.01 * alone, 0.99 * alone))
     above.check_job(job, operator="ops")
     refused(
         rf"at most epsilon {0.99 * alone:g} if all other silos collude .*, got {alone:.4g}$",
         lambda: below.check_job(job, operator="ops"),
     )
-
-
-@pytest.mark.parametrize(
-    ("field", "expected"),
-    [
-        # Neither had an effect of its own, and nothing said so.
-        ({"accept_shared_noise": False}, "expected none without accept_shared_noise: true"),
-        ({"max_epsilon_if_all_others_collude": 30.5}, r"expected at most 30, .*, got 30\.5"),
-    ],
-)
-def test_a_bound_that_bounds_nothing_is_refused_when_the_policy_is_read(
-    tmp_path: Path, field: dict[str, Any], expected: str
-) -> None:
-    path = tmp_path / "policy.yaml"
-    good = {"accept_shared_noise": True, "max_epsilon_if_all_others_collude": 30}
-    for privacy in (good, good | field):
-        path.write_text(yaml.safe_dump({"federation": "test", "privacy": privacy}, explicit_end=True))
-        if privacy == good:
-            assert load_policy(path).privacy.max_epsilon_if_all_others_collude == 30.0
-            continue
-        with pytest.raises(ConfigError, match=rf"privacy.max_epsilon_if_all_others_collude: {expected}"):
-            load_policy(path)
 
 
 def test_a_job_of_too_many_steps_is_told_its_steps(tmp_path: Path) -> None:
@@ -196,10 +129,10 @@ def test_a_job_of_too_many_steps_is_told_its_steps(tmp_path: Path) -> None:
 
 def test_a_step_counts_once_for_the_policy_whatever_a_pass_would_have(tmp_path: Path) -> None:
     """Steps were counted as passes of 1 / sample_rate steps each, and good jobs were refused."""
-    policy(accept_shared_noise=True, epsilon=2.0).check_job(sharing(tmp_path, steps=20), operator="ops")
+    policy(shared_noise="allow", epsilon=2.0).check_job(sharing(tmp_path, steps=20), operator="ops")
     refused(
         "for 22 steps of training",
-        lambda: policy(accept_shared_noise=True, epsilon=0.5).check_job(
+        lambda: policy(shared_noise="allow", epsilon=0.5).check_job(
             sharing(tmp_path, steps=20), operator="ops"
         ),
         Refusal.BUDGET,
@@ -228,40 +161,11 @@ def test_absurd_settings_are_refused_with_their_epsilon(tmp_path: Path) -> None:
     )
 
 
-def test_quantities_that_need_noise_are_refused_without(tmp_path: Path) -> None:
-    strict = policy(always_noised=["delta", "correct"])
-    refused("sums correct|sums delta", lambda: strict.check_job(spec(tmp_path), operator="ops"))
-    strict.check_job(spec(tmp_path, sums=SUMS), operator="ops")
-    plain = [Quantity(name="delta", bound=1.0, discloses=Disclosure.UPDATE)]
-    refused(
-        "got quantity delta without noise",
-        lambda: strict.privacy.check_quantities(spec(tmp_path, sums=SUMS), plain),
-    )
-    # noised sample by sample before it is summed
-    strict.privacy.check_quantities(spec(tmp_path, records=RECORDS), plain)
-    refused(
-        "got quantity correct without noise",
-        lambda: strict.privacy.check_quantities(
-            spec(tmp_path, records=RECORDS), [Quantity(name="correct", bound=1.0)]
-        ),
-    )
-    constant = [Quantity(name="correct", bound=1.0, discloses=Disclosure.CONSTANT)]
-    strict.privacy.check_quantities(spec(tmp_path, sums=SUMS), constant)
-    refused(
-        "quantity correct without noise", lambda: strict.privacy.check_quantities(spec(tmp_path), constant)
-    )
-
-
-@pytest.mark.parametrize(
-    "text", ["privacy:\n  always_noised: [delta, sample]\n", "allowed_quantities: [delta, sample]\n"]
-)
-def test_a_quantity_that_no_method_sums_is_a_slip_of_the_pen(tmp_path: Path, text: str) -> None:
-    """It would protect nothing, or refuse every job, and nobody would notice."""
+def test_a_quantity_that_no_method_sums_is_a_slip_of_the_pen(tmp_path: Path) -> None:
+    """It would refuse every job, and nobody would notice."""
     path = tmp_path / "policy.yaml"
-    path.write_text(f"federation: test\n{text}...\n")
-    with pytest.raises(
-        ConfigError, match=r"(noised|quantities): expected quantities of .* samples,.* got sample"
-    ):
+    path.write_text("federation: test\nallowed_quantities: [delta, sample]\n...\n")
+    with pytest.raises(ConfigError, match=r"quantities: expected quantities of .* samples,.* got sample"):
         load_policy(path)
 
 
@@ -284,28 +188,17 @@ def test_local_state_needs_no_leave_where_noise_covers_a_whole_silo(tmp_path: Pa
     )
 
 
-def test_the_description_tells_budget_and_floor() -> None:
-    text = described(
-        policy(
-            epsilon=4.0,
-            required=True,
-            max_sums_clip_norm=0.5,
-            min_sums_noise_multiplier=3.0,
-            always_noised=["delta"],
-        )
-    )
+def test_the_description_shows_the_budget() -> None:
+    text = described(policy(epsilon=4.0, required=True))
     for line in (
         "privacy.epsilon: 4.0",
         "- private jobs once the data set has spent epsilon 4 at delta 1e-05",
         "- private jobs that plan more than is left",
         "- every job without privacy",
-        "- a job's privacy.sums.clip_norm above 0.5",
-        "- a job's privacy.sums.noise_multiplier below 3",
-        "- without noise: delta",
+        "- private jobs whose silos share their noise (privacy.records.noise: sum)",
     ):
         assert line in text
-    assert "- private jobs whose silos share their noise (privacy.records.noise: sum)" in text
-    shared = described(policy(accept_shared_noise=True, max_epsilon_if_all_others_collude=5.0))
+    shared = described(policy(shared_noise=5.0))
     assert "share their noise" not in shared
     assert (
         "- private jobs with shared noise that cost more than epsilon 5 if all other silos collude" in shared
@@ -313,15 +206,3 @@ def test_the_description_tells_budget_and_floor() -> None:
     relaxed = described(policy(partial_jobs="allow"))
     assert "- private jobs that plan more" not in relaxed
     assert "every job without privacy" not in relaxed
-
-
-def test_nan_in_a_job_that_was_built_by_hand_is_below_every_floor(tmp_path: Path) -> None:
-    """No file or wire brings one in; the comparison must hold by itself."""
-    job = spec(tmp_path, sums=SUMS)
-    assert job.privacy is not None
-    assert job.privacy.sums is not None
-    strict = policy(max_sums_clip_norm=1.0, min_sums_noise_multiplier=1.0)
-    for field in ("clip_norm", "noise_multiplier"):
-        sums = job.privacy.sums.model_copy(update={field: math.nan})
-        spoiled = job.model_copy(update={"privacy": job.privacy.model_copy(update={"sums": sums})})
-        refused(f"sums.{field} nan", lambda spoiled=spoiled: strict.check_job(spoiled, operator="ops"))

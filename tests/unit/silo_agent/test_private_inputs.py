@@ -20,7 +20,7 @@ async def hub_of(folder: Path, **privacy: Any) -> Hub:
     # noise of about 7 records in the sum leaves counts that can be told from rounded ones
     private = {"records": RECORDS, "statistics_noise_multiplier": 5.0, **privacy}
     hub = Hub(folder, privacy=private)
-    policy = {"epsilon": 1e6, "accept_epsilon_up_to": 1e6}
+    policy = {"epsilon": 30.0}
     for name in hub.names:
         hub.add(name, samples=SAMPLES, count_granularity=GRANULARITY, privacy=policy)
     return hub

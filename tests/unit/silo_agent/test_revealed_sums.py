@@ -239,7 +239,7 @@ async def test_a_sum_of_a_phase_that_the_silo_had_no_part_in_is_refused(hub: Hub
 async def test_an_opening_needs_the_seeds_that_survivors_committed_to(make_hub: MakeHub) -> None:
     """Else the coordinator chooses whom the rounds name."""
     hub = make_hub(silos=6, fraction=0.75)
-    hub.add_all(max_draw_risk=1.0)
+    hub.add_all(assumed_colluders=0)
     exchange = hub.begin(0, "enrollment.0")
     await hub.until_signed(exchange)
     await hub.unmask(exchange)

@@ -32,7 +32,7 @@ from tests.support.sessions import NOW, Exchange, Federation
 
 VICTIM = "silo-000"
 JOB = b"j" * 32
-POLICY = Policy(federation="test", max_attempts=9, max_cohort_changes=1000)
+POLICY = Policy(federation="test", max_cohort_changes=1000)
 
 
 class Silos:

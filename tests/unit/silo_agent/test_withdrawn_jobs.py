@@ -54,7 +54,7 @@ async def test_a_job_rejected_after_the_signature_gets_no_share(hub: Hub) -> Non
 
 @pytest.mark.parametrize("attempt", [0, 1, 2])
 async def test_an_attempt_is_signed_once_and_counted_from_one(hub: Hub, attempt: int) -> None:
-    """Else repeats of one number would pass the job's and the policy's max_attempts."""
+    """Else repeats of one number would pass the job's max_attempts."""
     first = hub.begin(1, "train")
     await hub.until_signed(first)
     agent = hub.agents["silo-0"]
