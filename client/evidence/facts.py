@@ -22,8 +22,7 @@ from chorale.spec.state import GlobalState
 from client.evidence.phases import Chain, PhaseProof, shapes_of
 from crypto.errors import EvidenceMismatch
 from crypto.fixed_point.layout import Quantity
-from crypto.session.cohort import draw_risk
-from silo_agent.policy.drawn_rounds import MAX_DRAW_RISK
+from crypto.session.cohort import MAX_DRAW_RISK, draw_risk
 
 RELATIVE = 1e-6  # of two computations of one number on different machines
 EPSILON = "Epsilon planned"

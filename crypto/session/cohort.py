@@ -18,6 +18,7 @@ SMALLEST_FEDERATION = 3  # below it a sum of two would show each of them the oth
 # Draws that a coordinator can choose from are fewer: every opening that is revealed takes more than m/3
 # honest silos, and a silo reveals two of a job at most.
 DRAW_CHOICES = 4
+MAX_DRAW_RISK = Fraction(1, 1_000_000)  # that one of a job's draws names too many colluders
 MAX_ECHOES = 32  # in an advert: those of 200 silos take at most 2 MB, docs/performance.md
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from crypto import encoding
 from crypto.errors import ConfigError
 from crypto.session.cohort import (
+    MAX_DRAW_RISK,
     SMALLEST_FEDERATION,
     default_colluders,
     draw_risk,
@@ -29,7 +30,6 @@ from crypto.session.cohort import (
     smallest_draw,
 )
 from research.attacks.digits import NAMES, job
-from silo_agent.policy.drawn_rounds import MAX_DRAW_RISK
 from simulation.engine import NO_NONCE
 
 NONCES = 1_000_000

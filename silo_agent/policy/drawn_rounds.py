@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import draws, is_by_groups, redraws
 from crypto.errors import PolicyRefusal, Rule
 from crypto.session.cohort import (
+    MAX_DRAW_RISK,
     draw_risk,
     drawn_count,
     fraction_for,
     group_fractions,
     smallest_draw,
 )
-
-# chance over a whole job that one of its draws names too many colluders
-MAX_DRAW_RISK = Fraction(1, 1_000_000)
 
 
 def check_drawn_rounds(spec: JobSpec, *, colluders: int, may_redraw: bool) -> None:

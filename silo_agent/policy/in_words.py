@@ -6,7 +6,7 @@ import json
 
 from pydantic import BaseModel
 
-from silo_agent.policy.drawn_rounds import MAX_DRAW_RISK
+from crypto.session.cohort import MAX_DRAW_RISK
 from silo_agent.policy.learning_rates import LEARNING_RATES, SERVER_LEARNING_RATES
 from silo_agent.policy.policy import MAX_STATE_BYTES, Approval, DrawnRounds, FirstState, Policy
 from silo_agent.policy.privacy_policy import CEILING, Permission

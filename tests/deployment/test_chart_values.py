@@ -246,7 +246,7 @@ REFUSED = [
     (GPU, ["tracing.cidrs=null"], "tracing: give the collector's pods or cidrs"),
     (GPU, ["tracing.endpoint="], "tracing: pods, cidrs and secretName are of no use without endpoint"),
     (GPU, ["tracing.cidrs={::/0}"], "allows far more addresses than those of one service"),
-    (S, ["policy.privacy.epsilon=11"], "policy.privacy.epsilon: a budget above 10 protects hardly anything"),
+    (S, ["policy.privacy.epsilon=31"], "policy.privacy.epsilon: Must be less than or equal to 30"),
     (S, ["policy.privacy.delta=0"], "policy.privacy.delta: Must be greater than or equal to 1e-12"),
     (GPU, ["gpu.count=0"], "settings.device: cuda needs gpu.count of at least 1"),
     (GPU, ["settings.device=cpu"], "gpu.count: settings.device is cpu"),
@@ -483,8 +483,8 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
     assert behind_proxy.coordinator_name == "coordinator.example.org"
     assert (settings.proxy, behind_proxy.proxy) == (None, "proxy.clinic-c.example:3128")
     policy = load_policy(files["policy.yaml"])
-    assert (policy.approval, policy.strategies, policy.min_class_holders) == ("automatic", ("fedavg",), 4)
-    assert (policy.privacy.epsilon, policy.privacy.delta) == (12, 1e-6)
+    assert (policy.approval, policy.drawn_rounds, policy.min_class_holders) == ("automatic", "refuse", 4)
+    assert (policy.privacy.epsilon, policy.privacy.shared_noise) == (12, 5)
     files = settings_files(COORDINATOR, "gateway-values.yaml", tmp_path)
     assert load_coordinator_settings(files["coordinator.yaml"]).max_state_bytes == 8 << 30
 

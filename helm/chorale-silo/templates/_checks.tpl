@@ -9,10 +9,6 @@
 {{- include "chorale-silo.checkIdentity" . -}}
 {{- include "chorale-silo.checkData" . -}}
 {{- include "chorale-silo.checkNetwork" . -}}
-{{- $privacy := default dict .Values.policy.privacy -}}
-{{- if and (gt (float64 (default 0 $privacy.epsilon)) 10.0) (gt (float64 $privacy.epsilon) (float64 (default 0 $privacy.accept_epsilon_up_to))) -}}
-{{- fail "policy.privacy.epsilon: a budget above 10 protects hardly anything; if it is meant, give the same number in policy.privacy.accept_epsilon_up_to" -}}
-{{- end -}}
 {{- if and (has .Values.settings.device (list "cuda")) (not .Values.gpu.count) -}}
 {{- fail "settings.device: cuda needs gpu.count of at least 1" -}}
 {{- end -}}
