@@ -37,6 +37,7 @@ from crypto.identity.certificates import Role, fingerprint
 from silo_agent.account_units import account_budgets
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
+from silo_agent.data.room import MOST_RECORDS, check_records, check_room
 from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
 from silo_agent.entry_point import load_entry_point
 from silo_agent.in_force import Held, HeldPolicy, not_in_force
@@ -268,6 +269,11 @@ def check_job(
                 f"{policy.max_data_refusals} (max_data_refusals)",
             )
     else:
+        with findings.step("memory"):
+            declared = policy.constant_work_records
+            check_records(len(data.train) + len(data.holdout), declared, settings=data_set)
+            check_room(spec, state, data_set, declared=declared)
+            findings.fine("memory", f"the job fits with {declared or MOST_RECORDS} records")
         with findings.step("budget"), _ledger(settings) as ledger:
             budgets = account_budgets(settings, data_set.account)
             budget = ledger.budget(policy=policy, data_set=data_set.account, budgets=budgets)

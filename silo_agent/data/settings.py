@@ -41,6 +41,14 @@ class DataFormat(StrEnum):
 UNIT_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL, DataFormat.NPZ, DataFormat.DICOM)
 
 TABLE_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL)  # whose inputs have names
+# arrays, whose shape no job chooses
+ARRAY_FORMATS = (
+    DataFormat.DIGITS,
+    DataFormat.MNIST,
+    DataFormat.NPZ,
+    DataFormat.CIFAR10,
+    DataFormat.CIFAR100,
+)
 # whose labels have names, in a table, where a job names one
 LABELED_FORMATS = (*TABLE_FORMATS, DataFormat.IMAGE_FOLDER, DataFormat.DICOM, DataFormat.NIFTI)
 

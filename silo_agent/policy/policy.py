@@ -210,8 +210,8 @@ class Policy(BaseModel):
         default=None,
         ge=1,
         le=100_000_000,
-        description="private jobs compute as much as for so many records, whatever the data set holds; null: "
-        "as much as there is",
+        description="private jobs compute as much as for so many records, the most that the data set may "
+        "hold; null: as much as there is, at most 131072",
     )
     privacy: PrivacyPolicy = Field(
         default=PrivacyPolicy(), description="what a data set may spend, and the floor of private jobs"

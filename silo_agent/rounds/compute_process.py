@@ -26,6 +26,7 @@ from crypto.errors import ChoraleError
 from silo_agent.account_units import admitted_records
 from silo_agent.data.base import SiloData
 from silo_agent.data.loading import load_data
+from silo_agent.data.room import check_records, check_room
 from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import load_objective
@@ -129,6 +130,8 @@ class ComputeProcess:
         """
         with faults_refused(request):
             data = self._data_of(request.job)
+            declared = policy.constant_work_records
+            check_room(request.job.spec, request.context.state, data, declared=declared)
         asked = Asked(
             signed=request.job.signed,
             operator=request.job.operator,
@@ -244,7 +247,7 @@ def _listen(pipe: Connection, messages: Messages, cancelled: threading.Event) ->
 
 
 class _Computing:
-    """data: of each job, loaded once, the hold-out cut as its size is summed."""
+    """data: of the last job, the hold-out cut as its size is summed."""
 
     def __init__(self, settings: SiloSettings, is_cancelled: Callable[[], bool]) -> None:
         self._settings, self._is_cancelled = settings, is_cancelled
@@ -278,9 +281,12 @@ class _Computing:
 
     def _own_data(self, job: Job, asked: Asked) -> SiloData:
         if job.digest not in self.data:
+            self.data.clear()  # how many jobs wait at a time is an operator's choice
             admitted = admitted_records(self._settings, asked.data)
             found = load_data(asked.data, job.spec, admitted=admitted, is_cancelled=self._is_cancelled)
             if found.rows_beyond:
                 log.warning(rows_beyond_told(asked.data, found.rows_beyond), job=job.id)
+            rows, declared = len(found.train) + len(found.holdout), asked.policy.constant_work_records
+            check_records(rows, declared, settings=asked.data)  # which an opening may not have counted
             self.data[job.digest] = cut_holdout(found, job=job, policy=asked.policy)
         return self.data[job.digest]

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import Job
-from chorale.observability.logs import get_logger
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
@@ -24,8 +23,6 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.data.base import SiloData
-from silo_agent.data.fitting import sample_bytes
-from silo_agent.data.formats.declared import check_bytes
 from silo_agent.data.settings import SettingsFault
 from silo_agent.ledger.state_uses import StateUse
 from silo_agent.local_storage.local_state import LocalState
@@ -36,10 +33,7 @@ from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, total_of
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.update_scale import with_mean_square
 
-log = get_logger("silo_agent.rounds.phase_input")
-
 WEIGHT = "weight"  # the quantity that carries p
-INPUT_COPIES = 5  # float32 that a value of a table takes while it is prepared: twice float64, then float32
 
 
 class DataRefusal(PolicyRefusal):
@@ -132,10 +126,6 @@ def phase_values(
     """
     with faults_refused(request):
         spec = request.job.spec
-        if spec.privacy is not None and spec.columns is not None and policy.constant_work_records is not None:
-            # Security: else whether they fit in memory tells how many there are, as the job chooses the width
-            declared = policy.constant_work_records * sample_bytes(spec) * INPUT_COPIES
-            check_bytes(declared, source=f"inputs of {policy.constant_work_records} records")
         data = load_data()
         samples = _summed(request.job, policy, len(data.train.units))
         if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
@@ -189,9 +179,6 @@ def faults_refused(request: PhaseRequest) -> Iterator[None]:
 
 def cut_holdout(data: SiloData, *, job: Job, policy: Policy) -> SiloData:
     """The hold-out cut as its size is summed."""
-    declared = policy.constant_work_records
-    if job.spec.privacy is not None and declared is not None and len(data.train.units) > declared:
-        log.warning("more records than constant_work_records: time tells how many", job=job.id)
     tested = _summed(job, policy, len(data.holdout))
     return SiloData(train=data.train, holdout=data.holdout.first(tested), name=data.name)
 

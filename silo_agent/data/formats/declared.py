@@ -39,14 +39,19 @@ def check_bytes(declared: int, *, source: object) -> None:
         )
 
 
-def _memory_bytes() -> int:
-    """The machine's, or what a container or `ulimit -v` leaves of it."""
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    limits = [page_bytes * os.sysconf("SC_PHYS_PAGES")]
+def machine_bytes() -> int:
+    """What a container, `ulimit -v` or the machine allows this process, whatever it has taken."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with suppress(OSError, ValueError):  # not in a container; "max"
         limits.append(int(CGROUP_LIMIT.read_text()))
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed != resource.RLIM_INFINITY:
-        taken_pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits.append(max(0, allowed - page_bytes * taken_pages))
-    return min(limits)
+    return min(limits if allowed == resource.RLIM_INFINITY else [*limits, allowed])
+
+
+def _memory_bytes() -> int:
+    """What `ulimit -v` leaves of it, where it is set."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed == resource.RLIM_INFINITY:
+        return machine_bytes()
+    taken_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return max(0, min(machine_bytes(), allowed - os.sysconf("SC_PAGE_SIZE") * taken_pages))

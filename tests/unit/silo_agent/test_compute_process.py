@@ -50,6 +50,7 @@ class Desk:
         key = PhaseKey(job_digest=job.digest, round=1, phase="train", attempt=1)
         self.request = PhaseRequest.of(job, key, STATE, members=MEMBERS)
         self.records: list[int] = []
+        self.records_declared: int | None = None
         self.process = ComputeProcess(
             self.settings,
             data_of=lambda job: self.settings.data_sets[0],
@@ -60,16 +61,18 @@ class Desk:
 
     def begin(self, until_look: Callable[[], object] = SHORT_LOOK) -> tuple[Future[object], int]:
         """What will come of it, and the process that computes it now."""
-        found = self.thread.submit(
-            self.process.values,
+        found = self.thread.submit(self.values, until_look)
+        return found, int((self.folder / BEGUN).read_text())
+
+    def values(self, until_look: Callable[[], object] = SHORT_LOOK) -> object:
+        return self.process.values(
             self.request,
-            policy=policy(),
+            policy=policy().model_copy(update={"constant_work_records": self.records_declared}),
             seed=1,
             local=LocalState(),
             is_cancelled=self.is_cancelled.is_set,
             until_look=until_look,
         )
-        return found, int((self.folder / BEGUN).read_text())
 
     def until_look(self) -> None:
         self.asked_for += 1
@@ -160,19 +163,27 @@ def test_what_is_not_wanted_any_more_ends_at_the_next_look(desk: Desk) -> None:
     assert again == pid
 
 
+def test_a_job_too_wide_for_the_declared_records_is_refused_without_the_process(desk: Desk) -> None:
+    """Red before: whether memory ended told 48,213 records from 48,214."""
+    desk.records_declared = 1 << 60
+    with pytest.raises(PolicyRefusal, match="inputs and answers of 1152921504606846976 records") as caught:
+        desk.values()
+    assert (caught.value.code, desk.process.is_warm) == (Refusal.DATA, False)
+
+
+def test_more_records_than_declared_wait_for_the_institution(desk: Desk) -> None:
+    desk.records_declared = 1
+    with pytest.raises(PolicyRefusal, match="constant_work_records in the policy says how many") as caught:
+        desk.values()
+    assert caught.value.code is Refusal.CONFIGURATION
+
+
 def test_data_that_are_closed_are_refused_without_the_process(desk: Desk) -> None:
     def closed(job: object) -> object:
         raise ConfigError("closed")
 
     desk.process._data_of = closed  # type: ignore[assignment]
     with pytest.raises(PolicyRefusal, match="train: closed") as caught:
-        desk.process.values(
-            desk.request,
-            policy=policy(),
-            seed=1,
-            local=LocalState(),
-            is_cancelled=lambda: False,
-            until_look=SHORT_LOOK,
-        )
+        desk.values()
     assert caught.value.code is Refusal.DATA
     assert not desk.process.is_warm

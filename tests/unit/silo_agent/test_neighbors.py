@@ -176,32 +176,6 @@ def test_every_phase_of_a_private_job_is_answered_whatever_one_record_holds(
         assert answered(folder, lines, job) == ["input"] * 3, lines
 
 
-def test_inputs_too_wide_for_the_declared_number_of_records_are_refused_before_the_data_are_read() -> None:
-    """Red before: whether `numpy.empty` raised told 48,213 records from 48,214."""
-    pytest.importorskip("torch", reason="makes a model: needs the extra silo")
-    from silo_agent.training.models.state import initial_state
-
-    spec = loading.make_job(3, (1,), columns=SPEC.columns, label_column="sick", privacy=RECORDS)
-    state = initial_state(spec)
-    job = unsigned_job(spec, state)
-    key = PhaseKey(job_digest=job.digest, round=1, phase="train", attempt=1)
-
-    def read() -> Any:
-        raise AssertionError("the data were read")
-
-    with pytest.raises(PolicyRefusal, match="inputs of 1152921504606846976 records: declares") as caught:
-        phase_values(
-            PhaseRequest.of(job, key, {**state, TOTAL: np.array(400)}, members=3),
-            silo="a",
-            policy=policy().model_copy(update={"constant_work_records": 1 << 60}),
-            load_data=read,
-            objective=None,  # type: ignore[arg-type]
-            is_cancelled=lambda: False,
-            seed=1,
-        )
-    assert caught.value.code is Refusal.DATA
-
-
 # Where each code of a private job is decided. SETTINGS: before the data are opened, by what peers know, the
 # ledger and the settings (`budget`: above). STRUCTURE: by the form of the data, which no record decides:
 # above, and test_private_loading.py. PEERS: in a session, by what peers sent.

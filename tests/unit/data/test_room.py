@@ -1,0 +1,74 @@
+"""What a private job may take of memory is decided by declared numbers: no data set is read for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chorale.spec.column_specs import ColumnSpec
+from crypto.errors import ConfigError
+from silo_agent.data import room
+from silo_agent.data.room import MOST_RECORDS, check_records, check_room
+from silo_agent.data.settings import DataSettings, SettingsFault
+from tests.fuzz.data import PRIVACY
+from tests.unit.data.loading import make_job
+
+TABLE = {"columns": (ColumnSpec(name="age"),), "shape": (1,), "label_column": "y"}
+RECORD = room.RECORD_BYTES
+STATE = {"model/body.weight": np.zeros((8, 500), np.float32)}
+TEACHER = 4 * 2 * room.ANSWER_COPIES * 500
+
+
+def of(form: str, **settings: Any) -> DataSettings:
+    return DataSettings.model_validate({"format": form, "path": Path("data"), **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "job", "record_bytes"),
+    [
+        (of("csv"), TABLE, RECORD + 5 * (4 + 8)),
+        (of("csv"), TABLE | {"strategy": {"preset": "fedntd"}}, RECORD + 5 * (4 + 8) + TEACHER),
+        (of("csv", unit="patient", max_rows_per_unit=3), TABLE, 3 * (RECORD + 5 * (4 + 8))),
+        (of("module", path=None, module="hospital:data"), {"shape": (3, 10, 10)}, RECORD + 5 * (1200 + 8)),
+        (of("npz"), {"shape": (3, 1000, 1000)}, RECORD),  # the file says how wide a record is
+    ],
+    ids=["table", "teacher", "unit", "function", "arrays"],
+)
+@pytest.mark.parametrize("declared", [None, 1000])
+def test_a_job_is_compared_with_the_declared_number_of_records(
+    settings: DataSettings,
+    job: dict[str, Any],
+    record_bytes: int,
+    declared: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = make_job(3, **job, privacy=PRIVACY)
+    taken = (declared or MOST_RECORDS) * record_bytes
+    monkeypatch.setattr(room, "machine_bytes", lambda: room.SHARE * taken)
+    check_room(spec, STATE, settings, declared=declared)
+    monkeypatch.setattr(room, "machine_bytes", lambda: room.SHARE * taken - 1)
+    with pytest.raises(ConfigError, match=rf"inputs and answers of \d+ records .* {taken >> 20} MiB"):
+        check_room(spec, STATE, settings, declared=declared)
+
+
+def test_images_take_no_more_than_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_job(2, shape=(3, 500, 500), privacy=PRIVACY)
+    taken = MOST_RECORDS * RECORD + (64 << 20)
+    monkeypatch.setattr(room, "machine_bytes", lambda: room.SHARE * taken)
+    check_room(spec, STATE, of("image-folder", cache_megabytes=64), declared=None)
+    with pytest.raises(ConfigError, match="inputs and answers"):
+        check_room(spec, STATE, of("image-folder", cache_megabytes=65), declared=None)
+
+
+def test_a_data_set_of_more_records_than_declared_waits_for_its_institution() -> None:
+    check_records(MOST_RECORDS, None, settings=of("csv"))
+    check_records(30, 10, settings=of("csv", unit="patient", max_rows_per_unit=3))
+    for held, declared, settings in (
+        (MOST_RECORDS + 1, None, of("csv")),
+        (31, 10, of("csv", unit="patient", max_rows_per_unit=3)),
+    ):
+        with pytest.raises(SettingsFault, match="constant_work_records in the policy says how many"):
+            check_records(held, declared, settings=settings)
