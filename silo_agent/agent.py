@@ -35,9 +35,9 @@ from crypto.identity.certificates import Anchors, Identity, Role
 from crypto.session.reveal import PendingReveal
 from silo_agent.account_units import OpenedData, open_accounts
 from silo_agent.data.base import SiloData
+from silo_agent.data.formats.declared import check_records
 from silo_agent.data.loading import load_data
 from silo_agent.data.own_data import check_named
-from silo_agent.data.room import check_records
 from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.entry_point import load_entry_point
 from silo_agent.in_force import HeldPolicy, InForce

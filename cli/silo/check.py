@@ -35,9 +35,9 @@ from client.submission import head_notes, initial_bytes, read_spec, solved, with
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.account_units import account_budgets
+from silo_agent.data.formats.declared import MOST_RECORDS, check_records, check_room
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
-from silo_agent.data.room import MOST_RECORDS, check_records, check_room
 from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
 from silo_agent.entry_point import load_entry_point
 from silo_agent.in_force import Held, HeldPolicy, not_in_force

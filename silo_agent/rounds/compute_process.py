@@ -25,8 +25,8 @@ from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError
 from silo_agent.account_units import admitted_records
 from silo_agent.data.base import SiloData
+from silo_agent.data.formats.declared import check_records, check_room
 from silo_agent.data.loading import load_data
-from silo_agent.data.room import check_records, check_room
 from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import load_objective

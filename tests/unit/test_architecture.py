@@ -78,7 +78,7 @@ ROOMS = {
     "< local_storage < data < settings < in_force < account_units < objective < rounds < approval < evidence "
     "< connection < training < agent",
     "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
-    "< workers < store < streamed < scan < partition < formats < room < records < loading",
+    "< workers < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
     "< processes < objective_of_settings",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "

@@ -10,16 +10,16 @@ import pytest
 
 from chorale.spec.column_specs import ColumnSpec
 from crypto.errors import ConfigError
-from silo_agent.data import room
-from silo_agent.data.room import MOST_RECORDS, check_records, check_room
+from silo_agent.data.formats import declared
+from silo_agent.data.formats.declared import MOST_RECORDS, check_records, check_room
 from silo_agent.data.settings import DataSettings, SettingsFault
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import make_job
 
 TABLE = {"columns": (ColumnSpec(name="age"),), "shape": (1,), "label_column": "y"}
-RECORD = room.RECORD_BYTES
+RECORD = declared.RECORD_BYTES
 STATE = {"model/body.weight": np.zeros((8, 500), np.float32)}
-TEACHER = 4 * 2 * room.ANSWER_COPIES * 500
+TEACHER = 4 * 2 * declared.ANSWER_COPIES * 500
 
 
 def of(form: str, **settings: Any) -> DataSettings:
@@ -37,27 +37,27 @@ def of(form: str, **settings: Any) -> DataSettings:
     ],
     ids=["table", "teacher", "unit", "function", "arrays"],
 )
-@pytest.mark.parametrize("declared", [None, 1000])
+@pytest.mark.parametrize("number", [None, 1000])
 def test_a_job_is_compared_with_the_declared_number_of_records(
     settings: DataSettings,
     job: dict[str, Any],
     record_bytes: int,
-    declared: int | None,
+    number: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = make_job(3, **job, privacy=PRIVACY)
-    taken = (declared or MOST_RECORDS) * record_bytes
-    monkeypatch.setattr(room, "machine_bytes", lambda: room.SHARE * taken)
-    check_room(spec, STATE, settings, declared=declared)
-    monkeypatch.setattr(room, "machine_bytes", lambda: room.SHARE * taken - 1)
+    taken = (number or MOST_RECORDS) * record_bytes
+    monkeypatch.setattr(declared, "machine_bytes", lambda: declared.PRIVATE_SHARE * taken)
+    check_room(spec, STATE, settings, declared=number)
+    monkeypatch.setattr(declared, "machine_bytes", lambda: declared.PRIVATE_SHARE * taken - 1)
     with pytest.raises(ConfigError, match=rf"inputs and answers of \d+ records .* {taken >> 20} MiB"):
-        check_room(spec, STATE, settings, declared=declared)
+        check_room(spec, STATE, settings, declared=number)
 
 
 def test_images_take_no_more_than_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_job(2, shape=(3, 500, 500), privacy=PRIVACY)
     taken = MOST_RECORDS * RECORD + (64 << 20)
-    monkeypatch.setattr(room, "machine_bytes", lambda: room.SHARE * taken)
+    monkeypatch.setattr(declared, "machine_bytes", lambda: declared.PRIVATE_SHARE * taken)
     check_room(spec, STATE, of("image-folder", cache_megabytes=64), declared=None)
     with pytest.raises(ConfigError, match="inputs and answers"):
         check_room(spec, STATE, of("image-folder", cache_megabytes=65), declared=None)
