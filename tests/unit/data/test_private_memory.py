@@ -66,9 +66,9 @@ def test_images_take_no_more_than_their_cache(monkeypatch: pytest.MonkeyPatch) -
 def test_a_data_set_of_more_records_than_declared_waits_for_its_institution() -> None:
     check_records(MOST_RECORDS, None, settings=of("csv"))
     check_records(30, 10, settings=of("csv", unit="patient", max_rows_per_unit=3))
-    for held, declared, settings in (
+    for held, number, settings in (
         (MOST_RECORDS + 1, None, of("csv")),
         (31, 10, of("csv", unit="patient", max_rows_per_unit=3)),
     ):
         with pytest.raises(SettingsFault, match="constant_work_records in the policy says how many"):
-            check_records(held, declared, settings=settings)
+            check_records(held, number, settings=settings)
