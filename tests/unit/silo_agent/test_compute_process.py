@@ -18,7 +18,7 @@ from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.local_storage.local_state import LocalState
 from silo_agent.objective import Cancelled
-from silo_agent.rounds.compute_process import ComputeProcess, ComputingFailed
+from silo_agent.rounds.compute_process import Asked, ComputeProcess, ComputingFailed, _Computing
 from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.settings import SiloSettings
 from tests.support.gated import BEGUN, FOLDER, GATE, gate
@@ -56,7 +56,11 @@ class Desk:
             data_of=lambda job: self.settings.data_sets[0],
             tell_records=lambda data, count: self.records.append(count),
         )
-        self.looks, self.asked_for, self.is_cancelled = threading.Semaphore(0), 0, threading.Event()
+        self.looks, self.asked, self.is_cancelled = (
+            threading.Semaphore(0),
+            threading.Semaphore(0),
+            threading.Event(),
+        )
         self.thread = ThreadPoolExecutor(1)
 
     def begin(self, until_look: Callable[[], object] = SHORT_LOOK) -> tuple[Future[object], int]:
@@ -75,7 +79,7 @@ class Desk:
         )
 
     def until_look(self) -> None:
-        self.asked_for += 1
+        self.asked.release()
         self.looks.acquire()
 
     def say(self, word: str) -> None:
@@ -100,12 +104,13 @@ async def test_the_end_of_computing_is_seen_at_the_times_to_look_alone(desk: Des
     pipe = desk.process._running[1]
     assert not pipe.poll(0)
     desk.looks.release()  # it looks once, and there is nothing
+    for _ in range(2):
+        assert await asyncio.to_thread(desk.asked.acquire, timeout=60)
     desk.say("go")
     assert await asyncio.to_thread(pipe.poll, None)  # it has ended
-    sleeping = desk.asked_for
     for _ in range(100):
         await asyncio.sleep(0)  # the loop is free, and nothing woke
-    assert (found.done(), desk.asked_for, desk.records) == (False, sleeping, [])
+    assert (found.done(), desk.asked.acquire(blocking=False), desk.records) == (False, False, [])
     desk.looks.release(2)
     values = await asyncio.wrap_future(found)
     assert isinstance(values, dict)
@@ -161,6 +166,26 @@ def test_what_is_not_wanted_any_more_ends_at_the_next_look(desk: Desk) -> None:
     desk.say("go")
     assert found.result()
     assert again == pid
+
+
+def test_data_of_one_job_at_a_time_are_held(desk: Desk, tmp_path: Path) -> None:
+    """An operator chooses how many jobs wait at a time, and each could hold its own copy."""
+    computing = _Computing(desk.settings, lambda: False)
+    first, second = (private_job(tmp_path, SUMS, nonce=nonce) for nonce in range(2))
+    for job in (first, second):
+        asked = Asked(
+            signed=job.signed,
+            operator=job.operator,
+            key=desk.request.key,
+            members=MEMBERS,
+            state=STATE,
+            local={},
+            policy=policy(),
+            data=desk.settings.data_sets[0],
+            seed=1,
+        )
+        assert len(computing._own_data(job, asked).train) > 0
+    assert list(computing.data) == [second.digest]
 
 
 def test_a_job_too_wide_for_the_declared_records_is_refused_without_the_process(desk: Desk) -> None:
