@@ -91,7 +91,7 @@ def _params(history: JobHistory) -> Iterator[tuple[str, str]]:
     yield "operator", history.signed.operator
     try:
         spec = JobSpec.from_yaml(history.signed.spec_bytes, source="job")
-    except ConfigError:  # of an earlier release
+    except ConfigError:  # not readable by this version
         return
     fields = spec.model_dump(mode="json", exclude_unset=True, by_alias=True)
     hidden = ("silos", "nonce", "initial_state")

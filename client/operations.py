@@ -161,7 +161,7 @@ class Operations:
             raise RemoteProtocolError("coordinator: the model comes with another job than the one asked for")
         try:
             spec = JobSpec.from_yaml(spec_bytes, source=f"job {job_digest.hex()[:12]}")
-        except ConfigError:  # of an earlier release, which had other field names
+        except ConfigError:  # not readable by this version
             return printed(first.summary), with_facts(_model_bytes(stream), {})
         facts = facts_of(spec, job_digest=job_digest, round=first.summary.model_round)
         return printed(first.summary), with_facts(_model_bytes(stream), facts)

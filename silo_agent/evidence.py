@@ -73,7 +73,7 @@ def _job(ledger: Ledger, job_id: str) -> LedgerJob:
         what = f"{len(known)} begin" if known else "none begins"
         raise ConfigError(f"job {job_id}: expected the id of one job that was offered here, {what} with it")
     if known[0].spec_bytes is None:
-        raise ConfigError(f"job {known[0].id}: an earlier release recorded it, without its text")
+        raise ConfigError(f"job {known[0].id}: a recovery recorded it, without its text")
     return known[0]
 
 

@@ -198,7 +198,7 @@ class SimulationFolder:
             closing=written["closing"],
             measured=Measurements(trained=int(written["trained"]), by_round=by_round, closing=at_the_end),
             best=best,
-            best_figures=dict(written.get("best_figures", {})),  # a folder of earlier releases has none
+            best_figures=dict(written["best_figures"]),
             tables=written["tables"],
             evaluations={int(round): dict(figures) for round, figures in written["evaluations"].items()},
         )

@@ -13,7 +13,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from chorale.privacy.releases import DpSgd, Gaussian, Release, Releases, Skellam
+from chorale.privacy.releases import DpSgd, Gaussian, Release, Releases
 from chorale.privacy.renyi import accounting, rdp, rdp_epsilon
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Side
@@ -107,7 +107,7 @@ def _least_epsilon(counts: Counts, delta: float, rows: int) -> float:
     if rows > 1:
         return float(_loss_of(counts, rows).get_epsilon_for_delta(delta))
     bound = rdp_epsilon(rdp(counts), delta)
-    if bound > MAX_GRID_EPSILON or any(isinstance(release, Skellam) for release in counts):
+    if bound > MAX_GRID_EPSILON:
         return bound
     return min(bound, float(_loss_of(counts).get_epsilon_for_delta(delta)))
 
@@ -116,7 +116,6 @@ def _loss_of(counts: Counts, rows: int = 1) -> Any:
     """dp-accounting's privacy loss distribution, both of adding and of removing so many records."""
     square, steps = 0.0, Counter[tuple[float, float]]()
     for release, count in counts.items():
-        assert not isinstance(release, Skellam), "no law of privacy losses is known for it"
         if isinstance(release, Gaussian) or release.sample_rate == 1.0:
             times = release.steps if isinstance(release, DpSgd) else 1
             square += times * count / release.noise_multiplier**2

@@ -35,7 +35,7 @@ class FirstPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountReleases:
     """releases: all of the account. jobs: whose they are, by digest. first: stays the same whichever of them
-    have something left; None of an account that is empty, or that an earlier release of Chorale began.
+    have something left; None of an account that is empty.
 
     sides_are_fixed: no record was ever in training and held out, one after the other.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, TypeAlias
 
 from crypto.errors import ConfigError
@@ -90,44 +90,13 @@ class DpSgd:
         _check_range("dp-sgd", "draws", self.draws, 0, MAX_DRAWS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skellam:
-    """A sum of whole numbers with Skellam noise, of an earlier release of Chorale.
-
-    Units: ring units. l1, l2: how far the protected unit (a record, or a silo's update) moves the sum.
-    variance: of the noise that must be there, h times one silo's. draws: samples of it. failure: the
-    probability with which the sensitivity may be exceeded.
-    """
-
-    l1: float
-    l2: float
-    variance: float
-    draws: int
-    failure: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("l1", "l2", "variance"):
-            _check_positive("skellam", name, getattr(self, name))
-        _check_failure_and_side("skellam", self)
-        _check_range("skellam", "draws", self.draws, 1, MAX_STEPS)
-
-    @property
-    def side(self) -> Side:
-        return Side.BOTH  # nobody noted it
-
-    @property
-    def distance(self) -> float:
-        return 0.0
-
-
-Release: TypeAlias = Gaussian | SampledGaussian | DpSgd | Skellam
+Release: TypeAlias = Gaussian | SampledGaussian | DpSgd
 Releases: TypeAlias = Iterable[Release] | Mapping[Release, int]  # a mapping says how often each
 
 _KINDS: Final[Mapping[str, type[Release]]] = {
     "gaussian": Gaussian,
     "sampled-gaussian": SampledGaussian,
     "dp-sgd": DpSgd,
-    "skellam": Skellam,
 }
 
 
@@ -139,10 +108,7 @@ def releases_to_json(releases: Sequence[Release]) -> str:
 
 
 def releases_from_json(text: str) -> tuple[Release, ...]:
-    """Fields that an earlier release of Chorale did not write have their defaults.
-
-    Raises ConfigError for anything that no release of Chorale writes.
-    """
+    """Raises ConfigError for anything that `releases_to_json` does not write."""
     try:
         rows = json.loads(text) if len(text) <= MAX_RELEASES_BYTES else None
         if not isinstance(rows, list):
@@ -154,8 +120,7 @@ def releases_from_json(text: str) -> tuple[Release, ...]:
 
 def _release_of(values: dict[str, Any]) -> Release:
     made = _KINDS[values.pop("kind")]
-    known = {field.name for field in fields(made)}
-    if not {field.name for field in fields(made) if field.default is MISSING} <= set(values) <= known:
+    if set(values) != {field.name for field in fields(made)}:
         raise ConfigError(f"releases: expected the fields of {made.__name__}")
     if "side" in values:
         values["side"] = Side(values["side"])

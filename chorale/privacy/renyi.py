@@ -8,7 +8,6 @@ Source: Mironov 2017 (arXiv 1702.07476), Proposition 1; docs/privacy.md, "Accoun
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -16,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from chorale.privacy.releases import DpSgd, Gaussian, Release, Releases, Skellam
+from chorale.privacy.releases import DpSgd, Gaussian, Release, Releases
 from crypto.errors import ConfigError
 
 # opacus' and dp-accounting's orders where both converge, and larger ones, which small epsilons need
@@ -47,18 +46,6 @@ def rdp_epsilon(rdp_A: FloatArray, delta: float) -> float:
     return float(compute_epsilon(ORDERS, rdp_A, delta)[0])
 
 
-def skellam_rdp(release: Skellam, order: float) -> float:
-    """Renyi divergence of one release at an order above 1.
-
-    Agarwal, Kairouz, Liu 2021 (arXiv 2110.04995), Corollary 4.1 with scale 1: for whole orders a
-        a l2^2 / (2 mu) + min( ((2 a - 1) l2^2 + 6 l1) / (4 mu^2), 3 l1 / (2 mu) ).
-    The divergence never falls with the order, so the next whole order bounds one in between.
-    """
-    a, l1, mu, square = math.ceil(order), release.l1, release.variance, release.l2**2
-    more = min(((2 * a - 1) * square + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
-    return a * square / (2 * mu) + more
-
-
 @lru_cache(maxsize=1)
 def accounting() -> Any:
     """dp-accounting, imported when it is needed: it takes a second, and no coordinator has it."""
@@ -77,8 +64,6 @@ def accounting() -> Any:
 
 @lru_cache(maxsize=4096)  # a ledger composes all that it ever held, before every input
 def _rdp_of(release: Release) -> FloatArray:
-    if isinstance(release, Skellam):
-        return np.array([skellam_rdp(release, order) for order in ORDERS])
     if isinstance(release, Gaussian):
         return np.array(ORDERS) / (2.0 * release.noise_multiplier**2)
     steps = release.steps if isinstance(release, DpSgd) else 1

@@ -347,8 +347,6 @@ def _publish(
     """Sign the next version, and say what it is."""
     from silo_agent.policy.policy import Policy
 
-    if not folder.history.is_kept and folder.history.next_version > 2:
-        click.echo("an earlier release kept the newest roster alone: the history begins with it", err=True)
     signed = folder.publish(
         members, key=folder.key(), listed=listed, valid_days=valid_days, out=out, version=version
     )

@@ -1,14 +1,12 @@
 """Every roster that the authority signed, a file each: who is in and who has left follows from them alone.
 
 Each is verified at every command, so that one that was changed, or is missing, is found. A folder that is
-whole and old is not found here: coordinator and silos refuse what it signs. Where an earlier release began
-the folder, which kept the newest roster alone, `before.json`, signed too, lists what had left by then.
+whole and old is not found here: coordinator and silos refuse what it signs.
 Source: docs/protocol.md 1.5.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,24 +31,19 @@ from crypto.identity.roster import (
 )
 from crypto.identity.roster_memory import RosterMemory
 
-ROSTER, ROSTERS, BEFORE, REVOKED = "roster.json", "rosters", "before.json", "revoked.txt"
+ROSTER, ROSTERS = "roster.json", "rosters"
 CERTIFICATES = "certificates"  # of members that a roster lists, by SHA-256
 SKIPPED = "skipped"  # purpose of rosters/N.skipped.json: federation, N, and the version that follows instead
-LEFT_BEFORE = "left-before"  # purpose of before.json: federation, first version kept, fingerprints in order
 MAX_FILE_BYTES = 2 << 20  # a roster of the largest federation
-MAX_REVOKED_BYTES = 64 << 20  # 400,000 certificates
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """rosters: in order of version, all since the first that is there. left_before: fingerprints.
-    is_kept: False where an earlier release wrote the folder, until `keep` has written it as it is today."""
+    """rosters: all, in order of version."""
 
     rosters: tuple[Roster, ...] = ()
-    left_before: frozenset[bytes] = frozenset()
-    is_kept: bool = True
 
     @property
     def newest(self) -> Roster | None:
@@ -62,16 +55,12 @@ class History:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Of the newest roster. One whose revocation an earlier release noted and did not sign is none."""
-        listed = self.rosters[-1].members if self.rosters else ()
-        return tuple(
-            member for member in listed if member.readmitted_in or member.fingerprint not in self.left_before
-        )
+        """Of the newest roster."""
+        return self.rosters[-1].members if self.rosters else ()
 
     def memories(self) -> list[RosterMemory]:
         """What was known before each roster, and after the last."""
-        first = self.rosters[0].version if self.rosters else 0
-        memories = [RosterMemory(left=MappingProxyType(dict.fromkeys(self.left_before, first)))]
+        memories = [RosterMemory(left=MappingProxyType({}))]
         for roster in self.rosters:
             memories.append(memories[-1].after(roster))
         return memories
@@ -90,15 +79,13 @@ def read_history(directory: Path, *, signers: Sequence[x509.Certificate], federa
     newest = _read(directory / ROSTER, signers, federation) if (directory / ROSTER).exists() else None
     folder = directory / ROSTERS
     if not folder.exists():
-        if (directory / CERTIFICATES).exists():
+        if newest is not None or (directory / CERTIFICATES).exists():
             raise _missing(folder, "every version")
-        left = _read_revoked(directory / REVOKED)
-        return History(rosters=(newest,) if newest else (), left_before=left, is_kept=False)
-    first, left = _read_before(folder / BEFORE, signers, federation)
+        return History()
     paths = {int(path.stem): path for path in folder.glob("*.json") if path.stem.isdecimal()}
     last = max([*paths, newest.version if newest else 0])
     rosters = []
-    version = first
+    version = 1
     while version <= last:
         if version not in paths:
             version = _read_skipped(folder, version, signers, federation)
@@ -112,7 +99,7 @@ def read_history(directory: Path, *, signers: Sequence[x509.Certificate], federa
     if newest is not None and all(newest.digest != roster.digest for roster in rosters):
         kept = folder / f"{newest.version}.json"
         raise ConfigError(f"{directory / ROSTER}: another roster of version {newest.version} than {kept}")
-    return History(rosters=tuple(rosters), left_before=left)
+    return History(rosters=tuple(rosters))
 
 
 def keep(history: History, roster: Roster, *, directory: Path, key: PrivateKey) -> None:
@@ -122,17 +109,8 @@ def keep(history: History, roster: Roster, *, directory: Path, key: PrivateKey) 
     """
     signed, federation = roster.signed, roster.federation
     folder = directory / ROSTERS
-    if not history.is_kept:
-        made = directory / f".{ROSTERS}"  # whole before it has its name: a crash leaves the earlier folder
-        made.mkdir(exist_ok=True)
-        if history.newest is not None:
-            first = history.newest
-            left = certificates.sign(key, LEFT_BEFORE, federation, first.version, sorted(history.left_before))
-            write_atomic(made / BEFORE, roster_to_file_bytes(left), mode=0o644)
-            write_atomic(made / f"{first.version}.json", roster_to_file_bytes(first.signed), mode=0o644)
-        made.rename(folder)
-        sync_directory(directory)
-        (directory / REVOKED).unlink(missing_ok=True)
+    folder.mkdir(exist_ok=True)
+    sync_directory(directory)
     skipped = folder / f"{history.next_version}.skipped.json"
     if roster.version > history.next_version:
         gap = certificates.sign(key, SKIPPED, federation, history.next_version, roster.version)
@@ -148,26 +126,6 @@ def _read(path: Path, signers: Sequence[x509.Certificate], federation: str) -> R
         signers,
         lambda signed, signer: read_roster(signed, authority=Anchors((signer,)), federation=federation),
     )
-
-
-def _read_before(
-    path: Path, signers: Sequence[x509.Certificate], federation: str
-) -> tuple[int, frozenset[bytes]]:
-    """The first version that is kept, and the fingerprints of what had left by then."""
-    if not path.exists():
-        return 1, frozenset()
-
-    def read(signed: SignedBody, signer: x509.Certificate) -> tuple[int, frozenset[bytes]]:
-        fields = FieldReader(
-            certificates.verify(signed, purpose=LEFT_BEFORE, certificate=signer), what=LEFT_BEFORE
-        )
-        named, first, left = fields.text(), fields.number(), fields.fields()
-        fields.end()
-        if named != federation:
-            raise RemoteProtocolError(f"{LEFT_BEFORE}: expected federation {federation}, got {named}")
-        return first, frozenset(left.data(32) for _ in range(left.left))
-
-    return _opened(path, signers, read)
 
 
 def _read_skipped(folder: Path, version: int, signers: Sequence[x509.Certificate], federation: str) -> int:
@@ -202,20 +160,6 @@ def _opened(
         return read(signed, signers[-1])
     except (ConfigError, RemoteProtocolError) as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def _read_revoked(path: Path) -> frozenset[bytes]:
-    """The list of an earlier release: a line of SHA-256 in hex, role and name for each certificate."""
-    if not path.exists():
-        return frozenset()
-    found = set()
-    lines = read_limited(path, MAX_REVOKED_BYTES).decode(errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        fingerprint, _, who = line.partition(" ")
-        if not re.fullmatch("[0-9a-f]{64}", fingerprint) or not who:
-            raise ConfigError(f"{path}: line {number}: expected a SHA-256 in hex, a role and a name")
-        found.add(bytes.fromhex(fingerprint))
-    return frozenset(found)
 
 
 def _missing(path: Path, what: str) -> ChoraleError:

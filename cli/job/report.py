@@ -47,7 +47,7 @@ def _promise(operations: Operations, digest: bytes, history: JobHistory) -> Prom
         return None
     try:
         spec = JobSpec.from_yaml(history.signed.spec_bytes, source=f"job {digest.hex()[:12]}")
-    except ConfigError:  # of an earlier release, which had other field names
+    except ConfigError:  # not readable by this version
         return None
     if spec.privacy is None:
         return None

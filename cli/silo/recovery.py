@@ -107,7 +107,7 @@ def _signed(path: Path) -> bytes:
 def _spec(digest: bytes, spec_bytes: bytes | None) -> JobSpec:
     job_id = digest.hex()[:12]
     if spec_bytes is None:
-        message = f"job {job_id}: an earlier release recorded it without its text, so its plan is not known"
+        message = f"job {job_id}: a recovery recorded it without its text, so its plan is not known"
         raise with_hint(ConfigError(message), "name its file: --ran FILE")
     return JobSpec.from_yaml(spec_bytes, source=f"job {job_id}")
 

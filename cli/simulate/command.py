@@ -366,8 +366,7 @@ def _folder(
         "policy": policy.model_dump(mode="json"),
         "init": None if init is None else hashlib.sha256(init.read_bytes()).hexdigest(),
         "secure": is_secure,
+        "form": [compute.precision.value, compute.memory_format.value],
     }
-    if compute != Compute(device=compute.device):  # a folder of earlier releases says nothing of it
-        inputs["form"] = [compute.precision.value, compute.memory_format.value]
     identity = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
     return SimulationFolder(out, identity=identity)

@@ -93,7 +93,7 @@ class JobManager:
         for row in self._resources.store.last_ended(MAX_TOLD_ENDS):
             try:
                 is_named = silo in self._stored_job(row).spec.silos
-            except LocalProtocolError:  # of an earlier release
+            except LocalProtocolError:  # not readable by this version
                 continue
             if is_named:
                 over = federation_pb.JobEnded(job_digest=row.digest, status=row.status.value)
@@ -236,7 +236,7 @@ class JobManager:
         self._check_owner(row, caller, "only this operator may fetch its model and its evidence")
         try:
             kept = self._kept(row)
-        except LocalProtocolError:  # of an earlier release
+        except LocalProtocolError:  # not readable by this version
             kept = None
         state_digest = row.state_digest if kept is None else kept.state_digest
         path = self._resources.checkpoints.path(digest, state_digest)
@@ -314,7 +314,7 @@ class JobManager:
         try:
             job = self._stored_job(row)
         except LocalProtocolError:
-            # it ended under an earlier release, which had other field names; its model can still be fetched
+            # not readable by this version; its model can be fetched
             values = parse_mapping(row.signed.spec_bytes, source=f"job {row.signed.id}")
             said = {name: values[name] for name in ("name", "rounds", "silos")}
             return {**said, "rounds_completed": store.count_applied(row.digest, TRAIN)}
@@ -332,7 +332,7 @@ class JobManager:
         }
 
     def _kept(self, row: JobRow) -> Kept | None:
-        """Raises LocalProtocolError for a job of an earlier release."""
+        """Raises LocalProtocolError for a job that is not readable by this version."""
         job = self._stored_job(row)
         if job.spec.keep is None:
             return None

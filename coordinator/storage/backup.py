@@ -27,7 +27,7 @@ from chorale.runtime.database import Database
 from chorale.runtime.files import PRIVATE
 from coordinator.phase_machine import ENDED, PhaseState
 from coordinator.storage.checkpoints import SUFFIX
-from coordinator.storage.migrations import MIGRATIONS
+from coordinator.storage.schema import MIGRATIONS
 from crypto.errors import ChoraleError, ConfigError
 
 DATABASE, AUDIT, MANIFEST = "coordinator.sqlite", "audit.jsonl", "manifest.json"

@@ -26,7 +26,7 @@ from chorale.runtime.audit import AuditInUse, AuditLog
 from chorale.runtime.files import PRIVATE, sync_directory
 from coordinator.storage.backup import AUDIT, DATABASE, MANIFEST, FileEntry, Manifest, needed_files
 from coordinator.storage.database_copy import copy_rows, reading_untrusted
-from coordinator.storage.migrations import MIGRATIONS
+from coordinator.storage.schema import MIGRATIONS
 from crypto.errors import ConfigError
 
 PIECE_BYTES = 1 << 20

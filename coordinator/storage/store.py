@@ -21,7 +21,7 @@ from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint
 from coordinator.phase_machine import ENDED, PhaseState
 from coordinator.reasons import Reason
-from coordinator.storage.migrations import MIGRATIONS
+from coordinator.storage.schema import MIGRATIONS
 from crypto.errors import ConfigError, LocalProtocolError
 from crypto.identity.certificates import SignedBody
 

@@ -143,7 +143,7 @@ def signed_bytes(job: LedgerJob) -> bytes:
     """What the operator signed, whose SHA-256 is the job's digest. Raises ConfigError where it is missing."""
     if job.spec_bytes is None:
         raise ConfigError(
-            f"job {job.id}: expected its text in the ledger; an earlier version recorded it without, and the "
+            f"job {job.id}: expected its text in the ledger; a recovery recorded it without, and the "
             "agent writes it when the coordinator offers the job again"
         )
     return job.spec_bytes

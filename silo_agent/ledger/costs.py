@@ -115,7 +115,7 @@ class Costs:
         return self._costs[digest]
 
     def plan(self, connection: sqlite3.Connection, account: str, job_digest: bytes) -> Mapping[Release, int]:
-        """How often a job's plan releases what; empty where an earlier release of Chorale kept none."""
+        """How often a job's plan releases what; empty where it has none."""
         row = connection.execute(
             "SELECT cost_digest, times FROM plans WHERE account = ? AND job_digest = ?", (account, job_digest)
         ).fetchone()

@@ -134,7 +134,7 @@ class Decisions:
             _close(connection, job_digest)
 
     def of(self, job_digest: bytes) -> tuple[PersonsDecision, ...]:
-        """All that people said to a job, oldest first; nothing of a version before, which kept no names."""
+        """All that people said to a job, oldest first."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM persons_decisions WHERE job_digest = ? ORDER BY number", (job_digest,)
@@ -151,11 +151,10 @@ class Decisions:
         )
 
     def given(self, job_digest: bytes, *, policies: Collection[bytes]) -> Given:
-        """Who approved a job that waits for another person. policies: digests of those that hold now; an
-        approval of an earlier version names none, and counts."""
+        """Who approved a job that waits for another person. policies: digests of those that hold now."""
         with self._database.reading() as connection:
             rows = _open(connection, job_digest)
-        counted = [row["policy"] is None or row["policy"] in policies for row in rows]
+        counted = [row["policy"] in policies for row in rows]
         return Given(
             counted=tuple(row["person"] for row, counts in zip(rows, counted, strict=True) if counts),
             taken_back=tuple(row["person"] for row, counts in zip(rows, counted, strict=True) if not counts),
@@ -220,7 +219,7 @@ class Decisions:
 
 
 def suspend(connection: sqlite3.Connection, job_digest: bytes) -> None:
-    """Stop serving an approved job; approvals of before count no more."""
+    """Stop serving an approved job; earlier approvals no longer count."""
     _close(connection, job_digest)
     connection.execute(
         "UPDATE jobs SET decision = ? WHERE job_digest = ? AND decision = ?",

@@ -36,21 +36,21 @@ from silo_agent.ledger.costs import Cost
 from silo_agent.ledger.data_refusals import DataRefusals
 from silo_agent.ledger.decisions import Decisions, suspend
 from silo_agent.ledger.known_states import KnownStates
-from silo_agent.ledger.migrations import MIGRATIONS
 from silo_agent.ledger.reveals import Decision, Reveals, RevealStatus
+from silo_agent.ledger.schema import MIGRATIONS
 from silo_agent.ledger.standing import check_not_put_back, settle
 from silo_agent.ledger.steps import Steps
 from silo_agent.policy.policy import Policy
 
 REVEALED_EVENT = "revealed"  # audit entry: job, round, phase, cohort and survivors, before a share leaves
-REVEALED_FIELDS = ("job", "round", "phase", "cohort")  # what has to agree: an older log may lack survivors
+REVEALED_FIELDS = ("job", "round", "phase", "cohort")  # what has to agree
 SPENT_EVENT = "spent"  # audit entry: an input and the digest of its releases, written before a byte leaves
 SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerJob:
-    """A job that was offered to this silo. spec_bytes: as signed; None if an older version recorded it.
+    """A job that was offered to this silo. spec_bytes: as signed; None where a recovery recorded it.
 
     is_over: the coordinator said so, which may be a lie, and has not offered it again since. stops_data: a
     data set takes no input before the job is approved again (docs/protocol.md 6.11), also if it is over.
@@ -209,7 +209,7 @@ class Ledger:
                     job.signed.spec_bytes,
                 ),
             )
-            connection.execute(  # of a job that an earlier version recorded, too
+            connection.execute(  # of a job that a recovery recorded, too
                 "UPDATE jobs SET draws_rounds = ?, is_over = 0 WHERE job_digest = ?",
                 (job.spec.draws_rounds, job.digest),
             )
@@ -254,7 +254,7 @@ class Ledger:
         ]
 
     def spec_bytes(self, job_digest: bytes) -> bytes | None:
-        """A recorded job as it was signed; None where there is none, or a version before recorded it."""
+        """A recorded job as it was signed; None where there is none, or a recovery recorded it."""
         with self._database.reading() as connection:
             found = connection.execute("SELECT spec FROM jobs WHERE job_digest = ?", (job_digest,)).fetchone()
         return None if found is None else found["spec"]

@@ -27,8 +27,6 @@ from strategies.phases.enrollment import ENROLLMENT
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
 DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "fine-tune"})
-# A phase that was revealed under the name it had before is the same phase.
-FORMER_KINDS = {"enrollment": "roll-call", "class-presence": "presence", "fine-tune": "personal"}
 SHARES_KEPT = timedelta(days=30)
 MAX_OPENINGS_OF_A_JOB = 2  # revealed here: all silos together then leave fewer than 4 draws to choose from
 # over a data set, of jobs that a policy accepted and no person: each is one more draw that an operator could
@@ -105,11 +103,10 @@ class Reveals(Standing):
                         "state_digest": terms.state_digest,
                     },
                 )
-            for phase in _names_of(terms.phase):
-                connection.execute(
-                    f"DELETE FROM reveals WHERE {_SAME_PHASE} AND status = :pending",
-                    _phase_of(terms) | {"phase": phase, "pending": RevealStatus.PENDING},
-                )
+            connection.execute(
+                f"DELETE FROM reveals WHERE {_SAME_PHASE} AND status = :pending",
+                _phase_of(terms) | {"pending": RevealStatus.PENDING},
+            )
             return next_mark(connection, terms, unix_seconds=self._clock().timestamp())
 
     def check_reveal(self, terms: SessionTerms, survivors: tuple[str, ...]) -> None:
@@ -362,12 +359,6 @@ class Reveals(Standing):
         return sum(max(0, count - self._granted(connection, job)) for job, count in changes.items())
 
 
-def _names_of(phase: str) -> tuple[str, ...]:
-    """The phase's name, and the one under which an older ledger may hold it."""
-    kind, dot, number = phase.partition(".")
-    return (phase, FORMER_KINDS[kind] + dot + number) if kind in FORMER_KINDS else (phase,)
-
-
 def _check_attempt(connection: sqlite3.Connection, terms: SessionTerms) -> bool:
     """Whether an earlier attempt began the phase. Raises PolicyRefusal."""
     job = _approved_job(connection, terms)
@@ -420,21 +411,19 @@ def _approved_job(connection: sqlite3.Connection, key: SessionTerms | PendingRev
 
 
 def _check_not_revealed(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:
-    for phase in _names_of(key.phase):
-        found = _recorded(connection, _phase_of(key) | {"phase": phase})
-        if found is not None and found["status"] == RevealStatus.REVEALED:
-            raise _refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
+    found = _recorded(connection, _phase_of(key))
+    if found is not None and found["status"] == RevealStatus.REVEALED:
+        raise _refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
     _check_not_abandoned(connection, key)
 
 
 def _abandon(connection: sqlite3.Connection, job_digest: bytes, round: int, phase: str) -> dict[str, Any]:
     """The phase as statements name it."""
     of = {"job": job_digest, "round": round, "phase": phase}
-    for name in _names_of(phase):
-        found = _recorded(connection, of | {"phase": name})
-        if found is not None and found["status"] == RevealStatus.REVEALED:
-            scope = f"job {job_digest.hex()[:12]} round {round} {phase}"
-            raise PolicyRefusal(f"{scope}: was revealed before", code=Refusal.ALREADY_REVEALED)
+    found = _recorded(connection, of)
+    if found is not None and found["status"] == RevealStatus.REVEALED:
+        scope = f"job {job_digest.hex()[:12]} round {round} {phase}"
+        raise PolicyRefusal(f"{scope}: was revealed before", code=Refusal.ALREADY_REVEALED)
     connection.execute(
         "INSERT INTO abandoned_phases (job_digest, round, phase) VALUES (:job, :round, :phase)"
         " ON CONFLICT DO NOTHING",

@@ -14,8 +14,6 @@ from crypto.identity.certificates import Anchors, Role, key_digest, public_key_o
 from crypto.identity.roster import PURPOSE, Member, Roster
 from crypto.identity.roster_memory import RosterChanges, RosterMemory
 
-UNKNOWN = b""  # signer of a mark that an earlier release wrote; it counts under every key
-
 
 def accept(
     connection: sqlite3.Connection, roster: Roster, *, authority: Anchors, lowest_version: int
@@ -23,7 +21,7 @@ def accept(
     """As `Ledger.accept_roster`."""
     signed_by = authority.signer_of(roster.signed, purpose=PURPOSE, code=Refusal.ROSTER)
     signer = key_digest(public_key_of(signed_by))
-    standing = {UNKNOWN, *(key_digest(public_key_of(each)) for each in authority.certificates)}
+    standing = {key_digest(public_key_of(each)) for each in authority.certificates}
     rows = connection.execute("SELECT * FROM roster_marks").fetchall()
     marks = [row for row in rows if row["signer"] in standing]
     newest = max((row["version"] for row in marks), default=0)
@@ -36,8 +34,8 @@ def accept(
     if any(row["digest"] != roster.digest for row in same):
         raise PolicyRefusal(f"roster: two different rosters of version {roster.version}", code=Refusal.ROSTER)
     memory = _memory(connection, standing, version=lowest if newest else 0)
-    if any(row["is_newest"] for row in same) and memory.members:
-        return None  # a ledger of before knows the version, and no certificates
+    if any(row["is_newest"] for row in same):
+        return None
     memory.check(roster)
     _write(connection, roster, signer=signer)
     return memory.changes(roster)
@@ -64,8 +62,6 @@ def _memory(connection: sqlite3.Connection, standing: Set[bytes], *, version: in
 
 def _write(connection: sqlite3.Connection, roster: Roster, *, signer: bytes) -> None:
     connection.execute("UPDATE roster_marks SET is_newest = 0")
-    # once it is shown again, a mark of an earlier release has a signer
-    connection.execute("DELETE FROM roster_marks WHERE signer = ? AND digest = ?", (UNKNOWN, roster.digest))
     connection.execute(
         "INSERT INTO roster_marks (signer, version, digest, is_newest) VALUES (?, ?, ?, 1)"
         " ON CONFLICT (signer) DO UPDATE SET version = excluded.version, digest = excluded.digest,"

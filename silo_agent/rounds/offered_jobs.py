@@ -156,7 +156,7 @@ class OfferedJobs:
     def _rejected(self, job: Job) -> PolicyRefusal:
         """With what a person typed for the operator, and nothing else of this silo."""
         said = self._ledger.decisions().of(job.digest)
-        if not said or said[-1].decision is not Decision.REJECTED:  # by a recovery, or an earlier version
+        if not said or said[-1].decision is not Decision.REJECTED:  # by a recovery
             return PolicyRefusal(f"job {job.id}: was rejected here", code=Refusal.JOB_NOT_APPROVED)
         return PolicyRefusal(
             f"job {job.id}: {said[-1].by} rejected it here: {said[-1].reason}",

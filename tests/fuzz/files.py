@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chorale.privacy.releases import DpSgd, Skellam, releases_from_json, releases_to_json
+from chorale.privacy.releases import DpSgd, Gaussian, releases_from_json, releases_to_json
 from chorale.runtime import plain_yaml
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.spec.job_spec import JobSpec
@@ -163,7 +163,7 @@ def _releases(data: bytes) -> None:
 def _release_rows() -> Iterator[bytes]:
     made = (
         DpSgd(noise_multiplier=1.1, sample_rate=0.1, steps=10, draws=3),
-        Skellam(l2=1.0, l1=2.0, variance=4.0, draws=2),
+        Gaussian(noise_multiplier=2.0, draws=2),
     )
     yield releases_to_json(made).encode()
 

@@ -18,11 +18,10 @@ from chorale.privacy.releases import (
     Gaussian,
     Release,
     SampledGaussian,
-    Skellam,
     releases_from_json,
     releases_to_json,
 )
-from chorale.privacy.renyi import ORDERS, rdp, rdp_epsilon, skellam_rdp
+from chorale.privacy.renyi import ORDERS, rdp, rdp_epsilon
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Side
 
@@ -34,8 +33,8 @@ def dp_sgd(noise: float, epochs: float, rate: float = MNIST) -> DpSgd:
     return DpSgd(noise_multiplier=noise, sample_rate=rate, steps=int(epochs / rate))
 
 
-def skellam(variance: float, *, l2: float = 1.0, l1: float | None = None, draws: int = 1) -> Skellam:
-    return Skellam(l1=l2 if l1 is None else l1, l2=l2, variance=variance, draws=draws)
+def gaussian(variance: float, *, l2: float = 1.0, draws: int = 1) -> Gaussian:
+    return Gaussian(noise_multiplier=math.sqrt(variance) / l2, draws=draws)
 
 
 def papers_epsilon(release: Release) -> float:
@@ -88,58 +87,14 @@ def test_dp_sgd_costs_what_opacus_says(release: DpSgd, apart: float) -> None:
     assert -1e-6 < rdp_epsilon(rdp([release]), DELTA) - accountant.get_epsilon(DELTA) < apart
 
 
-@pytest.mark.parametrize(
-    ("order", "l1", "l2", "variance", "expected"),
-    [
-        # first branch: 2 * 9 / 200 + min((3 * 9 + 24) / 40,000, 12 / 200)
-        (2, 4.0, 3.0, 100.0, 0.09 + 51 / 40_000),
-        # second branch: 4 * 1 / 1 + min((7 + 60) / 1, 30 / 1)
-        (4, 10.0, 1.0, 0.5, 4.0 + 30.0),
-        # an order in between is bounded by the next whole one: 3 * 9 / 200 + (5 * 9 + 24) / 40,000
-        (2.1, 4.0, 3.0, 100.0, 0.135 + 69 / 40_000),
-    ],
-)
-def test_skellam_divergence_by_hand(
-    order: float, l1: float, l2: float, variance: float, expected: float
-) -> None:
-    assert skellam_rdp(skellam(variance, l1=l1, l2=l2), order) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("order", [2, 3, 8])
-@pytest.mark.parametrize(("shift", "variance"), [(1, 2.0), (2, 9.0), (5, 60.0)])
-def test_skellam_divergence_bounds_the_true_one(order: int, shift: int, variance: float) -> None:
-    """The true divergence between the law and itself shifted, summed over where its mass is."""
-    special: Any = pytest.importorskip("scipy.special")
-    reach = np.arange(-400, 401)
-    law, shifted = (special.ive(np.abs(reach - by), variance) for by in (0, shift))
-    has_mass = (law > 0) & (shifted > 0)
-    terms = order * np.log(shifted[has_mass]) - (order - 1) * np.log(law[has_mass])
-    true = special.logsumexp(terms) / (order - 1)
-    bound = skellam_rdp(skellam(variance, l2=float(shift)), order)
-    assert 0.4 * bound < true < bound
-
-
-def test_skellam_noise_of_large_variance_costs_what_a_gaussian_costs() -> None:
-    multiplier = 2.0
-    orders = [order for order in ORDERS if order.is_integer()]
-    gaps = []
-    for size in (10.0, 100.0, 1000.0):
-        release = skellam((multiplier * size) ** 2, l2=size, l1=10 * size)
-        ratios = [skellam_rdp(release, order) / (order / (2 * multiplier**2)) for order in orders]
-        assert min(ratios) > 1.0
-        gaps.append(max(ratios) - 1.0)
-    assert gaps[0] > 50 * gaps[1] > 2500 * gaps[2]
-    assert gaps[2] < 1e-5
-
-
 def test_more_noise_costs_less() -> None:
-    costs = [epsilon([skellam(variance, l2=10.0)], DELTA) for variance in (1e1, 1e2, 1e3, 1e4, 1e5)]
+    costs = [epsilon([gaussian(variance, l2=10.0)], DELTA) for variance in (1e1, 1e2, 1e3, 1e4, 1e5)]
     assert costs == sorted(costs, reverse=True)
     assert len(set(costs)) == len(costs)
 
 
 def test_rounds_add_up_order_by_order() -> None:
-    one, step = skellam(400.0, l2=3.0), DpSgd(noise_multiplier=1.0, sample_rate=0.1, steps=10)
+    one, step = gaussian(400.0, l2=3.0), DpSgd(noise_multiplier=1.0, sample_rate=0.1, steps=10)
     many: list[Release] = [one, step] * 7
     np.testing.assert_allclose(rdp(many), 7 * (rdp([one]) + rdp([step])), rtol=1e-12)
     assert epsilon(many, DELTA) == epsilon(Counter({one: 7, step: 7}), DELTA)
@@ -163,14 +118,14 @@ def test_an_accountant_does_not_start_again_at_zero() -> None:
 
 
 def test_what_a_sensitivity_may_fail_is_taken_out_of_delta() -> None:
-    sure = Skellam(l1=1.0, l2=1.0, variance=25.0, draws=1)
-    mostly = Skellam(l1=1.0, l2=1.0, variance=25.0, draws=1, failure=DELTA / 4)
+    sure = gaussian(25.0)
+    mostly = replace(sure, failure=DELTA / 4)
     assert epsilon([mostly, mostly], DELTA) == pytest.approx(epsilon([sure, sure], DELTA / 2), rel=1e-9)
     assert epsilon([mostly] * 4, DELTA) == math.inf
 
 
 def test_what_the_sampler_is_off_its_law_is_taken_out_of_delta() -> None:
-    few, many = skellam(25.0), skellam(25.0, draws=1 << 40)
+    few, many = gaussian(25.0), gaussian(25.0, draws=1 << 40)
     assert epsilon([few], 1e-10) < epsilon([many], 1e-10) < math.inf
     assert epsilon([many], 1e-12) == math.inf
 
@@ -189,9 +144,6 @@ def test_draws_of_dp_sgd_are_paid_out_of_delta_too() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf])
 def test_odd_numbers_are_no_release(value: float) -> None:
     """NaN passes `value <= 0`, and an accountant that lets it pass finds every budget unspent."""
-    for name in ("l1", "l2", "variance"):
-        with pytest.raises(ConfigError, match=f"skellam: {name}: expected a finite number above 0"):
-            Skellam(**{"l1": 1.0, "l2": 1.0, "variance": 1.0, "draws": 1, name: value})
     for name in ("noise_multiplier", "sample_rate"):
         with pytest.raises(ConfigError, match=f"dp-sgd: {name}: expected a finite number above 0"):
             DpSgd(**{"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 1, name: value})
@@ -204,12 +156,8 @@ def test_odd_numbers_are_no_release(value: float) -> None:
     [
         (DpSgd, {"noise_multiplier": 1.0, "sample_rate": 1.1, "steps": 1}, "sample_rate: expected at most 1"),
         (DpSgd, {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 0}, "steps: expected 1 to"),
-        (Skellam, {"l1": 1.0, "l2": 1.0, "variance": 1.0, "draws": 0}, "draws: expected 1 to"),
-        (
-            Skellam,
-            {"l1": 1.0, "l2": 1.0, "variance": 1.0, "draws": 1, "failure": math.nan},
-            "failure: expected 0 to 1",
-        ),
+        (Gaussian, {"noise_multiplier": 1.0, "draws": -1}, "draws: expected 0 to"),
+        (Gaussian, {"noise_multiplier": 1.0, "draws": 1, "failure": math.nan}, "failure: expected 0 to 1"),
     ],
 )
 def test_impossible_releases_are_refused(made: type[Any], fields: dict[str, float], message: str) -> None:
@@ -220,23 +168,11 @@ def test_impossible_releases_are_refused(made: type[Any], fields: dict[str, floa
 def test_releases_survive_their_text() -> None:
     releases = (
         dp_sgd(1.1, 60),
-        Skellam(l1=3.5, l2=2.0, variance=1e7, draws=12, failure=1e-12),
         Gaussian(noise_multiplier=2.0, draws=5, failure=1e-12, side=Side.HOLDOUT),
         SampledGaussian(noise_multiplier=2.0, sample_rate=0.2, draws=0, distance=1e-13),
     )
     assert releases_from_json(releases_to_json(releases)) == releases
     assert releases_to_json(releases_from_json(releases_to_json(releases))) == releases_to_json(releases)
-
-
-def test_what_earlier_releases_wrote_means_what_it_meant() -> None:
-    text = (
-        '[{"draws":3,"kind":"dp-sgd","noise_multiplier":1.1,"sample_rate":0.1,"steps":10},'
-        '{"draws":2,"failure":0.0,"kind":"skellam","l1":2.0,"l2":1.0,"variance":4.0}]'
-    )
-    trained, summed = releases_from_json(text)
-    assert trained == DpSgd(noise_multiplier=1.1, sample_rate=0.1, steps=10, draws=3)
-    assert (trained.side, summed.side) == (Side.TRAIN, Side.BOTH)
-    assert summed == Skellam(l1=2.0, l2=1.0, variance=4.0, draws=2)
 
 
 @pytest.mark.parametrize(

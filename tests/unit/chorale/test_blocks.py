@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chorale.privacy.accountant import delta_at, epsilon
 from chorale.privacy.privacy_filter import filter_epsilon, fits
-from chorale.privacy.releases import Gaussian, Release, SampledGaussian, Skellam
+from chorale.privacy.releases import Gaussian, Release, SampledGaussian
 from chorale.privacy.renyi import rdp, rdp_epsilon
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Side
@@ -84,12 +84,6 @@ def test_training_and_holdout_cost_the_dearer_of_the_two() -> None:
     added = epsilon([train, held, both], DELTA, sides_are_fixed=False)
     assert added == pytest.approx(epsilon([gaussian(4.0), gaussian(3.0), both], DELTA))
     assert added > 1.2 * epsilon([train, held, both], DELTA)
-
-
-def test_what_nobody_noted_the_side_of_is_on_both() -> None:
-    old = Skellam(l1=1.0, l2=1.0, variance=16.0, draws=1)
-    held = gaussian(4.0, side=Side.HOLDOUT)
-    assert epsilon([old, held], DELTA) > 1.2 * epsilon([gaussian(4.0)], DELTA)
 
 
 def test_a_failure_costs_itself_and_a_distance_what_epsilon_makes_of_it() -> None:

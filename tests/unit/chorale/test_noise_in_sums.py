@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chorale.privacy.quantity_noise import noised, releases_by_quantity
-from chorale.privacy.releases import DpSgd, Skellam
+from chorale.privacy.releases import DpSgd
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
@@ -131,7 +131,6 @@ class Measured:
             for quantity, release in releases_by_quantity(self.spec, self.kind, STATE, SILOS, honest=honest)
             if quantity.name == self.name and not isinstance(release, DpSgd)
         )
-        assert not isinstance(release, Skellam)
         assert self.quantity.noise is not None
         clip_l2 = self.quantity.noise.clip_l2
         distance = self.quantity.sensitivity_l2 if clip_l2 is None else 2.0 * clip_l2

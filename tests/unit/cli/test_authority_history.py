@@ -77,7 +77,6 @@ def test_the_weekly_work_takes_back_neither_a_revocation_nor_a_rotation(
     before = out.read_bytes()
     for given in ([office.first_page[3]], office.first_page):
         office.run("roster", *given, code=2)
-    (office.ca / "revoked.txt").unlink(missing_ok=True)  # there is no second place that remembers
     ended = office.run("roster", office.first_page[3], code=2)
     assert ended.err == (
         f"chorale: hint: sign a new request of it, or list this one again with --readmit c\n"
@@ -389,54 +388,3 @@ def test_revocation_that_was_signed_and_not_handed_out_stands(
     assert (office.version, office.silos) == (1, {"a", "b", "c"})
     office.run("renew")
     assert (office.version, office.silos) == (3, {"a", "c"})
-
-
-# folders of an earlier release: the newest roster and revoked.txt
-
-
-def _as_before(office: Office, *, revoked: list[Path]) -> None:
-    shutil.rmtree(office.ca / "rosters")
-    shutil.rmtree(office.ca / "certificates")
-    lines = [
-        f"{fingerprint(load_certificate(path.read_bytes())).hex()} silo {path.stem}\n" for path in revoked
-    ]
-    (office.ca / "revoked.txt").write_text("".join(lines))
-
-
-def test_folder_of_before_is_read_once(office: Office) -> None:
-    office.run("revoke", "c")
-    _as_before(office, revoked=[office.first_page[3]])
-    assert "this certificate of silo c was revoked" in office.run("roster", *office.first_page, code=2).err
-    assert (office.ca / "revoked.txt").exists()
-    ended = office.run("renew")
-    assert "the history begins with it" in ended.err
-    assert "silo a: its certificate is not in this folder, so nothing says when it expires\n" in ended.out
-    assert sorted(path.name for path in (office.ca / "rosters").iterdir()) == [
-        "2.json",
-        "3.json",
-        "before.json",
-    ]
-    assert not (office.ca / "revoked.txt").exists()
-    assert "was revoked" in office.run("roster", *office.first_page, code=2).err
-    # the certificates that are in use can be given again, and say when they expire from then on
-    assert "is not in this folder" not in office.run("roster", *office.first_page[:3]).out
-    office.run("roster", office.first_page[3], "--readmit", "c")
-    assert office.silos == {"a", "b", "c"}
-    office.run("renew")
-    assert office.silos == {"a", "b", "c"}
-    (office.ca / "rosters/before.json").unlink()
-    assert "version 1 is missing" in office.run("renew", code=2).err
-
-
-def test_revocation_that_a_release_before_noted_and_did_not_sign_is_done(office: Office) -> None:
-    _as_before(office, revoked=[office.first_page[2]])
-    office.run("renew")
-    assert office.silos == {"a", "c"}
-    assert "was revoked" in office.run("roster", office.first_page[2], code=2).err
-
-
-def test_unreadable_list_of_revoked_certificates_is_named(founded: Path, chorale: Chorale) -> None:
-    (founded / "ca" / "revoked.txt").write_text(f"{'0' * 64} silo z\nnonsense\n")
-    ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
-    assert ended.code == 2
-    assert "revoked.txt: line 2: expected a SHA-256 in hex, a role and a name" in ended.err

@@ -24,8 +24,8 @@ from chorale.v1 import records_pb2
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.backup import BackupFailed, Manifest, checkpoint_name, write_backup
 from coordinator.storage.checkpoints import Checkpoints
-from coordinator.storage.migrations import MIGRATIONS
 from coordinator.storage.restore import restore_backup
+from coordinator.storage.schema import MIGRATIONS
 from coordinator.storage.store import Store
 from coordinator.storage.sum_files import SumFiles
 from crypto.errors import ConfigError

@@ -23,7 +23,6 @@ from coordinator.storage.store import Store
 from coordinator.storage.sum_files import SumFiles
 from crypto.errors import ConfigError, LocalProtocolError
 from crypto.session.messages import SignedBody
-from tests.support import old_files
 from tests.unit.coordinator.test_backup import Coordinator, backup, restore
 
 DATABASE = "coordinator.sqlite"
@@ -135,21 +134,6 @@ def test_rows_come_back_and_nothing_of_the_schema(made: bytes, tmp_path: Path) -
         assert after.rosters() == before.rosters() != []
         after.add_roster(5, SignedBody(body=b"r", signature=b"s"))
         assert after.newest_roster_version() == 5
-
-
-def test_backup_of_a_database_that_an_earlier_version_made_comes_back(tmp_path: Path) -> None:
-    """The text of its schema is another one, its tables are the same."""
-    (tmp_path / "hub").mkdir()
-    old_files.restore("coordinator", tmp_path / "hub" / DATABASE)
-    Store(tmp_path / "hub" / DATABASE).close()
-
-    restore(backup(tmp_path / "hub"), tmp_path / "new")
-
-    with (
-        closing(Store(tmp_path / "hub" / DATABASE)) as before,
-        closing(Store(tmp_path / "new" / DATABASE)) as after,
-    ):
-        assert after.jobs() == before.jobs() != []
 
 
 def test_work_without_an_end_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

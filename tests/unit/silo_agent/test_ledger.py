@@ -270,16 +270,6 @@ def test_openings_of_jobs_that_no_person_approved_are_capped_over_a_data_set(
     book.reveal(FULL, **opening(third))
 
 
-def test_a_drawn_job_that_an_earlier_version_recorded_is_counted_once_it_is_offered_again(book: Book) -> None:
-    job = drawn(book)
-    with book.ledger._database.transaction() as connection:
-        connection.execute("UPDATE jobs SET draws_rounds = 0")  # as the migration leaves it
-    drawn(book)
-    for number in range(2):
-        book.reveal(FULL, **opening(job, number))
-    refused(Refusal.POLICY, "2 openings of the job", lambda: book.sign(FULL, **opening(job, 2)))
-
-
 # changes of the cohort
 
 

@@ -133,18 +133,6 @@ def test_silo_that_lost_its_ledger_has_its_lowest_version_and_no_memory(
     lost.close()
 
 
-def test_ledger_of_before_takes_the_certificates_of_its_newest_roster(ledger: Ledger) -> None:
-    newest = MEMBERS.roster(version=8)
-    accept(ledger, newest)
-    with ledger._database.transaction() as connection:
-        connection.execute("DELETE FROM listed_certificates")  # as the migration leaves it
-    accept(ledger, newest)  # which the coordinator relays at the next connection
-    assert accept(ledger, newest) is None
-    accept(ledger, MEMBERS.roster(version=9, without=[REVOKED]))
-    with pytest.raises(RemoteProtocolError, match="left in version 9"):
-        accept(ledger, MEMBERS.roster(version=10))
-
-
 # a change of the authority's key: what the old one signed last, a thief of it may have signed
 
 
@@ -219,16 +207,3 @@ def test_a_version_far_beyond_the_newest_is_refused(ledger: Ledger) -> None:
     with pytest.raises(RemoteProtocolError, match="version 1048586 follows version 9, expected at most"):
         accept(ledger, MEMBERS.roster(version=HIGHEST + 1))
     accept(ledger, MEMBERS.roster(version=HIGHEST + 1), lowest_version=10)  # the site's own word
-
-
-def test_ledger_of_before_learns_which_key_signed_its_newest_roster(ledger: Ledger) -> None:
-    """Until it is shown again, its version counts under every key."""
-    accept(ledger, MEMBERS.roster(version=9))
-    with ledger._database.transaction() as connection:
-        connection.execute("UPDATE roster_marks SET signer = x''")  # as the migration leaves it
-        connection.execute("DELETE FROM listed_certificates")
-    with pytest.raises(PolicyRefusal, match="expected version 9 or newer, got 8"):
-        accept(ledger, RENEWED.roster(version=8), authority=RENEWED.authority)
-    accept(ledger, MEMBERS.roster(version=9))
-    accept(ledger, RENEWED.roster(version=8), authority=RENEWED.authority)
-    assert ledger.roster_version == 8

@@ -291,8 +291,7 @@ def test_an_answer_is_not_written_once_its_phase_was_abandoned(book: UseBook) ->
 
 @pytest.mark.parametrize("phase", ["train", "fine-tune.0"])
 def test_a_revealed_phase_is_not_abandoned(book: UseBook, phase: str) -> None:
-    name = {"fine-tune.0": "personal.0"}.get(phase, phase)  # under the name that it had in an older ledger
-    book.reveal(FULL, phase=name)
+    book.reveal(FULL, phase=phase)
     for act in (book.reveals.abandon, book.reveals.note_abandoned):
         refused(
             Refusal.ALREADY_REVEALED, "was revealed before", lambda act=act: act(book.job.digest, 1, phase)
