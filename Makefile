@@ -51,7 +51,7 @@ proto: $(READY) ## generate the stubs in chorale/v1/ from proto/
 	cd proto && PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -I . \
 		--python_out=.. --grpc_python_out=.. --mypy_out=.. --mypy_grpc_out=.. chorale/v1/*.proto
 
-reference: $(READY) ## write docs/metrics.md and docs/reference/ from the code
+reference: $(READY) ## write the README.md of each chart from the code
 	$(BIN)/python -m tools.reference $(ARGS)
 
 docs: $(READY) ## the documentation as a site, into build/site; every link has to lead somewhere

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site, which mkdocs.yml names: pages as GitHub shows them."""
+"""Hooks of the documentation site, which mkdocs.yml names: pages as GitHub shows them, and those of the code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import posixpath
 import re
 from typing import Any
 
+from mkdocs.structure.files import File
 from pymdownx.slugs import slugify
+
+from tools.reference.pages import SITE
 
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
 ITEM = re.compile(r"(- |\d+\. )")
@@ -17,6 +20,13 @@ def on_config(config: Any) -> Any:
     """Headings have the anchors that GitHub gives them, which the pages link to."""
     config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
     return config
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Pages that are made from the code, beside those of docs/."""
+    for path, page in SITE.items():
+        files.append(File.generated(config, path, content=page()))
+    return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, files: Any, **_: Any) -> str:

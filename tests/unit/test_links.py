@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tools.reference.pages import SITE
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+MADE = {ROOT / "docs" / path for path in SITE}  # with the site, whose build looks at these links
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
 # pages and files that are named and not linked
 NAMED = re.compile(r"`((?:docs|helm|deploy)/[\w./-]+)`")
@@ -31,6 +34,8 @@ def dead(page: Path) -> list[str]:
     text = re.sub(r"`[^`\n]*`", "`...`", prose(page))
     for file, anchor in LINK.findall(text):
         target = page.parent / file if file else page
+        if target.resolve() in MADE:
+            continue
         if not target.exists() or (anchor and anchor not in anchors(target)):
             found.append(f"{file}#{anchor}" if anchor else file)
     return found + [name for name in NAMED.findall(prose(page)) if not (ROOT / name).exists()]

@@ -1,4 +1,4 @@
-"""Which pages are written from the code, and which of them are stale."""
+"""Which pages are made from the code: those of the site, and the charts' README.md, which are committed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from tools.reference.sources import CHARTS, ROOT
 from tools.reference.values import chart_page, values_page
 
 COMMAND = "python -m tools.reference"
-PAGES: Mapping[str, Callable[[], str]] = {
-    "docs/metrics.md": metrics_page,
-    "docs/reference/settings.md": settings_page,
-    "docs/reference/values.md": values_page,
-    "docs/reference/cli.md": cli_page,
-    **{f"helm/{chart}/README.md": partial(chart_page, chart) for chart in CHARTS.values()},
+# below docs/, made whenever the site is built
+SITE: Mapping[str, Callable[[], str]] = {
+    "metrics.md": metrics_page,
+    "reference/settings.md": settings_page,
+    "reference/values.md": values_page,
+    "reference/cli.md": cli_page,
+}
+COMMITTED: Mapping[str, Callable[[], str]] = {
+    f"helm/{chart}/README.md": partial(chart_page, chart) for chart in CHARTS.values()
 }
 
 
 def stale() -> dict[str, str]:
-    """Pages that differ from what the code says, each with what should stand there."""
-    pages = {path: page() for path, page in PAGES.items()}
+    """Committed pages that differ from what the code says, each with what should stand there."""
+    pages = {path: page() for path, page in COMMITTED.items()}
     return {path: text for path, text in pages.items() if _read(ROOT / path) != text}
 
 
@@ -32,7 +35,6 @@ def write() -> list[str]:
     """Bring the stale ones up to date; gives their paths."""
     changed = stale()
     for path, text in changed.items():
-        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(text)
     return list(changed)
 
