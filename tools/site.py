@@ -1,4 +1,4 @@
-"""Hooks of the documentation site, which mkdocs.yml names: pages as GitHub shows them, and those of the code."""
+"""Hooks of the site, which mkdocs.yml names: pages as GitHub shows them, and those made from the code."""
 
 from __future__ import annotations
 
