@@ -1,4 +1,4 @@
-"""How much disk an install takes: `python -m tools.sizes` says it of each set of extras that README names.
+"""How much disk an install takes: `python -m tools.sizes` says it of each set of extras in docs/install.md.
 
 Counted are the files of Chorale's requirements as they lie in this environment, without what Python compiles
 of them. An install whose packages are not all here is unknown.

@@ -1,4 +1,4 @@
-"""The README's "Four hospitals", run as they stand: the example's own files, real records, real processes.
+"""The commands of docs/heart-disease.md, run as they stand: its own files, real records, real processes.
 
 Only the coordinator's port is changed, through the environment, because another may have it here.
 """
@@ -31,7 +31,7 @@ def test_four_hospitals_train_together_from_their_own_files(tmp_path: Path) -> N
     data = shared_folder("heart_disease")
     for file in (*EXAMPLE.glob("*.yaml"), *data.glob("processed.*.data")):
         shutil.copy(file, tmp_path)
-    commands = readme.commands("Four hospitals")
+    commands = readme.commands("heart-disease.md", "Run it")
     with ExitStack() as running:
         _found(commands, tmp_path)
         hub = {"CHORALE_COORDINATOR_LISTEN": "127.0.0.1:0"}
@@ -45,7 +45,7 @@ def test_four_hospitals_train_together_from_their_own_files(tmp_path: Path) -> N
         output = run(next(commands), tmp_path, operator)
         job_id = output.split()[0]
         fetched = run(instead(next(commands), "ID", job_id), tmp_path, operator)
-    assert next(commands, None) is None, "a command of the README was not run"
+    assert next(commands, None) is None, "a command of the page was not run"
     assert f"{job_id}  done  {ROUNDS} rounds" in output
     assert f"after round {ROUNDS} of {ROUNDS}" in fetched
     model, _ = read_model(tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""What `chorale init` writes starts a federation of three silos as it stands: the README's own commands."""
+"""What `chorale init` writes starts a federation of three silos as it stands: the page's own commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _run(commands: Iterator[list[str]], folder: Path, port: int, silos: tuple[st
 
 
 def test_commands_of_the_readme_start_a_federation_that_trains_and_is_well(tmp_path: Path) -> None:
-    commands = readme.commands("Your first federation")
+    commands = readme.commands("first-federation.md", "Your first federation")
     _written(commands, tmp_path, free_ports(1)[0])
     with ExitStack() as running:
         running.enter_context(service(next(commands), tmp_path, {}))
@@ -57,7 +57,7 @@ def test_commands_of_the_readme_start_a_federation_that_trains_and_is_well(tmp_p
             assert "no problem was found" in run(instead(doctor, "north/silo.yaml", config), tmp_path)
     model, _ = read_model(tmp_path / "model.safetensors")
     assert [name for name in model if name.startswith("model/")]
-    assert next(commands, None) is None, "a command of the README was not run"
+    assert next(commands, None) is None, "a command of the page was not run"
 
 
 def _approve(show: list[str], approve: list[str], folder: Path, job: str) -> None:

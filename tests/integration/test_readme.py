@@ -1,4 +1,4 @@
-"""The commands under "A real federation" in the README, run as they stand, on loopback.
+"""The commands under "A real federation" in docs/first-federation.md, run as they stand, on loopback.
 
 Only what a reader would change in the copied files is changed here, through the environment: the
 coordinator's address, and that the three silos share one machine and one data set.
@@ -45,7 +45,7 @@ def _operator_environment(port: str) -> Environment:
 def test_readme_federation_runs_from_its_first_key_to_its_model(tmp_path: Path) -> None:
     for example in (REPOSITORY / "docs" / "examples").glob("*.yaml"):
         shutil.copy(example, tmp_path)
-    commands = readme.commands("A real federation")
+    commands = readme.commands("first-federation.md", "A real federation")
     with ExitStack() as running:
         _found(commands, tmp_path)
         hub = {"CHORALE_COORDINATOR_LISTEN": "127.0.0.1:0", "CHORALE_COORDINATOR_METRICS_LISTEN": "null"}
@@ -57,7 +57,7 @@ def test_readme_federation_runs_from_its_first_key_to_its_model(tmp_path: Path) 
         _train(commands, tmp_path, port)
     model, _ = read_model(tmp_path / "model.safetensors")
     assert [name for name in model if name.startswith("model/")]
-    assert next(commands, None) is None, "a command of the README was not run"
+    assert next(commands, None) is None, "a command of the page was not run"
 
 
 def _found(commands: Iterator[list[str]], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The README's own commands, run as they stand; services among them until the test is done with them."""
+"""Commands of a page, run as they stand; services among them until the test is done with them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.processes import REPOSITORY, Service, run_cli, wait_until
 Environment = Mapping[str, str]
 
 
-def commands(heading: str) -> Iterator[list[str]]:
-    """Every `$ chorale ...` line of a section, split as a shell would, without its first word."""
-    section = (REPOSITORY / "README.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+def commands(page: str, heading: str) -> Iterator[list[str]]:
+    """Every `$ chorale ...` line of a section of docs/, split as a shell would, without its first word."""
+    section = (REPOSITORY / "docs" / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     for line in re.findall(r"^\$ (chorale .*)$", section, re.MULTILINE):
         yield shlex.split(line)[1:]
 

@@ -16,7 +16,7 @@ import pytest
 from tools.sizes import INSTALLS, closure, install_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
+INSTALL = ROOT / "docs" / "install.md"
 PACKAGES = (
     *("crypto", "strategies", "chorale_models", "chorale", "coordinator", "silo_agent", "simulation"),
     *("client", "web", "cli"),
@@ -102,10 +102,10 @@ def test_install_of_the_demo_holds_nothing_of_tests_linters_and_schemas() -> Non
 
 
 @pytest.mark.parametrize("what", INSTALLS)
-def test_sizes_in_the_readme_are_those_measured_here(what: str) -> None:
+def test_sizes_of_the_page_are_those_measured_here(what: str) -> None:
     torch = pytest.importorskip("torch", reason="measures what is installed: needs the extra silo")
     if torch.version.cuda is not None:
-        pytest.skip("the README's sizes are with torch's build for the CPU")
-    stated = re.search(rf"^\| {re.escape(what)} \|.*\| ([0-9.]+) GB \|$", README.read_text(), re.MULTILINE)
-    assert stated is not None, f"README has no size of {what}"
+        pytest.skip("the page's sizes are with torch's build for the CPU")
+    stated = re.search(rf"^\| {re.escape(what)} \|.*\| ([0-9.]+) GB \|$", INSTALL.read_text(), re.MULTILINE)
+    assert stated is not None, f"the page has no size of {what}"
     assert float(stated[1]) == pytest.approx(install_bytes(INSTALLS[what]) / 1e9, rel=0.1)

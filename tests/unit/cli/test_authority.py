@@ -143,7 +143,7 @@ def test_certificate_of_another_authority_is_not_put_on_the_roster(founded: Path
 
 
 def test_a_members_folder_may_hold_the_authoritys_certificate(founded: Path, chorale: Chorale) -> None:
-    """As the README has it: authority.crt is copied into the folder of each member."""
+    """As docs/first-federation.md has it: authority.crt is copied into the folder of each member."""
     member = founded / "member"
     member.mkdir()
     for file in (founded / "a.crt", founded / "ca" / "authority.crt"):

@@ -151,8 +151,8 @@ def test_folders_of_other_names_are_no_concern(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_line_of_the_readme_sets_up_completion(shell: str) -> None:
-    assert f"_CHORALE_COMPLETE={shell}_source chorale" in (REPOSITORY / "README.md").read_text()
+def test_line_of_the_page_sets_up_completion(shell: str) -> None:
+    assert f"_CHORALE_COMPLETE={shell}_source chorale" in (REPOSITORY / "docs" / "install.md").read_text()
     script = _completing(_CHORALE_COMPLETE=f"{shell}_source")
     assert f"_CHORALE_COMPLETE={shell}_complete" in script
     words = {"COMP_WORDS": "chorale doctor --c", "COMP_CWORD": "--c" if shell == "fish" else "2"}
