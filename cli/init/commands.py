@@ -1,4 +1,4 @@
-"""`chorale init`: the files that a party starts from, each field explained, with its key and request."""
+"""`chorale init`: the files that a party starts from, with its key and request."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ FIRST_JOB: Mapping[str, Any] = {
     "input_shape": [1, 8, 8],
     "training": {"learning_rate": 0.1},
 }
+# what an institution decides first; all are defaults
+FIRST_POLICY: Mapping[str, Any] = {
+    "approval": "manual",
+    "required_approvals": 1,
+    "initial_state": "computed",
+    "class_statistics": "refuse",
+    "local_state": "refuse",
+    "privacy": {"epsilon": 10.0, "delta": 1e-5, "required": False},
+}
 FEDERATION = click.option("--federation", required=True, help="Name of the federation.")
 COORDINATOR = click.option(
     "--coordinator", required=True, metavar="HOST:PORT", help="Where the coordinator is dialed."
@@ -38,7 +47,7 @@ COORDINATOR = click.option(
 
 @click.group()
 def init() -> None:
-    """Write the files that a party starts from: each field with its meaning, its default and its place.
+    """Write the files that a party starts from: what it has to decide, each field with its meaning.
 
     Nothing is overwritten. Keys are made where they live, so call it at each party's own machine.
     """
@@ -164,10 +173,11 @@ def silo(
         "policy": str(home / "policy.yaml"),
         "data": {"format": data_format} | ({} if data is None else {"path": str(data)}),
     }
+    policy = {"federation": federation, **FIRST_POLICY}
     files = {
         path: _filled("silo", values, title="Settings of a silo agent: chorale silo run --config silo.yaml"),
         home / "policy.yaml": _filled(
-            "policy", {"federation": federation}, title="What may leave this silo; it has the last word."
+            "policy", policy, title="What may leave this silo; it has the last word."
         ),
     }
     _check_all_new(*files)
@@ -192,7 +202,7 @@ def _filled(kind: str, values: Mapping[str, Any], *, title: str) -> bytes:
     model = model_of(kind)
     later = {"not_after": "9999-12-31T00:00:00Z"} if kind == "job" else {}  # which `job submit` fills in
     check_values(model, {**later, **values}, source="init")
-    return commented(model, values, title=title).encode()
+    return commented(model, values, title=title, kind=kind).encode()
 
 
 def _check_all_new(*paths: Path) -> None:
@@ -205,7 +215,7 @@ def _write(files: Mapping[Path, bytes]) -> None:
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_new(path, data, what="a file")
-        click.echo(f"{path}: written; each field is explained in it")
+        click.echo(f"{path}: written")
 
 
 def _next(*steps: str) -> None:

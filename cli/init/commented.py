@@ -1,7 +1,6 @@
-"""A settings file with every field of its model, each under the sentence that the model says of it.
+"""A settings file: the fields that are given, each under its model's own sentence, and the names of the rest.
 
-What is given stands as a value; every other field stands behind a # with its default. There is no second
-text: a description that is wrong in a file is wrong in the model.
+There is no second text: a description that is wrong in a file is wrong in the model.
 """
 
 from __future__ import annotations
@@ -18,44 +17,40 @@ from pydantic.fields import FieldInfo
 from chorale.runtime import plain_yaml
 
 WIDTH = 100
-OFF = "#"  # before a field that has its default; before a sentence a blank follows
 
 
-def commented(model: type[BaseModel], values: Mapping[str, Any], *, title: str) -> str:
-    """YAML. values: by name, of the fields that are given; a mapping for a part with fields of its own."""
+def commented(model: type[BaseModel], values: Mapping[str, Any], *, title: str, kind: str) -> str:
+    """YAML. values: by name, of the fields that are given; a mapping for a part with fields of its own.
+    kind: as `chorale schema` names it."""
     head = (
         title,
-        "A line that begins with # and no blank is a field with its default: remove the # to change it. "
         "An unknown field is an error. Paths are relative to the folder that the command is called in. "
         "The last line says that the file is whole.",
     )
+    others = ", ".join(key for key, _ in _keys(model) if key not in values)
+    rest = f"Further fields, each with a default that `chorale schema {kind}` explains: {others}."
     lines = [line for text in head for line in _sentence(text, indent="")]
-    return "\n".join([*lines, *_fields(model, values, indent="", is_off=False), "", "..."]) + "\n"
+    return (
+        "\n".join([*lines, *_fields(model, values, indent=""), "", *_sentence(rest, indent=""), "..."]) + "\n"
+    )
 
 
-def _fields(model: type[BaseModel], values: Mapping[str, Any], *, indent: str, is_off: bool) -> Iterator[str]:
-    """is_off: the whole part stands behind #."""
-    for name, field in model.model_fields.items():
-        key = field.alias or name
+def _keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    return ((field.alias or name, field) for name, field in model.model_fields.items())
+
+
+def _fields(model: type[BaseModel], values: Mapping[str, Any], *, indent: str) -> Iterator[str]:
+    for key, field in _keys(model):
+        if key not in values:
+            continue
         yield from [""] if indent == "" else []
         yield from _sentence(_described(field), indent=indent)
-        yield from _field(key, field, values, indent=indent, is_off=is_off or key not in values)
-
-
-def _field(
-    key: str, field: FieldInfo, values: Mapping[str, Any], *, indent: str, is_off: bool
-) -> Iterator[str]:
-    mark = f"{indent}{OFF if is_off else ''}{key}:"
-    part = _part(field.annotation)
-    value = values[key] if key in values else field.get_default(call_default_factory=True)
-    if part is not None and isinstance(value, Mapping | BaseModel):
-        given = value if isinstance(value, Mapping) else {}
-        yield mark
-        yield from _fields(part, given, indent=f"{indent}  ", is_off=is_off)
-    elif key not in values and field.is_required():
-        yield f"{mark}"
-    else:
-        yield f"{mark} {_written(value)}"
+        part = _part(field.annotation)
+        if part is not None and isinstance(values[key], Mapping):
+            yield f"{indent}{key}:"
+            yield from _fields(part, values[key], indent=f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {_written(values[key])}"
 
 
 def _described(field: FieldInfo) -> str:
