@@ -2,7 +2,7 @@
 
     python -m bench.masking.noise
 
-Prints the table of docs/privacy.md, "Speed". CPU time of one thread, medians of so many runs.
+Prints the table of docs/privacy-proofs.md, "Speed". CPU time of one thread, medians of so many runs.
 """
 
 # N = numbers

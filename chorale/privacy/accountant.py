@@ -2,7 +2,7 @@
 
 A block is composed by its privacy loss distribution (Koskela, Jalko and Honkela 2020; dp-accounting's, which
 rounds losses up). Everything that may stop or leave out releases of a block, or take them in another order,
-costs no more. What an account of several jobs costs is `privacy_filter`'s. Source: docs/privacy.md,
+costs no more. What an account of several jobs costs is `privacy_filter`'s. Source: docs/privacy-proofs.md,
 "Accounting".
 """
 

@@ -3,7 +3,7 @@
 A step draws each of n records with chance q, so its work grows with n. A silo whose policy says
 `constant_work_records: N` computes as for `batch_cap` records in every step, and leaves out what is drawn
 beyond.
-Source: docs/privacy.md, "Records".
+Source: docs/privacy-proofs.md, "Records".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The plan of the account's first job was fixed before its data were touched, so it costs what a block costs,
 however much of it was released. Everything else was chosen afterwards and goes through the filter. Which of
 the two a budget means is decided by that plan alone, so nothing that was released chooses between them.
-Proof: docs/privacy.md, "Accounting".
+Proof: docs/privacy-proofs.md, "Accounting".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ order a, added up, and weights w_a that follow from epsilon and delta alone and 
     for all x > 0:  1 - e^-x <= delta * sum over a of w_a e^((a - 1)(epsilon + x - rho_a))
 
 The sum is a nonnegative supermartingale at the loss epsilon + x, so no order is chosen afterwards. Proof:
-docs/privacy.md, "Accounting"; at one order it is Feldman and Zrnic 2021 (arXiv 2008.11193).
+docs/privacy-proofs.md, "Accounting"; at one order it is Feldman and Zrnic 2021 (arXiv 2008.11193).
 """
 
 # A = orders, X = excess losses

@@ -1,7 +1,7 @@
 """What one input to a phase reveals about a silo's data, as the ledger keeps it.
 
 A release is one noised sum, one noised step, or one run of DP-SGD. `accountant` and `privacy_filter` say what
-releases cost. Source: docs/privacy.md, "Accounting".
+releases cost. Source: docs/privacy-proofs.md, "Accounting".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Renyi divergences of releases: those over the same data add up order by order.
 
-Source: Mironov 2017 (arXiv 1702.07476), Proposition 1; docs/privacy.md, "Accounting".
+Source: Mironov 2017 (arXiv 1702.07476), Proposition 1; docs/privacy-proofs.md, "Accounting".
 """
 
 # A = orders

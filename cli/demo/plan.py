@@ -51,7 +51,7 @@ RATES = {
 }
 # behind a frozen head silos train at ten times RATE; the head itself would not bear that
 OPTIONS: dict[str, dict[str, float]] = {"fedbabu_ft": {"fine_tune_learning_rate": RATE}}
-# --dp: what digits at the default number of silos and rounds bear best (docs/privacy.md, "Trying it")
+# --dp: what digits at the default number of silos and rounds bear best (docs/privacy-proofs.md, "Trying it")
 ROUNDS = 10
 EPSILONS = {"records": 8.0, "sums": 4.0}
 SAMPLE_RATE, RECORDS_RATE = 0.2, 1.0

@@ -2,7 +2,7 @@
 
 The norm is that of all values together: clipped tensor by tensor they would be longer. One value that is
 not finite refuses the array, because a norm that is NaN is beyond no clip.
-Source: docs/protocol.md 4.11; docs/privacy.md, "Sensitivity after rounding".
+Source: docs/protocol.md 4.11; docs/privacy-proofs.md, "Sensitivity after rounding".
 """
 
 # N = values of the array, B = of one block

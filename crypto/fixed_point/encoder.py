@@ -122,7 +122,8 @@ class Encoder:
     def _conditional(self, parts: Mapping[str, _Part], random: Callable[[int], bytes]) -> dict[str, _Part]:
         """Parts of clipped arrays, each with rounding bits of its own, drawn until its norm is in bounds.
 
-        Conditional rounding: Kairouz, Liu, Steinke 2021; docs/privacy.md, "Sensitivity after rounding".
+        Conditional rounding: Kairouz, Liu, Steinke 2021;
+        docs/privacy-proofs.md, "Sensitivity after rounding".
         """
         chosen: dict[str, _Part] = {}
         for quantity in self.layout.quantities:

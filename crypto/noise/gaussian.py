@@ -8,7 +8,7 @@ uniform, so the same holds for a sum of silos. A table holds a variance of up to
     X = L A + B,    A discrete Gaussian, B rounded Gaussian, L a power of two, both of variance v / (L^2 + 1).
 
 L A plus a continuous Gaussian is a Gaussian of variance v but for a relative 2^-110 of its density (Regev
-2009, Claim 3.9), and rounding leaves the whole number L A alone. Proofs: docs/privacy.md, "The noise".
+2009, Claim 3.9), and rounding leaves the whole number L A alone. Proofs: docs/privacy-proofs.md, "The noise".
 """
 
 # B = samples of one block, K = magnitudes 0 and up, N = samples asked for
@@ -168,7 +168,7 @@ def wrap_probability(bound_units: float, variance_total: float, count: int, room
     beyond = room + 1 - bound_units
     if beyond <= 0:
         return 1.0
-    # E[e^(theta X)] is at most e^(theta^2 (v + 1/12) / 2) for each silo (docs/privacy.md, "The noise")
+    # E[e^(theta X)] is at most e^(theta^2 (v + 1/12) / 2) for each silo (docs/privacy-proofs.md, "The noise")
     return min(1.0, 2.0 * count * math.exp(-(beyond**2) / (2.0 * _ROUNDED * max(variance_total, 1e-300))))
 
 

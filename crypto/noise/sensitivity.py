@@ -2,7 +2,7 @@
 
 The noise is a rounded Gaussian in ring units: whole numbers, added by every silo before masking
 (crypto/noise/gaussian.py).
-What is derived here is proved in docs/privacy.md, "Sensitivity after rounding".
+What is derived here is proved in docs/privacy-proofs.md, "Sensitivity after rounding".
 """
 
 from __future__ import annotations

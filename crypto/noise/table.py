@@ -1,7 +1,7 @@
 """A symmetric law over whole numbers as an alias table of whole numbers: exact weights, nothing in floats.
 
 Every weight is a whole number of 2^-95, so the law that is sampled is known exactly, and so is how far it is
-from the law that was meant. Source: docs/privacy.md, "The noise".
+from the law that was meant. Source: docs/privacy-proofs.md, "The noise".
 """
 
 # C = cells of the table, 2^index_bits

@@ -2,7 +2,7 @@
 
 A sample takes a 32-bit word of the key stream: sign, cell of the table (crypto/noise/table.py), first bits
 of a fraction. Once in 2^15 draws at most these do not decide, and 64 bits of a second stream do.
-Source: docs/privacy.md "The noise".
+Source: docs/privacy-proofs.md "The noise".
 
 The table is looked up by a compiled loop where numba, of the extra `silo`, is there and finds a folder for
 what it compiled (next to this file, NUMBA_CACHE_DIR, the user's cache), else in numpy, with the same

@@ -2,7 +2,8 @@
 
 How long a computation takes may tell what noise hides. So the process that answers shares no interpreter
 with it, and looks whether it has ended at fixed times alone: no reply to any message shifts when it ends.
-What goes between the two is pickled by this silo's own processes. Source: docs/privacy.md, "What time tells".
+What goes between the two is pickled by this silo's own processes.
+Source: docs/privacy-proofs.md, "What time tells".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 DP-SGD (Abadi et al. 2016, algorithm 1) over the records of all silos together: every silo draws its batch by
 Poisson sampling, clips each record's gradient and sums them as whole numbers; each adds one h-th of the
 noise's variance inside the secure sum. Nobody but the silo sees a sum without all the noise of h silos.
-Source: docs/privacy.md "A step in the sum".
+Source: docs/privacy-proofs.md "A step in the sum".
 Leaks the noised sum over the batch of each step, and nothing besides: how many records were drawn is in no
 quantity, and the divisor is declared.
 

@@ -1,7 +1,7 @@
 """kill -9 of a silo and of the coordinator in a job whose silos share their noise, one sum a step.
 
 No input is in two revealed sums, a step whose sum is lost is a new step with an input of its own, and what is
-computed again is charged again. Source: docs/privacy.md "A step in the sum".
+computed again is charged again. Source: docs/privacy-proofs.md "A step in the sum".
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ operator who could move the limit would learn the number of records.
 What a job takes grows with the number of records, by a factor that the job chooses: the width of a table,
 an image, a teacher's answers. If it ran until memory ends, a job of the right width would tell how many there
 are. So a job is compared with as many records as the policy declares, or MOST_RECORDS, and a data set of more
-than those serves no private job. Source: docs/privacy.md "What time tells".
+than those serves no private job. Source: docs/privacy-proofs.md "What time tells".
 """
 
 from __future__ import annotations

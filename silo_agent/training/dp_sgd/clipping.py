@@ -3,7 +3,7 @@
 In floating point a sum depends on the order of its terms, so one sample more may move it by more than its
 own length, and the last bits of a noised float tell what was added to it (Mironov 2012; Casacuberta et al.
 2022, arXiv 2207.10635). Here a clipped gradient is a vector of whole units, shorter than the clip after it
-was cut towards zero, and whole numbers add up exactly. Source: docs/privacy.md "Records".
+was cut towards zero, and whole numbers add up exactly. Source: docs/privacy-proofs.md "Records".
 """
 
 # N = samples of one micro-batch, P = values of all trained parameters together

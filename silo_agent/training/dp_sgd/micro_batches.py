@@ -1,6 +1,6 @@
 """The records of each step, drawn one by one, and their gradients: in micro-batches of one shape.
 
-Abadi et al. 2016 (arXiv 1607.00133), algorithm 1, up to the clip. Source: docs/privacy.md, "Records".
+Abadi et al. 2016 (arXiv 1607.00133), algorithm 1, up to the clip. Source: docs/privacy-proofs.md, "Records".
 """
 
 # N = records of the training set, or samples of one micro-batch; P = trained values

@@ -3,7 +3,7 @@
 Abadi et al. 2016 (arXiv 1607.00133), algorithm 1. Unlike there, all up to and including the noise is whole
 numbers: what is released is a function of round(x + N), x the sum of the clipped gradients in units and N
 Gaussian. The silo adds the noise itself and trains on, or all silos of a secure sum share it.
-Source: docs/privacy.md "Records".
+Source: docs/privacy-proofs.md "Records".
 """
 
 # P = values of all trained parameters together

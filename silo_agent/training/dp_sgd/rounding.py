@@ -3,7 +3,7 @@
 A unit of the ring is far coarser than one of clipping.py: the sum of all silos has to fit in its word. So
 each coordinate is rounded up with the probability of its fraction, and a sample is rounded again until its
 length is within the sensitivity that the noise is made for. That is checked on whole numbers, so it holds
-whatever floating point did before. Source: docs/privacy.md, "Records".
+whatever floating point did before. Source: docs/privacy-proofs.md, "Records".
 """
 
 # N = samples of one micro-batch, P = values of all trained parameters together, B = of one block

@@ -9,7 +9,7 @@ has, and of a class with a single sample in all silos that sample's feature. One
 would tell the same of the silo, which is why they only leave it under masks.
 Under noise V is no Gram matrix any more: its eigenvalues are off by up to 2 sigma sqrt(D), with sigma the
 noise's standard deviation in an entry (a symmetric random matrix, Wigner 1958), and the small ones may be
-negative. A ridge of that size makes the system definite again (docs/privacy.md, "FFC under noise").
+negative. A ridge of that size makes the system definite again (docs/privacy-proofs.md, "FFC under noise").
 
 D = feature width, C = classes, T = D(D+1)/2 values of an upper triangle.
 """

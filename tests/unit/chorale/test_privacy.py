@@ -513,7 +513,7 @@ class TestMethods:
         assert "class_presence" not in spec.quantity_names
 
     def test_the_page_lists_every_part_as_it_stands(self) -> None:
-        page = (Path(__file__).parents[3] / "docs" / "privacy.md").read_text()
+        page = (Path(__file__).parents[3] / "docs" / "privacy-proofs.md").read_text()
         for field, parts in PARTS.items():
             for part in parts:
                 assert part.under_privacy is not None

@@ -26,7 +26,7 @@ from tests.unit.silo_agent.privacy_book import RECORDS, SUMS, policy, private_jo
 
 ODD = 39  # the record in which neighbors differ
 Institution = Callable[[AccountBook, bool], None]
-PAGE = Path(__file__).parents[3] / "docs" / "privacy.md"
+PAGE = Path(__file__).parents[3] / "docs" / "privacy-proofs.md"
 
 
 def rows(*parts: Iterable[int], odd: bool) -> list[int]:
