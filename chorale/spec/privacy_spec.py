@@ -13,7 +13,7 @@ MIN_DELTA, MAX_DELTA = 1e-12, 1e-2
 MIN_MULTIPLIER = 1e-3  # no protection to speak of: an epsilon beyond 10^5
 MAX_MULTIPLIER = 1e6  # noise beyond any use
 
-# beyond it what the sampler is off its law, times e^epsilon, uses up any delta (privacy-proofs.md, "The noise")
+# beyond it what the sampler is off its law, times e^epsilon, uses up delta (privacy-proofs.md, "The noise")
 MAX_EPSILON = 30.0
 # below it the factors of the clip leave float32, and a gradient of zero would come out as no number
 MIN_CLIP_NORM = 1e-6
