@@ -201,7 +201,7 @@ def check_noise(vectors: Any) -> int:
 
 
 def squared_sensitivity(scale: float, l2: float, words: int, *, is_count: bool) -> int:
-    """D^2 of a clipped array, or of one value of a record (privacy-proofs.md "Sensitivity after rounding")."""
+    """D^2 of a clipped array, or of one value of a record (docs/privacy-proofs.md)."""
     if is_count and scale >= 1:
         return max(1, math.ceil((scale * l2) ** 2))
     if is_count:
