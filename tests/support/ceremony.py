@@ -96,8 +96,12 @@ class Ceremony:
             ],
             authority_key=self.key,
         )
+        written = roster.roster_to_file_bytes(signed)
+        kept = self.folder / "rosters" / f"{self.version}.json"  # as the authority's own commands keep each
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_bytes(written)
         temporary = self.roster_path.with_suffix(".new")
-        temporary.write_bytes(roster.roster_to_file_bytes(signed))
+        temporary.write_bytes(written)
         temporary.replace(self.roster_path)
 
 
