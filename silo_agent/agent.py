@@ -35,7 +35,6 @@ from crypto.identity.certificates import Anchors, Identity, Role
 from crypto.session.reveal import PendingReveal
 from silo_agent.account_units import OpenedData, open_accounts
 from silo_agent.data.base import SiloData
-from silo_agent.data.formats.declared import check_records
 from silo_agent.data.loading import load_data
 from silo_agent.data.own_data import check_named
 from silo_agent.data.settings import DataSettings, rows_beyond_told
@@ -312,7 +311,10 @@ class _Agent:
             load_objective=partial(load_objective, self._settings),
             tell_stage=lambda stage: outbox.send(stage_to_wire(stage)),
             process=ComputeProcess(
-                self._settings, data_of=self._private_data_of, tell_records=self._tell_records
+                self._settings,
+                data_of=self._data_of,
+                records_of=self._records_of,
+                tell_records=self._tell_records,
             ),
         )
         self._handles = MessageHandler(
@@ -375,14 +377,9 @@ class _Agent:
             raise type(closed)(f"{closed} (when it was opened: {again})")
         return self._settings.data_set(name)
 
-    def _private_data_of(self, job: Job) -> DataSettings:
-        """Raises ConfigError, too, for data of more records than private jobs are served with."""
-        settings = self._data_of(job)
-        held = self._ledger.accounts().contents(settings.name)
-        if held is not None:
-            declared = self._data_sets.of(job.digest).policy.constant_work_records
-            check_records(held.records, declared, settings=settings)
-        return settings
+    def _records_of(self, settings: DataSettings) -> int | None:
+        contents = self._ledger.accounts().contents(settings.name)
+        return None if contents is None else contents.records
 
     def _tell_records(self, settings: DataSettings, count: int) -> None:
         if settings.source is not None:  # which no start of the agent reads without a job

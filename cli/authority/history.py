@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from cryptography import x509
@@ -60,7 +59,7 @@ class History:
 
     def memories(self) -> list[RosterMemory]:
         """What was known before each roster, and after the last."""
-        memories = [RosterMemory(left=MappingProxyType({}))]
+        memories = [RosterMemory()]
         for roster in self.rosters:
             memories.append(memories[-1].after(roster))
         return memories

@@ -35,7 +35,7 @@ from client.submission import head_notes, initial_bytes, read_spec, solved, with
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.account_units import account_budgets
-from silo_agent.data.formats.declared import MOST_RECORDS, check_records, check_room
+from silo_agent.data.formats.memory import check_records, check_room
 from silo_agent.data.loading import load_data
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
@@ -270,10 +270,9 @@ def check_job(
             )
     else:
         with findings.step("memory"):
-            declared = policy.constant_work_records
-            check_records(len(data.train) + len(data.holdout), declared, settings=data_set)
-            check_room(spec, state, data_set, declared=declared)
-            findings.fine("memory", f"the job fits with {declared or MOST_RECORDS} records")
+            check_records(len(data.train) + len(data.holdout), policy.most_records, settings=data_set)
+            check_room(spec, state, data_set, most=policy.most_records)
+            findings.fine("memory", f"the job fits with {policy.most_records} records")
         with findings.step("budget"), _ledger(settings) as ledger:
             budgets = account_budgets(settings, data_set.account)
             budget = ledger.budget(policy=policy, data_set=data_set.account, budgets=budgets)

@@ -22,6 +22,7 @@ from crypto.session.reveal import PendingReveal
 from silo_agent.ledger.costs import is_covered
 from silo_agent.ledger.standing import Standing, check_not_put_back, next_mark
 from silo_agent.ledger.state_uses import StateUse, check_survivors, check_use, forget_use, settle_use
+from silo_agent.policy.drawn_rounds import MAX_UNASKED_OPENINGS
 from silo_agent.policy.policy import Policy
 from strategies.phases.enrollment import ENROLLMENT
 
@@ -29,9 +30,6 @@ from strategies.phases.enrollment import ENROLLMENT
 DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "fine-tune"})
 SHARES_KEPT = timedelta(days=30)
 MAX_OPENINGS_OF_A_JOB = 2  # revealed here: all silos together then leave fewer than 4 draws to choose from
-# over a data set, of jobs that a policy accepted and no person: each is one more draw that an operator could
-# choose to continue with
-MAX_UNASKED_OPENINGS = 100
 
 
 class RevealStatus(StrEnum):

@@ -14,6 +14,10 @@ from crypto.session.cohort import (
     smallest_draw,
 )
 
+# over a data set, of jobs that a policy accepted and no person: each is one more draw that an operator could
+# choose to continue with
+MAX_UNASKED_OPENINGS = 100
+
 
 def check_drawn_rounds(spec: JobSpec, *, colluders: int, may_redraw: bool) -> None:
     """Raises PolicyRefusal where rounds are so small that colluders may be too many in one, and where each

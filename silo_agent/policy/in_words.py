@@ -7,6 +7,7 @@ import json
 from pydantic import BaseModel
 
 from crypto.session.cohort import MAX_DRAW_RISK
+from silo_agent.policy.drawn_rounds import MAX_UNASKED_OPENINGS
 from silo_agent.policy.learning_rates import LEARNING_RATES, SERVER_LEARNING_RATES
 from silo_agent.policy.policy import MAX_STATE_BYTES, Approval, DrawnRounds, FirstState, Policy
 from silo_agent.policy.privacy_policy import CEILING, Permission
@@ -43,9 +44,10 @@ def refused(policy: Policy) -> list[str]:
         f"more than {policy.max_cohort_changes} overlapping cohorts of a data set, in all jobs together",
         f"jobs without noise, once more than {policy.max_data_refusals} inputs were refused for a data set, "
         "and private ones, once inputs of more of them failed",
-        f"jobs with fraction below 1 that name more than a third of colluders with a chance above "
+        "jobs with fraction below 1 whose rounds name more colluders than a third with a chance above "
         f"{float(MAX_DRAW_RISK):g}",
-        "a third opening enrollment of such a job",
+        "a third opening enrollment of such a job, and over a data set more than "
+        f"{MAX_UNASKED_OPENINGS} of jobs that no person approved",
         f"more than {policy.max_repeats} further sums over one model",
         f"every input, once a model moved {policy.max_step_ratio:g} times as far as this silo moves it",
         "learning rates below {:g} or above {:g}".format(*LEARNING_RATES),

@@ -32,12 +32,14 @@ from silo_agent.policy.drawn_rounds import check_drawn_rounds, check_redrawn_sta
 from silo_agent.policy.learning_rates import rate_refusals
 from silo_agent.policy.privacy_policy import Permission, PrivacyPolicy, check_names, refusal_by, refusals_of
 from silo_agent.policy.readable import FEWER_READ, Readable
-from silo_agent.policy.tightening import AT_LEAST, COARSER, FEWER, FIXED, HIGHER, LOWER, Tightens, toward
+from silo_agent.policy.tightening import COARSER, FEWER, FIXED, HIGHER, LOWER, Tightens, toward
 from strategies.expected import got
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENV_PREFIX = "CHORALE_POLICY_"
 MAX_STATE_BYTES = 4 << 30  # of a global model: what a download may fill of this silo's disk and memory
+# of a private job, where no number is declared: as many as a hospital's table has, 2.6 GB of 1,000 columns
+MOST_RECORDS = 1 << 17
 
 
 Listed = Annotated[
@@ -72,6 +74,11 @@ def _draws_no_less(now: FirstState | tuple[str, ...], held: FirstState | tuple[s
     if FirstState.COMPUTED in (now, held):
         return now is FirstState.COMPUTED
     return held is FirstState.GIVEN or (isinstance(now, tuple) and {*now} <= {*held})
+
+
+def _expects_no_more(now: int | None, held: int | None) -> bool:
+    """Another number serves larger data sets, or shows in the time that a phase takes."""
+    return held is None and now is not None and now <= MOST_RECORDS
 
 
 class Policy(BaseModel):
@@ -206,16 +213,14 @@ class Policy(BaseModel):
     )
 
     # how private they are
-    constant_work_records: Annotated[int | None, AT_LEAST] = Field(
+    constant_work_records: Annotated[int | None, Tightens(_expects_no_more)] = Field(
         default=None,
         ge=1,
         le=100_000_000,
         description="private jobs compute as much as for so many records, the most that the data set may "
-        "hold; null: as much as there is, at most 131072",
+        f"hold; null: as much as there is, at most {MOST_RECORDS}",
     )
-    privacy: PrivacyPolicy = Field(
-        default=PrivacyPolicy(), description="what a data set may spend, and the floor of private jobs"
-    )
+    privacy: PrivacyPolicy = Field(default=PrivacyPolicy(), description="what a data set may spend")
 
     @field_validator("initial_state", mode="before")
     @classmethod
@@ -364,6 +369,11 @@ class Policy(BaseModel):
                     "no class statistics (class_statistics: refuse)",
                     Rule.CLASS_STATISTICS,
                 )
+
+    @property
+    def most_records(self) -> int:
+        """How many records private jobs count on, whatever the data set holds."""
+        return MOST_RECORDS if self.constant_work_records is None else self.constant_work_records
 
     def rounded(self, samples: int) -> int:
         """A sample count as it may be known: rounded down to `count_granularity`."""

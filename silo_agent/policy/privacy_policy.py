@@ -1,7 +1,7 @@
-"""The policy's word on differential privacy: what a data set may spend, and the floor of every private job.
+"""The policy's word on differential privacy: what a data set may spend, and on whose noise it may rest.
 
-The floor is checked on the signed job, and the silo computes its noise from that job alone, so nothing a
-coordinator says leads below it. Source: docs/privacy.md, "The ledger".
+It is checked on the signed job, and the silo computes its noise from that job alone, so nothing a
+coordinator says changes it. Source: docs/privacy.md, "The ledger".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _shares_no_more(now: Permission | float, held: Permission | float) -> bool:
 
 
 class PrivacyPolicy(BaseModel):
-    """Budget and floor. Lengths are those of the job's own fields."""
+    """What a data set may spend, and on whose noise it may rest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -78,8 +78,8 @@ class PrivacyPolicy(BaseModel):
             raise refusal
 
     def refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
-        """POLICY for a job below the floor, or whose training alone passes what it may cost if all other
-        silos collude; BUDGET where its training alone passes the whole budget."""
+        """POLICY for a job without privacy that is required, or whose noise may not rest on other silos; BUDGET
+        where its training alone passes the whole budget."""
         if spec.privacy is not None:
             if spec.privacy.has_shared_noise and self.shared_noise is Permission.REFUSE:
                 yield refusal_by(

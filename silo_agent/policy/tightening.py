@@ -32,22 +32,17 @@ def _both(compare: Callable[[Any, Any], bool]) -> Tightens:
     return Tightens(lambda now, held: None not in (now, held) and compare(now, held))
 
 
-def _or_none(compare: Callable[[Any, Any], bool]) -> Tightens:
-    return Tightens(lambda now, held: held is None or (now is not None and compare(now, held)))
-
-
-def _are_listed(now: Collection[str], held: Collection[str]) -> bool:
+def _are_listed(now: Collection[str] | None, held: Collection[str] | None) -> bool:
+    """null lists all."""
+    if now is None or held is None:
+        return held is None
     return all({name, name.partition("==")[0]} & {*held} for name in now)
 
 
 # null is the job's or the product's own choice, which no number can be compared with
 LOWER = _both(lambda now, held: now <= held)
 HIGHER = _both(lambda now, held: now >= held)
-# null is no limit
-AT_MOST = _or_none(lambda now, held: now <= held)
-AT_LEAST = _or_none(lambda now, held: now >= held)
-FEWER = _or_none(_are_listed)  # names; of code as name or name==version
-MORE = Tightens(lambda now, held: {*now} >= {*held})
+FEWER = Tightens(_are_listed)  # names; of code as name or name==version
 # only multiples: counts rounded to 10 and to 15 together tell more than either
 COARSER = Tightens(lambda now, held: now % held == 0)
 FIXED = Tightens(lambda now, held: False)

@@ -26,7 +26,7 @@ from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError
 from silo_agent.account_units import admitted_records
 from silo_agent.data.base import SiloData
-from silo_agent.data.formats.declared import check_records, check_room
+from silo_agent.data.formats.memory import check_records, check_room
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.local_storage.local_state import LocalState
@@ -83,8 +83,8 @@ Messages: TypeAlias = SimpleQueue[Asked | bytes | Word]  # bytes: of a job whose
 class ComputeProcess:
     """Started for the first private job; ends with the agent. One input at a time.
 
-    data_of: the settings of a job's data set, when its input is asked for. tell_records: how many records a
-    data set gave.
+    data_of: the settings of a job's data set, when its input is asked for. records_of: how many records it
+    held when it was last read; None: it was not, without a job. tell_records: how many it gave.
     """
 
     def __init__(
@@ -92,10 +92,11 @@ class ComputeProcess:
         settings: SiloSettings,
         *,
         data_of: Callable[[Job], DataSettings],
+        records_of: Callable[[DataSettings], int | None],
         tell_records: Callable[[DataSettings, int], None],
     ) -> None:
         self._settings = settings
-        self._data_of, self._tell_records = data_of, tell_records
+        self._data_of, self._records_of, self._tell_records = data_of, records_of, tell_records
         self._running: tuple[multiprocessing.process.BaseProcess, Connection] | None = None
 
     @property
@@ -131,8 +132,9 @@ class ComputeProcess:
         """
         with faults_refused(request):
             data = self._data_of(request.job)
-            declared = policy.constant_work_records
-            check_room(request.job.spec, request.context.state, data, declared=declared)
+            if (held := self._records_of(data)) is not None:
+                check_records(held, policy.most_records, settings=data)
+            check_room(request.job.spec, request.context.state, data, most=policy.most_records)
         asked = Asked(
             signed=request.job.signed,
             operator=request.job.operator,
@@ -287,7 +289,7 @@ class _Computing:
             found = load_data(asked.data, job.spec, admitted=admitted, is_cancelled=self._is_cancelled)
             if found.rows_beyond:
                 log.warning(rows_beyond_told(asked.data, found.rows_beyond), job=job.id)
-            rows, declared = len(found.train) + len(found.holdout), asked.policy.constant_work_records
-            check_records(rows, declared, settings=asked.data)  # which an opening may not have counted
+            rows = len(found.train) + len(found.holdout)  # which an opening may not have counted
+            check_records(rows, asked.policy.most_records, settings=asked.data)
             self.data[job.digest] = cut_holdout(found, job=job, policy=asked.policy)
         return self.data[job.digest]

@@ -14,7 +14,7 @@ from pathlib import Path
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, required_path
-from silo_agent.data.formats.declared import check_bytes
+from silo_agent.data.formats.memory import check_bytes
 from silo_agent.data.formats.tables import (
     Table,
     check_headings,

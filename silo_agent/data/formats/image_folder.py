@@ -21,7 +21,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, required_path
 from silo_agent.data.formats import scans
-from silo_agent.data.formats.declared import check_values
+from silo_agent.data.formats.memory import check_values
 from silo_agent.data.private import every
 from silo_agent.data.settings import DataSettings
 

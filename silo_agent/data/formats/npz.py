@@ -19,7 +19,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, Samples, required_path, whole_labels
 from silo_agent.data.fitting import check_shape
-from silo_agent.data.formats.declared import check_bytes
+from silo_agent.data.formats.memory import check_bytes
 from silo_agent.data.private import stored
 from silo_agent.data.settings import DataSettings
 

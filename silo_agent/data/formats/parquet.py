@@ -15,7 +15,7 @@ import numpy as np
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records, required_path
-from silo_agent.data.formats.declared import check_bytes
+from silo_agent.data.formats.memory import check_bytes
 from silo_agent.data.formats.tables import (
     Cells,
     Table,

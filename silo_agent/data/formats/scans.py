@@ -28,7 +28,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import Labels, RawData, Records, required_path
 from silo_agent.data.formats.csv import read_table
-from silo_agent.data.formats.declared import check_values
+from silo_agent.data.formats.memory import check_values
 from silo_agent.data.formats.tables import labels_of
 from silo_agent.data.private import every
 from silo_agent.data.problems import Problems

@@ -21,7 +21,7 @@ from chorale.runtime.files import read_limited
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.data.base import RawData, Records
-from silo_agent.data.formats.declared import check_bytes
+from silo_agent.data.formats.memory import check_bytes
 from silo_agent.data.formats.tables import (
     Cells,
     Table,

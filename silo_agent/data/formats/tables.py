@@ -23,7 +23,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale_models.data import Identities
 from crypto.errors import ConfigError
 from silo_agent.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
-from silo_agent.data.formats.declared import check_bytes
+from silo_agent.data.formats.memory import check_bytes
 from silo_agent.data.problems import Problems
 from silo_agent.data.settings import DataSettings, SettingsFault
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from chorale.spec.column_specs import ColumnSpec
 from crypto.errors import ConfigError
-from silo_agent.data.formats import declared
+from silo_agent.data.formats import memory
 from silo_agent.data.loading import load_data
 from silo_agent.data.settings import DataSettings
 from tests.fuzz.data import PRIVACY
@@ -85,11 +85,11 @@ def test_no_choice_of_columns_moves_what_a_private_job_is_refused_for(
     for form, needed_bytes in declared_bytes.items():
         settings = DataSettings(format=form, path=tmp_path / f"data.{form}")
         for most_bytes, is_refused in ((needed_bytes, False), (needed_bytes - 1, True)):
-            monkeypatch.setattr(declared, "_memory_bytes", lambda most=most_bytes: most * declared.SHARE)
+            monkeypatch.setattr(memory, "_memory_bytes", lambda most=most_bytes: most * memory.SHARE)
             for fields in (narrow, broad):
                 job = make_job(2, **fields, privacy=PRIVACY)
                 with pytest.raises(ConfigError, match="declares data") if is_refused else nullcontext():
                     assert len(load_data(settings, job).train) > 0
-        monkeypatch.setattr(declared, "_memory_bytes", lambda: 8_000_000)
+        monkeypatch.setattr(memory, "_memory_bytes", lambda: 8_000_000)
         with pytest.raises(ConfigError, match="columns: 1000 records: declares data that take 7 MiB"):
             load_data(settings, make_job(2, **broad))

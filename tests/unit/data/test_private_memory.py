@@ -10,16 +10,18 @@ import pytest
 
 from chorale.spec.column_specs import ColumnSpec
 from crypto.errors import ConfigError
-from silo_agent.data.formats import declared
-from silo_agent.data.formats.declared import MOST_RECORDS, check_records, check_room
+from silo_agent.data.formats import memory
+from silo_agent.data.formats.memory import check_records, check_room
 from silo_agent.data.settings import DataSettings, SettingsFault
+from silo_agent.policy.policy import Policy
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import make_job
 
+MOST = Policy(federation="test").most_records
 TABLE = {"columns": (ColumnSpec(name="age"),), "shape": (1,), "label_column": "y"}
-RECORD = declared.RECORD_BYTES
+RECORD = memory.RECORD_BYTES
 STATE = {"model/body.weight": np.zeros((8, 500), np.float32)}
-TEACHER = 4 * 2 * declared.ANSWER_COPIES * 500
+TEACHER = 4 * 2 * memory.ANSWER_COPIES * 500
 
 
 def of(form: str, **settings: Any) -> DataSettings:
@@ -37,38 +39,38 @@ def of(form: str, **settings: Any) -> DataSettings:
     ],
     ids=["table", "teacher", "unit", "function", "arrays"],
 )
-@pytest.mark.parametrize("number", [None, 1000])
+@pytest.mark.parametrize("most", [MOST, 1000])
 def test_a_job_is_compared_with_the_declared_number_of_records(
     settings: DataSettings,
     job: dict[str, Any],
     record_bytes: int,
-    number: int | None,
+    most: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = make_job(3, **job, privacy=PRIVACY)
-    taken = (number or MOST_RECORDS) * record_bytes
-    monkeypatch.setattr(declared, "machine_bytes", lambda: declared.PRIVATE_SHARE * taken)
-    check_room(spec, STATE, settings, declared=number)
-    monkeypatch.setattr(declared, "machine_bytes", lambda: declared.PRIVATE_SHARE * taken - 1)
+    taken = most * record_bytes
+    monkeypatch.setattr(memory, "machine_bytes", lambda: memory.PRIVATE_SHARE * taken)
+    check_room(spec, STATE, settings, most=most)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: memory.PRIVATE_SHARE * taken - 1)
     with pytest.raises(ConfigError, match=rf"inputs and answers of \d+ records .* {taken >> 20} MiB"):
-        check_room(spec, STATE, settings, declared=number)
+        check_room(spec, STATE, settings, most=most)
 
 
 def test_images_take_no_more_than_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_job(2, shape=(3, 500, 500), privacy=PRIVACY)
-    taken = MOST_RECORDS * RECORD + (64 << 20)
-    monkeypatch.setattr(declared, "machine_bytes", lambda: declared.PRIVATE_SHARE * taken)
-    check_room(spec, STATE, of("image-folder", cache_megabytes=64), declared=None)
+    taken = MOST * RECORD + (64 << 20)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: memory.PRIVATE_SHARE * taken)
+    check_room(spec, STATE, of("image-folder", cache_megabytes=64), most=MOST)
     with pytest.raises(ConfigError, match="inputs and answers"):
-        check_room(spec, STATE, of("image-folder", cache_megabytes=65), declared=None)
+        check_room(spec, STATE, of("image-folder", cache_megabytes=65), most=MOST)
 
 
 def test_a_data_set_of_more_records_than_declared_waits_for_its_institution() -> None:
-    check_records(MOST_RECORDS, None, settings=of("csv"))
+    check_records(MOST, MOST, settings=of("csv"))
     check_records(30, 10, settings=of("csv", unit="patient", max_rows_per_unit=3))
-    for held, number, settings in (
-        (MOST_RECORDS + 1, None, of("csv")),
+    for held, most, settings in (
+        (MOST + 1, MOST, of("csv")),
         (31, 10, of("csv", unit="patient", max_rows_per_unit=3)),
     ):
         with pytest.raises(SettingsFault, match="constant_work_records in the policy says how many"):
-            check_records(held, number, settings=settings)
+            check_records(held, most, settings=settings)

@@ -51,9 +51,11 @@ class Desk:
         self.request = PhaseRequest.of(job, key, STATE, members=MEMBERS)
         self.records: list[int] = []
         self.records_declared: int | None = None
+        self.records_held: int | None = None
         self.process = ComputeProcess(
             self.settings,
             data_of=lambda job: self.settings.data_sets[0],
+            records_of=lambda data: self.records_held,
             tell_records=lambda data, count: self.records.append(count),
         )
         self.looks, self.asked, self.is_cancelled = (
@@ -196,11 +198,13 @@ def test_a_job_too_wide_for_the_declared_records_is_refused_without_the_process(
     assert (caught.value.code, desk.process.is_warm) == (Refusal.DATA, False)
 
 
-def test_more_records_than_declared_wait_for_the_institution(desk: Desk) -> None:
-    desk.records_declared = 1
+@pytest.mark.parametrize("held", [None, 2])
+def test_more_records_than_declared_wait_for_the_institution(desk: Desk, held: int | None) -> None:
+    """As an opening counted them, before the process is asked; else as the data are read."""
+    desk.records_declared, desk.records_held = 1, held
     with pytest.raises(PolicyRefusal, match="constant_work_records in the policy says how many") as caught:
         desk.values()
-    assert caught.value.code is Refusal.CONFIGURATION
+    assert (caught.value.code, desk.process.is_warm) == (Refusal.CONFIGURATION, held is None)
 
 
 def test_data_that_are_closed_are_refused_without_the_process(desk: Desk) -> None:

@@ -7,8 +7,8 @@ operator who could move the limit would learn the number of records.
 
 What a job takes grows with the number of records, by a factor that the job chooses: the width of a table,
 an image, a teacher's answers. If it ran until memory ends, a job of the right width would tell how many there
-are. So a job is compared with as many records as the policy declares, or MOST_RECORDS, and a data set of more
-than those serves no private job. Source: docs/privacy-proofs.md "What time tells".
+are. So a job is compared with as many records as the policy expects at most, and a data set of more than
+those serves no private job. Source: docs/privacy-proofs.md "What time tells".
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ MOST_VALUES = 1 << 28  # of an image before it is resized, 1 GiB as float32: a C
 REDUCED = 64  # an image is resized to no less than this part, where the job's own is large
 SHARE = 2  # data that take half of the memory leave no room to train on them
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-# of a private job whose silo declares no number: a hospital's table, and of 1,000 columns 2.6 GB
-MOST_RECORDS = 1 << 17
 PRIVATE_SHARE = 4  # of memory: the last job's data may still lie there, and half is for training
 INPUT_COPIES = 5  # float32 that a value of a table takes while it is prepared: twice float64, then float32
 ANSWER_COPIES = 3  # features and logits: in batches, together, and beside another model's
@@ -56,12 +54,11 @@ def check_bytes(declared: int, *, source: object) -> None:
         )
 
 
-def check_records(held: int, declared: int | None, *, settings: DataSettings) -> None:
+def check_records(held: int, most: int, *, settings: DataSettings) -> None:
     """Raises SettingsFault where a data set holds more rows than private jobs may count on.
 
-    declared: constant_work_records, of units where the data set has some.
+    most: as `Policy.most_records`, of units where the data set has some.
     """
-    most = MOST_RECORDS if declared is None else declared
     if held > most * _rows_per_unit(settings):
         raise SettingsFault(
             f"data {settings.name}: private jobs expect at most {most} records here, it holds more: "
@@ -69,18 +66,18 @@ def check_records(held: int, declared: int | None, *, settings: DataSettings) ->
         )
 
 
-def check_room(spec: JobSpec, state: Arrays, settings: DataSettings, *, declared: int | None) -> None:
+def check_room(spec: JobSpec, state: Arrays, settings: DataSettings, *, most: int) -> None:
     """Raises ConfigError where the inputs of so many records do not fit in a part of this machine's memory.
 
-    state: whose widest array bounds the features and logits of a record.
+    state: whose widest array bounds the features and logits of a record. most: as of `check_records`.
     """
-    records = (MOST_RECORDS if declared is None else declared) * _rows_per_unit(settings)
+    records = most * _rows_per_unit(settings)
     taken = records * (RECORD_BYTES + _answer_bytes(spec, state)) + _input_bytes(spec, settings, records)
-    most = machine_bytes() // PRIVATE_SHARE
-    if taken > most:
+    most_bytes = machine_bytes() // PRIVATE_SHARE
+    if taken > most_bytes:
         raise ConfigError(
             f"data {settings.name}: inputs and answers of {records} records of this job may take "
-            f"{taken >> 20} MiB of memory, expected at most {most >> 20} MiB, a quarter of this machine's"
+            f"{taken >> 20} MiB of memory, expected at most {most_bytes >> 20} MiB, a quarter of all"
         )
 
 
