@@ -78,8 +78,8 @@ class PrivacyPolicy(BaseModel):
             raise refusal
 
     def refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
-        """POLICY for a job without privacy that is required, or whose noise may not rest on other silos; BUDGET
-        where its training alone passes the whole budget."""
+        """POLICY where privacy is required, or noise may not rest on other silos; BUDGET where the training alone
+        passes the whole budget."""
         if spec.privacy is not None:
             if spec.privacy.has_shared_noise and self.shared_noise is Permission.REFUSE:
                 yield refusal_by(
