@@ -78,7 +78,7 @@ class PrivacyPolicy(BaseModel):
             raise refusal
 
     def refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
-        """POLICY where privacy is required, or noise may not rest on other silos; BUDGET where the training alone
+        """POLICY where privacy is required or noise may not rest on other silos; BUDGET where training alone
         passes the whole budget."""
         if spec.privacy is not None:
             if spec.privacy.has_shared_noise and self.shared_noise is Permission.REFUSE:
