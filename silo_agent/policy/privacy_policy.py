@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, ParamSpec
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import dp_sgd_steps
@@ -22,6 +23,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import MAX_DELTA, MAX_EPSILON, MIN_DELTA
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from silo_agent.policy.tightening import FIXED, HIGHER, LOWER, Tightens, toward
+from strategies.expected import got
 from strategies.methods import known_quantities
 
 P = ParamSpec("P")
@@ -71,6 +73,16 @@ class PrivacyPolicy(BaseModel):
         "(privacy.records.noise: sum), so that their privacy rests on the other silos: refuse, allow, or the "
         "most epsilon that one may cost if all other silos give their noise away",
     )
+
+    @field_validator("shared_noise", mode="before")
+    @classmethod
+    def _is_word_or_number(cls, value: object) -> object:
+        with suppress(TypeError, ValueError):
+            if value in tuple(Permission) or 0 < float(str(value)) <= MAX_EPSILON:
+                return value
+        raise ValueError(
+            f"expected refuse, allow or a number above 0 and at most {MAX_EPSILON:g}, got {got(value)}"
+        )
 
     def check_job(self, spec: JobSpec) -> None:
         """Raises PolicyRefusal: the first of `refusals`."""

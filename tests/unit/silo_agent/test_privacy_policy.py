@@ -89,6 +89,18 @@ def test_shared_noise_is_refused_unless_the_policy_accepts_it(tmp_path: Path) ->
     policy().check_job(spec(tmp_path, records=RECORDS | {"noise_multiplier": 4.0}), operator="ops")
 
 
+@pytest.mark.parametrize("value", ["maybe", "31", "true", "[1]", "{a: 1}"])
+def test_what_is_no_word_or_number_of_shared_noise_is_said_in_one_sentence(
+    tmp_path: Path, value: str
+) -> None:
+    """It printed pydantic's internals, once for each form."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"federation: test\nprivacy: {{shared_noise: {value}}}\n...\n")
+    sentence = r"privacy\.shared_noise: expected refuse, allow or a number above 0 and at most 30, got [^;]+$"
+    with pytest.raises(ConfigError, match=sentence):
+        load_policy(path)
+
+
 def test_what_is_left_if_all_other_silos_collude_is_bounded_by_the_policy(tmp_path: Path) -> None:
     shared, own = sharing(tmp_path), spec(tmp_path, records=RECORDS)
     bounded = policy(shared_noise=5.0).privacy
