@@ -29,15 +29,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import silo_agent.torchvision_compat  # noqa: F401  transformers imports torchvision
+import silo_agent.training.machine.torchvision_compat  # noqa: F401  transformers imports torchvision
 from bench.options import Parser, whole
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from chorale_models.model import model
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.objective import Work
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.models import registry
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 
 FOLDER = Path("/var/tmp")  # /tmp is often in memory

@@ -18,8 +18,8 @@ import numpy as np
 from bench.options import Parser, whole
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
-from silo_agent.data.loading import load_partition
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.loading import load_partition
+from silo_agent.training.data.settings import DataSettings
 from simulation.pool import Phase, Pool
 from simulation.silos import Answer
 from strategies.base import Arrays

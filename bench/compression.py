@@ -29,12 +29,12 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings
-from silo_agent.objective import Work
-from silo_agent.seeding import training_seed
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.machine.seeding import training_seed
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, TOTAL, Array, Arrays
 from strategies.update_scale import RMS, delta_quantity, with_mean_square

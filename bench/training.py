@@ -37,12 +37,10 @@ from chorale.spec.privacy_spec import RecordsSpec
 from chorale.spec.state import buffer_names, trained_names
 from chorale_models.model import Sizes
 from chorale_models.tasks.classification import Classification
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Work
 from silo_agent.training.base.batches import PRIVATE_BATCH, Tensors
 from silo_agent.training.base.loss import LocalLoss, TaskLoss
 from silo_agent.training.base.setting import model_to_keep
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.dp_sgd.micro_batches import Draws, MicroBatches
 from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
@@ -51,6 +49,7 @@ from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.forms import float32_kernels
 from silo_agent.training.models.registry import build_model, model_of
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.regularizers.moon import PREVIOUS
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import PhaseContext

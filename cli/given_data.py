@@ -18,13 +18,13 @@ from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from client.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
-from silo_agent.data.settings import DataSettings, rows_beyond_told
 from silo_agent.rounds.data_sets import name_for
+from silo_agent.training.data.settings import DataSettings, rows_beyond_told
 from simulation.stored import StoredSilos
 
 if TYPE_CHECKING:
     from chorale.spec.job_spec import JobSpec
-    from silo_agent.data.base import SampleSet, SiloData
+    from silo_agent.training.data.base import SampleSet, SiloData
     from simulation.stored import Scratch
 
 YAML = (".yaml", ".yml")
@@ -192,7 +192,7 @@ class DataOptions:
 
     def _loaded(self, spec: JobSpec) -> Iterator[SiloData]:
         """One by one, in the order of the job's silos."""
-        from silo_agent.data.loading import load_data, parts_of
+        from silo_agent.training.data.loading import load_data, parts_of
 
         if not self.silo_files:
             try:
@@ -220,7 +220,7 @@ class DataOptions:
 
         Raises ConfigError where nothing is cut: then each silo has its own hold-out.
         """
-        from silo_agent.data.loading import load_data
+        from silo_agent.training.data.loading import load_data
 
         if self.silo_files:
             raise ConfigError("--test: expected one data set that is cut into silos (--data), not --silo")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 DRAFT = "https://json-schema.org/draft/2020-12/schema"  # as pydantic writes them
 MODELS = {
     "job": "chorale.spec.job_spec:JobSpec",
-    "policy": "silo_agent.policy.policy:Policy",
+    "policy": "silo_agent.disclosure.policy.policy:Policy",
     "silo": "silo_agent.settings:SiloSettings",
     "coordinator": "coordinator.settings:CoordinatorSettings",
     "operator": "client.settings:OperatorSettings",

@@ -129,7 +129,7 @@ def draw_notes(spec: JobSpec) -> list[str]:
     """What a draw of silos risks, and whether silos under the default policy refuse it; others may differ."""
     if not spec.draws_rounds:
         return []
-    from silo_agent.policy.policy import Policy
+    from silo_agent.disclosure.policy.policy import Policy
 
     silos, members = len(spec.silos), spec.named_per_round
     colluders = default_colluders(silos)

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from bench.options import ended
 from chorale.results import RoundResult
 from chorale.spec.job_spec import JobSpec
-from silo_agent.data.loading import load_partition
-from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import Policy
-from silo_agent.policy.privacy_policy import Permission
-from silo_agent.seeding import derive_seed
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.disclosure.policy.privacy_policy import Permission
+from silo_agent.training.data.loading import load_partition
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.machine.seeding import derive_seed
 from simulation.engine import Simulation
 from simulation.silos import Answer
 from strategies.base import PRESENCE, Array, FloatArray

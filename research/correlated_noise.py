@@ -31,7 +31,7 @@ from bench.options import Parser, whole
 from research.private_sum.arms import CLIP_NORM, DELTA, RATES, SAMPLE_RATE, STEPS, TUNING_SEEDS
 from research.private_sum.central import noise_multiplier
 from research.private_sum.images import images
-from silo_agent.data.base import Samples
+from silo_agent.training.data.base import Samples
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data" / "mnist"

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data, load_partition
-from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data, load_partition
+from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.models.state import initial_state
 from simulation.engine import Simulation
 from strategies.base import MODEL

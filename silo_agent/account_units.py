@@ -15,16 +15,16 @@ import numpy as np
 from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError
-from silo_agent.data.base import Records
-from silo_agent.data.own_data import check_named
-from silo_agent.data.records import records_of
-from silo_agent.data.settings import DataSettings
-from silo_agent.data.units import unit_name
-from silo_agent.ledger.accounts import Accounts
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.unit_marks import Admitted, SideMarks, UnitKey, unit_bytes
-from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.disclosure.ledger.accounts import Accounts
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import Policy, load_policy
 from silo_agent.settings import SiloSettings
+from silo_agent.training.data.base import Records
+from silo_agent.training.data.own_data import check_named
+from silo_agent.training.data.records import records_of
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.data.units import unit_name
+from silo_agent.training.unit_marks import Admitted, SideMarks, UnitKey, unit_bytes
 
 log = get_logger("silo_agent.account_units")
 

@@ -31,35 +31,36 @@ from chorale.transport import tls
 from chorale.transport.line_probe import probe
 from chorale.transport.wire import stage_to_wire
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
-from crypto.identity.certificates import Anchors, Identity, Role
+from crypto.identity.certificates import Role
 from crypto.session.reveal import PendingReveal
 from silo_agent.account_units import OpenedData, open_accounts
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.own_data import check_named
-from silo_agent.data.settings import DataSettings, rows_beyond_told
-from silo_agent.entry_point import load_entry_point
+from silo_agent.connection.own_certificates import OwnCertificates, Renewal
+from silo_agent.disclosure.ledger.budget import Spend
+from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.in_force import HeldPolicy, InForce
-from silo_agent.ledger.budget import Spend
-from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.objective import load_objective
-from silo_agent.policy.policy import Policy
 from silo_agent.rounds.compute_process import ComputeProcess
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
-from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
-from silo_agent.settings import Device, SiloSettings
+from silo_agent.settings import SiloSettings
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.own_data import check_named
+from silo_agent.training.data.settings import DataSettings, rows_beyond_told
+from silo_agent.training.machine.entry_point import load_entry_point
+from silo_agent.training.machine.settings import Device
 
 if TYPE_CHECKING:
     from chorale.transport.wire import PhaseKey
@@ -227,7 +228,13 @@ class _Agent:
         if given_back := self._budgets[0].release_dead():  # of all data sets
             log.info("reservations given back", inputs=given_back)
         route = settings.route()
-        stub = FederationStub(lambda: dial(settings, self._next_identity(), self._credentials.authority))
+        renewal = Renewal(
+            self._credentials,
+            self._files,
+            newest=lambda: self._rosters.newest,
+            refused=self._metrics.credentials_refused,
+        )
+        stub = FederationStub(lambda: dial(settings, renewal.next_identity(), self._credentials.authority))
         transfers = Transfer(stub, metrics=self._metrics, random=draw)
         handler = self._handler(transfers, outbox)
         self._stream = ControlStream(
@@ -238,10 +245,8 @@ class _Agent:
             served=handler,
             moved_bytes=lambda: transfers.moved_bytes,
             outbox=outbox,
-            rosters=self._rosters,
             metrics=self._metrics,
-            renew=self._renew,
-            accepted=self._credentials.accepted,
+            renewal=renewal,
             clock=_now,
             random=draw,
         )
@@ -255,23 +260,6 @@ class _Agent:
             await _until_stopped(self._stream, stopping)
         finally:
             await handler.close()
-
-    def _renew(self) -> Anchors:
-        self._files.refresh(self._credentials, self._metrics.credentials_refused)
-        return self._credentials.authority
-
-    def _next_identity(self) -> Identity:
-        """For a try to connect. Raises ConfigError where no certificate of this silo holds any more."""
-        identity = self._credentials.dialing(self._rosters.newest, self._is_sound)
-        self._files.check(identity, self._credentials.authority)
-        return identity
-
-    def _is_sound(self, identity: Identity) -> bool:
-        try:
-            self._files.check(identity, self._credentials.authority)
-        except ConfigError:
-            return False
-        return True
 
     def _handler(self, transfers: Transfer, outbox: Outbox) -> MessageHandler:
         jobs = OfferedJobs(

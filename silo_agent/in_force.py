@@ -24,8 +24,8 @@ from chorale.runtime.audit import AuditLog, is_in_use
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.settings_file import MAX_BYTES, check_whole, settings_of
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.policy.policy import Policy, read_policy
-from silo_agent.policy.tightening import loosened
+from silo_agent.disclosure.policy.policy import Policy, read_policy
+from silo_agent.disclosure.policy.tightening import loosened
 from silo_agent.settings import ENV_PREFIX, SiloSettings
 
 TAKEN_EVENT = "policy_taken"  # audit entry: a data set's policy, and whether it tightened or was confirmed

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from chorale.observability.tracing import Endpoint
-from chorale.spec.fields import Address, EntryPoint, Name, Sha256
+from chorale.spec.fields import Address, Name, Sha256
 from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import load_settings
 from chorale.spec.validation_errors import MANY, ONE
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, KeepaliveSeconds
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.machine.settings import MachineSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
-
-
-class Device(StrEnum):
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Precision(StrEnum):
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-class MemoryFormat(StrEnum):
-    AUTO = "auto"
-    CONTIGUOUS = "contiguous"
-    CHANNELS_LAST = "channels_last"
 
 
 def _form(data: object) -> str:
     return MANY if isinstance(data, list | tuple) else ONE
 
 
-class SiloSettings(LineSettings):
+class SiloSettings(MachineSettings, LineSettings):
     """Everything `chorale silo run` reads. Paths are relative to the working directory."""
 
     name: Name = Field(description="this silo's name, as in its certificate")
@@ -70,40 +52,6 @@ class SiloSettings(LineSettings):
         | Annotated[tuple[DataSettings, ...], Field(min_length=1, max_length=100), Tag(MANY)],
         Discriminator(_form),
     ] = Field(description="the data set that jobs train on, or a list of several, which jobs name")
-    objective: EntryPoint | None = Field(
-        default=None, description="package.module:function to train with instead"
-    )
-    device: Device = Field(default=Device.AUTO, description="where training runs: auto, cpu or cuda")
-    base_models: Path | None = Field(
-        default=None,
-        description="folder of the weights that jobs with `adapters.base` name, each as SHA-256.safetensors; "
-        "null: none",
-    )
-    torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of one training")
-    precision: Precision = Field(
-        default=Precision.AUTO,
-        description="number type of a model's layers: auto, float32 or bfloat16; auto: bfloat16 where a "
-        "timed trial finds it faster; parameters, losses and sums stay float32 and float64",
-    )
-    memory_format: MemoryFormat = Field(
-        default=MemoryFormat.AUTO,
-        description="memory order of images: auto, contiguous or channels_last; auto: the one that a timed "
-        "trial finds faster",
-    )
-    micro_batch: int | None = Field(
-        default=None,
-        ge=1,
-        le=1 << 20,
-        description="most samples that are in the model at a time; a larger batch is taken in parts, whose "
-        "gradients are added up; null: whole batches",
-    )
-    devices: int = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description="GPUs, or processes of a CPU, that share each batch of the training of a job without "
-        "privacy",
-    )
 
     @field_validator("data")
     @classmethod

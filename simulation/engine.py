@@ -9,7 +9,7 @@
     simulation.results(), simulation.plot()                   # as a federation gives them: docs/python.md
     simulation.fetch()                                        # a state_dict, as a federation gives it
 
-What a silo computes (silo_agent/rounds/phase_input.py, silo_agent/training/), which phase follows, whom a
+What a silo computes (silo_agent/training/phase_input.py, silo_agent/training/), which phase follows, whom a
 round names, what is summed and what the sum does to the model are the functions that agents and coordinator
 call; only the network, the ledger and the store are not there. The same job and data give the same bits every
 time on a CPU, however many workers compute them. Source: docs/simulation.md.
@@ -33,10 +33,10 @@ from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto import encoding
 from crypto.errors import ConfigError
-from silo_agent.data.base import SampleSet, SiloData
-from silo_agent.objective import Objective
-from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import PhaseRequest
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SampleSet, SiloData
+from silo_agent.training.objective import Objective
+from silo_agent.training.phase_input import PhaseRequest
 from simulation.members import enroll
 from simulation.on_ray import Ray, RayPool
 from simulation.pool import Pool

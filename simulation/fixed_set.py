@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from chorale.job import Job
 from chorale.spec.phase_context import phase_context
 from chorale.spec.state import GlobalState
-from silo_agent.data.base import SampleSet, SiloData
-from silo_agent.objective import Work
+from silo_agent.training.data.base import SampleSet, SiloData
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.results import PREFIX
 from strategies.figure import flat_figures

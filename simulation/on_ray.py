@@ -19,9 +19,9 @@ from typing import Any
 from chorale.job import Job
 from chorale.runtime.distributions import Running
 from crypto.errors import ChoraleError, ConfigError
-from silo_agent.data.base import SiloData
-from silo_agent.objective import Objective
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.objective import Objective
 from simulation.pool import Computing, Load, Phase, Pool, given
 from simulation.results import SimulationFailed
 from simulation.silos import Answer, Compute

@@ -17,10 +17,10 @@ from chorale.job import Job
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError, ConfigError
-from silo_agent.data.base import SiloData
-from silo_agent.objective import Objective
-from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import PhaseRequest
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.objective import Objective
+from silo_agent.training.phase_input import PhaseRequest
 from simulation.results import SimulationFailed
 from simulation.silos import Answer, Answered, Compute, Locals, SilosHere, built_in, kept_of, unwatched
 from strategies.base import Arrays

@@ -14,14 +14,13 @@ from chorale.transport.wire import PhaseKey
 from crypto import encoding
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from crypto.fixed_point.ring import Encoded
-from silo_agent.data.base import SiloData
-from silo_agent.entry_point import load_entry_point
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Objective, Work
-from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
-from silo_agent.seeding import training_seed
-from silo_agent.settings import MemoryFormat, Precision
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.machine.entry_point import load_entry_point
+from silo_agent.training.machine.seeding import training_seed
+from silo_agent.training.machine.settings import MemoryFormat, Precision
+from silo_agent.training.objective import LocalState, Objective, Work
+from silo_agent.training.phase_input import PhaseRequest, cut_holdout, phase_input
 from simulation.stored import KeptFile
 from strategies.base import Array, Arrays
 
@@ -107,8 +106,8 @@ class SilosHere:
             values, encoder = phase_input(
                 request,
                 silo=silo,
-                policy=self._policy,
-                load_data=lambda: cut_holdout(self._data[silo], job=self._job, policy=self._policy),
+                rules=self._policy,
+                load_data=lambda: cut_holdout(self._data[silo], job=self._job, rules=self._policy),
                 objective=self._objective,
                 is_cancelled=lambda: False,
                 seed=training_seed(job_seed=self._job.spec.seed, silo=silo, round=request.key.round),

@@ -16,7 +16,7 @@ from typing import Any
 
 from chorale.spec.state import DTYPES, state_from_file, state_parts
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.data.base import Samples, SampleSet, SiloData
+from silo_agent.training.data.base import Samples, SampleSet, SiloData
 from strategies.base import Array, Arrays
 
 FIELDS = ("features", "labels", "strata", "units_N")  # arrays of `Samples`

@@ -13,7 +13,7 @@ from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from crypto.fixed_point.ring import Encoded
 from crypto.masking.masks import vectors_from_stream
 from crypto.session.messages import SessionTerms
-from silo_agent.rounds.phase_input import PhaseRequest
+from silo_agent.training.phase_input import PhaseRequest
 from simulation.local_session import LocalSession
 from simulation.members import Members
 from simulation.silos import Answer

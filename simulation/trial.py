@@ -15,12 +15,11 @@ from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError
 from crypto.fixed_point.encoder import Encoder
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Objective
-from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, phase_input
-from silo_agent.seeding import training_seed
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.machine.seeding import training_seed
+from silo_agent.training.objective import LocalState, Objective
+from silo_agent.training.phase_input import PhaseRequest, cut_holdout, phase_input
 from simulation.engine import Step, unsigned_job
 from simulation.results import SimulationFailed
 from simulation.silos import Answer
@@ -76,7 +75,7 @@ class Trial:
         # of fewer than count_granularity samples no input is made
         most = max(spec.training.batch_size, policy.count_granularity)
         few = SiloData(train=data.train.first(most), holdout=data.holdout.first(most), name=data.name)
-        self._data = cut_holdout(few, job=self._job, policy=policy)
+        self._data = cut_holdout(few, job=self._job, rules=policy)
         self.batch = len(few.train)
         self._kept = LocalState()
 
@@ -128,7 +127,7 @@ class Trial:
         return phase_input(
             request,
             silo=self._silo,
-            policy=self._policy,
+            rules=self._policy,
             load_data=lambda: self._data,
             objective=self._objective,
             is_cancelled=lambda: False,

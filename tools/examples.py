@@ -27,10 +27,10 @@ from chorale.spec.settings_file import check_values
 from chorale.spec.state import trained_names
 from cli.simulate.command import NEVER
 from client.submission import read_spec, with_code
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings
-from silo_agent.objective import Work
-from silo_agent.seeding import training_seed
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.machine.seeding import training_seed
+from silo_agent.training.objective import Work
 from strategies.base import MODEL, TOTAL, Array
 from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN, unflatten

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from chorale_models.data import Data
-from silo_agent.data.base import Samples
-from silo_agent.data.settings import DataSettings
-from silo_agent.objective import Objective, Work
+from silo_agent.training.data.base import Samples
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.objective import Objective, Work
 from strategies.base import MODEL, Array
 
 SAMPLES = 100

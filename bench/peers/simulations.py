@@ -30,9 +30,9 @@ from bench.options import Parser, end_with_sigterm, whole
 from bench.parties.process_tree import ProcessTree
 from bench.peers.environment import PeerUnavailable, python_with
 from chorale.spec.job_spec import JobSpec
-from silo_agent.data.base import Samples
-from silo_agent.data.loading import load_partition
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.base import Samples
+from silo_agent.training.data.loading import load_partition
+from silo_agent.training.data.settings import DataSettings
 
 REQUIREMENT = "flwr[simulation]==1.41.0"
 ROOT = Path(__file__).resolve().parents[2]

@@ -345,7 +345,7 @@ def _publish(
     version: int | None = None,
 ) -> None:
     """Sign the next version, and say what it is."""
-    from silo_agent.policy.policy import Policy
+    from silo_agent.disclosure.policy.policy import Policy
 
     signed = folder.publish(
         members, key=folder.key(), listed=listed, valid_days=valid_days, out=out, version=version

@@ -58,7 +58,7 @@ from client.settings import operator_settings
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Identity
 from crypto.session.cohort import SMALLEST_FEDERATION
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
 from strategies.figure import Figure
 
@@ -264,8 +264,8 @@ def _promise(plan: Plan, operations: Operations, digest: bytes) -> _Promised:
 def _evidence(plan: Plan, operations: Operations, identity: Identity, digest: bytes) -> bytes:
     """All that proves the job. Every institution is on this machine, so each hands its statement on at once,
     but for those that were killed."""
+    from silo_agent.disclosure.ledger.ledger import Ledger
     from silo_agent.evidence import silo_statement
-    from silo_agent.ledger.ledger import Ledger
 
     statements = {}
     for name in sorted(set(plan.names) - set(plan.doomed)):
@@ -279,7 +279,7 @@ def _evidence(plan: Plan, operations: Operations, identity: Identity, digest: by
 
 def _spent(plan: Plan, promised: _Promised, digest: bytes) -> dict[str, Spent]:
     """Epsilon of each silo's data set, from its own ledger; no silo shows it to another party."""
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.disclosure.ledger.ledger import Ledger
 
     spent: dict[str, Spent] = {}
     for name in plan.names:

@@ -20,8 +20,8 @@ from client.errors import about
 from client.submission import spec_of, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import CohortRule
-from silo_agent.policy.policy import Policy
-from silo_agent.policy.privacy_policy import CEILING
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.disclosure.policy.privacy_policy import CEILING
 from strategies.methods import strategy_for
 
 FEDERATION, COORDINATOR, OPERATOR, AUTHORITY = "demo", "hub", "you", "authority"

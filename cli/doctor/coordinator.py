@@ -17,7 +17,7 @@ from coordinator.settings import CoordinatorSettings
 from crypto.identity.certificates import Role
 from crypto.identity.roster import MAX_FILE_BYTES, roster_from_file_bytes
 from crypto.session.cohort import SMALLEST_FEDERATION
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 
 
 def examine(settings: CoordinatorSettings, machine: Machine, findings: Findings) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from chorale.runtime import disk
 from cli.doctor.findings import Findings
 from crypto.errors import ConfigError
-from silo_agent.settings import Device, SiloSettings
-from silo_agent.torch_build import TorchBuild, torch_build
+from silo_agent.settings import SiloSettings
+from silo_agent.training.machine.settings import Device
+from silo_agent.training.machine.torch_build import TorchBuild, torch_build
 
 LEAST_FREE_BYTES = 1 << 30
 SCARCE = 0.1  # of a disk, as the alert ChoraleCoordinatorDiskNearlyFull

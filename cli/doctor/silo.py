@@ -17,7 +17,7 @@ from cli.doctor.line import ask_as_silo, reaches
 from cli.doctor.machine import Machine, check_clock, check_directory, check_torch
 from cli.silo import check
 from crypto.identity.certificates import Role
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.settings import SiloSettings
 
 # by what `chorale silo check` looked at

@@ -19,7 +19,7 @@ from client.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.identity.certificates import MemberId, Role
 from crypto.session.cohort import SMALLEST_FEDERATION
-from silo_agent.data.settings import DataFormat
+from silo_agent.training.data.settings import DataFormat
 
 # a job on scikit-learn's digits, so that the first one runs before anybody has read an own table
 FIRST_JOB: Mapping[str, Any] = {

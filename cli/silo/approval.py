@@ -90,7 +90,7 @@ def approve(
     from silo_agent.approval.decisions import approve as approve_job
     from silo_agent.approval.decisions import check_would_run
     from silo_agent.approval.reading import read_view
-    from silo_agent.ledger.decisions import Grants
+    from silo_agent.disclosure.ledger.decisions import Grants
 
     settings = load_silo_settings(config)
     if job is None:
@@ -160,7 +160,7 @@ def reject(config: Path, job: str, reason: str, by: str | None, is_json: bool) -
     the word `rejected` are all that leaves this silo.
     """
     from silo_agent.approval.decisions import reject as reject_job
-    from silo_agent.ledger.decisions import checked_name, checked_reason
+    from silo_agent.disclosure.ledger.decisions import checked_name, checked_reason
 
     settings, name, reason = load_silo_settings(config), checked_name(by or _login()), checked_reason(reason)
     with closing(opened_ledger(settings)) as ledger:
@@ -184,7 +184,7 @@ def _print_bytes(text: bytes) -> None:
 def _list_waiting(settings: SiloSettings, *, is_json: bool) -> None:
     from cli.silo.screen import taken_back_told
     from silo_agent.approval.reading import policy_digests
-    from silo_agent.ledger.reveals import Decision
+    from silo_agent.disclosure.ledger.reveals import Decision
 
     policies = policy_digests(settings)
     with closing(opened_ledger(settings)) as ledger:

@@ -35,24 +35,25 @@ from client.submission import head_notes, initial_bytes, read_spec, solved, with
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.account_units import account_budgets
-from silo_agent.data.formats.memory import check_records, check_room
-from silo_agent.data.loading import load_data
-from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings, rows_beyond_told, unit_told
-from silo_agent.entry_point import load_entry_point
+from silo_agent.disclosure.policy.policy import Approval, Policy
 from silo_agent.in_force import Held, HeldPolicy, not_in_force
 from silo_agent.objective import load_objective
-from silo_agent.policy.policy import Approval, Policy
 from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
-from silo_agent.settings import Device, SiloSettings, load_silo_settings
+from silo_agent.settings import SiloSettings, load_silo_settings
+from silo_agent.training.data.formats.memory import check_records, check_room
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import DataSettings, rows_beyond_told, unit_told
+from silo_agent.training.machine.entry_point import load_entry_point
+from silo_agent.training.machine.settings import Device
 from simulation.engine import unsigned_job
 from simulation.trial import PhaseTrial, Trial
 from strategies.phases.training import TRAIN
 
 if TYPE_CHECKING:
-    from silo_agent.data.base import SampleSet, SiloData
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.disclosure.ledger.ledger import Ledger
+    from silo_agent.training.data.base import SampleSet, SiloData
 
 MEGABYTE = 1 << 20
 
@@ -380,7 +381,7 @@ def _run(trial: Trial, spec: JobSpec, samples: int, findings: Findings) -> None:
 @contextmanager
 def _ledger(settings: SiloSettings) -> Iterator[Ledger]:
     """The silo's ledger, to read; where no agent has run yet, an empty one that is gone afterwards."""
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.disclosure.ledger.ledger import Ledger
 
     if settings.ledger_path.exists():
         with closing(Ledger(settings.ledger_path, is_read_only=True)) as ledger:

@@ -18,8 +18,8 @@ from cli.silo.reload import reload_files
 from cli.silo.settings import CONFIG
 from client.errors import require_extra
 from crypto.errors import ConfigError
-from silo_agent.policy.in_words import described
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.policy.in_words import described
+from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from silo_agent.account_units import account_budgets
-from silo_agent.policy.in_words import refused
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.policy.in_words import refused
+from silo_agent.disclosure.policy.policy import load_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from silo_agent.ledger.ledger import Ledger, LedgerJob
+    from silo_agent.disclosure.ledger.ledger import Ledger, LedgerJob
     from silo_agent.settings import SiloSettings
 
 

@@ -15,13 +15,13 @@ from cli.output.facts import json_option, print_json
 from cli.silo.facts import ledger_facts
 from cli.silo.settings import CONFIG, opened_ledger
 from crypto.errors import ConfigError
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
-    from silo_agent.data.settings import DataSettings
-    from silo_agent.ledger.accounts import Account
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.disclosure.ledger.accounts import Account
+    from silo_agent.disclosure.ledger.ledger import Ledger
+    from silo_agent.training.data.settings import DataSettings
 
 
 @click.command("ledger")
@@ -122,7 +122,7 @@ def _recover(
 
 def _show(ledger: Ledger, settings: SiloSettings) -> None:
     """The newest roster, every job, and the accounts: of the silo's data sets first, then the others."""
-    from silo_agent.ledger.reveals import Decision
+    from silo_agent.disclosure.ledger.reveals import Decision
 
     click.echo(f"newest roster: version {ledger.roster_version}")
     for job in ledger.jobs():
@@ -145,7 +145,7 @@ def _show(ledger: Ledger, settings: SiloSettings) -> None:
 
 
 def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
-    from silo_agent.ledger.ledger import REVEALED_EVENT, SPENT_EVENT
+    from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, SPENT_EVENT
 
     revealed, spent = (ledger.check(settings.audit_path, event) for event in (REVEALED_EVENT, SPENT_EVENT))
     click.echo(f"{settings.ledger_path}: {revealed} reveals and {spent} spends agree with the audit log")

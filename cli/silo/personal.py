@@ -12,7 +12,7 @@ from chorale.runtime.files import write_atomic
 from cli.output.facts import json_option, print_json
 from cli.silo.settings import CONFIG, opened_ledger
 from crypto.errors import ConfigError
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
 from strategies.figure import Figure
 from strategies.intervals import ratio_interval

@@ -20,9 +20,9 @@ from chorale.spec.state import MAX_STATE_BYTES, GlobalState, state_digest, state
 from client.errors import with_hint
 from crypto.errors import ConfigError
 from silo_agent.account_units import open_accounts
-from silo_agent.ledger.ledger import Ledger, RecoveredCharge
-from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.disclosure.ledger.ledger import Ledger, RecoveredCharge
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.policy import Policy, load_policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import drawn_arrays
 from silo_agent.settings import SiloSettings

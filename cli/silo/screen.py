@@ -33,8 +33,8 @@ from silo_agent.approval.view import (
     SummedQuantity,
     in_order,
 )
-from silo_agent.ledger.costs import BudgetBalance, PlannedCharge
-from silo_agent.ledger.reveals import Decision
+from silo_agent.disclosure.ledger.costs import BudgetBalance, PlannedCharge
+from silo_agent.disclosure.ledger.reveals import Decision
 
 MAX_COLUMNS = 100
 LABEL_COLUMNS = 12

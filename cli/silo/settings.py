@@ -12,7 +12,7 @@ from crypto.errors import ConfigError
 from silo_agent.settings import SiloSettings
 
 if TYPE_CHECKING:
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.disclosure.ledger.ledger import Ledger
 
 
 CONFIG = click.option(
@@ -22,7 +22,7 @@ CONFIG = click.option(
 
 def opened_ledger(settings: SiloSettings) -> Ledger:
     """The ledger that the agent made. Raises ConfigError rather than make an empty one elsewhere."""
-    from silo_agent.ledger.ledger import Ledger
+    from silo_agent.disclosure.ledger.ledger import Ledger
 
     if not settings.ledger_path.exists():
         missing = ConfigError(

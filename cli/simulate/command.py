@@ -37,8 +37,8 @@ from client.errors import about, require_extra
 from client.submission import draw_notes, head_notes, initial_bytes, read_spec, solved, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
-from silo_agent.policy.policy import Policy, load_policy
-from silo_agent.settings import MemoryFormat, Precision
+from silo_agent.disclosure.policy.policy import Policy, load_policy
+from silo_agent.training.machine.settings import MemoryFormat, Precision
 from simulation.engine import Progress, Simulation
 from simulation.folder import SimulationFolder
 from simulation.on_ray import Ray

@@ -19,14 +19,14 @@ import numpy as np
 from crypto.errors import ChoraleError
 from research.accuracy.jpegs import decoded
 from research.accuracy.trials import Outcome, Split, Trial
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data, load_partition
-from silo_agent.data.partition import split_holdout
-from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import DrawnRounds, Policy
-from silo_agent.policy.privacy_policy import Permission
-from silo_agent.seeding import derive_seed
-from silo_agent.settings import MemoryFormat
+from silo_agent.disclosure.policy.policy import DrawnRounds, Policy
+from silo_agent.disclosure.policy.privacy_policy import Permission
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data, load_partition
+from silo_agent.training.data.partition import split_holdout
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.machine.seeding import derive_seed
+from silo_agent.training.machine.settings import MemoryFormat
 from simulation.engine import Simulation
 from simulation.silos import Compute
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from chorale.spec.job_spec import JobSpec
-from silo_agent.data.settings import PartitionSettings
+from silo_agent.training.data.settings import PartitionSettings
 from strategies.phases.evaluation import ACCURACY as PERSONAL_ACCURACY
 
 FAR_AWAY = datetime(2100, 1, 1, tzinfo=UTC)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.formats.digits import CLASSES, read_all
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.data.formats.digits import CLASSES, read_all
 
 SHAPE = (1, 8, 8)
 NAMES = tuple(f"silo-{place:03}" for place in range(100))  # as bench.federation names them

@@ -11,9 +11,9 @@ from crypto import prg
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Encoded
-from silo_agent.data.base import SiloData
-from silo_agent.objective import Work
-from silo_agent.seeding import training_seed
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.machine.seeding import training_seed
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import TOTAL, Array, Arrays
 

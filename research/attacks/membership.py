@@ -31,8 +31,8 @@ from crypto.fixed_point.layout import Disclosure
 from research.attacks.digits import Digits, Places, digits, job
 from research.attacks.mlp import logits
 from research.attacks.rounds import trained_rounds
-from silo_agent.data.base import Samples
-from silo_agent.data.formats.digits import CLASSES
+from silo_agent.training.data.base import Samples
+from silo_agent.training.data.formats.digits import CLASSES
 from silo_agent.training.models.state import initial_state
 from strategies.base import TOTAL, Arrays
 

@@ -36,17 +36,17 @@ from crypto.masking.stored_sum import StoredSum
 from crypto.session.messages import RevealedSum, SessionTerms
 from crypto.session.reveal import RevealLedger
 from crypto.session.sum_check import SumCheck
-from silo_agent.ledger.budget import Budget, Charge
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Reveals
+from silo_agent.connection.own_certificates import OwnCertificates
+from silo_agent.disclosure.ledger.budget import Charge
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Reveals
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy.policy import Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
-from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
@@ -72,7 +72,7 @@ class _Silo:
     """One silo's own memory and checks."""
 
     reveals: Reveals
-    budget: Budget
+    data_set: DataSet
     checks: TaskChecks
     chain: StateChain
     sums: RevealedSums
@@ -89,8 +89,9 @@ class _Silo:
             self.files.take(drawn, task.state_digest)
         path = self.files.state(task.state_digest)
         _, request = self.checks.request(key, task, job, roster, path)
-        return self.budget.reserve(
-            job, key, request.context.state, members=request.rule.members, use=request.use
+        use = self.data_set.use_of(request)
+        return self.data_set.budget.reserve(
+            job, key, request.context.state, members=request.rule.members, use=use
         )
 
 
@@ -274,7 +275,7 @@ class HonestSilos:
         chain = StateChain(silo=name, known=known, data_sets=data_sets, local=local, credentials=credentials)
         return _Silo(
             reveals=data_set.reveals,
-            budget=data_set.budget,
+            data_set=data_set,
             checks=checks,
             chain=chain,
             sums=sums,

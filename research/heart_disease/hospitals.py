@@ -14,11 +14,11 @@ import yaml
 
 from chorale.spec.job_spec import JobSpec
 from research.heart_disease.arms import Arm
-from silo_agent.data.base import SampleSet, SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.partition import split_holdout
-from silo_agent.data.settings import DataSettings
-from silo_agent.seeding import derive_seed
+from silo_agent.training.data.base import SampleSet, SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.partition import split_holdout
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.machine.seeding import derive_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "heart-disease"

@@ -17,7 +17,7 @@ from crypto.errors import ChoraleError
 from research.heart_disease.arms import ALONE, Arm
 from research.heart_disease.hospitals import Split, job, splits
 from research.heart_disease.training import Models, answers, trained
-from silo_agent.data.base import Samples, SampleSet, SiloData
+from silo_agent.training.data.base import Samples, SampleSet, SiloData
 
 RATES = (0.01, 0.03, 0.1, 0.3)
 Labels = NDArray[np.int64]

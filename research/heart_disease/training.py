@@ -20,15 +20,14 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ChoraleError
 from research.heart_disease.arms import ALONE, POOLED
-from silo_agent.data.base import Samples, SampleSet, SiloData
-from silo_agent.local_storage.personal_models import PersonalModel
-from silo_agent.objective import Work
-from silo_agent.policy.policy import Policy
-from silo_agent.policy.privacy_policy import Permission
-from silo_agent.seeding import training_seed
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.disclosure.policy.privacy_policy import Permission
 from silo_agent.training.base.passes import run_model
+from silo_agent.training.data.base import Samples, SampleSet, SiloData
+from silo_agent.training.machine.seeding import training_seed
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.objective import PersonalModel, Work
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import Simulation
 from strategies.base import TOTAL, Array, Arrays

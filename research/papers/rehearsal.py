@@ -13,7 +13,7 @@ import numpy as np
 
 from research.accuracy.trials import Trial
 from research.papers.cells import Cell
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.training.data.base import Samples, SiloData
 
 SILOS, DRAWN, ROUNDS, CLASSES, SAMPLES, BATCH = 3, 4, 2, 4, 8, 8
 SIDE, ALEXNET_SIDE = 16, 64

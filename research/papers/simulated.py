@@ -9,7 +9,7 @@ from typing import Any
 
 from chorale.spec.job_spec import JobSpec
 from research.papers.cells import Cell
-from silo_agent.data.settings import PartitionSettings
+from silo_agent.training.data.settings import PartitionSettings
 from strategies.phases.enrollment import CLASS_PRESENCE
 
 JOB, DATA, FOLDER = "job.yaml", "data.yaml", "FOLDER"

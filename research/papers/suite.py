@@ -21,7 +21,7 @@ from research.accuracy.work import Workers
 from research.papers.catalog import cells, kinds
 from research.papers.cells import Cell, DataSet, Printed
 from research.papers.rehearsal import made_up, small
-from silo_agent.torch_build import torch_build
+from silo_agent.training.machine.torch_build import torch_build
 
 NAME, REHEARSAL = "paper", "paper-rehearsal"
 SEEDS = (1, 2, 3)

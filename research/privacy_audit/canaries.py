@@ -20,7 +20,7 @@ from chorale.privacy.plan import planned_epsilon, solve
 from chorale.spec.job_spec import JobSpec
 from research.attacks.digits import job
 from research.privacy_audit.bounds import by_guessing
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.models.state import initial_state
 from simulation.engine import Simulation
 

@@ -15,8 +15,8 @@ from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
-from silo_agent.data.base import Samples
-from silo_agent.seeding import shuffler
+from silo_agent.training.data.base import Samples
+from silo_agent.training.machine.seeding import shuffler
 
 INTERVAL = 1e-4  # of the discretized privacy loss
 DIGITS = 1e-4  # by which a multiplier may be above the least one

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.training.data.base import Samples, SiloData
 
 VALIDATION_SHARE = 6  # one record in six of the training file
 IDX_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")

@@ -24,8 +24,8 @@ from research.accuracy.trials import Outcome, Split, Trial
 from research.private_sum import central
 from research.private_sum.arms import CENTRAL, STEPS
 from research.private_sum.images import images
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.models.state import initial_state
 from simulation.engine import Simulation
 from strategies.base import Arrays

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from crypto.errors import ConfigError, PolicyRefusal, Rule
 from silo_agent.approval.view import JobView
-from silo_agent.ledger.decisions import NO_GRANTS, Grants, checked_name, checked_reason
-from silo_agent.ledger.ledger import Ledger, LedgerJob
-from silo_agent.ledger.reveals import Decision
+from silo_agent.disclosure.ledger.decisions import NO_GRANTS, Grants, checked_name, checked_reason
+from silo_agent.disclosure.ledger.ledger import Ledger, LedgerJob
+from silo_agent.disclosure.ledger.reveals import Decision
 
 
 def check_would_run(ledger: Ledger, view: JobView, grants: Grants = NO_GRANTS) -> None:

@@ -30,17 +30,17 @@ from silo_agent.approval.view import (
     summed_phases,
     trained_values,
 )
-from silo_agent.data.settings import DataSettings, check_unit, unit_told
+from silo_agent.disclosure.ledger.budget import Budget
+from silo_agent.disclosure.ledger.costs import PlannedCharge
+from silo_agent.disclosure.ledger.ledger import Ledger, LedgerJob
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.policy import MAX_STATE_BYTES, Policy, read_policy
+from silo_agent.disclosure.policy.privacy_policy import refusals_of
 from silo_agent.in_force import Held, not_in_force
-from silo_agent.ledger.budget import Budget
-from silo_agent.ledger.costs import PlannedCharge
-from silo_agent.ledger.ledger import Ledger, LedgerJob
-from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import MAX_STATE_BYTES, Policy, read_policy
-from silo_agent.policy.privacy_policy import refusals_of
 from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
 from silo_agent.settings import SiloSettings
+from silo_agent.training.data.settings import DataSettings, check_unit, unit_told
 
 NO_BUILT_IN = "its model is not built in"
 

@@ -25,12 +25,12 @@ from chorale.spec.selection import is_by_groups
 from chorale.spec.state import GlobalState, trained_names
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
-from silo_agent.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings
-from silo_agent.ledger.accounts import Contents
-from silo_agent.ledger.costs import BudgetBalance, PlannedCharge
-from silo_agent.ledger.decisions import Given, PersonsDecision
-from silo_agent.ledger.ledger import LedgerJob
-from silo_agent.ledger.reveals import Decision
+from silo_agent.disclosure.ledger.accounts import Contents
+from silo_agent.disclosure.ledger.costs import BudgetBalance, PlannedCharge
+from silo_agent.disclosure.ledger.decisions import Given, PersonsDecision
+from silo_agent.disclosure.ledger.ledger import LedgerJob
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings
 from strategies.base import MODEL, TOTAL
 from strategies.parts.heads import HEAD
 

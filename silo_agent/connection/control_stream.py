@@ -25,9 +25,9 @@ from crypto.identity.certificates import Anchors
 from silo_agent.connection.backoff import Backoff
 from silo_agent.connection.channel import FederationStub
 from silo_agent.connection.greeting import explain, greet
+from silo_agent.connection.own_certificates import Renewal
 from silo_agent.connection.status import FirstStatus
 from silo_agent.metrics import SiloMetrics
-from silo_agent.rounds.rosters import Rosters
 
 SILENCE_SECONDS = 60.0  # beyond four heartbeats: a cohort of 200 silos, 640 kB, passes a line of 10 kB/s
 # before an agent that was turned away for another one dials again; up to twice as much is drawn
@@ -48,6 +48,8 @@ class Served(Protocol):
 
     @property
     def preparing(self) -> tuple[PhaseKey, ...]: ...
+    @property
+    def roster_version(self) -> int: ...
 
     def receive(self, message: pb.CoordinatorMessage) -> None: ...
 
@@ -82,10 +84,8 @@ class ControlStream:
         served: Served,
         moved_bytes: Callable[[], int],
         outbox: Outbox,
-        rosters: Rosters,
         metrics: SiloMetrics,
-        renew: Callable[[], Anchors],
-        accepted: Callable[[], None],
+        renewal: Renewal,
         clock: Callable[[], datetime],
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -97,10 +97,8 @@ class ControlStream:
         self._served = served
         self._moved_bytes = moved_bytes  # of all transfers so far
         self._outbox = outbox
-        self._rosters = rosters
         self._metrics = metrics
-        self._renew = renew  # looks whether files of certificates changed; whom this silo trusts now
-        self._accepted = accepted
+        self._renewal = renewal
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(random=random)
@@ -115,7 +113,7 @@ class ControlStream:
         """Until cancelled. Raises ConfigError for a certificate of one's own that no longer holds,
         RemoteProtocolError for another protocol version, ConnectionFailed for a wrong clock."""
         while True:
-            self._trusted = self._renew()
+            self._trusted = self._renewal.authority()
             self._stub.open()
             try:
                 reason = await self._attend()
@@ -151,14 +149,14 @@ class ControlStream:
                 call,
                 target=self._target,
                 software=self._software,
-                roster_version=self._rosters.version,
+                roster_version=self._served.roster_version,
                 agent=self._agent,
             )
             if welcome is None or isinstance(welcome, str):
                 return welcome
             self._check_clock(welcome.unix_seconds)
             self._served.receive(pb.CoordinatorMessage(roster=pb.RosterUpdate(roster=welcome.roster)))
-            self._accepted()
+            self._renewal.accepted()
             self.is_connected = True
             self._metrics.connected.set(1)
             self._backoff.reset()
@@ -251,7 +249,7 @@ class ControlStream:
 
     async def _beat(self, every_seconds: float) -> None:
         while True:
-            if not self._renew().holds_all_of(self._trusted):
+            if not self._renewal.authority().holds_all_of(self._trusted):
                 # Security: the coordinator's certificate may be one of the removed key, which may be stolen
                 raise PolicyRefusal("a certificate of the authority was removed: this silo dials again")
             self._served.poll()

@@ -3,40 +3,24 @@
 A phase reads the state that was taken over last and proposes the next. The proposal is *pending* until the
 phase was applied; then it becomes the state, in one rename. A silo that was not in the sum, or whose round
 was not applied, keeps what it had, and an input that is computed again starts from the same arrays.
-`LocalState` is what an objective sees and knows no file; `LocalStates` is the files.
 Source: docs/protocol.md 7.8, 10.8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from chorale.observability.logs import get_logger
 from chorale.runtime.files import sync_directory, write_atomic
 from chorale.spec.state import state_from_file, state_parts
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, RemoteProtocolError
-from strategies.base import Array, Arrays
+from silo_agent.training.objective import LocalState
 
 SUFFIX = ".safetensors"
 ENDED = ".ended"  # an empty file: the job's local state is gone for good
 
 log = get_logger("silo_agent.local_storage.local_state")
-
-
-class LocalState:
-    """One phase's view. arrays: taken over, read-only, empty before the first applied round."""
-
-    def __init__(self, arrays: Arrays | None = None) -> None:
-        self.arrays: Arrays = MappingProxyType(dict(arrays or {}))
-        self.proposed: Arrays | None = None
-
-    def propose(self, arrays: Mapping[str, Array]) -> None:
-        """Arrays of the next state. What the parts of a method propose in one phase takes the place of the
-        whole state, if the phase is applied with this silo in its sum."""
-        self.proposed = {**(self.proposed or {}), **arrays}
 
 
 class LocalStates:

@@ -11,7 +11,7 @@ about the data. Source: docs/protocol.md 7.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
@@ -22,25 +22,10 @@ from chorale.runtime.files import write_atomic
 from chorale.spec.model_file import facts_of
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
-from strategies.base import Arrays
+from silo_agent.training.objective import PersonalModel
 
 SUFFIX = ".safetensors"
 ANY_ATTEMPT = 1  # all attempts at a phase send the same input
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersonalModel:
-    """What a silo fine-tuned. score and score_before: how good this model and the global one that it came
-    from are on the hold-out, from 0 to 1 (`DeclaredTask.score`); None where silos share no model. epochs:
-    passes over the data. learning_rate: 0 where nothing was trained by steps."""
-
-    arrays: Arrays = field(repr=False)
-    tuned: str
-    epochs: float
-    learning_rate: float
-    tested: int
-    score_before: float | None
-    score: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +96,6 @@ class PersonalModels:
                 f"there are: {known}"
             )
         return found[0]
-
-
-def forget(model: PersonalModel) -> None:
-    """What becomes of a personal model where none is kept."""
 
 
 def _opened(path: Path) -> KeptModel:

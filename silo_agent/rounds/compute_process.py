@@ -25,15 +25,15 @@ from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError
 from silo_agent.account_units import admitted_records
-from silo_agent.data.base import SiloData
-from silo_agent.data.formats.memory import check_records, check_room
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings, rows_beyond_told
-from silo_agent.local_storage.local_state import LocalState
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.objective import load_objective
-from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import PhaseRequest, cut_holdout, faults_refused, phase_values
 from silo_agent.settings import SiloSettings
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.formats.memory import check_records, check_room
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings, rows_beyond_told
+from silo_agent.training.objective import LocalState
+from silo_agent.training.phase_input import PhaseRequest, cut_holdout, faults_refused, phase_values
 from strategies.base import Array, Arrays
 
 log = logs.get_logger("silo_agent.rounds.compute_process")
@@ -264,7 +264,7 @@ class _Computing:
             values = phase_values(
                 PhaseRequest.of(job, asked.key, asked.state, members=asked.members),
                 silo=self._settings.name,
-                policy=asked.policy,
+                rules=asked.policy,
                 load_data=lambda: self._own_data(job, asked),
                 objective=self._objective,
                 is_cancelled=self._is_cancelled,
@@ -291,5 +291,5 @@ class _Computing:
                 log.warning(rows_beyond_told(asked.data, found.rows_beyond), job=job.id)
             rows = len(found.train) + len(found.holdout)  # which an opening may not have counted
             check_records(rows, asked.policy.most_records, settings=asked.data)
-            self.data[job.digest] = cut_holdout(found, job=job, policy=asked.policy)
+            self.data[job.digest] = cut_holdout(found, job=job, rules=asked.policy)
         return self.data[job.digest]

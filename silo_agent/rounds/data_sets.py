@@ -12,14 +12,16 @@ from typing import Self
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.reveal import PendingReveal
-from silo_agent.data.settings import LABELED_FORMATS, TABLE_FORMATS, check_unit
-from silo_agent.ledger.budget import Budget, Spend
-from silo_agent.ledger.data_refusals import DataRefusals
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Reveals
-from silo_agent.ledger.steps import Steps
-from silo_agent.policy.policy import Policy
-from silo_agent.policy.readable import check_readable
+from silo_agent.disclosure.ledger.budget import Budget, Spend
+from silo_agent.disclosure.ledger.data_refusals import DataRefusals
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Reveals
+from silo_agent.disclosure.ledger.state_uses import StateUse
+from silo_agent.disclosure.ledger.steps import Steps
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.disclosure.policy.readable import check_readable
+from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, check_unit
+from silo_agent.training.phase_input import PhaseRequest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +70,16 @@ class DataSet:
             steps=ledger.steps(policy=policy, data_set=own),
             refusals=ledger.data_refusals(policy=policy, data_set=own),
             failures=ledger.data_refusals(policy=policy, data_set=own, is_private=True),
+        )
+
+    def use_of(self, request: PhaseRequest) -> StateUse | None:
+        """What the phase makes of the state (docs/protocol.md 6.10); None where nothing is counted."""
+        return StateUse.of(
+            request.job,
+            request.key,
+            request.context.state,
+            rule=request.rule,
+            assumed_colluders=self.policy.colluders(request.job.spec),
         )
 
 

@@ -19,9 +19,9 @@ from chorale.runtime.files import write_hashed
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_parts
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.entry_point import load_entry_point
-from silo_agent.policy.policy import MAX_STATE_BYTES
+from silo_agent.disclosure.policy.policy import MAX_STATE_BYTES
 from silo_agent.rounds.data_sets import DataSets
+from silo_agent.training.machine.entry_point import load_entry_point
 from strategies.base import Array
 
 SUFFIX = ".safetensors"

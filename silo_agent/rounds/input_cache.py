@@ -21,17 +21,17 @@ from chorale.observability.logs import get_logger
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError, SiloStage
 from crypto.fixed_point.encoder import Encoder
-from silo_agent.data.base import SiloData
-from silo_agent.ledger.budget import Charge
+from silo_agent.disclosure.ledger.budget import Charge
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
-from silo_agent.objective import Cancelled, Objective, Work
 from silo_agent.rounds.compute_process import ComputeProcess
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.own_steps import own_lengths
-from silo_agent.rounds.phase_input import DataRefusal, PhaseRequest, cut_holdout, encoded, phase_input
-from silo_agent.seeding import fresh_seed
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.machine.seeding import fresh_seed
+from silo_agent.training.objective import Cancelled, Objective, Work
+from silo_agent.training.phase_input import DataRefusal, PhaseRequest, cut_holdout, encoded, phase_input
 from strategies.base import Array
 
 log = get_logger("silo_agent.rounds.input_cache")
@@ -233,7 +233,7 @@ class InputCache:
         # here, where one input is computed at a time, so that none slips through
         (data_set.refusals if job.spec.privacy is None else data_set.failures).check(job.digest)
         charge = data_set.budget.reserve(
-            job, key, request.context.state, members=request.rule.members, use=request.use
+            job, key, request.context.state, members=request.rule.members, use=data_set.use_of(request)
         )
         try:
             local = self._local.begin(key.job_digest)
@@ -252,7 +252,7 @@ class InputCache:
                 values, encoder = phase_input(
                     request,
                     silo=self._silo,
-                    policy=data_set.policy,
+                    rules=data_set.policy,
                     load_data=partial(self._own_data, job, is_cancelled),
                     objective=self._objective,
                     is_cancelled=is_cancelled,
@@ -320,7 +320,7 @@ class InputCache:
         """Loaded once per job, the hold-out cut as its size is summed."""
         if job.digest not in self._data:
             data, policy = self._load_data(job, is_cancelled), self._data_sets.of(job.digest).policy
-            self._data[job.digest] = cut_holdout(data, job=job, policy=policy)
+            self._data[job.digest] = cut_holdout(data, job=job, rules=policy)
         return self._data[job.digest]
 
 

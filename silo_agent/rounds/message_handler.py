@@ -27,21 +27,21 @@ from crypto.session.messages import RevealedSum
 from crypto.session.silo_session import SiloSession
 from crypto.session.silo_stages import LeftOut
 from crypto.session.sum_check import SumCheck
+from silo_agent.connection.own_certificates import OwnCertificates
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import PhaseEnd, SiloMetrics, phase_label
-from silo_agent.objective import Cancelled
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.input_cache import InputCache, PhaseName, phase_name
 from silo_agent.rounds.offered_jobs import OfferedJobs
-from silo_agent.rounds.own_certificates import OwnCertificates
-from silo_agent.rounds.phase_input import DataRefusal
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.running_task import RunningTask
 from silo_agent.rounds.session_handler import SESSION_MESSAGES, SessionHandler
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
+from silo_agent.training.objective import Cancelled
+from silo_agent.training.phase_input import DataRefusal
 
 MAX_LOGGED_SILOS = 200
 MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
@@ -140,6 +140,11 @@ class MessageHandler:
     def preparing(self) -> tuple[PhaseKey, ...]:
         """Attempts whose input is being fetched or computed."""
         return tuple(running.key for running in self._tasks.values() if running.is_preparing)
+
+    @property
+    def roster_version(self) -> int:
+        """The newest that this silo ever accepted; 0 before the first."""
+        return self._rosters.version
 
     @property
     def is_idle(self) -> bool:

@@ -12,9 +12,9 @@ from chorale.pinned_code import check_code
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.identity.roster import Roster
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Approval, Policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.policy import Approval, Policy
 from silo_agent.rounds.data_sets import DataSets
 
 MAX_JOBS = 64  # held at once, of at most 256 KiB each

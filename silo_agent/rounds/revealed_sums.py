@@ -27,7 +27,7 @@ from crypto.masking.stored_sum import StoredSum
 from crypto.session import bodies
 from crypto.session.messages import NextState, RevealedSum
 from crypto.session.sum_check import SumCheck
-from silo_agent.ledger.known_states import KnownState, KnownStates, Position
+from silo_agent.disclosure.ledger.known_states import KnownState, KnownStates, Position
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics

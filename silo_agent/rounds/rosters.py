@@ -14,9 +14,9 @@ from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.certificates import Identity, SignedBody
 from crypto.identity.roster import Roster, open_roster
 from crypto.identity.roster_memory import RosterChanges
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.connection.own_certificates import OwnCertificates
+from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.rounds.data_sets import DataSets
-from silo_agent.rounds.own_certificates import OwnCertificates
 
 HELD_VERSIONS = 8  # rounds that run begin with one of the last few
 

@@ -26,7 +26,7 @@ from crypto.session.messages import (
 )
 from crypto.session.silo_session import OVER, Answer, EnvelopeComplaint, SiloSession
 from crypto.session.sum_check import SumCheck
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 
 SESSION_MESSAGES = frozenset({"cohort", "envelopes", "survivors", "signatures", "recover"})
 MAX_REPLAYS = 16  # of one session: it has five kinds of messages, and RECOVER may come in parts

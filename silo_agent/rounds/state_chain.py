@@ -15,7 +15,7 @@ from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.identity.roster import Roster, read_roster
 from crypto.session.statements import AbandonedProof, StateProof
-from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
+from silo_agent.disclosure.ledger.known_states import FIRST, KnownState, KnownStates
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.rounds.data_sets import DataSets
 

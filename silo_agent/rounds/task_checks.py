@@ -23,16 +23,15 @@ from crypto.session import bodies
 from crypto.session.messages import Abandoned, SessionTerms
 from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
-from silo_agent.ledger.state_uses import StateUse
+from silo_agent.connection.own_certificates import OwnCertificates
+from silo_agent.disclosure.policy.policy import MAX_STATE_BYTES
 from silo_agent.metrics import PhaseEnd, SiloMetrics
-from silo_agent.policy.policy import MAX_STATE_BYTES
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.offered_jobs import OfferedJobs
-from silo_agent.rounds.own_certificates import OwnCertificates
-from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.session_handler import SessionHandler
+from silo_agent.training.phase_input import PhaseRequest
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.phases.training import TRAIN
 
@@ -154,14 +153,10 @@ class TaskChecks:
             data_set.budget.check_plan(job, state)
         if key.kind == ENROLLMENT and job.spec.privacy is not None:
             self._check_promises(job, state, data_set)
-        colluders = data_set.policy.colluders(job.spec)
-        use = StateUse.of(job, key, state, rule=terms.rule, assumed_colluders=colluders)
-        if use is not None:
-            data_set.reveals.check_use(use)
         context = job.context(key, state, terms.rule.members)
-        request = PhaseRequest(
-            job=job, key=key, rule=terms.rule, layout=terms.layout, context=context, use=use
-        )
+        request = PhaseRequest(job=job, key=key, rule=terms.rule, layout=terms.layout, context=context)
+        if (use := data_set.use_of(request)) is not None:
+            data_set.reveals.check_use(use)
         return terms, request
 
     def session(self, terms: SessionTerms, roster: Roster) -> SiloSession:

@@ -21,8 +21,8 @@ from chorale.spec.state import BUFFER_SUFFIXES
 from chorale_models.model import Model
 from chorale_models.task import Task
 from crypto.errors import ChoraleError, ConfigError
-from silo_agent.seeding import seeded
 from silo_agent.training.dp_sgd.checks import check_keeps_samples_apart
+from silo_agent.training.machine.seeding import seeded
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import (
     build_loss,

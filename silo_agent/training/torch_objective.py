@@ -18,19 +18,18 @@ import torch
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from silo_agent.local_storage.personal_models import PersonalModel
-from silo_agent.objective import Work
-from silo_agent.seeding import seeded, shuffler
 from silo_agent.training.base.evaluation import NO_METRICS, Figures, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.base.shares import ALONE, BatchShares
 from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
 from silo_agent.training.loop.local_training import summed_gradient
+from silo_agent.training.machine.seeding import seeded, shuffler
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.forms import Forms, float32_kernels
 from silo_agent.training.models.registry import job_model_on_its_base
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
+from silo_agent.training.objective import PersonalModel, Work
 from silo_agent.training.parts.closing.fine_tuning import fine_tune
 from silo_agent.training.parts.computed_parts import (
     PERSONALIZATIONS,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from silo_agent.connection.control_stream import Outbox
-from silo_agent.objective import Objective, Work
+from silo_agent.training.objective import Objective, Work
 from strategies.base import Array
 from tests.support import one_hot
 from tests.support.schedules import agents

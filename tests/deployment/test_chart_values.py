@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from chorale.spec.settings_file import load_settings
 from coordinator.settings import ENV_PREFIX, CoordinatorSettings, load_coordinator_settings
 from crypto.errors import ConfigError
-from silo_agent.data.settings import DataSettings, PartitionSettings
-from silo_agent.policy.policy import Policy, load_policy
-from silo_agent.policy.privacy_policy import PrivacyPolicy
+from silo_agent.disclosure.policy.policy import Policy, load_policy
+from silo_agent.disclosure.policy.privacy_policy import PrivacyPolicy
 from silo_agent.settings import SiloSettings, load_silo_settings
+from silo_agent.training.data.settings import DataSettings, PartitionSettings
 from tests.deployment import helm
 
 COORDINATOR, SILO = helm.NAMES

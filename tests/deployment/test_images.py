@@ -31,7 +31,7 @@ INDEX = "https://pypi.org/simple"  # a build argument; links that pip is configu
 SECRET = re.compile(r"secret|password|passwd|token|credential|api_?key|BEGIN [A-Z ]*PRIVATE", re.IGNORECASE)
 POLL_SECONDS = 0.05
 TRAINING = """
-import silo_agent.training.loop.local_training, silo_agent.torchvision_compat
+import silo_agent.training.loop.local_training, silo_agent.training.machine.torchvision_compat
 from crypto.fixed_point.compiled import transform
 assert transform() is not None
 """

@@ -17,9 +17,9 @@ from chorale.privacy.plan import planned_releases
 from chorale.privacy.privacy_filter import filter_epsilon
 from chorale.privacy.releases import releases_from_json
 from crypto.session.cohort import default_colluders
-from silo_agent.ledger.costs import BudgetBalance
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.ledger.costs import BudgetBalance
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.faults.conftest import MakeFederation
 from tests.faults.test_silo_killed import INPUT_READY, VICTIM
@@ -34,17 +34,21 @@ PRIVACY = {
     "statistics_noise_multiplier": 20.0,
 }
 DELTA = 1e-5
+SPEND = "silo_agent.disclosure.ledger.budget:Charge.spend"
 Rows = list[tuple[int, str, str]]  # round, phase, status
 
 # point in the code; whether round 1 of the victim is spend in the end
 MOMENTS = {
     "input ready, nothing spent": (Halt(at=INPUT_READY), False),
     "about to spend": (
-        Halt(at=INPUT_READY, call="silo_agent.ledger.budget:Charge.spend", when="before"),
+        Halt(at=INPUT_READY, call=SPEND, when="before"),
         False,
     ),
     "spent, not told": (Halt(at=INPUT_READY, call="silo_agent.agent:_tell_spend", when="before"), True),
-    "spent, no byte sent": (Halt(at=INPUT_READY, call="silo_agent.ledger.budget:Charge.spend"), True),
+    "spent, no byte sent": (
+        Halt(at=INPUT_READY, call=SPEND),
+        True,
+    ),
 }
 
 

@@ -37,9 +37,9 @@ PLACES = {
     "the next state is stored": (COORDINATOR, "coordinator.storage.checkpoints:Checkpoints.put"),
     "a phase is ended": (COORDINATOR, "coordinator.storage.store:Store.end_phase"),
     "the end of a phase is entered in the audit log": (COORDINATOR, "chorale.runtime.audit:AuditLog.append"),
-    "a silo spends": (SILO, "silo_agent.ledger.budget:Budget.spend"),
-    "a silo signs a set": (SILO, "silo_agent.ledger.reveals:Reveals.write_pending"),
-    "a silo reveals": (SILO, "silo_agent.ledger.reveals:Reveals.mark_revealed"),
+    "a silo spends": (SILO, "silo_agent.disclosure.ledger.budget:Budget.spend"),
+    "a silo signs a set": (SILO, "silo_agent.disclosure.ledger.reveals:Reveals.write_pending"),
+    "a silo reveals": (SILO, "silo_agent.disclosure.ledger.reveals:Reveals.mark_revealed"),
     "a silo takes in a sum": (SILO, "silo_agent.connection.transfer:Transfer.download"),
     "a silo stores the next state": (SILO, "silo_agent.local_storage.state_files:StateFiles.put"),
 }

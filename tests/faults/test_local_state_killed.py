@@ -20,7 +20,10 @@ from tests.support.processes import wait_until
 
 VICTIM = "silo-1"
 INPUT_READY = {"event": "input ready", "round": 1, "phase": "train"}
-STORE, REVEALS = "silo_agent.local_storage.local_state:LocalStates", "silo_agent.ledger.reveals:Reveals"
+STORE, REVEALS = (
+    "silo_agent.local_storage.local_state:LocalStates",
+    "silo_agent.disclosure.ledger.reveals:Reveals",
+)
 # where it is killed, and how often it computes its first input
 POINTS: dict[str, tuple[str, Literal["before", "after"], int]] = {
     "input computed, next state not written": (f"{STORE}.hold", "before", 2),

@@ -12,9 +12,9 @@ from contextlib import closing
 import pytest
 
 from crypto.errors import Refusal
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.policy import Policy
 from tests.faults.conftest import MakeFederation
 from tests.support.federation import LocalFederation
 from tests.support.history import check_logs

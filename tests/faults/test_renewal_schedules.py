@@ -32,9 +32,9 @@ from crypto.identity.roster import Roster
 from crypto.masking.masks import Masker, SignedSeed
 from silo_agent.connection import transfer
 from silo_agent.connection.control_stream import ControlStream, Outbox
+from silo_agent.connection.own_certificates import OwnCertificates, Renewal
 from silo_agent.connection.transfer import Transfer
 from silo_agent.metrics import SiloMetrics
-from silo_agent.rounds.own_certificates import OwnCertificates
 from tests.support import virtual_time
 from tests.support.agents import make_members, with_another_certificate
 from tests.support.sessions import NOW
@@ -226,8 +226,7 @@ class Stub:
         self._is_open = False
 
     def open(self) -> None:
-        newest = self._silo.newest
-        self._shown, self._is_open = self._silo.own.dialing(newest, lambda _: True), True
+        self._shown, self._is_open = self._silo.renewal.next_identity(), True
 
     async def close(self) -> None:
         self._is_open = False
@@ -259,7 +258,7 @@ class Silo:
     repeated envelopes start an upload that failed once more, as the agent's message handler does."""
 
     preparing: Sequence[PhaseKey] = ()
-    version = 0
+    roster_version = 0
 
     def __init__(self, coordinator: Coordinator, seed: int, *, has_repeats: bool) -> None:
         draw = random.Random(seed).random
@@ -268,6 +267,13 @@ class Silo:
         self._coordinator, self._has_repeats = coordinator, has_repeats
         self._has_read = False
         self._uploading: asyncio.Task[None] | None = None
+        metrics = SiloMetrics()
+        self.renewal = Renewal(
+            self.own,
+            self,  # type: ignore[arg-type]
+            newest=lambda: self.newest,
+            refused=metrics.credentials_refused,
+        )
         self.stub = Stub(coordinator, self)
         self._transfer = Transfer(self.stub, metrics=SiloMetrics(), random=draw)  # type: ignore[arg-type]
         self.stream = ControlStream(
@@ -278,10 +284,8 @@ class Silo:
             served=self,  # type: ignore[arg-type]
             moved_bytes=lambda: self._transfer.moved_bytes,
             outbox=Outbox(),
-            rosters=self,  # type: ignore[arg-type]
-            metrics=SiloMetrics(),
-            renew=self._renew,
-            accepted=self.own.accepted,
+            metrics=metrics,
+            renewal=self.renewal,
             clock=lambda: NOW,
             random=draw,
         )
@@ -304,11 +308,14 @@ class Silo:
         with suppress(RemoteProtocolError):
             await self._transfer.upload(KEY, masker, encoder, total_bytes=LAYOUT.total_bytes)
 
-    def _renew(self) -> Anchors:
+    def refresh(self, credentials: OwnCertificates, refused: object) -> None:
+        """As CredentialFiles."""
         if not self._has_read and self._coordinator.now() >= self._coordinator.schedule.files:
             self._has_read = True
-            self.own.take_over(AFTER.silos[SILO], AFTER.authority)
-        return self.own.authority
+            credentials.take_over(AFTER.silos[SILO], AFTER.authority)
+
+    def check(self, identity: Identity, authority: Anchors) -> None:
+        """Every certificate is valid, as CredentialFiles may find."""
 
     async def _probe(self) -> LineFailed:
         return LineFailed(Trouble.NONE, "the line is well")

@@ -112,7 +112,7 @@ def test_silo_killed_around_a_ledger_write_never_gives_two_answers(
 ) -> None:
     """Of three silos all must answer, so the round shows what the restarted one says."""
     federation = make_federation(silos=3, records_sent=True)
-    halt = Halt(at=INPUT_READY, call=f"silo_agent.ledger.reveals:Reveals.{method}", when=when)
+    halt = Halt(at=INPUT_READY, call=f"silo_agent.disclosure.ledger.reveals:Reveals.{method}", when=when)
     job_id = kill_and_restart(federation, halt)
 
     history = check_finished(federation, job_id)

@@ -29,7 +29,10 @@ from tests.support.soak import cases
 VICTIM = "silo-1"
 ROUND_ONE = {"round": 1, "phase": "train"}
 INPUT_READY = {"event": "input ready", **ROUND_ONE}
-KNOWN, FILES = "silo_agent.ledger.known_states:KnownStates", "silo_agent.local_storage.state_files:StateFiles"
+KNOWN, FILES = (
+    "silo_agent.disclosure.ledger.known_states:KnownStates",
+    "silo_agent.local_storage.state_files:StateFiles",
+)
 CHECK = "crypto.session.sum_check:SumCheck.check_sum"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from chorale.spec.state import GlobalState
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.ledger import Ledger
 from strategies.server_optimizer import STEPS
 from tests.faults.conftest import MakeFederation
 from tests.faults.test_silo_killed import INPUT_READY, VICTIM
@@ -69,7 +69,7 @@ def test_a_lost_step_is_paid_for_and_no_input_is_revealed_twice(
     coordinator while it takes the masks off round 3."""
     federation = make_federation(silos=3, policy={"privacy": {"shared_noise": "allow"}})
     federation.start_coordinator(halt=Halt(at={"event": "stage", "state": "unmask", "round": 3}))
-    halt = Halt(at=INPUT_READY, call="silo_agent.ledger.budget:Charge.spend")
+    halt = Halt(at=INPUT_READY, call="silo_agent.disclosure.ledger.budget:Charge.spend")
     for name in federation.names:
         federation.start_silo(name, halt=halt if name == VICTIM else None)
     job_id = federation.submit(values=3, max_attempts=max_attempts, **JOB)

@@ -14,8 +14,8 @@ from PIL import Image
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.privacy_spec import PrivacySpec, RecordsSpec
 from crypto.errors import ConfigError
-from silo_agent.data.formats import csv, idx, image_folder, npz
-from silo_agent.data.settings import DataFormat, DataSettings
+from silo_agent.training.data.formats import csv, idx, image_folder, npz
+from silo_agent.training.data.settings import DataFormat, DataSettings
 from tests.fuzz import mutate
 from tests.fuzz.files import in_file
 from tests.fuzz.target import Target

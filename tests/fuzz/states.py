@@ -9,7 +9,7 @@ from chorale.job import Job, sign_job
 from chorale.spec.state import state_digest, state_from_bytes, state_to_bytes
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.ledger.state_uses import StateUse
+from silo_agent.disclosure.ledger.state_uses import StateUse
 from tests.fuzz import mutate, world
 from tests.fuzz.target import Target
 from tests.support import next_states

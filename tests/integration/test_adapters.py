@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import silo_agent.torchvision_compat  # noqa: F401  peft imports torchvision
+import silo_agent.training.machine.torchvision_compat  # noqa: F401  peft imports torchvision
 from chorale_models.model import Sizes
 from chorale_models.networks.plain import mlp
 from tests.support.federation import COORDINATOR, LocalFederation

@@ -29,7 +29,7 @@ from cli.doctor.machine import Machine
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
 from silo_agent.metrics import SiloMetrics
-from silo_agent.torch_build import TorchBuild
+from silo_agent.training.machine.torch_build import TorchBuild
 from tests.support.ceremony import stranger
 from tests.support.federation import COORDINATOR, OPERATOR, LocalFederation
 from tests.support.processes import run_cli

@@ -15,7 +15,7 @@ from chorale.job import Job, JobSpec, SignedJob
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.runtime.software import own_software
 from crypto.identity.certificates import Role, fingerprint
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.ledger import Ledger
 from tests.support.federation import OPERATOR, LocalFederation
 from tests.support.processes import run_cli
 

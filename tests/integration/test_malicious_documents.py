@@ -26,7 +26,7 @@ from crypto.identity import certificates
 from crypto.identity.certificates import Role, SignedBody
 from crypto.identity.roster import sign_roster
 from crypto.session.messages import Envelopes
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.ledger import Ledger
 from strategies.base import DRAW_SEED, TOTAL
 from tests.support.agents import Exchange, changed
 from tests.support.ceremony import stranger

@@ -103,7 +103,7 @@ def test_lines_of_code_are_without_prose() -> None:
 @pytest.mark.parametrize("architecture", ["hf-hub:stranger/model", "local-dir:/etc", "local-dir:."])
 def test_the_vision_example_takes_names_that_timm_lists_and_no_address(architecture: str) -> None:
     """timm.create_model fetches the first, and reads the others, for the author of the job's options."""
-    import silo_agent.torchvision_compat  # noqa: F401
+    import silo_agent.training.machine.torchvision_compat  # noqa: F401
 
     code = runpy.run_path(str(REPOSITORY / "docs" / "examples" / "own" / "vision" / "timm_resnet.py"))
     sizes = Sizes(classes=3, input_shape=(3, 8, 8))

@@ -17,8 +17,7 @@ import pytest
 import safetensors.numpy
 
 from cli.main import run
-from silo_agent.local_storage.personal_models import PersonalModel
-from silo_agent.objective import Objective, Work
+from silo_agent.training.objective import Objective, PersonalModel, Work
 from strategies.base import Array
 from tests.integration.test_demo_strategies import report_of
 from tests.support.federation import COORDINATOR, LocalFederation

@@ -11,7 +11,7 @@ import pytest
 
 from chorale.privacy.privacy_filter import filter_epsilon
 from chorale.privacy.quantity_noise import releases_of
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.federation import LocalFederation
 from tests.support.processes import run_cli, run_demo

@@ -22,7 +22,7 @@ from cli.job.commands import job as job_commands
 from client.federation import WATCHING, SubmittedJob
 from client.operations import Operations
 from crypto.errors import ConfigError, PolicyRefusal, RemoteProtocolError
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 from simulation.engine import Simulation
 from tests.support.federation import LocalFederation
 from tests.support.one_hot import OneHot, silo_data

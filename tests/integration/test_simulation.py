@@ -21,9 +21,9 @@ from chorale.spec.state import GlobalState, state_from_file, state_to_bytes
 from cli.main import run
 from coordinator.storage.store import Store
 from crypto.fixed_point.layout import Quantity
-from silo_agent.data.loading import load_partition
-from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.loading import load_partition
+from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.models.state import initial_state
 from simulation.engine import Simulation
 from tests.support.federation import COORDINATOR, LocalFederation

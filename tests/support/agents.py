@@ -41,27 +41,27 @@ from crypto.session import bodies
 from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import RevealedSum, SessionTerms
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.connection.own_certificates import OwnCertificates
+from silo_agent.disclosure.ledger.budget import Spend
+from silo_agent.disclosure.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.in_force import HeldPolicy, InForce
-from silo_agent.ledger.budget import Spend
-from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
-from silo_agent.objective import Work
-from silo_agent.policy.policy import Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
-from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 from silo_agent.settings import SiloSettings
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.objective import Work
 from strategies.base import Array, Arrays, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import issue

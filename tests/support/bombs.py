@@ -20,9 +20,9 @@ from PIL import Image
 
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
-from silo_agent.data.loading import load_data
-from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import DataSettings
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import make_job
 
@@ -223,7 +223,7 @@ def main(root: Path) -> None:
     import pyarrow.parquet  # noqa: F401
     import sqlalchemy  # noqa: F401
 
-    import silo_agent.torchvision_compat  # noqa: F401
+    import silo_agent.training.machine.torchvision_compat  # noqa: F401
 
     found: dict[str, list[str]] = {}
     for name, (form, make, fields) in BOMBS.items():

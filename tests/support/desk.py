@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from chorale.job import Job
 from chorale.spec.job_spec import JobSpec
 from cli.silo.screen import screen
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Decision
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.settings import SiloSettings
 from simulation.engine import unsigned_job
 from tests.support.pages import csrf

@@ -50,7 +50,7 @@ BESIDE = ("dp_accounting.pld", "dp_accounting.rdp", "sqlite3", "tests.support.on
 # a fork runs one of them as its main module
 MAIN = ("cli.main", "tests.support.halting", "tests.support.keeping", "tests.support.forking_demo")
 # need seconds, for opacus and torchvision, and few tests use them
-LATE = ("silo_agent.training.dp_sgd", "silo_agent.torchvision_compat")
+LATE = ("silo_agent.training.dp_sgd", "silo_agent.training.machine.torchvision_compat")
 
 
 class Forked:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from crypto.errors import PolicyRefusal
-from silo_agent.objective import Cancelled, Work
+from silo_agent.training.objective import Cancelled, Work
 from strategies.base import Array
 
 FOLDER = "TEST_GATE"  # the environment's name for where the pipes are

@@ -17,18 +17,18 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import buffer_names, trained_names
 from chorale_models.model import Sizes
 from chorale_models.tasks.classification import Classification
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.objective import Work
-from silo_agent.seeding import shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import Figures, evaluate
 from silo_agent.training.base.loss import TaskLoss
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.loop.local_training import train_locally
+from silo_agent.training.machine.seeding import shuffler, training_seed
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.objective import Work
 from strategies.base import Array, PhaseContext
 from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head

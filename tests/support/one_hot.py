@@ -14,9 +14,9 @@ import numpy as np
 
 from chorale_models.data import Data
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.settings import DataSettings
-from silo_agent.objective import Objective, Work
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.objective import Objective, Work
 from strategies.base import Array
 from strategies.phases.step import GRADIENT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from silo_agent.objective import Objective, Work
+from silo_agent.training.objective import Objective, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 

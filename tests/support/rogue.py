@@ -35,7 +35,7 @@ from crypto.identity.certificates import Identity, Role, load_certificate, membe
 from crypto.session import bodies
 from crypto.session.messages import NextState
 from silo_agent.agent import run_agent
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.settings import SiloSettings
 from strategies.base import Arrays
 from strategies.phases.enrollment import draw_seed_in

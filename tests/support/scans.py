@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale_models import Data
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_job, make_work
 

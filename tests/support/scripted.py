@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from silo_agent.objective import Objective, Work
+from silo_agent.training.objective import Objective, Work
 from strategies.base import Array
 from tests.support.one_hot import HOLDOUT, OneHot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from silo_agent.objective import Objective, Work
+from silo_agent.training.objective import Objective, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 from tests.support.simulation import seeded_work

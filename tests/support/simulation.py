@@ -19,11 +19,10 @@ from crypto import encoding
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Work
-from silo_agent.seeding import training_seed
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.machine.seeding import training_seed
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext
 from strategies.update_scale import with_mean_square

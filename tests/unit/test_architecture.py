@@ -74,13 +74,14 @@ ROOMS = {
     "< privacy < job < evidence",
     "coordinator": "process < settings < reasons < complaints < phase_machine < storage < metrics < members "
     "< resources < jobs < service < server",
-    "silo_agent": "entry_point < seeding < torchvision_compat < torch_build < metrics < policy < ledger "
-    "< local_storage < data < settings < in_force < account_units < objective < rounds < approval < evidence "
-    "< connection < training < agent",
-    "silo_agent.data": "settings < own_data < problems < units < base < private < fitting < misfits "
+    # three wings: what is computed, what may leave, and the agent, which is all that stands right of them
+    "silo_agent": "training < disclosure < metrics < local_storage < settings < in_force < account_units "
+    "< objective < training_process < connection < rounds < approval < evidence < agent",
+    "silo_agent.disclosure": "policy < ledger",
+    "silo_agent.training.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
-    "silo_agent.training": "models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
-    "< processes < objective_of_settings",
+    "silo_agent.training": "machine < unit_marks < data < objective < phase_input < models < base < dp_sgd "
+    "< loop < parts < local_loss < plug_ins < torch_objective < processes < built_in",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
@@ -116,10 +117,6 @@ COMPILER = ("numba", "llvmlite")
 # where torch and what needs it may appear
 TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
-    "silo_agent/seeding.py",
-    "silo_agent/torchvision_compat.py",
-    "silo_agent/torch_build.py",
-    "silo_agent/data/workers.py",
     "silo_agent/training/",
     "bench/adapters.py",
     "bench/peers/simulation_side.py",
@@ -139,7 +136,7 @@ ENTRIES = (
     "cli.main",
     "coordinator.server",
     "silo_agent.agent",
-    "silo_agent.data.loading",
+    "silo_agent.training.data.loading",
     "simulation.engine",
     "chorale.job",
 )
@@ -239,6 +236,24 @@ def test_imports_run_one_way() -> None:
     assert wrong == []
 
 
+def test_the_wings_of_a_silo_stand_apart() -> None:
+    """Training knows no policy and no ledger, these know no training, a simulation knows no agent."""
+    allowed = {
+        "silo_agent/training/": ("silo_agent.training",),
+        "silo_agent/disclosure/": ("silo_agent.disclosure", "silo_agent.training.unit_marks"),
+        "simulation/": ("silo_agent.training", "silo_agent.disclosure"),
+    }
+    wrong = [
+        f"{one.path}:{one.line}: imports {module}"
+        for one in imports()
+        for wing, whole in allowed.items()
+        if one.path.startswith(wing)
+        for module in of_ours(one)
+        if module.startswith("silo_agent.") and not module.startswith(whole)
+    ]
+    assert wrong == []
+
+
 def test_client_loads_a_silos_code_only_to_try_it() -> None:
     """The operator's machine may have no torch, and it has no ledger."""
     at_start = [str(one) for one in imports() if one.path.startswith("client/") and not one.is_lazy]
@@ -314,9 +329,9 @@ def test_torch_stays_where_it_belongs() -> None:
 
 
 def test_torchvision_is_imported_through_one_module() -> None:
-    """With a CPU torch its compiled part needs schemas that silo_agent/torchvision_compat.py defines."""
+    """With a CPU torch its compiled part needs schemas that one module defines."""
     through = [one for one in imports() if one.top == "torchvision"]
-    assert {one.path for one in through} <= {"silo_agent/torchvision_compat.py"}
+    assert {one.path for one in through} <= {"silo_agent/training/machine/torchvision_compat.py"}
 
 
 def test_grpc_is_not_imported_by_what_only_checks_and_computes() -> None:
@@ -404,7 +419,7 @@ def test_global_seeding_happens_in_one_module() -> None:
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Attribute) and node.attr == "manual_seed"
     }
-    assert places <= {"silo_agent/seeding.py"}
+    assert places <= {"silo_agent/training/machine/seeding.py"}
 
 
 def test_no_member_of_an_enum_is_an_empty_tuple() -> None:

@@ -31,7 +31,7 @@ from research.accuracy.suites import Setting, Suite
 from research.accuracy.trials import Outcome, Split, Trial
 from research.accuracy.tuning import chosen
 from research.accuracy.work import OutOfRuns, Workers
-from silo_agent.data.base import Samples
+from silo_agent.training.data.base import Samples
 from simulation.engine import Simulation
 from tests.support.shared_data import shared_folder
 

@@ -16,7 +16,7 @@ from research.heart_disease.arms import ARMS, Arm
 from research.heart_disease.book import Book
 from research.heart_disease.hospitals import Split, job, splits
 from research.heart_disease.runs import Outcome, most_frequent
-from silo_agent.data.base import Samples, SiloData
+from silo_agent.training.data.base import Samples, SiloData
 from tests.support.shared_data import shared_folder
 
 ALONE, _, FEDAVG, *_ = ARMS

@@ -35,7 +35,7 @@ from research.papers.methods import preset, with_parts
 from research.papers.rehearsal import made_up, small
 from research.papers.simulated import job_file
 from research.papers.suite import Options, distinct, ours, rehearse, rehearsed
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.settings import DataSettings
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

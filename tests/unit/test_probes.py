@@ -16,8 +16,8 @@ from research.accuracy.federated import OPEN_POLICY
 from research.accuracy.mechanism import __main__ as mechanism
 from research.accuracy.mechanism.probes import PAIRS, SIDES, Watched, in_memory, probed, trained_arrays
 from research.accuracy.trials import Split, Trial
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.objective import Objective, Work
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.objective import Objective, Work
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import Simulation
 from strategies.base import Array, Arrays

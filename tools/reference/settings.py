@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cli.schema import model_of
 from client.settings import ENV_PREFIX as OPERATOR_PREFIX
 from coordinator.settings import ENV_PREFIX as COORDINATOR_PREFIX
-from silo_agent.policy.policy import ENV_PREFIX as POLICY_PREFIX
+from silo_agent.disclosure.policy.policy import ENV_PREFIX as POLICY_PREFIX
 from silo_agent.settings import ENV_PREFIX as SILO_PREFIX
 from tools.reference.markdown import code, page, table
 from tools.reference.schema import Schema, allowed, alternatives, described, fields_of, kind_of, written

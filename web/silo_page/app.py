@@ -34,8 +34,8 @@ from crypto.errors import ChoraleError, ConfigError
 from silo_agent.approval.decisions import approve, may_be_rejected, reject
 from silo_agent.approval.reading import read_view, signed_bytes
 from silo_agent.approval.view import JobView
-from silo_agent.ledger.decisions import MAX_NAME_CHARACTERS
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.decisions import MAX_NAME_CHARACTERS
+from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.settings import SiloSettings
 from web.shared.pages import Guard, environment, form_of, page
 from web.shared.serving import MAX_BODY_BYTES, bound_socket, serve_app, static_folder

@@ -29,12 +29,12 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from research.accuracy.federated import OPEN_POLICY
 from research.accuracy.trials import Trial
-from silo_agent.data.base import Samples, SampleSet, SiloData
-from silo_agent.objective import Objective, Work
 from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.data.base import Samples, SampleSet, SiloData
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import job_model
 from silo_agent.training.models.state import load_arrays
+from silo_agent.training.objective import Objective, Work
 from silo_agent.training.parts.statistics.soft_labels import probability_sums
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import Simulation

@@ -19,12 +19,12 @@ from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.ring import Encoded
 from research.attacks.digits import job
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_partition
-from silo_agent.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
-from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import PhaseRequest
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_partition
+from silo_agent.training.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.phase_input import PhaseRequest
 from simulation.engine import NO_NONCE, unsigned_job
 from simulation.silos import Compute, SilosHere, built_in
 from simulation.sums import word_sums

@@ -31,10 +31,10 @@ from chorale.spec.image_specs import (
     VerticalFlip,
     has_dense_labels,
 )
-from silo_agent.objective import Work
-from silo_agent.seeding import derive_seed, reseeding
 from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.crops_and_flips import Move, crops_and_flips
+from silo_agent.training.machine.seeding import derive_seed, reseeding
+from silo_agent.training.objective import Work
 
 BORDERS = {"zeros": "constant", "reflect": "reflect", "edge": "edge"}
 
@@ -96,7 +96,7 @@ def augmentation_of(work: Work) -> Augmentation | None:
 def by_torchvision(transforms: Sequence[TransformSpec], size: tuple[int, int], *, has_masks: bool) -> Move:
     """All of them; has_masks: labels are one number a pixel, and go with their image."""
     # a second to load, and most jobs do not need it
-    from silo_agent.torchvision_compat import tv_tensors, v2
+    from silo_agent.training.machine.torchvision_compat import tv_tensors, v2
 
     transform = v2.Compose([_made(each, size) for each in transforms])
 
@@ -110,7 +110,7 @@ def by_torchvision(transforms: Sequence[TransformSpec], size: tuple[int, int], *
 
 
 def _made(spec: TransformSpec, size: tuple[int, int]) -> Any:
-    from silo_agent.torchvision_compat import v2
+    from silo_agent.training.machine.torchvision_compat import v2
 
     match spec:
         case RandomCrop():

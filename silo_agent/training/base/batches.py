@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silo_agent.data.base import Features, Indices, SampleSet
-from silo_agent.data.streamed import Streamed
-from silo_agent.data.units import Units
+from silo_agent.training.data.base import Features, Indices, SampleSet
+from silo_agent.training.data.streamed import Streamed
+from silo_agent.training.data.units import Units
 
 PASS_BATCH = 512  # most samples of a pass without gradients
 PASS_BYTES = 3 << 18  # of its inputs on a CPU: 64 images of 3 x 32 x 32; more is slower for convolutions

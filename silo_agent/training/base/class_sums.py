@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.objective import Cancelled
 from strategies.base import FloatArray
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from chorale_models.task import Task
 from crypto.errors import ConfigError
-from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import SampleLoss
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.objective import Cancelled
 from strategies.base import Array
 from strategies.phases.evaluation import ACCURACY, SILOS, SQUARE
 from strategies.tasks.base import LOSS_SUM, TESTED, Metric, Sum

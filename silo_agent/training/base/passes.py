@@ -14,9 +14,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batches
 from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.objective import Cancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

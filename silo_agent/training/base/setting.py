@@ -17,13 +17,13 @@ from torch import Tensor
 
 from chorale_models.task import Task
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.objective import Work
 from silo_agent.training.base.batches import Batches, batches_of
 from silo_agent.training.base.passes import Outputs, Run, frozen_copy, outputs_of, run_model
 from silo_agent.training.base.shares import ALONE, BatchShares
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
+from silo_agent.training.objective import Work
 from strategies.base import MODEL, Array, PartOptions
 
 WEIGHT_STEPS = 1 << 20  # sums of so fine weights are exact in float64

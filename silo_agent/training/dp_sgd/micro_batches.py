@@ -21,11 +21,11 @@ from chorale.observability.logs import get_logger
 from chorale.privacy.batch_cap import batch_cap
 from crypto.noise.gaussian import MAX_VARIANCE, GaussianStream
 from crypto.prg import KEY_BYTES, Keystream
-from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import PRIVATE_BATCH, Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.dp_sgd.unit_means import UnitMeans
+from silo_agent.training.objective import Cancelled
 
 DEVIATION = math.sqrt(MAX_VARIANCE)  # of the noise that a silo adds by itself, in units
 _WORD_BITS = 64

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from silo_agent.data.units import Indices
+from silo_agent.training.data.units import Indices
 
 
 class UnitMeans:

@@ -20,7 +20,6 @@ from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.strategy_spec import TrainingSpec
 from crypto.errors import ConfigError, QuantizationError
-from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import Outputs, run_model
@@ -35,6 +34,7 @@ from silo_agent.training.dp_sgd.checks import (
 )
 from silo_agent.training.loop.sgd import SGD, Optimizer
 from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.objective import Cancelled
 from strategies.phases.step import GRADIENT
 from strategies.phases.training import TRAIN
 

@@ -143,7 +143,7 @@ def _check_targets(body: nn.Module, targets: tuple[str, ...]) -> None:
 
 def _peft() -> ModuleType:
     """Raises ConfigError."""
-    import silo_agent.torchvision_compat  # noqa: F401  peft imports transformers, which imports torchvision
+    import silo_agent.training.machine.torchvision_compat  # noqa: F401  peft imports transformers, which imports torchvision
 
     try:
         return importlib.import_module("peft")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
-from silo_agent.settings import MemoryFormat, Precision, SiloSettings
+from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.models.base import FederatedModel
 
 SHORTEST_SECONDS = 0.02  # of a step that is worth a trial; below it, the overhead of autocast decides
@@ -68,10 +68,6 @@ class Forms:
     ) -> None:
         self._precision, self._memory_format = precision, memory_format
         self._found: dict[str, Form] = {}
-
-    @classmethod
-    def of_settings(cls, settings: SiloSettings) -> Forms:
-        return cls(precision=settings.precision, memory_format=settings.memory_format)
 
     def without_trials(self) -> Forms:
         """The same, with what a trial would choose left as it is."""

@@ -193,7 +193,7 @@ def loaded(field: str, spec: PlugInSpec | GivenPartSpec, *, group: str, code: Co
     Raises ConfigError.
     """
     # an author's module may import torchvision, as transformers does: a CPU build of torch needs this before
-    import silo_agent.torchvision_compat  # noqa: F401
+    import silo_agent.training.machine.torchvision_compat  # noqa: F401
 
     digests = {each.distribution: each.sha256 for each in code or ()}
     assert spec.source is not None

@@ -11,7 +11,6 @@ import torch
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.objective import Work
 from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss, SampleRegularizer, TaskLoss, WeightPenalty
 from silo_agent.training.base.passes import Outputs, Run
@@ -20,6 +19,7 @@ from silo_agent.training.loop.local_training import train_received
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_loss, build_regularizer
 from silo_agent.training.models.state import FloatArray
+from silo_agent.training.objective import Work
 from silo_agent.training.parts.closing.ccvr import class_moments
 from silo_agent.training.parts.closing.ffc import calibrate
 from silo_agent.training.parts.given import GivenLoss, GivenRegularizer

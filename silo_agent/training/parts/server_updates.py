@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from silo_agent.objective import Work
 from silo_agent.training.base.loss import add_to_gradients
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import FloatArray
+from silo_agent.training.objective import Work
 from strategies.base import METHOD, MODEL, Array
 from strategies.parts.server_updates.scaffold import CONTROL, CONTROL_BOUND, CONTROL_DELTA
 

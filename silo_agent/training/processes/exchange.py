@@ -24,9 +24,8 @@ from crypto.errors import (
     Refusal,
     RemoteProtocolError,
 )
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Work
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.objective import LocalState, Work
 from strategies.base import Array, PhaseContext
 
 SETTINGS, ENDED = "settings.json", "ended.json"  # in the folder of the processes

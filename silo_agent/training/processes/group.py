@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
@@ -20,8 +21,8 @@ from typing import IO, NoReturn
 
 from chorale.runtime.files import write_atomic
 from crypto.errors import ConfigError
-from silo_agent.objective import Cancelled, Work
-from silo_agent.settings import SiloSettings
+from silo_agent.training.machine.settings import MachineSettings
+from silo_agent.training.objective import Cancelled, Work
 from silo_agent.training.processes.exchange import (
     ENDED,
     SETTINGS,
@@ -44,8 +45,13 @@ ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 class SharedTraining:
     """Starts the processes for the first training, and again where they ended; they end with the agent."""
 
-    def __init__(self, settings: SiloSettings, alone: TorchObjective) -> None:
-        self._settings, self._alone = settings, alone
+    def __init__(
+        self, settings: MachineSettings, alone: TorchObjective, *, folder: Path, worker: str
+    ) -> None:
+        """settings: the silo's, which the processes read. folder: made when it is needed. worker: the module
+        that each process runs."""
+        self._alone = alone
+        self._start = partial(_Running, settings, folder, worker)
         self._running: _Running | None = None
 
     def compute(self, work: Work) -> Mapping[str, Array]:
@@ -53,7 +59,7 @@ class SharedTraining:
         if work.phase_kind != TRAIN or work.spec.privacy is not None:
             return self._alone.compute(work)
         if self._running is None:
-            self._running = _Running(self._settings)
+            self._running = self._start()
         try:
             send_work(work, self._running.pipe)
         except BrokenPipeError:
@@ -90,13 +96,13 @@ class _Running:
     """The launcher, the pipe to the first process, its answers, and a folder of their own: it holds the
     settings, where the processes meet and how they ended, and no data."""
 
-    def __init__(self, settings: SiloSettings) -> None:
-        settings.processes_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder = TemporaryDirectory(dir=settings.processes_directory, ignore_cleanup_errors=True)
+    def __init__(self, settings: MachineSettings, folder: Path, worker: str) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
         write_atomic(Path(self.folder.name, SETTINGS), settings.model_dump_json().encode())
         self.answers: SimpleQueue[Message | None] = SimpleQueue()  # None: the launcher ended
         self._launcher = subprocess.Popen(
-            [sys.executable, "-m", LAUNCHER, self.folder.name, str(settings.devices)],
+            [sys.executable, "-m", LAUNCHER, self.folder.name, str(settings.devices), worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ENVIRONMENT},
@@ -127,7 +133,7 @@ def _who_ended(folder: Path) -> str:
     return f"the process of device {ended['rank']} ended with exit code {ended['exit_code']}"
 
 
-def check_devices(settings: SiloSettings, gpus: int) -> None:
+def check_devices(settings: MachineSettings, gpus: int) -> None:
     """Raises ConfigError where the machine has fewer GPUs than the settings share batches between."""
     if settings.device != "cpu" and 0 < gpus < settings.devices:
         raise ConfigError(f"devices: {settings.devices} are set, torch finds {gpus} GPUs on this machine")

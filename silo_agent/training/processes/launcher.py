@@ -23,8 +23,6 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from chorale.runtime.files import write_atomic
 from silo_agent.training.processes.exchange import ENDED
 
-WORKER = "silo_agent.training.processes.worker"
-
 
 class OneMachine(RendezvousHandler):
     """A rendezvous of one machine, which is always complete."""
@@ -53,15 +51,15 @@ class OneMachine(RendezvousHandler):
         return True
 
 
-def main(folder: str, processes: int) -> None:
-    """Until they end: by themselves, or because one of them does."""
+def main(folder: str, processes: int, worker: str) -> None:
+    """Until they end: by themselves, or because one of them does. worker: the module that each runs."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line of ours tells it
     spec = WorkerSpec(
         role="training",
         local_world_size=processes,
         rdzv_handler=OneMachine(),
         entrypoint=sys.executable,
-        args=("-m", WORKER, folder),
+        args=("-m", worker, folder),
         max_restarts=0,
         monitor_interval=0.1,
     )
@@ -82,4 +80,4 @@ def _blame(exit_code: int) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

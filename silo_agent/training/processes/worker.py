@@ -1,4 +1,4 @@
-"""One training process: it computes what it is told with the others, each its share of every batch.
+"""One training process: it computes the agent's tasks with the others, each its share of every batch.
 
 All read the same work and draw the same shuffles, so that only gradients are exchanged. The first alone reads
 the agent's messages and answers. Its standard input ends when the agent does, whatever ended it: then it ends
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,17 +18,14 @@ from queue import SimpleQueue
 import torch
 from torch import distributed
 
-from chorale.observability import logs
+from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ChoraleError
-from silo_agent.account_units import admitted_records
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.settings import SiloSettings
 from silo_agent.training.base.shares import BatchShares
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.machine.settings import MachineSettings
 from silo_agent.training.models.forms import Forms
 from silo_agent.training.processes.exchange import (
-    SETTINGS,
     Message,
     read_work,
     received,
@@ -36,23 +34,24 @@ from silo_agent.training.processes.exchange import (
 )
 from silo_agent.training.torch_objective import TorchObjective
 
-log = logs.get_logger("silo_agent.training.processes.worker")
+log = get_logger("silo_agent.training.processes.worker")
 
 FOREVER = timedelta(days=365)  # between rounds; a peer that ends is noticed by the elastic agent
 PIECE_BYTES = 1 << 28  # of one broadcast: sizes stay below 2^31
 
 
-def main(folder: Path) -> None:
-    """Until the agent ends, or an error. folder: the agent's, with its settings. Raises nothing: it exits."""
+def work(folder: Path, machine: MachineSettings, load: Callable[[JobSpec, str], SiloData]) -> None:
+    """Until the agent ends, or an error. folder: of the agent. load: a data set of this silo, by its name.
+
+    Raises nothing: it exits.
+    """
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a model prints is no answer
-    settings = SiloSettings.model_validate_json((folder / SETTINGS).read_bytes())
-    logs.configure(silo=settings.name)
     messages: SimpleQueue[Message] = SimpleQueue()
     if rank == 0:
         threading.Thread(target=_listen, args=(messages,), daemon=True).start()
-    has_gpus = torch.cuda.is_available() and settings.device != "cpu"
+    has_gpus = torch.cuda.is_available() and machine.device != "cpu"
     if has_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group(
@@ -63,24 +62,24 @@ def main(folder: Path) -> None:
         timeout=FOREVER,
     )
     objective = TorchObjective(
-        device=settings.device.value,
-        threads=settings.torch_threads,
-        base_models=settings.base_models,
+        device=machine.device.value,
+        threads=machine.torch_threads,
+        base_models=machine.base_models,
         # a trial of its own at each process could end otherwise
-        forms=Forms.of_settings(settings).without_trials(),
-        shares=BatchShares(micro_batch=settings.micro_batch, rank=rank, processes=processes),
+        forms=Forms(precision=machine.precision, memory_format=machine.memory_format).without_trials(),
+        shares=BatchShares(micro_batch=machine.micro_batch, rank=rank, processes=processes),
     )
-    data = _Data(settings)
+    data = _Data(load)
     try:
         while True:
             line, arrays = messages.get() if rank == 0 else (b"", b"")
-            work = read_work((_broadcast(line), _broadcast(arrays)), data.of)
-            values = objective.compute(work)
+            asked = read_work((_broadcast(line), _broadcast(arrays)), data.of)
+            values = objective.compute(asked)
             distributed.all_reduce(
                 torch.zeros(1)
             )  # an error of any process is one of this work, not the next
             if rank == 0:
-                send_answer(values, work.local, answers)
+                send_answer(values, asked.local, answers)
     except ChoraleError as error:
         write_error(error, rank, folder)
         os._exit(1)
@@ -92,16 +91,14 @@ def main(folder: Path) -> None:
 class _Data:
     """This silo's data, loaded once a job: for one data set and all that the job says of it."""
 
-    def __init__(self, settings: SiloSettings) -> None:
-        self._settings = settings
+    def __init__(self, load: Callable[[JobSpec, str], SiloData]) -> None:
+        self._load = load
         self._loaded: tuple[str, JobSpec, SiloData] | None = None
 
     def of(self, spec: JobSpec, name: str) -> SiloData:
         if self._loaded is None or self._loaded[:2] != (name, spec):
             self._loaded = None  # the old one's memory first
-            settings = self._settings.data_set(name)
-            data = load_data(settings, spec, admitted=admitted_records(self._settings, settings))
-            self._loaded = (name, spec, data)
+            self._loaded = (name, spec, self._load(spec, name))
         return self._loaded[2]
 
 
@@ -121,7 +118,3 @@ def _broadcast(part: bytes) -> bytes:
     for piece in torch.split(buffer, PIECE_BYTES):
         distributed.broadcast(piece, src=0)
     return buffer.numpy().tobytes()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -19,9 +19,9 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from cli.silo.screen import MAX_COLUMNS
 from crypto.errors import PolicyRefusal
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.rounds import first_state
 from silo_agent.settings import load_silo_settings
 from simulation.engine import unsigned_job

@@ -18,7 +18,7 @@ from cli.given_data import DataOptions
 from client.submission import read_spec
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ConfigError
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
 from tests.unit.cli.conftest import Desk, Ended
 

@@ -19,7 +19,7 @@ from chorale.spec.settings_file import check_values, parse_mapping
 from cli.schema import MODELS, model_of
 from client.settings import OperatorSettings
 from coordinator.settings import CoordinatorSettings
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.settings import SiloSettings
 from tests.unit.cli.conftest import Ended
 from web.console.settings import ConsoleSettings

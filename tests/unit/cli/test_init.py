@@ -11,7 +11,7 @@ import pytest
 from chorale.spec.settings_file import parse_mapping
 from cli.init.commented import commented
 from cli.schema import model_of
-from silo_agent.data.settings import DataFormat
+from silo_agent.training.data.settings import DataFormat
 from tests.unit.cli.conftest import Ended
 
 FEDERATION = ("--federation", "heart")

@@ -27,8 +27,8 @@ from tests.unit.cli.conftest import Ended
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
 
-from silo_agent.data.formats.csv import load as load_csv  # noqa: E402
-from silo_agent.data.settings import DataFormat, DataSettings  # noqa: E402
+from silo_agent.training.data.formats.csv import load as load_csv  # noqa: E402
+from silo_agent.training.data.settings import DataFormat, DataSettings  # noqa: E402
 from silo_agent.training.models import export as exporting  # noqa: E402
 from silo_agent.training.models import registry  # noqa: E402
 from silo_agent.training.models.registry import build_model  # noqa: E402

@@ -16,8 +16,8 @@ from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
 from cli.silo.recovery import at_most_released
-from silo_agent.ledger.ledger import RecoveredCharge
-from silo_agent.ledger.standing import check_not_put_back
+from silo_agent.disclosure.ledger.ledger import RecoveredCharge
+from silo_agent.disclosure.ledger.standing import check_not_put_back
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, Book, private_job
 
 NOISY = {"sums": {"clip_norm": 0.5, "noise_multiplier": 40.0}, "statistics_noise_multiplier": 80.0}

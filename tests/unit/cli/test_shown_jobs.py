@@ -18,9 +18,9 @@ from chorale.spec.job_spec import JobSpec
 from cli.silo.screen import screen
 from silo_agent.account_units import open_accounts
 from silo_agent.approval.reading import read_view
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.in_force import HeldPolicy, InForce
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
 from tests.unit.cli.conftest import Desk, Ended
 from tests.unit.cli.test_approval import GIVEN, offered

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from chorale.runtime.audit import AuditLog
 from silo_agent.account_units import open_accounts
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
 from tests.unit.cli.conftest import Desk, Ended, Settings
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from crypto.identity.certificates import Role
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import load_policy
 from tests.support import own_code
 from tests.unit.cli.conftest import Desk, Ended
 

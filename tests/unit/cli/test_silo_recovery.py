@@ -18,9 +18,9 @@ from chorale.privacy.plan import planned_releases
 from chorale.privacy.releases import releases_from_json
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import load_policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.policy import load_policy
 from simulation.engine import unsigned_job
 from tests.unit.cli.conftest import Desk, Ended
 from tests.unit.cli.test_silo_accounts import start, table

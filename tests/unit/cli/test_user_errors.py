@@ -14,7 +14,7 @@ import pytest
 from chorale.runtime.audit import AuditLog
 from chorale.spec.state import state_to_bytes
 from crypto.identity.certificates import Role
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.ledger import Ledger
 from tests.support.ceremony import Ceremony
 from tests.support.processes import run_cli
 from tests.unit.cli.conftest import Desk, Ended

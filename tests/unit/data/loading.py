@@ -7,9 +7,9 @@ from typing import Any
 
 from chorale.spec.job_spec import JobSpec, ModelSpec
 from chorale.spec.strategy_spec import TrainingSpec
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings
 
 
 def make_job(classes: int = 10, shape: tuple[int, ...] = (1, 8, 8), **fields: Any) -> JobSpec:

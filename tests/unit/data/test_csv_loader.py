@@ -11,7 +11,7 @@ import pytest
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import SiloData
+from silo_agent.training.data.base import SiloData
 from tests.support.shared_data import shared_folder
 from tests.unit.data.loading import load, make_job
 

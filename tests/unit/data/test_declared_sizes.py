@@ -15,9 +15,9 @@ from pyarrow import parquet
 
 from chorale.spec.column_specs import ColumnSpec
 from crypto.errors import ConfigError
-from silo_agent.data.formats import memory
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.formats import memory
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings
 from tests.fuzz.data import PRIVACY
 from tests.support.bombs import BECAME, BOMBS
 from tests.unit.data.loading import make_job

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from crypto.errors import ConfigError
-from silo_agent.data.formats.image_folder import FORMATS
+from silo_agent.training.data.formats.image_folder import FORMATS
 from tests.support.shared_data import shared_folder
 from tests.unit.data.loading import load, make_job
 
@@ -186,7 +186,7 @@ def test_image_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 
 def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows a batch, in the official layout. The official checksums are those of the whole files."""
-    from silo_agent.torchvision_compat import torchvision
+    from silo_agent.training.machine.torchvision_compat import torchvision
 
     reader = torchvision.datasets.CIFAR10
     monkeypatch.setattr(reader, "_check_integrity", lambda self: (root / reader.base_folder).is_dir())

@@ -15,9 +15,9 @@ from sklearn.datasets import load_digits
 
 from chorale_models import Data
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples
-from silo_agent.data.formats import digits
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.base import Samples
+from silo_agent.training.data.formats import digits
+from silo_agent.training.data.settings import DataSettings
 from tests.unit.data.loading import load, make_job
 
 # digits, holdout and partition
@@ -33,7 +33,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 def test_digits_say_where_they_come_from_when_scikit_learn_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("silo_agent.data.formats.digits.PathFinder.find_spec", lambda name: None)
+    monkeypatch.setattr("silo_agent.training.data.formats.digits.PathFinder.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="the digits come with scikit-learn"):
         digits.read_all()
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.errors import ConfigError
-from silo_agent.data.base import Labels
-from silo_agent.data.partition import (
+from silo_agent.training.data.base import Labels
+from silo_agent.training.data.partition import (
     Partition,
     cut_dirichlet,
     cut_iid,
@@ -208,8 +208,8 @@ def test_holdout_of_nothing_keeps_everything() -> None:
 
 def test_every_silos_part_is_the_one_that_it_would_load_by_itself() -> None:
     pytest.importorskip("sklearn", reason="digits need the extra silo")
-    from silo_agent.data.loading import load_data, load_partition
-    from silo_agent.data.settings import DataSettings
+    from silo_agent.training.data.loading import load_data, load_partition
+    from silo_agent.training.data.settings import DataSettings
     from tests.unit.simulation.conftest import spec_of
 
     spec = spec_of(4, classes=10, input_shape=[64])

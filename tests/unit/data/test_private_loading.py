@@ -18,10 +18,10 @@ from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from chorale_models import Data
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.private import FARTHEST
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.private import FARTHEST
+from silo_agent.training.data.settings import DataSettings
 from tests.unit.data import loading
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1}

@@ -10,10 +10,10 @@ import pytest
 
 from chorale.spec.column_specs import ColumnSpec
 from crypto.errors import ConfigError
-from silo_agent.data.formats import memory
-from silo_agent.data.formats.memory import check_records, check_room
-from silo_agent.data.settings import DataSettings, SettingsFault
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.formats import memory
+from silo_agent.training.data.formats.memory import check_records, check_room
+from silo_agent.training.data.settings import DataSettings, SettingsFault
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import make_job
 

@@ -11,9 +11,9 @@ from PIL import Image
 from chorale.spec.job_spec import ColumnSpec, JobSpec
 from chorale.spec.privacy_spec import PrivacySpec, RecordsSpec
 from crypto.errors import ConfigError
-from silo_agent.data.loading import load_data
-from silo_agent.data.problems import MAX_LINES, Problems
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.problems import MAX_LINES, Problems
+from silo_agent.training.data.settings import DataSettings
 from tests.unit.data.loading import make_job
 
 TABLE = """age,chol,sick

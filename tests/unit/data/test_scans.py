@@ -15,9 +15,9 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.loading import load_data
-from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import DataSettings
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import load, make_job
 

@@ -10,8 +10,8 @@ import pytest
 
 from chorale.spec.column_specs import ColumnSpec
 from crypto.errors import ConfigError
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings, SettingsFault
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings, SettingsFault
 from tests.unit.data.loading import make_job
 
 JOB = make_job(

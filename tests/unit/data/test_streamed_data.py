@@ -14,14 +14,14 @@ import torch
 from chorale.runtime import distributions
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.loading import load_data, load_partition
-from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings
-from silo_agent.data.streamed import Streamed
-from silo_agent.data.workers import Workers
-from silo_agent.seeding import shuffler
 from silo_agent.training.base.batches import batches_of
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.data.loading import load_data, load_partition
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.data.streamed import Streamed
+from silo_agent.training.data.workers import Workers
+from silo_agent.training.machine.seeding import shuffler
 from tests.support import own_code
 from tests.support.scans import SIDE, Scans, given, settings_of
 from tests.unit.data.loading import make_job

@@ -17,9 +17,9 @@ from pyarrow import parquet
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import SiloData
-from silo_agent.data.problems import Problems
-from silo_agent.ledger.unit_marks import UnitKey
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.unit_marks import UnitKey
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import load, make_job
 
@@ -269,8 +269,8 @@ def test_a_file_that_is_no_table_of_numbers_and_texts_is_named(
 
 
 def test_all_that_is_wrong_is_told_to_who_collects_it(tmp_path: Path) -> None:
-    from silo_agent.data.loading import load_data
-    from silo_agent.data.settings import DataSettings
+    from silo_agent.training.data.loading import load_data
+    from silo_agent.training.data.settings import DataSettings
 
     rows = {"p0": [np.inf, 1.0], "p1": [1.0, 2.0], "sex": ["x", "f"], "ward": ["10", "9"], "sick": [None, 0]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")

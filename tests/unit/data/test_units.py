@@ -22,11 +22,11 @@ from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from chorale_models import Data
 from crypto.errors import ConfigError
-from silo_agent.data.base import SampleSet, SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.problems import Problems
-from silo_agent.data.settings import DataSettings
-from silo_agent.data.units import Units
+from silo_agent.training.data.base import SampleSet, SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.data.units import Units
 from tests.fuzz.data import PRIVACY
 from tests.unit.data import loading
 
@@ -100,7 +100,7 @@ def load(request: pytest.FixtureRequest, tmp_path: Path, own_module: ModuleType)
     def loaded(rows: Sequence[Row], *, is_private: bool = True, **fields: Any) -> SiloData:
         if request.param == "streamed":
             monkey = request.getfixturevalue("monkeypatch")
-            monkey.setattr("silo_agent.data.scan.sample_bytes", lambda job: 1 << 19)
+            monkey.setattr("silo_agent.training.data.scan.sample_bytes", lambda job: 1 << 19)
             fields["cache_megabytes"] = 1
         settings = settings_of(request.param, rows, tmp_path, own_module, **fields)
         return load_data(settings, job_of(is_private=is_private))

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.personal_models import PersonalModel
-from silo_agent.seeding import shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.loop.local_training import train_locally
-from silo_agent.training.models.forms import Forms, MemoryFormat, Precision
+from silo_agent.training.machine.seeding import shuffler, training_seed
+from silo_agent.training.machine.settings import MemoryFormat, Precision
+from silo_agent.training.models.forms import Forms
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays, model_arrays
+from silo_agent.training.objective import PersonalModel
 from silo_agent.training.parts.personalization.own_part import OWN_BODY, WHOLE_MODEL
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL

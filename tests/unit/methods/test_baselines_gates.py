@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from silo_agent.data.base import SiloData
+from silo_agent.training.data.base import SiloData
 from tests.support.objectives import make_data, make_job
 from tests.support.simulation import simulate
 

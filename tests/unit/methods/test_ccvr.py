@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from crypto.errors import ConfigError
-from silo_agent.data.base import SiloData
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.parts.closing.ccvr import class_moments
 from silo_agent.training.torch_objective import presence
 from strategies import exact

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from chorale.spec.job_spec import JobSpec, ModelSpec
 from chorale.spec.state import trained_names
-from silo_agent.data.base import SiloData
 from silo_agent.training.base.loss import SampleLoss, TaskLoss
 from silo_agent.training.base.passes import Outputs
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.local_loss import evaluation_loss_for, loss_for
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model

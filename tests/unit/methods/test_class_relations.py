@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.data.base import SiloData
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.parts.computed_parts import REGULARIZERS
 from silo_agent.training.parts.statistics.soft_labels import (
     ClassRelations,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silo_agent.data.base import SiloData
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.state import initial_state
 from strategies.base import Array
 from strategies.parts.personalization import ALONE, OWN_BODY

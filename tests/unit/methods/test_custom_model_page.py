@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from chorale.spec.state import state_from_file
-from silo_agent.objective import Objective
+from silo_agent.training.objective import Objective
 from tests.support.objectives import make_data, make_job, make_work
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "custom-model.md"

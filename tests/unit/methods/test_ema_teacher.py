@@ -17,12 +17,12 @@ import torch
 
 from chorale.observability import logs
 from crypto.errors import RemoteProtocolError
-from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.objective import Work
 from silo_agent.training.parts.regularizers.csd import teacher_answers
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext

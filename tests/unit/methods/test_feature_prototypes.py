@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from crypto.errors import RemoteProtocolError
-from silo_agent.data.base import SiloData
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.parts.statistics.feature_prototypes import feature_prototypes, prototype_pull
 from strategies.base import Array
 from strategies.parts.heads import HEAD

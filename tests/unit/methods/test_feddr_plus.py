@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from silo_agent.data.base import SiloData
 from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.parts.computed_parts import ComputedRegularizer
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import trained_names
-from silo_agent.data.base import Samples
-from silo_agent.data.partition import cut_shards
+from silo_agent.training.data.base import Samples
+from silo_agent.training.data.partition import cut_shards
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
 from strategies.base import MODEL, Array, Arrays

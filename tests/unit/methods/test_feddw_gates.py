@@ -18,8 +18,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from chorale.spec.job_spec import JobSpec
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.partition import cut_dirichlet, split_holdout
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.data.partition import cut_dirichlet, split_holdout
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.statistics.soft_labels import relations_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError, PolicyRefusal
 from crypto.fixed_point.layout import Layout
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.methods import strategy_for
 from strategies.parts.closing.ffc import CalibratePhase, least_squares, packed, squared_error, unpacked

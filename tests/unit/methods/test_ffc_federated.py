@@ -19,10 +19,10 @@ from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
-from silo_agent.data.base import SiloData
-from silo_agent.objective import Cancelled, Work
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.objective import Cancelled, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.parts.closing.ffc import least_squares, unpacked

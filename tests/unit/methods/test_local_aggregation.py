@@ -13,15 +13,14 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from crypto.errors import ConfigError
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
+from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.personalization.local_aggregation import (
     TRAINED,
     WEIGHTS,

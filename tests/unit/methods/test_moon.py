@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from crypto.errors import ConfigError
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.regularizers.moon import PREVIOUS, ModelContrast, both_models
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL

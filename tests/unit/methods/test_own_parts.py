@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.local_storage.personal_models import PersonalModel
-from silo_agent.objective import Work
 from silo_agent.training.base.batches import Batch, Tensors
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.objective import LocalState, PersonalModel, Work
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, write_gradient
 from silo_agent.training.parts.personalization.own_model import OWN_MODEL
 from silo_agent.training.parts.personalization.own_part import OWN_HEAD

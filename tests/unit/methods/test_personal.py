@@ -16,13 +16,12 @@ from crypto.errors import ConfigError
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.personal_models import PersonalModel
-from silo_agent.objective import Cancelled, Work
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import initial_state, model_arrays
+from silo_agent.training.objective import Cancelled, PersonalModel, Work
 from silo_agent.training.parts.closing.fine_tuning import fine_tune, tune, tuning_spec
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, Arrays, PhaseContext

@@ -13,10 +13,10 @@ import safetensors.numpy
 
 from chorale.transport import wire
 from crypto.errors import Refusal
-from silo_agent.data.base import SiloData
 from silo_agent.local_storage.personal_models import KeptModel
-from silo_agent.objective import Work
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
 from strategies.parts.closing.fine_tuning import FINE_TUNE_PHASE

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from crypto import encoding
-from silo_agent.data.base import SiloData
-from silo_agent.objective import Work
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 from strategies.presets import PRESETS

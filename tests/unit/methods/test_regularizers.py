@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from silo_agent.data.base import SiloData
 from silo_agent.training.base.loss import SampleRegularizer, WeightPenalty
 from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.parts.regularizers.distillation import (
     FeatureDistillation,
     KnowledgeDistillation,

@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.data.base import SiloData
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Work
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.registry import build_model
+from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.server_updates import OWN_CONTROL, drift_correction, next_control
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array

@@ -18,9 +18,9 @@ import torch
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.partition import cut_dirichlet
 from silo_agent.training import torch_objective
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.data.partition import cut_dirichlet
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective

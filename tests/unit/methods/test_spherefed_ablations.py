@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from silo_agent.data.base import SiloData
 from silo_agent.training.base.passes import Outputs
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.registry import job_model
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.computed_parts import computed_loss

@@ -12,13 +12,13 @@ from sklearn.datasets import load_digits
 
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.partition import cut_dirichlet, cut_iid, cut_shards
-from silo_agent.policy.policy import Policy
-from silo_agent.policy.step_ratio import ArraySteps
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.disclosure.policy.step_ratio import ArraySteps
 from silo_agent.rounds.own_steps import own_lengths, step_lengths
-from silo_agent.rounds.phase_input import PhaseRequest
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.data.partition import cut_dirichlet, cut_iid, cut_shards
 from silo_agent.training.models.state import initial_state
+from silo_agent.training.phase_input import PhaseRequest
 from simulation.engine import Simulation, unsigned_job
 from strategies.base import Arrays
 from strategies.presets import PRESETS

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from silo_agent.objective import Work
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import METHOD, MODEL, PRESENCE, TOTAL, Array
 from strategies.presets import PRESETS

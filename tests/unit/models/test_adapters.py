@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import silo_agent.torchvision_compat  # noqa: F401  transformers imports torchvision
+import silo_agent.training.machine.torchvision_compat  # noqa: F401  transformers imports torchvision
 from chorale_models.model import Sizes, model
 from crypto.errors import ConfigError
-from silo_agent.objective import Work
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.models import registry
 from silo_agent.training.models.state import initial_state, model_arrays
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_data, make_job, make_work
 

@@ -12,7 +12,7 @@ from chorale.spec.plug_in_specs import OWN_MODELS
 from chorale_models.networks.residual import SqueezeExcitation
 from chorale_models.networks.separable import InvertedResidual
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.seeding import seeded
+from silo_agent.training.machine.seeding import seeded
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import OWN, build_model
 from silo_agent.training.models.state import flat_values, load_arrays, model_arrays

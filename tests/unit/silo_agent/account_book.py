@@ -20,13 +20,13 @@ from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
 from cli.silo.recovery import at_most_released
 from silo_agent.account_units import OpenedData, open_accounts
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.ledger.budget import Charge
-from silo_agent.ledger.ledger import Ledger, RecoveredCharge
-from silo_agent.ledger.unit_marks import Marks, UnitKey
+from silo_agent.disclosure.ledger.budget import Charge
+from silo_agent.disclosure.ledger.ledger import Ledger, RecoveredCharge
 from silo_agent.rounds.data_sets import DataSet
 from silo_agent.settings import SiloSettings
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.unit_marks import Marks, UnitKey
 from tests.support.sessions import NOW
 from tests.unit.data import loading
 from tests.unit.silo_agent.privacy_book import MEMBERS, RECORDS, STATE, policy

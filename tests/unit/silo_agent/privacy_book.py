@@ -15,10 +15,10 @@ from chorale.privacy.releases import Gaussian, Release
 from chorale.privacy.renyi import ORDERS
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
-from silo_agent.ledger.budget import Budget, Charge, Spend
-from silo_agent.ledger.costs import BudgetBalance
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.ledger.budget import Budget, Charge, Spend
+from silo_agent.disclosure.ledger.costs import BudgetBalance
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL, Arrays
 from tests.support.agents import Hub
 from tests.support.sessions import NOW

@@ -15,9 +15,9 @@ from crypto.fixed_point.layout import Layout, Quantity
 from crypto.session.cohort import CohortRule
 from crypto.session.messages import SessionTerms, UnmaskShares
 from crypto.session.reveal import PendingReveal
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Reveals
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Reveals
+from silo_agent.disclosure.policy.policy import Policy
 from tests.support.agents import Hub
 from tests.support.sessions import NOW
 

@@ -21,7 +21,7 @@ from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
 from silo_agent.agent import AgentFailed, run_agent
-from silo_agent.ledger.ledger import REVEALED_EVENT
+from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT
 from silo_agent.settings import SiloSettings
 from tests.support.ceremony import Ceremony
 

@@ -18,9 +18,9 @@ from chorale.runtime.audit import AuditLog, read_entries
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Rule
 from silo_agent.approval.view import QuantityNoise, changed_fields, summed_phases
-from silo_agent.ledger.decisions import Given, Grants
-from silo_agent.ledger.reveals import Decision
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.ledger.decisions import Given, Grants
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.policy import Policy
 from simulation.engine import unsigned_job
 from strategies.base import TOTAL
 from strategies.presets import PRESETS

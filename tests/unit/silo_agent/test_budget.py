@@ -21,9 +21,9 @@ from chorale.privacy.releases import Release
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.ledger.accounts import DELTA_EVENT
-from silo_agent.ledger.budget import Budget
-from silo_agent.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
+from silo_agent.disclosure.ledger.accounts import DELTA_EVENT
+from silo_agent.disclosure.ledger.budget import Budget
+from silo_agent.disclosure.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
 from tests.support.sessions import NOW
 from tests.unit.silo_agent.privacy_book import (
     MEMBERS,

@@ -14,8 +14,8 @@ from chorale.job import Job
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
 from crypto.errors import PolicyRefusal
-from silo_agent.ledger.budget import Charge
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.budget import Charge
+from silo_agent.disclosure.ledger.ledger import Ledger
 from tests.support.sessions import NOW
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, Book, by_hand, exact, private_job
 

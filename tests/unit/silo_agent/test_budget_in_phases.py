@@ -19,7 +19,7 @@ from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.masking.masks import Masker, Source
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub, MemoryTransfers, write_policy
 from tests.unit.silo_agent.conftest import MakeHub

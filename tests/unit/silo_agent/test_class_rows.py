@@ -15,7 +15,7 @@ from chorale.observability import logs
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.session.cohort import CohortRule
-from silo_agent.objective import Work
+from silo_agent.training.objective import Work
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot
 from tests.support.sessions import NOW

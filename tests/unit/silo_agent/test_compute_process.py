@@ -16,11 +16,10 @@ import pytest
 
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Cancelled
 from silo_agent.rounds.compute_process import Asked, ComputeProcess, ComputingFailed, _Computing
-from silo_agent.rounds.phase_input import PhaseRequest
 from silo_agent.settings import SiloSettings
+from silo_agent.training.objective import Cancelled, LocalState
+from silo_agent.training.phase_input import PhaseRequest
 from tests.support.gated import BEGUN, FOLDER, GATE, gate
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, policy, private_job
 

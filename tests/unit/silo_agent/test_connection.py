@@ -23,6 +23,7 @@ from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Anchors
 from crypto.identity.issuing import new_authority
+from silo_agent.connection import own_certificates
 from silo_agent.connection.backoff import MAX_WAIT_SECONDS, Backoff
 from silo_agent.connection.channel import FederationStub
 from silo_agent.connection.control_stream import (
@@ -33,12 +34,12 @@ from silo_agent.connection.control_stream import (
     Outbox,
 )
 from silo_agent.connection.greeting import explain
+from silo_agent.connection.own_certificates import OwnCertificates
 from silo_agent.connection.status import FirstStatus
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.metrics import SiloMetrics
-from silo_agent.policy.policy import Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
-from silo_agent.rounds.own_certificates import OwnCertificates
 from silo_agent.rounds.rosters import Rosters
 from tests.support.agents import PATIENCE_SECONDS, make_members
 from tests.support.sessions import NOW
@@ -99,18 +100,16 @@ class Agent:
             served=self,
             moved_bytes=lambda: self.moved_bytes,
             outbox=self.outbox,
-            rosters=self.rosters,
             metrics=self.metrics,
-            renew=self._renew,
-            accepted=lambda: None,
+            renewal=Renewal(self),
             clock=lambda: NOW,
             random=lambda: 0.0,
             sleep=self._sleep,
         )
 
-    def _renew(self) -> Anchors:
-        self.check()
-        return self.trusted
+    @property
+    def roster_version(self) -> int:
+        return self.rosters.version
 
     async def _sleep(self, seconds: float) -> None:
         if seconds >= 5.0:  # a heartbeat
@@ -118,6 +117,20 @@ class Agent:
         self._waits -= 1
         if self._waits < 0:
             raise Enough
+
+
+class Renewal(own_certificates.Renewal):
+    """Without files: what the agent of a test says."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def authority(self) -> Anchors:
+        self._agent.check()
+        return self._agent.trusted
+
+    def accepted(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -392,6 +405,7 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
     agent, calls = Agent(tmp_path, waits=1), 0
 
     class Broken:
+        roster_version = 0
         preparing: tuple[PhaseKey, ...] = ()
 
         def receive(self, message: pb.CoordinatorMessage) -> None: ...
@@ -416,10 +430,8 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
         served=Broken(),
         moved_bytes=lambda: 0,
         outbox=agent.outbox,
-        rosters=agent.rosters,
         metrics=agent.metrics,
-        renew=lambda: make_members(4).authority,
-        accepted=lambda: None,
+        renewal=Renewal(agent),
         clock=lambda: NOW,
         random=lambda: 0.0,
         sleep=agent._sleep,

@@ -16,11 +16,11 @@ from chorale.job import Job
 from chorale.runtime import audit
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, Refusal
-from silo_agent.data.base import SiloData
-from silo_agent.ledger.data_refusals import DataRefusals
-from silo_agent.ledger.decisions import Grants
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.objective import Work
+from silo_agent.disclosure.ledger.data_refusals import DataRefusals
+from silo_agent.disclosure.ledger.decisions import Grants
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.objective import Work
 from strategies.base import Array
 from tests.support.agents import Agent, Hub, OneHot
 from tests.unit.silo_agent.reveal_book import Book, refused

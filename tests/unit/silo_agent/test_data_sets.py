@@ -11,8 +11,8 @@ from chorale.credentials import Credentials
 from chorale.transport import wire
 from chorale.transport.wire import Refused
 from crypto.errors import PolicyRefusal, Refusal, Rule
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.policy.policy import Approval, FirstState, Policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import Approval, FirstState, Policy
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from tests.support.agents import FEDERATION, Hub

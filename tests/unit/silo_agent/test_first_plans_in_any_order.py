@@ -18,7 +18,7 @@ from chorale.privacy.plan import planned_releases
 from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Gaussian, Release
 from crypto.errors import PolicyRefusal
-from silo_agent.ledger.budget import Charge
+from silo_agent.disclosure.ledger.budget import Charge
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, Book, by_hand, exact, private_job
 
 # any sequence

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from crypto.fixed_point.encoder import Encoder
 from crypto.masking.masks import Masker
-from silo_agent.objective import Work
+from silo_agent.training.objective import Work
 from strategies.base import Array
 from strategies.phases.step import GRADIENT
 from tests.support.agents import Agent, Hub, OneHot

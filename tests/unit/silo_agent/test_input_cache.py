@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from crypto.fixed_point.encoder import Encoder
 from crypto.masking.masks import Masker
-from silo_agent.objective import Work
-from silo_agent.rounds.phase_input import taken_over
+from silo_agent.training.objective import Work
+from silo_agent.training.phase_input import taken_over
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot
 

@@ -12,9 +12,9 @@ from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.identity.certificates import SignedBody
 from crypto.session.sum_check import SumCheck
-from silo_agent.ledger.known_states import FIRST, KnownState, KnownStates
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.ledger.known_states import FIRST, KnownState, KnownStates
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.policy.policy import Policy
 
 JOB, OTHER = b"j" * 32, b"o" * 32
 TRAIN = PhaseKey(job_digest=JOB, round=1, phase="train", attempt=1)

@@ -17,10 +17,10 @@ from chorale.runtime import audit
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
-from silo_agent.ledger import reveals
-from silo_agent.ledger.decisions import Grants
-from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger
-from silo_agent.ledger.reveals import Decision
+from silo_agent.disclosure.ledger import reveals
+from silo_agent.disclosure.ledger.decisions import Grants
+from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, Ledger
+from silo_agent.disclosure.ledger.reveals import Decision
 from tests.support.agents import Hub, make_members
 from tests.unit.silo_agent.reveal_book import FIVE, FULL, SECRET, Book, make_pending, refused
 

@@ -22,8 +22,8 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError
-from silo_agent.local_storage.local_state import LocalState, LocalStates
-from silo_agent.objective import Work
+from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.training.objective import LocalState, Work
 from strategies.base import Array
 from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub, OneHot
 

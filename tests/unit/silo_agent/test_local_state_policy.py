@@ -13,7 +13,7 @@ import pytest
 from chorale.observability import logs
 from chorale.spec.state import state_from_bytes
 from crypto.session.statements import Signer
-from silo_agent.objective import Work
+from silo_agent.training.objective import Work
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot
 

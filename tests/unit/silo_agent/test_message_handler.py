@@ -16,9 +16,9 @@ from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError, SiloStage
-from silo_agent.data.base import SiloData
-from silo_agent.ledger.reveals import Decision
-from silo_agent.seeding import training_seed
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.machine.seeding import training_seed
 from tests.support.agents import Agent, OneHot, changed
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 

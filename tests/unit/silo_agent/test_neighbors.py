@@ -17,7 +17,7 @@ import pytest
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import PolicyRefusal, Refusal
-from silo_agent.rounds.phase_input import PhaseRequest, encoded, phase_values
+from silo_agent.training.phase_input import PhaseRequest, encoded, phase_values
 from simulation.engine import unsigned_job
 from strategies.base import TOTAL
 from tests.unit.data import loading

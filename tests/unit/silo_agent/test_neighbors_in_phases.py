@@ -15,8 +15,8 @@ import pytest
 
 from chorale.transport import wire
 from crypto.errors import ConfigError, Refusal
-from silo_agent.data.settings import SettingsFault
-from silo_agent.objective import Work
+from silo_agent.training.data.settings import SettingsFault
+from silo_agent.training.objective import Work
 from strategies.base import Array
 from tests.support.agents import PATIENCE_SECONDS, Agent, Hub, OneHot, changed, write_policy
 from tests.unit.silo_agent.privacy_book import SUMS

@@ -9,7 +9,7 @@ import pytest
 from chorale.credentials import Credentials
 from chorale.job import JobSpec, sign_job
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.rounds.offered_jobs import MAX_JOBS, OfferedJobs
 from tests.support.agents import Hub, with_operator
 from tests.unit.silo_agent.enrolled import MakeHub

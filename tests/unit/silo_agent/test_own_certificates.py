@@ -9,7 +9,7 @@ import pytest
 
 from crypto.identity.certificates import Identity
 from crypto.identity.roster import Roster
-from silo_agent.rounds.own_certificates import OwnCertificates
+from silo_agent.connection.own_certificates import OwnCertificates
 from tests.support.agents import Members, _issue, make_members
 
 MEMBERS = make_members(4)

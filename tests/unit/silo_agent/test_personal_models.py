@@ -14,7 +14,8 @@ from chorale.job import Job
 from chorale.spec.model_file import facts_of
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
-from silo_agent.local_storage.personal_models import PersonalModel, PersonalModels
+from silo_agent.local_storage.personal_models import PersonalModels
+from silo_agent.training.objective import PersonalModel
 from tests.support.agents import Hub
 
 STATE, OTHER = b"s" * 32, b"t" * 32

@@ -15,10 +15,10 @@ from chorale.job import JobSpec, StrategySpec, TrainingSpec
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.noise.sensitivity import Noise
-from silo_agent.policy import drawn_rounds
-from silo_agent.policy.in_words import described
-from silo_agent.policy.policy import Policy, load_policy
-from silo_agent.policy.privacy_policy import PrivacyPolicy
+from silo_agent.disclosure.policy import drawn_rounds
+from silo_agent.disclosure.policy.in_words import described
+from silo_agent.disclosure.policy.policy import Policy, load_policy
+from silo_agent.disclosure.policy.privacy_policy import PrivacyPolicy
 from strategies.presets import PRESETS
 from tests.support.agents import Hub
 from tests.support.sessions import make_federation, make_terms

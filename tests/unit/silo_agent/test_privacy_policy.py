@@ -13,8 +13,8 @@ from chorale.job import JobSpec, StrategySpec
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.releases import SampledGaussian
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.policy.in_words import described
-from silo_agent.policy.policy import Policy, load_policy
+from silo_agent.disclosure.policy.in_words import described
+from silo_agent.disclosure.policy.policy import Policy, load_policy
 from tests.support.agents import Hub
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}

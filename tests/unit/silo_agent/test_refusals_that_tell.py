@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from silo_agent.objective import Work
+from silo_agent.training.objective import Work
 from strategies.base import Array
 from tests.support.agents import PATIENCE_SECONDS, Agent, Hub, OneHot
 

@@ -10,8 +10,8 @@ import pytest
 from chorale.job import JobSpec
 from chorale.transport import wire
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError, Rule
-from silo_agent.policy.policy import Policy
-from silo_agent.policy.privacy_policy import PrivacyPolicy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.disclosure.policy.privacy_policy import PrivacyPolicy
 from tests.support.agents import Hub
 
 

@@ -17,7 +17,7 @@ from crypto.identity.certificates import Anchors
 from crypto.identity.issuing import new_authority
 from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterChanges
-from silo_agent.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.rounds.rosters import REFUSED_EVENT
 from tests.support.agents import FEDERATION, Agent, Members, make_members, with_another_certificate
 from tests.support.sessions import NOW

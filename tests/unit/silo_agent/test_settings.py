@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from crypto.errors import ConfigError
-from silo_agent.data.settings import DataFormat
-from silo_agent.entry_point import load_entry_point
 from silo_agent.objective import load_objective
 from silo_agent.settings import SiloSettings, load_silo_settings
+from silo_agent.training.data.settings import DataFormat
+from silo_agent.training.machine.entry_point import load_entry_point
 
 VALUES = {
     "name": "clinic-a",

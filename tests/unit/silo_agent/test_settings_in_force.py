@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
 from crypto.errors import ConfigError, PolicyRefusal
+from silo_agent.disclosure.policy.policy import Policy, load_policy, read_policy
+from silo_agent.disclosure.policy.tightening import Tightens, loosened
 from silo_agent.in_force import TAKEN_EVENT, HeldPolicy, InForce, confirm
-from silo_agent.policy.policy import Policy, load_policy, read_policy
-from silo_agent.policy.tightening import Tightens, loosened
 from silo_agent.settings import SiloSettings
 from tests.support.agents import Agent, write_policy
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled

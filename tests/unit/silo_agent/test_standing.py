@@ -23,10 +23,10 @@ from crypto.session import bodies
 from crypto.session.bodies import sign_statement
 from crypto.session.cohort import MAX_ECHOES, neighbors
 from crypto.session.messages import Advert, Cohort, Envelopes, LedgerMark, LedgerStatement
-from silo_agent.ledger.ledger import Ledger
-from silo_agent.ledger.reveals import Reveals
-from silo_agent.ledger.standing import settle
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.disclosure.ledger.reveals import Reveals
+from silo_agent.disclosure.ledger.standing import settle
+from silo_agent.disclosure.policy.policy import Policy
 from tests.support import sessions
 from tests.support.sessions import NOW, Exchange, Federation
 

@@ -16,10 +16,10 @@ from crypto.masking.masks import UnmaskPlan
 from crypto.session import bodies
 from crypto.session.messages import Signatures
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
-from silo_agent.ledger.known_states import FIRST, KnownState
-from silo_agent.ledger.state_uses import StateUse
-from silo_agent.local_storage.local_state import LocalState
+from silo_agent.disclosure.ledger.known_states import FIRST, KnownState
+from silo_agent.disclosure.ledger.state_uses import StateUse
 from silo_agent.rounds.state_chain import StateChain
+from silo_agent.training.objective import LocalState
 from strategies.base import Arrays
 from tests.support.agents import Agent, Exchange, Hub, make_members
 from tests.unit.silo_agent.enrolled import MakeHub

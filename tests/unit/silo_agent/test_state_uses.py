@@ -14,8 +14,8 @@ from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
-from silo_agent.ledger.budget import Budget
-from silo_agent.ledger.state_uses import READS_ALL, READS_HOLDOUT, READS_TRAINING, StateUse
+from silo_agent.disclosure.ledger.budget import Budget
+from silo_agent.disclosure.ledger.state_uses import READS_ALL, READS_HOLDOUT, READS_TRAINING, StateUse
 from strategies.base import MODEL, TOTAL
 from tests.unit.silo_agent.reveal_book import FIVE, FULL, Book, make_pending, refused
 

@@ -19,9 +19,9 @@ import pytest_asyncio
 from chorale.job import Job, sign_job
 from chorale.spec.job_spec import JobSpec
 from chorale.transport import wire
-from silo_agent.data.base import SiloData
-from silo_agent.data.formats.digits import read_all
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.formats.digits import read_all
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL

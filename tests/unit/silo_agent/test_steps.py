@@ -9,7 +9,7 @@ import pytest
 
 from chorale.transport.wire import PhaseKey
 from crypto.errors import Refusal
-from silo_agent.ledger.steps import Steps
+from silo_agent.disclosure.ledger.steps import Steps
 from tests.unit.silo_agent.reveal_book import Book, refused
 
 OWN = {"model/a": 1.0, "method/control": 2.0}

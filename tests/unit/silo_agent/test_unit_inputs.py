@@ -10,9 +10,9 @@ import pytest
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.encoder import Encoder
-from silo_agent.data.base import SampleSet, SiloData
-from silo_agent.policy.policy import Policy
-from silo_agent.rounds.phase_input import PhaseRequest, phase_input
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SampleSet, SiloData
+from silo_agent.training.phase_input import PhaseRequest, phase_input
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import unsigned_job
 from strategies.base import TOTAL, Array, Arrays

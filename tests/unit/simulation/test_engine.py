@@ -10,7 +10,7 @@ import pytest
 
 from crypto.errors import ConfigError
 from crypto.session.cohort import draw_seed
-from silo_agent.objective import Work
+from silo_agent.training.objective import Work
 from simulation.engine import Simulation, unsigned_job
 from simulation.results import SimulationFailed
 from strategies.base import DRAW_SEED, Array

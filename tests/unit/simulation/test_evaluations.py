@@ -13,10 +13,10 @@ from chorale.job import Job
 from chorale.privacy.plan import planned_phases, planned_releases
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data, load_partition
-from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data, load_partition
+from silo_agent.training.data.settings import DataSettings
 from simulation.engine import Simulation, unsigned_job
 from strategies.base import TOTAL
 from strategies.phases.evaluation import EVALUATE_ALL

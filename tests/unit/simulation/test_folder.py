@@ -11,7 +11,7 @@ import pytest
 
 from chorale.spec.state import state_from_file
 from crypto.errors import ConfigError
-from silo_agent.objective import Work
+from silo_agent.training.objective import Work
 from simulation.engine import Simulation
 from simulation.folder import SimulationFolder
 from strategies.base import Array

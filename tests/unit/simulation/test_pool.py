@@ -12,8 +12,8 @@ import pytest
 
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.objective import Work
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.objective import Work
 from simulation.folder import SimulationFolder
 from simulation.on_ray import Ray, Welcome, connected, room, same_versions, versions
 from simulation.pool import Phase, Pool

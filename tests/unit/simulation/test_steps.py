@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
-from silo_agent.data.base import SiloData
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import Simulation, unsigned_job

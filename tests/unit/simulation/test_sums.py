@@ -16,7 +16,7 @@ from crypto.fixed_point.ring import Words
 from crypto.masking.masks import UnmaskPlan
 from crypto.session.cohort import CohortRule
 from crypto.session.sum_check import SumCheck
-from silo_agent.rounds.phase_input import PhaseRequest
+from silo_agent.training.phase_input import PhaseRequest
 from simulation.members import enroll
 from simulation.sums import SecureSum
 

@@ -9,9 +9,9 @@ import pytest
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_to_bytes
-from silo_agent.data.loading import load_partition
-from silo_agent.data.settings import DataSettings
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.loading import load_partition
+from silo_agent.training.data.settings import DataSettings
 from simulation.engine import Simulation
 from simulation.silos import Compute, built_in
 from tests.unit.simulation.conftest import spec_of

@@ -10,11 +10,11 @@ import torch
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.seeding import shuffler
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.loop.local_training import train_locally
+from silo_agent.training.machine.seeding import shuffler
 from silo_agent.training.models.registry import job_model
 from simulation.engine import Simulation
 from tests.support import one_hot

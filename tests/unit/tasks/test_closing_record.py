@@ -17,8 +17,8 @@ from cli.output.report import document
 from client.history import JobHistory
 from coordinator.jobs.phase_record import told_to_silos
 from crypto.errors import ConfigError, PolicyRefusal
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.policy.policy import Policy
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.data.base import Samples, SiloData
 from simulation.engine import Simulation
 from strategies.presets import PRESETS
 from tests.support.task_samples import job_of

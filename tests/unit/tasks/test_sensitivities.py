@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from chorale_models.task import Task
-from silo_agent.data.base import Samples
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.base.loss import TaskLoss
+from silo_agent.training.data.base import Samples
 from silo_agent.training.models.base import FederatedModel
 from strategies.base import Array
 from strategies.tasks.base import LOSS_CLIP, Sum

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from chorale.spec.job_spec import JobSpec
 from chorale_models.model import Sizes, model
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples, SiloData
 from silo_agent.training.base.loss import LocalLoss, TaskLoss
 from silo_agent.training.base.passes import run_model
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.models import registry
 from silo_agent.training.models.registry import build_model

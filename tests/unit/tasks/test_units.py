@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from silo_agent.data.base import Samples, SiloData
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import evaluate
 from silo_agent.training.base.loss import TaskLoss
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.state import model_arrays
 from silo_agent.training.parts.closing.ffc import calibrate

@@ -15,12 +15,11 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import RecordsSpec
 from crypto.fixed_point.layout import Quantity
 from crypto.noise.sensitivity import Noise
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings
-from silo_agent.objective import Work
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.dp_sgd.micro_batches import Draws, MicroBatches
 from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
@@ -28,6 +27,7 @@ from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.objective import Work
 from strategies.base import Array
 from strategies.parts.csd import CSD
 from strategies.parts.statistics.logit_prototypes import PROTOTYPES

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from silo_agent.data.base import SiloData
-from silo_agent.objective import Work
-from silo_agent.seeding import seeded
 from silo_agent.training.base.augmentation import Augmentation, augmentation_of, by_torchvision
 from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.crops_and_flips import crops_and_flips
 from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import SiloData
 from silo_agent.training.local_loss import local_loss
+from silo_agent.training.machine.seeding import seeded
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array
 from tests.support.objectives import CPU, make_data, make_job, make_work

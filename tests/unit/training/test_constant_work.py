@@ -19,9 +19,9 @@ from torch import nn
 
 from chorale.privacy.batch_cap import CUT_FAILURE, batch_cap
 from crypto.fixed_point.layout import Layout
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.objective import Work
+from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_work
 from tests.unit.training.dp_sgd import (

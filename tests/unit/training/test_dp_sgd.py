@@ -20,7 +20,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 from crypto.errors import ConfigError
-from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import outputs_of, run_model
@@ -30,6 +29,7 @@ from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import OWN
+from silo_agent.training.objective import Cancelled
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.declared_parts import PARTS
 from strategies.parts.heads import FROZEN_ETF, PROJECTED_UNIT

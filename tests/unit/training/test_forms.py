@@ -7,13 +7,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from silo_agent.objective import Work
-from silo_agent.settings import MemoryFormat, Precision
 from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.shares import BatchShares
+from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.models import forms
 from silo_agent.training.models.forms import PLAIN, Form, Forms, fastest
 from silo_agent.training.models.registry import build_model
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_data, make_job, make_work
 from tests.unit.training.dp_sgd import privacy

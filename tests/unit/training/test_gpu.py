@@ -13,9 +13,9 @@ import torch
 
 from crypto.errors import ConfigError
 from silo_agent.metrics import SiloMetrics
-from silo_agent.objective import Work
 from silo_agent.training.dp_sgd.clipping import clipped_sum
 from silo_agent.training.models.registry import OWN
+from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.presets import PRESETS
 from strategies.published import PUBLISHED

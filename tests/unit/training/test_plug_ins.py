@@ -13,9 +13,9 @@ import pytest
 from chorale.pinned_code import pinned
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.data.loading import load_data
-from silo_agent.data.own_data import own_function
-from silo_agent.data.settings import DataSettings
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.own_data import own_function
+from silo_agent.training.data.settings import DataSettings
 from tests.support import own_code
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.own_code import PINNED

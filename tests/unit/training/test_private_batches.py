@@ -21,12 +21,12 @@ from chorale.spec.privacy_spec import RecordsSpec
 from chorale_models.model import Sizes
 from chorale_models.networks.plain import mlp
 from crypto.errors import ConfigError
-from silo_agent.data.base import Samples
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import Figures
 from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.base.passes import outputs_of, run_model
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.data.base import Samples
 from silo_agent.training.dp_sgd.checks import (
     Probes,
     check_answers,

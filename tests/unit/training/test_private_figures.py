@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from silo_agent.data.base import Samples  # noqa: E402
 from silo_agent.training.base.batches import Tensors  # noqa: E402
 from silo_agent.training.base.passes import Outputs  # noqa: E402
+from silo_agent.training.data.base import Samples  # noqa: E402
 from silo_agent.training.parts.regularizers.csd import logit_sums  # noqa: E402
 from silo_agent.training.parts.statistics.logit_prototypes import clipped_rows  # noqa: E402
 from silo_agent.training.torch_objective import TorchObjective  # noqa: E402

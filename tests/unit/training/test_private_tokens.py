@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra silo")
 
 from chorale_models import Data, Sizes, model  # noqa: E402
-from silo_agent.data.base import Samples  # noqa: E402
-from silo_agent.data.loading import load_data  # noqa: E402
-from silo_agent.data.settings import DataSettings  # noqa: E402
+from silo_agent.training.data.base import Samples  # noqa: E402
+from silo_agent.training.data.loading import load_data  # noqa: E402
+from silo_agent.training.data.settings import DataSettings  # noqa: E402
 from silo_agent.training.models import registry  # noqa: E402
 from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
 from tests.support.objectives import make_job, make_work  # noqa: E402

@@ -21,10 +21,10 @@ from crypto.errors import (
     Refusal,
     RemoteProtocolError,
 )
-from silo_agent.data.loading import load_data
-from silo_agent.local_storage.local_state import LocalState
-from silo_agent.objective import Cancelled, Work
+from silo_agent.objective import WORKER
 from silo_agent.settings import SiloSettings
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.objective import Cancelled, LocalState, Work
 from silo_agent.training.processes.exchange import raise_error, write_error
 from silo_agent.training.processes.group import SharedTraining, check_devices
 from silo_agent.training.torch_objective import TorchObjective
@@ -77,8 +77,13 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+def shared_training(settings: SiloSettings) -> SharedTraining:
+    alone = TorchObjective(device="cpu")
+    return SharedTraining(settings, alone, folder=settings.processes_directory, worker=WORKER)
+
+
 def workers_of(folder: Path) -> list[int]:
-    name = b"silo_agent.training.processes.worker"
+    name = WORKER.encode()
     return [pid for pid in processes_of(folder) if name in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
@@ -92,7 +97,7 @@ def worker_of(folder: Path, *, rank: int) -> int:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SharedTraining, SiloSettings]]:
     settings = settings_in(tmp_path_factory.mktemp("agent"))
-    training = SharedTraining(settings, TorchObjective(device="cpu"))
+    training = shared_training(settings)
     yield training, settings
     training.close()
     assert processes_of(settings.directory) == []
@@ -218,7 +223,7 @@ def test_processes_end_with_an_agent_that_is_killed(tmp_path: Path) -> None:
         "from pathlib import Path",
         "from tests.unit.training.test_processes import *",
         "settings = settings_in(Path(sys.argv[1]))",
-        "training = SharedTraining(settings, TorchObjective(device='cpu'))",
+        "training = shared_training(settings)",
         "training.compute(work_of(settings))",
         "print('trained', flush=True)",
         "training.compute(work_of(settings, training={'local_epochs': 100_000}))",

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from crypto.errors import QuantizationError
-from silo_agent.data.base import SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.streamed import Streamed
-from silo_agent.objective import Cancelled
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.streamed import Streamed
+from silo_agent.training.objective import Cancelled
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_job, make_work
 from tests.support.scans import SIDE, Scans, given, settings_of

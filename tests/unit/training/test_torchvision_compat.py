@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from silo_agent import torchvision_compat
+from silo_agent.training.machine import torchvision_compat
 
 
 def test_torchvision_has_what_we_use() -> None:

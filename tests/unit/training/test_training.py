@@ -14,14 +14,14 @@ import torch
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import buffer_names, trained_names
 from crypto.errors import ConfigError, QuantizationError, RemoteProtocolError
-from silo_agent.data.base import Samples, SiloData
-from silo_agent.data.loading import load_data
-from silo_agent.data.settings import DataSettings
-from silo_agent.objective import Cancelled, Work
-from silo_agent.seeding import derive_seed, seeded, shuffler, training_seed
 from silo_agent.training.base.batches import Tensors
+from silo_agent.training.data.base import Samples, SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.machine.seeding import derive_seed, seeded, shuffler, training_seed
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, model_arrays
+from silo_agent.training.objective import Cancelled, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, Array, PhaseContext
 from strategies.methods import strategy_for

@@ -12,9 +12,9 @@ import pytest
 from chorale.runtime.audit import AuditLog
 from cli.silo.screen import screen
 from crypto.errors import ConfigError
-from silo_agent.data.settings import DataSettings
-from silo_agent.ledger.ledger import REVEALED_EVENT, Ledger
-from silo_agent.ledger.reveals import Decision
+from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, Ledger
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.training.data.settings import DataSettings
 from tests.support.desk import URL, Desk
 from tests.support.pages import csrf
 from web.silo_page.app import run

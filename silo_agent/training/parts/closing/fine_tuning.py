@@ -19,14 +19,14 @@ from torch import nn
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.strategy_spec import ScheduleSpec
-from silo_agent.local_storage.personal_models import PersonalModel
-from silo_agent.seeding import derive_seed, shuffler
 from silo_agent.training.base.batches import Batches, Tensors
 from silo_agent.training.base.evaluation import Figures, evaluate
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_received
+from silo_agent.training.machine.seeding import derive_seed, shuffler
 from silo_agent.training.models.state import model_arrays
+from silo_agent.training.objective import PersonalModel
 from silo_agent.training.parts.closing.ffc import feature_sums
 from strategies.base import Array
 from strategies.parts.closing.ffc import RIDGE, FfcOptions, least_squares

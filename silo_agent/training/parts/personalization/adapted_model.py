@@ -17,13 +17,13 @@ from itertools import islice
 import torch
 from torch.nn import Parameter
 
-from silo_agent.objective import Cancelled
 from silo_agent.training.base.batches import Batch, Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import epochs_of, min_batch, optimizer_of, steps_left
 from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.objective import Cancelled
 from strategies.parts.personalization import AdaptedOptions
 
 

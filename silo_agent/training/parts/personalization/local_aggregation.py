@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from crypto.errors import ConfigError
-from silo_agent.objective import Cancelled
-from silo_agent.seeding import derive_seed, shuffler
 from silo_agent.training.base.batches import Batch, Batches
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.loop.local_training import train_received
+from silo_agent.training.machine.seeding import derive_seed, shuffler
 from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.objective import Cancelled
 from strategies.base import METHOD, Array
 from strategies.parts.personalization import LocalAggregationOptions
 

@@ -35,9 +35,9 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
 from chorale.observability.logs import get_logger
-from silo_agent.objective import Work
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.objective import Work
 from strategies.parts.regularizers import NotTrueOptions
 
 log = get_logger("silo_agent.training.parts")

@@ -1,0 +1,156 @@
+"""Tables of a database, through SQLAlchemy: a whole table, or what a query of the silo's own settings gives.
+
+Nothing of a job reaches the database: the statement stands in the settings, and the columns of its result
+are looked up by name here.
+
+N = rows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from chorale.runtime.files import read_limited
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.training.data.base import RawData, Records
+from silo_agent.training.data.formats.memory import check_bytes
+from silo_agent.training.data.formats.tables import (
+    Cells,
+    Table,
+    check_headings,
+    check_own_headings,
+    identity,
+    raw_data,
+    text_of,
+    unit_column,
+    units_of,
+    wanted_columns,
+)
+from silo_agent.training.data.settings import DatabaseSettings, DataSettings
+
+MAX_URL_BYTES = 64 * 1024
+CHECKED_BYTES = 1 << 22  # come in between two checks
+
+
+def load(settings: DataSettings, job: JobSpec) -> RawData:
+    """As `tables.raw_data`; NULL is missing. Raises ConfigError for a database without table or columns."""
+    assert settings.database is not None  # DataSettings refuses the format without it
+    names, rows = _read(settings.database)
+    source = f"data.database: {settings.database.what}"
+    wanted = wanted_columns(settings, job)
+    check_own_headings(source, names, (*settings.missing, *unit_column(settings)))
+    check_headings(source, names, wanted)
+    # a database gives rows in any order, and no record may change sides between two jobs
+    rows_by_text = sorted(((identity(row), row) for row in rows), key=lambda each: each[0])
+    table = Table(
+        cells={
+            name: _cells([row[at] for _, row in rows_by_text])
+            for name, at in zip(wanted, map(names.index, wanted), strict=True)
+        },
+        rows=len(rows),
+        place=lambda row: f"{source}, record {row} by its texts",
+    )
+    units = None
+    if settings.unit is not None:
+        at = names.index(settings.unit)
+        units = units_of([row[at] for _, row in rows_by_text], settings)
+    return raw_data(table, settings, job, identities=tuple(text for text, _ in rows_by_text), units=units)
+
+
+def records(settings: DataSettings) -> Records:
+    """Raises ConfigError as `load`."""
+    assert settings.database is not None
+    names, rows = _read(settings.database)
+    check_own_headings(f"data.database: {settings.database.what}", names, unit_column(settings))
+    units = None
+    if settings.unit is not None:
+        units = units_of((row[names.index(settings.unit)] for row in rows), settings)
+    return Records(train=map(identity, rows), units=units, columns=names)
+
+
+def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:
+    """Names of the columns, and all rows. Raises ConfigError that shows neither the URL's password nor what
+    a driver says, which may quote records."""
+    try:
+        import sqlalchemy
+    except ModuleNotFoundError:
+        raise ConfigError("data.format: sql needs SQLAlchemy: pip install '.[tables]'") from None
+    try:
+        url = sqlalchemy.make_url(_url(database))
+    except sqlalchemy.exc.ArgumentError:
+        raise ConfigError(f"{database.where}: expected a URL such as postgresql+psycopg://...") from None
+    if database.query is not None:
+        statement: Any = sqlalchemy.text(database.query)
+    else:
+        schema, _, table = (database.table or "").rpartition(".")
+        named = sqlalchemy.table(table, schema=schema or None)
+        statement = sqlalchemy.select(sqlalchemy.text("*")).select_from(named)
+    try:
+        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+        with engine.connect().execution_options(stream_results=True) as connection:  # ends without a commit
+            driver: Any = connection.connection.driver_connection
+            if hasattr(driver, "text_factory"):  # SQLite's: else one text that is not UTF-8 ends the reading
+                driver.text_factory = _decoded
+            found = connection.execute(statement)
+            return list(found.keys()), _rows(found, f"data.database: {database.what}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{database.where}: {url.drivername} needs the driver {error.name}") from None
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        at = f"{url.drivername} on {url.host}" if url.host else url.drivername
+        kind = type(error).__name__
+        raise ConfigError(f"data.database: {database.what} cannot be read ({at}: {kind})") from None
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _rows(found: Iterable[Any], source: str) -> list[tuple[Any, ...]]:
+    """Raises ConfigError for more than fits in memory, as soon as so much has come."""
+    rows, taken_bytes, checked_bytes = [], 0, 0
+    for row in map(tuple, found):
+        rows.append(row)
+        taken_bytes += sys.getsizeof(row) + sum(map(sys.getsizeof, row))
+        if taken_bytes > checked_bytes + CHECKED_BYTES:
+            checked_bytes = taken_bytes
+            check_bytes(taken_bytes, source=source)
+    return rows
+
+
+def _url(database: DatabaseSettings) -> str:
+    if database.url_file is not None:
+        return read_limited(database.url_file, MAX_URL_BYTES).decode("utf-8", "replace").strip()
+    url = os.environ.get(database.url_env or "")
+    if url is None:
+        raise ConfigError(f"{database.where}: the environment has no such variable")
+    return url
+
+
+def _cells(values: list[Any]) -> Cells:
+    """Each cell by itself: a text beside it changes how no number is read."""
+    if all(value is None or isinstance(value, int | float | Decimal) for value in values):
+        return np.array([_number(value) for value in values], np.float64)
+    return [_text(value) for value in values]
+
+
+def _text(value: Any) -> str:
+    """What `Table.texts` makes of the same cell in a column of numbers."""
+    if not isinstance(value, int | float | Decimal):
+        return text_of(value)
+    number = _number(value)
+    return "" if math.isnan(number) else text_of(number)
+
+
+def _number(value: float | Decimal | None) -> float:
+    try:
+        return math.nan if value is None else float(value)
+    except (OverflowError, ValueError):  # a whole number beyond floats; a Decimal's signaling NaN
+        return math.nan

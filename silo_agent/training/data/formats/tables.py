@@ -1,0 +1,248 @@
+"""Tables, whatever file they come from: the job's columns as inputs and labels.
+
+The job declares the columns in their order, with mean, scale and fill value or the categories of each; the
+silo applies and checks them and infers nothing, so that column 3 is the same measurement everywhere. The
+silo's own settings say what "missing" is in its table and what each text in a label column stands for.
+
+N = rows, D = inputs that the columns make.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec
+from chorale_models.data import Identities
+from crypto.errors import ConfigError
+from silo_agent.training.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
+from silo_agent.training.data.formats.memory import check_bytes
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import DataSettings, SettingsFault
+
+MISSING = frozenset({"", "?", "NA", "nan", "NaN"})
+SHOWN = 10  # of the texts that a cell may hold, in an error
+
+Cells: TypeAlias = NDArray[np.float64] | Sequence[str]  # numbers, NaN where one is missing; or stripped texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """place: where row i stands. cells: by heading, N each."""
+
+    cells: Mapping[str, Cells]
+    rows: int
+    place: Callable[[int], str]
+    problems: Problems = field(default_factory=Problems)
+
+    def texts(self, name: str) -> Sequence[str]:
+        cells = self.cells[name]
+        if isinstance(cells, np.ndarray):
+            return ["" if math.isnan(value) else text_of(value) for value in cells.tolist()]
+        return cells
+
+    def say(self, row: int, column: str, message: str) -> None:
+        self.problems.add(f"{self.place(row)}, column {column}: {message}", alike=f"{column}: {message}")
+
+
+def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
+    """The columns that the job reads. Raises ConfigError where it declares none."""
+    if job.columns is None or job.label_column is None:
+        raise ConfigError(
+            f"columns: format {settings.format} needs columns and label_column, the job declares none"
+        )
+    return [*(column.name for column in job.inputs), *job.label_columns]
+
+
+def unit_column(settings: DataSettings) -> tuple[str, ...]:
+    """The column that says whose a row is, where there is one."""
+    return () if settings.unit is None else (settings.unit,)
+
+
+def units_of(values: Iterable[object], settings: DataSettings) -> list[str | None]:
+    """Whose each row is by the cells of that column; None where one is missing."""
+    missing = MISSING.union(settings.missing.get(settings.unit or "", ()))
+    return [None if text in missing else text for text in map(text_of, values)]
+
+
+def check_own_headings(source: str, names: Sequence[str], own: Sequence[str]) -> None:
+    """own: columns that the settings name. Raises SettingsFault for those that the table lacks."""
+    try:
+        check_headings(source, names, own)
+    except ConfigError as error:
+        raise SettingsFault(str(error)) from None
+
+
+def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises ConfigError that names all that the table lacks."""
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{source}: a column is named twice: {', '.join(names)}")
+    known = set(names)
+    missing = [repr(name) for name in dict.fromkeys(wanted) if name not in known]
+    if missing:
+        what = "column" if len(missing) == 1 else "columns"
+        raise ConfigError(f"{source}: no {what} {_some(missing)}; it has {', '.join(names)}")
+
+
+def raw_data(
+    table: Table,
+    settings: DataSettings,
+    job: JobSpec,
+    *,
+    identities: Identities,
+    units: list[str | None] | None,
+) -> RawData:
+    """Shapes: features (N, D), float64 or the job's int64, a missing value its fill; labels (N, *target).
+
+    A cell that is no number or none of its column's categories is missing; a label that is none is NO_LABEL,
+    or NaN where labels are numbers. Each is a problem.
+    """
+    shape = (table.rows, sum(column.width for column in job.inputs))
+    if job.privacy is None:  # else whoever chooses the columns would count the records by what is refused
+        check_bytes(math.prod(shape) * np.dtype(np.float64).itemsize, source=f"columns: {table.rows} records")
+    inputs_ND = np.empty(shape)
+    start = 0
+    for column in job.inputs:
+        missing = settings.missing.get(column.name, ())
+        made = _numbers if column.categories is None else _categories
+        inputs_ND[:, start : start + column.width] = made(table, column, missing)
+        start += column.width
+    return RawData(
+        train=Samples(
+            features=inputs_ND if job.input_type == "float32" else _whole_inputs(table, inputs_ND),
+            labels=labels_of(table, settings.labels, job),
+        ),
+        identities=identities,
+        units=units,
+        problems=table.problems,
+    )
+
+
+def text_of(value: object) -> str:
+    """A value of a typed table as a category or a record names it: 1.0 as 1, nothing as an empty text."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) <= MAX_LABEL else repr(value)
+    return str(value).strip()
+
+
+def identity(values: Sequence[object]) -> bytes:
+    """A record as its table holds it, all columns included."""
+    return "\n".join(text_of(value) for value in values).encode("utf-8", "surrogatepass")
+
+
+def _numbers(table: Table, column: ColumnSpec, missing: Collection[str]) -> NDArray[np.float64]:
+    """The standardized values. Shapes: -> (N, 1)."""
+    values_N = _values(table, column.name, MISSING.union(missing))
+    # a `0` that means 'missing' does so where a table holds `0.0`
+    numbers_as_missing = []
+    for text in missing:
+        with suppress(ValueError):
+            numbers_as_missing.append(float(text))
+    values_N[np.isnan(values_N) | np.isin(values_N, numbers_as_missing)] = column.fill
+    return _standardized(values_N, column)
+
+
+def _standardized(values_N: NDArray[np.float64], column: ColumnSpec) -> NDArray[np.float64]:
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller handles what is not finite
+        return ((values_N - column.mean) / column.scale)[:, np.newaxis]
+
+
+def _values(table: Table, name: str, missing: Collection[str]) -> NDArray[np.float64]:
+    """(N,) finite numbers; NaN where one is missing, and where there is none, which is a problem."""
+    cells = table.cells[name]
+    if isinstance(cells, np.ndarray):
+        values_N = cells.copy()
+        for row in np.flatnonzero(np.isinf(values_N)).tolist():
+            table.say(row, name, f"expected a number, got '{values_N[row]}'")
+        values_N[np.isinf(values_N)] = np.nan
+        return values_N
+    values_N = np.full(table.rows, np.nan)
+    for row, text in enumerate(cells):
+        if text in missing:
+            continue
+        value = math.nan
+        with suppress(ValueError):
+            value = float(text)
+        if math.isfinite(value):
+            values_N[row] = value
+        else:
+            table.say(row, name, f"expected a number, got {text[:40]!r}")
+    return values_N
+
+
+def _categories(table: Table, column: ColumnSpec, missing: Collection[str]) -> NDArray[np.float64]:
+    """One-hot, all 0 where the text is missing; or the place of the text. Shapes: -> (N, categories or 1)."""
+    categories = column.categories or ()
+    places = {text: place for place, text in enumerate(categories) if text not in missing}
+    is_missing = MISSING.union(missing)
+    found_N = np.full(table.rows, -1)
+    for row, text in enumerate(table.texts(column.name)):
+        found_N[row] = places.get(text, -1)
+        if text not in places and text not in is_missing:
+            table.say(row, column.name, f"expected one of {_some(categories)}, got {text[:40]!r}")
+    if not column.is_one_hot:
+        return _standardized(np.where(found_N < 0, column.fill, found_N), column)
+    return np.asarray(found_N[:, np.newaxis] == np.arange(len(categories)), np.float64)
+
+
+def _whole_inputs(table: Table, inputs_ND: NDArray[np.float64]) -> Features:
+    is_whole = (np.abs(inputs_ND) <= MAX_LABEL) & (inputs_ND == np.floor(inputs_ND))
+    for row in np.flatnonzero(~is_whole.all(axis=1)).tolist():
+        table.problems.add(f"{table.place(row)}: expected whole numbers (input_type int64)")
+    return np.where(is_whole, inputs_ND, 0.0).astype(np.int64)
+
+
+def labels_of(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
+    """What the label columns hold. classes: what each text stands for. Shapes: -> (N, *target)."""
+    target = job.method.task.target
+    if classes and target.is_whole and target.shape == ():
+        # by the settings alone: a class that no text stands for, and a text that stands for none
+        fits_L = target.fitting(np.array([*classes.values()]))
+        reached = {place for place, fits in zip(classes.values(), fits_L, strict=True) if fits}
+        if not fits_L.all() and len(reached) < job.classes:
+            raise SettingsFault(
+                f"data.labels: expected the job's classes 0 to {job.classes - 1}, got {classes}"
+            )
+    columns = []
+    for name in job.label_columns:
+        if classes:
+            values_N = np.full(table.rows, np.nan)
+            for row, text in enumerate(table.texts(name)):
+                values_N[row] = classes.get(text, math.nan)
+                if text not in classes:
+                    table.say(row, name, f"expected one of {_some([*classes])}, got {text[:40]!r}")
+        else:
+            values_N = _label_values(table, name)
+        if target.is_whole:
+            is_fraction_N = (values_N != np.floor(values_N)) | (np.abs(values_N) > MAX_LABEL)
+            for row in np.flatnonzero(is_fraction_N & ~np.isnan(values_N)).tolist():
+                table.say(row, name, f"expected a whole number, got '{values_N[row]}'")
+            values_N = np.where(is_fraction_N, NO_LABEL, values_N)
+        columns.append(values_N)
+    labels = np.stack(columns, axis=1).reshape(table.rows, *target.shape)
+    return labels.astype(np.int64) if target.is_whole else labels
+
+
+def _label_values(table: Table, name: str) -> NDArray[np.float64]:
+    """As `_values`; a missing label is a problem, too."""
+    cells = table.cells[name]
+    if isinstance(cells, np.ndarray):
+        for row in np.flatnonzero(np.isnan(cells)).tolist():
+            table.say(row, name, "expected a number, got none")
+    return _values(table, name, ())
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = f" or {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more

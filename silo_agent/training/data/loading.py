@@ -1,0 +1,393 @@
+"""A silo's data for a job: read, cut and checked against the job.
+
+What a format's loader or a function of the silo's own returns is checked here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from chorale.observability.logs import get_logger
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.training.data import private
+from silo_agent.training.data.base import Indices, Loader, RawData, Samples, SampleSet, SiloData
+from silo_agent.training.data.fitting import known_inputs, prepared, put_right
+from silo_agent.training.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, scans, sql
+from silo_agent.training.data.misfits import add_misfits
+from silo_agent.training.data.own_data import check_named, own_data
+from silo_agent.training.data.partition import (
+    Partition,
+    cut_dirichlet,
+    cut_iid,
+    cut_shards,
+    split_holdout,
+)
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.scan import Scanned, scanned
+from silo_agent.training.data.settings import (
+    DataFormat,
+    DataSettings,
+    PartitionKind,
+    PartitionSettings,
+    check_unit,
+)
+from silo_agent.training.data.units import grouped, unit_name
+from silo_agent.training.machine.seeding import derive_seed
+from silo_agent.training.unit_marks import Admitted, unit_bytes
+
+log = get_logger("silo_agent.training.data.loading")
+
+LOADERS: dict[DataFormat, Loader] = {
+    DataFormat.DIGITS: digits.load,
+    DataFormat.MNIST: idx.load,
+    DataFormat.NPZ: npz.load,
+    DataFormat.IMAGE_FOLDER: image_folder.load,
+    DataFormat.CSV: csv.load,
+    DataFormat.PARQUET: parquet.load,
+    DataFormat.SQL: sql.load,
+    DataFormat.DICOM: scans.load,
+    DataFormat.NIFTI: scans.load,
+    DataFormat.CIFAR10: cifar.load,
+    DataFormat.CIFAR100: cifar.load,
+}
+
+
+def load_data(
+    settings: DataSettings,
+    job: JobSpec,
+    *,
+    admitted: Admitted | None = None,
+    problems: Problems | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> SiloData:
+    """This silo's samples for a job: train and hold-out, float32 in the job's input shape.
+
+    The hold-out is the data set's own test split where it has one, else a fixed share of each
+    class that depends on the settings alone, so no sample ever changes sides. In a private job each
+    record is held out by itself, and none can have the job refused (`private`).
+    Samples that are read by place are in memory where all of them fit `data.cache_megabytes`.
+    admitted: the records that may be used, and the key that divides them; None: all of them, by the data
+    set's name.
+    problems: takes all that is wrong with single records; if anything is, the rest is prepared as in a
+    private job.
+    Raises ConfigError that names the setting or file and what is allowed, and Cancelled.
+    """
+    index = 0 if settings.partition is None else settings.partition.index
+    admitted = admitted or Admitted.everything(settings.name)
+    parts = _parts(settings, job, [index], admitted=admitted, problems=problems, is_cancelled=is_cancelled)
+    return next(parts)
+
+
+def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]:
+    """Every silo's part of one data set on this machine, as `load_data` gives it to each, read and cut once.
+
+    Raises ConfigError as `load_data`, and without `partition`.
+    """
+    return tuple(parts_of(settings, job))
+
+
+def parts_of(settings: DataSettings, job: JobSpec) -> Iterator[SiloData]:
+    """The same one by one, each made when it is asked for."""
+    if settings.partition is None:
+        raise ConfigError("data.partition: expected how a file is cut into silos")
+    everything = Admitted.everything(settings.name)
+    yield from _parts(settings, job, range(settings.partition.silos), admitted=everything)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A data set before it is cut. is_held_N: which of train are held out, where each decides by itself.
+    classes: that strata are, 0 where they are what the data's function says. rows_beyond: as of
+    `SiloData`."""
+
+    train: SampleSet
+    classes: int
+    test: SampleSet | None = None
+    is_held_N: private.Mask | None = None
+    rows_beyond: int = 0
+
+
+def _parts(
+    settings: DataSettings,
+    job: JobSpec,
+    indices: Sequence[int],
+    *,
+    admitted: Admitted,
+    problems: Problems | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[SiloData]:
+    """The parts of those silos; all of it where there is no partition."""
+    raw = _raw(settings, job)
+    opened = _opened(raw, settings, job, admitted, is_cancelled)
+    is_strict = _is_strict(raw, job, problems)
+    cut = _plain_parts if is_strict else _private_parts
+    for train, holdout in cut(opened, settings, indices, job=job):
+        part = SiloData(train=train, holdout=holdout, name=settings.name)
+        made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, problems=raw.problems)
+        yield replace(made, rows_beyond=opened.rows_beyond)
+
+
+def _raw(settings: DataSettings, job: JobSpec) -> RawData:
+    """What the format's loader gives, or a function of the institution's own. Raises ConfigError."""
+    check_unit(settings.unit, job)
+    check_named(settings)
+    if settings.source is None and settings.module is None:
+        return LOADERS[DataFormat(settings.format)](settings, job)
+    own = own_data(settings, job)
+    if isinstance(own, RawData):
+        return own
+    return RawData(
+        train=own.train,
+        holdout=own.holdout,
+        strata=own.strata,
+        identities=own.identities,
+        units=own.units,
+    )
+
+
+def _opened(
+    raw: RawData,
+    settings: DataSettings,
+    job: JobSpec,
+    admitted: Admitted,
+    is_cancelled: Callable[[], bool],
+) -> _Opened:
+    """Arrays as they are; samples that are read by place in the job's form, without those that do not fit.
+    Without records that are not admitted."""
+    classes = job.classes if raw.strata is None else 0
+    for name, of_each in (("strata", raw.strata), ("identities", raw.identities), ("units", raw.units)):
+        if of_each is not None and len(of_each) != len(raw.train):
+            expected = f"expected one for each of {len(raw.train)} samples, got {len(of_each)}"
+            raise ConfigError(f"data {settings.name}: {name}: {expected}")
+    found = _side(raw, settings, job, admitted, is_cancelled, of_holdout=False)
+    if raw.units is not None:
+        found = _unit_by_unit(found, raw, settings, admitted, is_private=job.privacy is not None)
+    opened = _Opened(
+        train=found.samples, classes=classes, is_held_N=found.is_held_N, rows_beyond=found.rows_beyond
+    )
+    if raw.holdout is None:
+        return opened
+    return replace(opened, test=_side(raw, settings, job, admitted, is_cancelled, of_holdout=True).samples)
+
+
+def _side(
+    raw: RawData,
+    settings: DataSettings,
+    job: JobSpec,
+    admitted: Admitted,
+    is_cancelled: Callable[[], bool],
+    *,
+    of_holdout: bool,
+) -> Scanned:
+    """The samples of the data, or of its own test split."""
+    found = raw.holdout if of_holdout else raw.train
+    if not isinstance(found, Samples):
+        return scanned(
+            raw, settings, job, admitted=admitted, of_holdout=of_holdout, is_cancelled=is_cancelled
+        )
+    identities = None if of_holdout else raw.identities
+    if not of_holdout and raw.strata is not None:
+        found = replace(found, strata=np.asarray(raw.strata, np.int64))
+    places, is_held_N, may_be_N2, hashes = np.arange(len(found)), None, None, list[bytes]()
+    stored = partial(private.stored, found, identities)
+    if not admitted.is_everything:
+        side = None if raw.holdout is None or job.privacy is None else of_holdout
+        places = np.flatnonzero(admitted.rows(stored(), is_held_out=side))
+    if raw.units is not None and not of_holdout:
+        hashes = [private.row_hash(record) for record in stored()]
+        may_be_N2 = admitted.on_each_side(stored())[places]
+    elif raw.holdout is None and job.privacy is not None:
+        is_held_N = admitted.key.held_out(stored(), settings.holdout)[places]
+    return Scanned(
+        samples=found if len(places) == len(found) else found.take(places),
+        places=places.tolist(),
+        is_held_N=is_held_N,
+        hashes=[hashes[each] for each in places] if hashes else hashes,
+        may_be_N2=may_be_N2,
+    )
+
+
+def _unit_by_unit(
+    found: Scanned, raw: RawData, settings: DataSettings, admitted: Admitted, *, is_private: bool
+) -> Scanned:
+    """The samples of units alone, unit by unit, and which units are held out; in a job without privacy they
+    are forgotten then. Raises ConfigError for data that have no units throughout."""
+    assert raw.units is not None
+    for what, is_there in (("hold-out of its own", raw.holdout), ("data.partition", settings.partition)):
+        if is_there is not None:
+            raise ConfigError(
+                f"data {settings.name}: expected no {what} beside units, each of which is on one side and at "
+                "one silo"
+            )
+    names = [unit_name(each) for each in raw.units]
+    for place in (place for place, name in enumerate(names) if name is None):
+        where = f"record {place}" if raw.places is None else raw.places[place]
+        raw.problems.add(f"{where}: expected whose it is ({settings.unit or 'units'}), got nothing")
+    names = admitted.units(names)
+    chosen = [names[each] for each in found.places]
+    if is_private and found.may_be_N2 is not None:
+        # not a row that was on the other side with another unit
+        is_held_N = admitted.key.held_out((unit_bytes(name or "") for name in chosen), settings.holdout)
+        is_there_N = found.may_be_N2[np.arange(len(chosen)), is_held_N.astype(int)]
+        chosen = [name if there else None for name, there in zip(chosen, is_there_N, strict=True)]
+    kept = grouped(chosen, found.hashes, max_rows=settings.max_rows_per_unit)
+    is_held_U = admitted.key.held_out(map(unit_bytes, kept.names_U), settings.holdout)
+    samples = found.samples.take(kept.places_N)
+    if is_private:
+        samples = samples.of_units(kept.units_N, rows_per_unit=settings.max_rows_per_unit)
+    return Scanned(
+        samples=samples,
+        places=(),
+        is_held_N=is_held_U[kept.units_N],
+        rows_beyond=sum(name is not None for name in chosen) - len(kept.places_N),
+    )
+
+
+def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:
+    """Whether no record needs to be put right by itself. Raises ConfigError for the first one that does,
+    where neither the job is private nor somebody collects problems."""
+    add_misfits(raw, job)
+    if problems is not None:
+        problems.take(raw.problems)
+    elif job.privacy is None:
+        raw.problems.raise_first()
+    return job.privacy is None and not raw.problems.count
+
+
+def _put_right_all(data: SiloData, *, job: JobSpec, problems: Problems) -> SiloData:
+    """Every record by itself; the log of this silo alone says how many did not fit."""
+    name = data.name
+    train, outside = _put_right(data.train, name=name, job=job)
+    holdout, held_outside = _put_right(data.holdout, name=name, job=job)
+    counts = {
+        "problems": problems.count,
+        "left_out": len(data.train) + len(data.holdout) - len(train) - len(holdout),
+        "values_out_of_range": outside + held_outside,
+    }
+    if any(counts.values()):
+        log.warning("records that do not fit the job", data=name, **counts)
+    return SiloData(train=train, holdout=holdout, name=name)
+
+
+def _put_right(samples: SampleSet, *, name: str, job: JobSpec) -> tuple[SampleSet, int]:
+    if isinstance(samples, Samples):
+        return put_right(samples, job, source=f"data {name}")
+    return samples, 0  # each is when it is read
+
+
+def _private_parts(
+    opened: _Opened, settings: DataSettings, indices: Sequence[int], *, job: JobSpec
+) -> Iterator[tuple[SampleSet, SampleSet]]:
+    """Train and hold-out of those silos, of a pool that is cut before the hold-out where there is a
+    partition."""
+    pool, test = opened.train, opened.test
+    parts = [(np.arange(len(pool)), np.arange(len(test) if test is not None else 0))]
+    if settings.partition is not None:
+        fits = _fits(pool, job)
+        rest = pool.take(fits[:0]) if test is None else test
+        fits_test = _fits(rest, job)
+        cut = _cut(pool.take(fits), rest.take(fits_test), settings.partition, classes=opened.classes)
+        parts = [(fits[cut.train[index]], fits_test[cut.test[index]]) for index in indices]
+    if test is not None:
+        yield from ((pool.take(mine), test.take(tested)) for mine, tested in parts)
+        return
+    is_held = opened.is_held_N
+    if is_held is None:  # problems are collected of a job without privacy
+        is_held = np.isin(np.arange(len(pool)), _split(pool, settings)[1])
+    for mine, _ in parts:
+        yield pool.take(mine[~is_held[mine]]), pool.take(mine[is_held[mine]])
+
+
+def _fits(samples: SampleSet, job: JobSpec) -> Indices:
+    """Those with a target and inputs of the job; of what is read by place only such are left."""
+    if isinstance(samples, Samples):
+        fits_N = job.method.task.target.fitting(samples.labels)
+        return np.flatnonzero(fits_N & known_inputs(samples.features, job))
+    return np.arange(len(samples))
+
+
+def _split(samples: SampleSet, settings: DataSettings) -> tuple[Indices, Indices]:
+    rng = np.random.default_rng(derive_seed("holdout", settings.name))
+    return split_holdout(samples.strata_N, fraction=settings.holdout, rng=rng)
+
+
+def _sides(is_held_N: private.Mask) -> tuple[Indices, Indices]:
+    return np.flatnonzero(~is_held_N), np.flatnonzero(is_held_N)
+
+
+def _plain_parts(
+    opened: _Opened, settings: DataSettings, indices: Sequence[int], *, job: JobSpec
+) -> Iterator[tuple[SampleSet, SampleSet]]:
+    """Train and hold-out of those silos, each of which is cut from the whole set's."""
+    train = _with_targets(opened.train, job)
+    if opened.test is None:
+        is_held = opened.is_held_N
+        kept, held = _split(train, settings) if is_held is None else _sides(is_held)
+        train, holdout = train.take(kept), train.take(held)
+    else:
+        holdout = _with_targets(opened.test, job)
+    if settings.partition is None:
+        yield train, holdout
+        return
+    cut = _cut(train, holdout, settings.partition, classes=opened.classes)
+    for index in indices:
+        yield train.take(cut.train[index]), holdout.take(cut.test[index])
+
+
+def _cut(train: SampleSet, holdout: SampleSet, settings: PartitionSettings, *, classes: int) -> Partition:
+    rng = np.random.default_rng(derive_seed("partition", settings.seed))
+    strata = (samples.strata_N.max(initial=0) + 1 for samples in (train, holdout))
+    classes = max(classes, *strata)  # without classes there is one stratum, or what the data's function says
+    match settings.kind:
+        case PartitionKind.IID:
+            return cut_iid(train.strata_N, holdout.strata_N, silos=settings.silos, rng=rng)
+        case PartitionKind.SHARDS:
+            return cut_shards(
+                train.strata_N,
+                holdout.strata_N,
+                classes=classes,
+                silos=settings.silos,
+                shards_per_silo=settings.shards_per_silo,
+                rng=rng,
+            )
+        case PartitionKind.DIRICHLET:
+            return cut_dirichlet(
+                train.strata_N,
+                holdout.strata_N,
+                classes=classes,
+                silos=settings.silos,
+                alpha=settings.alpha,
+                min_samples=settings.min_samples,
+                balance=settings.balance,
+                rng=rng,
+            )
+
+
+def _checked(data: SiloData, *, job: JobSpec) -> SiloData:
+    """The same data as float32 in the job's shape. Raises ConfigError for what training cannot use."""
+    if not len(data.train):
+        raise ConfigError(f"data {data.name}: no training samples in this silo, expected at least 1")
+    # the agent cuts the hold-out's end, which must not be all one class; the same order every time
+    rng = np.random.default_rng(derive_seed("holdout-order", data.name))
+    holdout = data.holdout.take(rng.permutation(len(data.holdout)))
+    return SiloData(
+        train=_prepared(data.train, name=data.name, job=job),
+        holdout=_prepared(holdout, name=data.name, job=job),
+        name=data.name,
+    )
+
+
+def _prepared(samples: SampleSet, *, name: str, job: JobSpec) -> SampleSet:
+    return prepared(samples, job, source=f"data {name}") if isinstance(samples, Samples) else samples
+
+
+def _with_targets(samples: SampleSet, job: JobSpec) -> SampleSet:
+    """The same samples. Raises ConfigError for targets that are not of the job's task."""
+    if not isinstance(samples, Samples):
+        return samples
+    return replace(samples, labels=job.method.task.target.checked(samples.labels, source="data"))

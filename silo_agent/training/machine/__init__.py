@@ -1,0 +1,1 @@
+"""This machine, as training uses it: devices, seeds, and what is installed."""

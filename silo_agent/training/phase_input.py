@@ -1,0 +1,247 @@
+"""x(u) of one phase: from a silo's data, rules of its policy, the job and the global state, and nothing else.
+
+The agent computes it once and keeps it (input_cache.py); a simulation does for many silos in turn. No
+clock, no ledger and no message of a session reaches this module. Source: docs/protocol.md 4, 7.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorale.job import Job
+from chorale.spec.state import GlobalState
+from chorale.transport.wire import PhaseKey
+from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
+from crypto.fixed_point.encoder import Encoder
+from crypto.fixed_point.layout import Layout
+from crypto.session.cohort import CohortRule
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.settings import SettingsFault
+from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
+from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, total_of
+from strategies.phases.enrollment import ENROLLMENT
+from strategies.update_scale import with_mean_square
+
+WEIGHT = "weight"  # the quantity that carries p
+
+
+class InputRules(Protocol):
+    """What of a silo's policy decides on an input."""
+
+    @property
+    def count_granularity(self) -> int: ...
+    @property
+    def min_class_holders(self) -> int | None: ...
+    @property
+    def constant_work_records(self) -> int | None: ...
+
+    def rounded(self, samples: int) -> int:
+        """A count as it enters a sum."""
+
+
+class DataRefusal(PolicyRefusal):
+    """Refused because of what this silo's data make of the received state, or of a job without noise.
+
+    Security: the coordinator chooses the state, the operator ranges, columns and categories, so the refusal
+    answers a question of their choice about one silo's data. It must be the last one of the job.
+    Source: docs/protocol.md 6.7.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRequest:
+    """What a phase asks of a silo, as job and global state say it: the same of all silos, at all attempts."""
+
+    job: Job
+    key: PhaseKey
+    rule: CohortRule
+    layout: Layout
+    context: PhaseContext = field(repr=False)
+
+    @classmethod
+    def of(cls, job: Job, key: PhaseKey, state: GlobalState, *, members: int) -> Self:
+        """Raises ConfigError as Job.layout and Job.rule do."""
+        return cls(
+            job=job,
+            key=key,
+            rule=job.spec.rule(members),
+            layout=job.layout(key, state, members),
+            context=job.context(key, state, members),
+        )
+
+    def refusal(self, why: str, code: Refusal, *, kind: type[PolicyRefusal] = PolicyRefusal) -> PolicyRefusal:
+        return kind(f"job {self.job.id} round {self.key.round} {self.key.phase}: {why}", code=code)
+
+
+def phase_input(
+    request: PhaseRequest,
+    *,
+    silo: str,
+    rules: InputRules,
+    load_data: Callable[[], SiloData],
+    objective: Objective,
+    is_cancelled: Callable[[], bool],
+    seed: int,
+    local: LocalState | None = None,
+    keep_personal: Callable[[PersonalModel], None] = forget,
+    random: Callable[[int], bytes] = os.urandom,
+) -> tuple[Mapping[str, Array], Encoder]:
+    """The silo's values, now immutable, and the words that they become when read. As `phase_values` and
+    `encoded`. random: of the encoding."""
+    values = phase_values(
+        request,
+        silo=silo,
+        rules=rules,
+        load_data=load_data,
+        objective=objective,
+        is_cancelled=is_cancelled,
+        seed=seed,
+        local=local,
+        keep_personal=keep_personal,
+    )
+    return values, encoded(request, values, random=random)
+
+
+def phase_values(
+    request: PhaseRequest,
+    *,
+    silo: str,
+    rules: InputRules,
+    load_data: Callable[[], SiloData],
+    objective: Objective,
+    is_cancelled: Callable[[], bool],
+    seed: int,
+    local: LocalState | None = None,
+    keep_personal: Callable[[PersonalModel], None] = forget,
+) -> Mapping[str, Array]:
+    """The silo's values, now immutable.
+
+    load_data: gives them with the hold-out cut (`cut_holdout`). seed: of shuffles and dropout. local: what
+    the silo kept of the job, and where the method proposes what comes next.
+
+    Raises DataRefusal where data, counts or the state over these data do not allow an input, and what the
+    objective raises; PolicyRefusal(code=CONFIGURATION) for a SettingsFault. In a private job no record
+    decides whether data are refused: PolicyRefusal(code=DATA).
+    """
+    with faults_refused(request):
+        spec = request.job.spec
+        data = load_data()
+        samples = _summed(request.job, rules, len(data.train.units))
+        if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
+            why = f"fewer than {rules.count_granularity} samples (count_granularity)"
+            raise request.refusal(why, Refusal.DATA, kind=DataRefusal)
+        if request.key.kind == ENROLLMENT:
+            values: Mapping[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
+        else:
+            work = Work(
+                spec=spec,
+                phase_kind=request.key.kind,
+                round=request.key.round,
+                silo=silo,
+                state=request.context.state,
+                context=request.context,
+                data=data,
+                weight=_weight(request, samples),
+                seed=seed,
+                is_cancelled=is_cancelled,
+                class_rows=_class_rows(request, rules),
+                keep_personal=keep_personal,
+                local=local or LocalState(),
+                layout=request.layout,
+                constant_work=None if spec.privacy is None else rules.constant_work_records,
+            )
+            values = with_mean_square(work.context, _asked(request, objective.compute(work)))
+        return taken_over(values)
+
+
+def encoded(
+    request: PhaseRequest, values: Mapping[str, Array], *, random: Callable[[int], bytes] = os.urandom
+) -> Encoder:
+    """The words that the values become when read. Raises DataRefusal."""
+    with faults_refused(request):
+        return Encoder(values, layout=request.layout, random=random)
+
+
+@contextmanager
+def faults_refused(request: PhaseRequest) -> Iterator[None]:
+    """Faults of settings, of data, and of values that have no words, as refusals of the phase."""
+    of_data = DataRefusal if request.job.spec.privacy is None else PolicyRefusal
+    try:
+        yield
+    except SettingsFault as error:
+        raise request.refusal(str(error), Refusal.CONFIGURATION) from error
+    except ConfigError as error:
+        raise request.refusal(str(error), Refusal.DATA, kind=of_data) from error
+    except QuantizationError as error:
+        raise request.refusal(str(error), Refusal.DATA, kind=DataRefusal) from error
+
+
+def cut_holdout(data: SiloData, *, job: Job, rules: InputRules) -> SiloData:
+    """The hold-out cut as its size is summed."""
+    tested = _summed(job, rules, len(data.holdout))
+    return SiloData(train=data.train, holdout=data.holdout.first(tested), name=data.name)
+
+
+def taken_over(values: Mapping[str, Array]) -> dict[str, Array]:
+    """Immutable arrays, though they become words only when they are sent.
+
+    One that owns its memory is locked, not copied: the objective gave it up. A view is copied.
+    """
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    taken = {name: value if value.flags.owndata else value.copy() for name, value in arrays.items()}
+    for array in taken.values():
+        array.flags.writeable = False
+    return {**values, **taken}
+
+
+def _class_rows(request: PhaseRequest, rules: InputRules) -> NDArray[np.bool_] | None:
+    """Classes that enough silos hold, by the class-presence sum; rows of the others stay here."""
+    holders_C = request.context.state.get(PRESENCE)
+    if holders_C is None:
+        return None
+    min_holders = rules.min_class_holders or request.job.spec.min_class_holders(request.rule)
+    return np.asarray(holders_C >= min_holders)
+
+
+def _asked(request: PhaseRequest, values: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Without the test of the model where the round has none: a silo's own objective may test always."""
+    if request.context.tests_model:
+        return values
+    asked = {quantity.name for quantity in request.layout.quantities}
+    return {name: value for name, value in values.items() if name in asked}
+
+
+def _summed(job: Job, rules: InputRules, samples: int) -> int:
+    """A count as it enters a sum: rounded, so that it tells no exact one; exact where noise covers it,
+    because one record would move a rounded one by the whole granularity."""
+    return samples if job.spec.privacy is not None else rules.rounded(samples)
+
+
+def _weight(request: PhaseRequest, samples: int) -> float:
+    """p = n / total, with the total that enrollment left in the global state; 0 where none is sent.
+
+    In a private job it is the declared one, and where silos weigh the same 1 / R: neither tells a count.
+    """
+    if all(quantity.name != WEIGHT for quantity in request.layout.quantities):
+        return 0.0
+    spec = request.job.spec
+    if spec.privacy is not None:
+        return spec.privacy.declared_weight(request.rule.members)
+    if spec.strategy.aggregate == "uniform":
+        return 1.0 / len(spec.silos)
+    state = request.context.state
+    try:
+        total = total_of(state) if TOTAL in state else 0
+    except ConfigError as error:  # whatever the data are
+        raise request.refusal(str(error), Refusal.DATA) from error
+    if samples > total:
+        why = "more samples than enrollment counted in all silos"
+        raise request.refusal(why, Refusal.NOT_ENROLLED, kind=DataRefusal)
+    return samples / total

@@ -1,0 +1,31 @@
+"""What each training process of a silo runs: it has data of its own, and a share of every batch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from chorale.observability import logs
+from chorale.spec.job_spec import JobSpec
+from silo_agent.account_units import admitted_records
+from silo_agent.settings import SiloSettings
+from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.processes import worker
+from silo_agent.training.processes.exchange import SETTINGS
+
+
+def main(folder: Path) -> None:
+    """Until the agent ends, or an error. folder: the agent's, with its settings. Raises nothing: it exits."""
+    settings = SiloSettings.model_validate_json((folder / SETTINGS).read_bytes())
+    logs.configure(silo=settings.name)
+
+    def load(spec: JobSpec, name: str) -> SiloData:
+        data_set = settings.data_set(name)
+        return load_data(data_set, spec, admitted=admitted_records(settings, data_set))
+
+    worker.work(folder, settings, load)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
