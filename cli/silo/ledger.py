@@ -114,7 +114,7 @@ def _recover(
     ledger: Ledger, settings: SiloSettings, *, restarts: int, ran: tuple[Path, ...], init: tuple[Path, ...]
 ) -> None:
     from cli.silo.recovery import recover
-    from silo_agent.agent import alone
+    from silo_agent.start import alone
 
     with alone(settings.directory):
         recover(ledger, settings, restarts=restarts, ran=ran, init=init)
@@ -162,7 +162,7 @@ def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
 
 
 def _change_delta(name: str, delta: float, settings: SiloSettings) -> None:
-    from silo_agent.agent import alone
+    from silo_agent.start import alone
 
     names = [each.name for each in settings.data_sets]
     if name not in names:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from chorale.spec.job_spec import JobSpec
+from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.reveal import PendingReveal
 from silo_agent.disclosure.ledger.budget import Budget, Spend
@@ -119,6 +120,10 @@ class DataSets:
     def any_reveals(self) -> Reveals:
         """For questions that name a job: their answers are the same for every data set."""
         return next(iter(self._by_name.values())).reveals
+
+    def is_revealed(self, key: PhaseKey, *, silo: str) -> bool:
+        """Whether a sum of the phase was revealed with this silo in it."""
+        return self.any_reveals.is_revealed(key.job_digest, key.round, key.phase, silo=silo)
 
     def named(self, spec: JobSpec) -> DataSet:
         """Raises PolicyRefusal(code=POLICY) for a job about none of this agent's, about an unnamed one of

@@ -7,10 +7,9 @@ this silo. Source: docs/protocol.md 5, 7, 8, 9.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from chorale.job import SignedJob
 from chorale.observability import tracing
@@ -21,30 +20,25 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1.session_pb2 import Abandoned, SessionKey
-from crypto.errors import LocalProtocolError, PolicyRefusal, Refusal, RemoteProtocolError
-from crypto.masking.masks import Masker, Source
+from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError
 from crypto.session.messages import RevealedSum
-from crypto.session.silo_session import SiloSession
-from crypto.session.silo_stages import LeftOut
-from crypto.session.sum_check import SumCheck
-from silo_agent.connection.own_certificates import OwnCertificates
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import PhaseEnd, SiloMetrics, phase_label
-from silo_agent.rounds.data_sets import DataSets
-from silo_agent.rounds.input_cache import InputCache, PhaseName, phase_name
+from silo_agent.rounds.inputs.input_cache import InputCache, phase_name
 from silo_agent.rounds.offered_jobs import OfferedJobs
+from silo_agent.rounds.phase_sessions import PhaseSessions, Uploads
+from silo_agent.rounds.replies import Replies, fields_of
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
-from silo_agent.rounds.running_task import RunningTask
-from silo_agent.rounds.session_handler import SESSION_MESSAGES, SessionHandler
+from silo_agent.rounds.running_task import RunningTask, RunningTasks
+from silo_agent.rounds.session_handler import SESSION_MESSAGES
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 from silo_agent.training.objective import Cancelled
 from silo_agent.training.phase_input import DataRefusal
 
 MAX_LOGGED_SILOS = 200
-MAX_NOTES = 100_000  # adverts and refusals in the audit trail of one run, about 30 MB: a flood fills no disk
 MAX_SUM_SECONDS = 120.0  # in which nothing moves: no longer does a task wait for this silo's own next state
 
 # refusals that people at this silo may bring to an end
@@ -55,30 +49,17 @@ FOR_PEOPLE_HERE = (
     Refusal.CONFIGURATION,
 )
 
-# what this silo does when a message of a session arrives
-SPANS = {
-    "cohort": Span.SHARE,
-    "envelopes": Span.MASK,
-    "survivors": Span.CONSISTENCY,
-    "signatures": Span.UNMASK,
-    "recover": Span.RECOVER,
-}
-
 log = get_logger("silo_agent.rounds.message_handler")
 
 
-class Transfers(Protocol):
-    """Global states down and masked vectors up, as silo_agent.connection.transfer has them."""
+class Transfers(Uploads, Protocol):
+    """Global states down, too."""
 
     moved_bytes: int
 
     def download(
         self, *, job_digest: bytes, digest: bytes, size_bytes: int, target: Path
     ) -> Awaitable[None]: ...
-
-    def upload(
-        self, key: PhaseKey, masker: Masker, source: Source, *, total_bytes: int
-    ) -> Coroutine[Any, Any, None]: ...
 
 
 class MessageHandler:
@@ -87,11 +68,9 @@ class MessageHandler:
     def __init__(
         self,
         *,
-        credentials: OwnCertificates,
         rosters: Rosters,
         jobs: OfferedJobs,
         checks: TaskChecks,
-        data_sets: DataSets,
         inputs: InputCache,
         local: LocalStates,
         chain: StateChain,
@@ -102,11 +81,9 @@ class MessageHandler:
         metrics: SiloMetrics,
         send: Callable[[pb.SiloMessage], None],
     ) -> None:
-        self._credentials = credentials
         self._rosters = rosters
         self._jobs = jobs
         self._checks = checks
-        self._data_sets = data_sets
         self._inputs = inputs
         self._local = local
         self._chain = chain
@@ -115,13 +92,20 @@ class MessageHandler:
         self._transfers = transfers
         self._audit = audit
         self._metrics = metrics
-        self._send = send
-        self._tasks: dict[PhaseName, RunningTask] = {}
+        self._replies = Replies(send, audit=audit, metrics=metrics)
+        self._tasks = RunningTasks()
+        self._sessions = PhaseSessions(
+            self._tasks,
+            checks=checks,
+            inputs=inputs,
+            transfers=transfers,
+            replies=self._replies,
+            metrics=metrics,
+        )
         self._summing: dict[PhaseKey, asyncio.Task[None]] = {}  # revealed sums that are being checked
         # tasks that people here can bring on, and the version of their files then
         self._waiting: dict[bytes, tuple[pb.PhaseTask, int]] = {}
         self._last_outcome: dict[bytes, PhaseKey] = {}
-        self._notes = 0
         self._handlers: dict[str, Callable[[pb.CoordinatorMessage], object]] = {
             "roster": self._on_roster,
             "job": lambda message: self._jobs.offer(
@@ -133,13 +117,13 @@ class MessageHandler:
             "session_ended": self._on_session_ended,
             "outcome": self._on_outcome,
             "job_ended": self._on_job_ended,
-            **dict.fromkeys(SESSION_MESSAGES, self._on_session_message),
+            **dict.fromkeys(SESSION_MESSAGES, self._sessions.receive),
         }
 
     @property
     def preparing(self) -> tuple[PhaseKey, ...]:
         """Attempts whose input is being fetched or computed."""
-        return tuple(running.key for running in self._tasks.values() if running.is_preparing)
+        return tuple(running.key for running in self._tasks if running.is_preparing)
 
     @property
     def roster_version(self) -> int:
@@ -179,13 +163,11 @@ class MessageHandler:
 
     async def close(self) -> None:
         """Stop everything; what the ledger holds is taken up by the next run."""
-        ending = [task for each in self._tasks.values() for task in (each.preparation, each.upload) if task]
+        ending = [task for each in self._tasks for task in (each.preparation, each.upload) if task]
         for task in self._summing.values():
             task.cancel()
         ending += self._summing.values()
-        for running in self._tasks.values():
-            running.end()
-        self._tasks.clear()
+        self._tasks.end_where(lambda _: True)
         self._inputs.close()
         self._checks.close()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -201,8 +183,7 @@ class MessageHandler:
 
     def _on_job_ended(self, message: pb.CoordinatorMessage) -> None:
         digest = wire.checked_digest(message.job_ended.job_digest, what="job digest")
-        for name in [name for name in self._tasks if name[0] == digest]:
-            self._tasks.pop(name).end()
+        self._tasks.end_where(lambda each: each.is_of(digest))
         for key in [key for key in self._summing if key.job_digest == digest]:
             summing = self._summing.pop(key)
             summing.add_done_callback(lambda _: self._forget_states())  # what came of it is kept until then
@@ -213,7 +194,6 @@ class MessageHandler:
         self._waiting.pop(digest, None)
         self._last_outcome.pop(digest, None)
         self._forget_states()
-        self._data_sets.any_reveals.blank_old_shares()
         ended = message.job_ended
         if is_news:
             log.info("job ended", job=digest.hex()[:12], status=ended.status[:64], reason=ended.reason[:200])
@@ -224,29 +204,37 @@ class MessageHandler:
     def _on_task(self, task: pb.PhaseTask) -> None:
         key = wire.key_from_wire(task.key)
         self._waiting.pop(key.job_digest, None)  # asked again meanwhile, or for the next phase
-        running = self._tasks.get(phase_name(key))
+        running = self._tasks.of(key)
         if running is not None and running.key.attempt > key.attempt:
             why = f"attempt {running.key.attempt} was begun already"
-            self._refuse(key, RemoteProtocolError(why, code=Refusal.STAGE))
+            self._replies.refuse(key, RemoteProtocolError(why, code=Refusal.STAGE))
             return
         if running is not None and running.key == key and (running.is_preparing or running.session):
             # the coordinator lost the connection and sends the task again
             if task != running.task:
-                self._refuse(key, RemoteProtocolError("task: changed within one attempt", code=Refusal.TERMS))
+                self._replies.refuse(
+                    key, RemoteProtocolError("task: changed within one attempt", code=Refusal.TERMS)
+                )
             elif running.session is not None and running.session.is_over:
-                self._refuse(key, RemoteProtocolError("this silo's session is over", code=Refusal.STAGE))
+                self._replies.refuse(
+                    key, RemoteProtocolError("this silo's session is over", code=Refusal.STAGE)
+                )
             elif running.session is not None:
-                self._send(running.session.advertise())
+                self._replies.send(running.session.advertise())
             return
         if running is not None:
             running.end()
         # A job has one phase at a time: a task for the next gives up the one before.
         # Security: else tasks fill this machine with states, and get several refusals that tell.
-        for name, other in list(self._tasks.items()):
-            if name[0] == key.job_digest and name != phase_name(key) and other.session is None:
-                self._tasks.pop(name).end()
-                self._inputs.drop_phase(other.key)
-        running = self._tasks[phase_name(key)] = RunningTask(key=key, task=task)
+        for other in self._tasks.end_where(
+            lambda each: (
+                each.is_of(key.job_digest)
+                and each.session is None
+                and phase_name(each.key) != phase_name(key)
+            )
+        ):
+            self._inputs.drop_phase(other.key)
+        running = self._tasks.put(RunningTask(key=key, task=task))
         running.preparation = asyncio.get_running_loop().create_task(self._prepare(running))
         self._forget_states()
 
@@ -256,19 +244,20 @@ class MessageHandler:
             await self._join(running)
         except DataRefusal as error:
             self._jobs.suspend(key.job_digest)  # durable before the coordinator is told
-            self._refuse(key, error)
+            self._replies.refuse(key, error)
         except (PolicyRefusal, RemoteProtocolError) as error:
             if error.code in FOR_PEOPLE_HERE:
                 self._waiting[key.job_digest] = (running.task, self._checks.files.version)
-            self._refuse(key, error)
+            self._replies.refuse(key, error)
         except Cancelled:
-            log.info("input given up", **_fields(key))
+            log.info("input given up", **fields_of(key))
         except Exception as error:
-            log.error("input failed", **_fields(key), error=type(error).__name__, reason=str(error))
-            self._refuse(key, PolicyRefusal("the input could not be computed", code=Refusal.INTERNAL))
+            log.error("input failed", **fields_of(key), error=type(error).__name__, reason=str(error))
+            failed = PolicyRefusal("the input could not be computed", code=Refusal.INTERNAL)
+            self._replies.refuse(key, failed)
         finally:
-            if running.session is None and self._tasks.get(phase_name(key)) is running:
-                del self._tasks[phase_name(key)]
+            if running.session is None:
+                self._tasks.drop(running)
 
     async def _join(self, running: RunningTask) -> None:
         key, task = running.key, running.task
@@ -298,85 +287,14 @@ class MessageHandler:
         session = self._checks.session(terms, roster)
         running.prepared, running.own_steps = prepared, prepared.own_steps
         running.session = self._checks.handler(key, session, begun=(job, terms))
-        self._send(running.session.advertise())
-        self._note("advertised", key, is_flushed=False)
+        self._replies.send(running.session.advertise())
+        self._replies.note("advertised", key, is_flushed=False)
         # rounds never go back once this silo adverted for a later one
-        for name in [name for name in self._tasks if name[0] == key.job_digest and name[1] < key.round]:
-            self._tasks.pop(name).end()
+        self._tasks.end_where(lambda each: each.is_of(key.job_digest) and each.key.round < key.round)
         self._inputs.drop_older(key)
         self._forget_states()
         if (label := phase_label(key.kind)) is not None:
             self._metrics.sessions.labels(phase=label).inc()
-
-    # sessions
-
-    def _on_session_message(self, message: pb.CoordinatorMessage) -> None:
-        kind = message.WhichOneof("kind") or ""
-        key = wire.key_from_wire(getattr(message, kind).key)
-        try:
-            session = self._session(key)
-            with tracing.span(SPANS[kind], key.job_digest, key.round, key):
-                reply = session.receive(message)
-        except LeftOut as error:
-            log.warning("left out of the session", **_fields(key), reason=str(error))
-            return self._note("left out", key)
-        except (PolicyRefusal, RemoteProtocolError) as error:
-            return self._refuse(key, error)
-        if isinstance(reply, Masker):
-            running = self._tasks[phase_name(key)]
-            if running.upload is None or running.upload.done():  # else repeated, and under way
-                # taken now: the session drops it as soon as it is told the survivors
-                check = session.sum_check
-                running.upload = asyncio.get_running_loop().create_task(self._upload(running, reply, check))
-        elif reply is not None:
-            self._send(reply)
-            if reply.HasField("unmask_shares"):
-                self._inputs.drop_phase(key)  # the ledger refuses the phase from now on
-                self._tasks[phase_name(key)].prepared = None  # its memory is the next state's
-
-    def _session(self, key: PhaseKey) -> SessionHandler:
-        """The session that runs, or as the ledger has it from before a restart."""
-        running = self._tasks.get(phase_name(key))
-        if running is not None and running.key == key and running.session is not None:
-            return running.session
-        is_behind = running is not None and running.key.attempt >= key.attempt
-        reveals = self._data_sets.any_reveals
-        recorded = None if is_behind else reveals.recorded(key.job_digest, key.round, key.phase)
-        if recorded is None or recorded[0].attempt != key.attempt:
-            raise RemoteProtocolError("this silo has no such session", code=Refusal.STAGE)
-        if not self._jobs.is_approved(key.job_digest):
-            raise PolicyRefusal("the job is not approved here any more", code=Refusal.JOB_NOT_APPROVED)
-        pending, is_revealed = recorded
-        self._checks.check_certificates(pending)
-        identity, ledger = self._credentials.identity, self._data_sets.of(key.job_digest).reveals
-        resumed = SiloSession.resume(pending, revealed=is_revealed, identity=identity, ledger=ledger)
-        log.info("session taken up from the ledger", **_fields(key))
-        session = self._checks.handler(key, resumed)
-        self._tasks[phase_name(key)] = RunningTask(key=key, task=pb.PhaseTask(), session=session)
-        return session
-
-    async def _upload(self, running: RunningTask, masker: Masker, check: SumCheck | None) -> None:
-        started = time.monotonic()
-        key, prepared = running.key, running.prepared
-        try:
-            if prepared is None:
-                raise LocalProtocolError("session: a session from the ledger masks nothing")
-            # durable before the first byte leaves; raises PolicyRefusal where nothing may
-            await asyncio.to_thread(prepared.charge.spend, check)
-            total_bytes = prepared.encoder.layout.total_bytes
-            with tracing.span(Span.UPLOAD, key.job_digest, key.round, key):
-                await self._transfers.upload(key, masker, prepared.encoder, total_bytes=total_bytes)
-        except (PolicyRefusal, RemoteProtocolError) as error:
-            if isinstance(error, PolicyRefusal) and running.session is not None:
-                running.session.end()  # nothing of it may leave
-            return self._refuse(key, error)
-        except Exception as error:  # the disk may be full; where that of the ledger is, nothing has left
-            log.error("upload failed", **_fields(key), error=type(error).__name__, reason=str(error))
-            why = PolicyRefusal("the masked vector could not be sent", code=Refusal.INTERNAL)
-            return self._refuse(key, why)
-        seconds = time.monotonic() - started
-        self._metrics.mask_seconds.inc(seconds)
-        log.info("masked vector sent", **_fields(key), bytes=total_bytes, seconds=round(seconds, 3))
 
     # the end of a phase
 
@@ -393,12 +311,12 @@ class MessageHandler:
             with tracing.span(Span.APPLY, key.job_digest, key.round, key):
                 statement = await self._sums.answer(key, revealed, own_steps=self._own_steps(key))
         except (PolicyRefusal, RemoteProtocolError) as error:
-            self._refuse(key, error)
+            self._replies.refuse(key, error)
         except Exception as error:  # the disk may be full; the coordinator asks again
-            log.error("sum not answered", **_fields(key), error=type(error).__name__, reason=str(error))
-            self._refuse(key, PolicyRefusal("the sum could not be checked", code=Refusal.INTERNAL))
+            log.error("sum not answered", **fields_of(key), error=type(error).__name__, reason=str(error))
+            self._replies.refuse(key, PolicyRefusal("the sum could not be checked", code=Refusal.INTERNAL))
         else:
-            self._send(wire.to_coordinator("next_state", statement, key))
+            self._replies.send(wire.to_coordinator("next_state", statement, key))
         finally:
             if self._summing.get(key) is asyncio.current_task():  # else the job has ended meanwhile
                 del self._summing[key]
@@ -406,7 +324,7 @@ class MessageHandler:
 
     def _own_steps(self, key: PhaseKey) -> Mapping[str, float]:
         """How far this silo's own input would move the model; it is not known after a restart."""
-        running = self._tasks.get(phase_name(key))
+        running = self._tasks.of(key)
         return {} if running is None else running.own_steps
 
     def _on_abandon(self, message: pb.CoordinatorMessage) -> None:
@@ -415,22 +333,20 @@ class MessageHandler:
         try:
             statement, certificate = self._checks.abandoned(key)
         except (PolicyRefusal, RemoteProtocolError) as error:
-            return self._refuse(key, error)
-        running = self._tasks.pop(phase_name(key), None)
-        if running is not None:
-            running.end()
+            return self._replies.refuse(key, error)
+        self._tasks.end(key)
         self._inputs.drop_phase(key)
-        self._note("abandoned", key)
+        self._replies.note("abandoned", key)
         signed = wire.signed_body_to_wire(statement)
         abandoned = Abandoned(key=message.abandon.key, certificate=certificate, statement=signed)
-        self._send(pb.SiloMessage(abandoned=abandoned))
+        self._replies.send(pb.SiloMessage(abandoned=abandoned))
 
     def _on_session_ended(self, message: pb.CoordinatorMessage) -> None:
         key = wire.key_from_wire(message.session_ended.key)
-        running = self._tasks.get(phase_name(key))
+        running = self._tasks.of(key)
         if running is not None and running.key == key:
-            self._tasks.pop(phase_name(key)).end()
-        log.info("session ended", **_fields(key), reason=message.session_ended.reason[:64])
+            self._tasks.end(key)
+        log.info("session ended", **fields_of(key), reason=message.session_ended.reason[:64])
 
     def _on_outcome(self, message: pb.CoordinatorMessage) -> None:
         record = message.outcome.record
@@ -438,14 +354,12 @@ class MessageHandler:
         key = wire.key_from_wire(ended)
         if not self._jobs.has(key.job_digest):
             return  # a job that this silo does not serve
-        end = PhaseEnd.of(record, self._credentials.member.name)
+        end = PhaseEnd.of(record, self._jobs.silo)
         last = self._last_outcome.get(key.job_digest)
         if last is not None and (key == last or key.round < last.round):
             return  # repeated because this silo was away
         self._last_outcome[key.job_digest] = key
-        running = self._tasks.pop(phase_name(key), None)
-        if running is not None:
-            running.end()
+        self._tasks.end(key)
         self._checks.note_outcome(key, end)
         left_out = [f"{out.silo} ({out.stage}: {out.reason})" for out in record.left_out[:MAX_LOGGED_SILOS]]
         log.info(
@@ -465,32 +379,9 @@ class MessageHandler:
             self._metrics.data_share.set(record.data_share)
         self._audit.flush()  # nobody waits: what the phase entered need not come to disk before the next one
 
-    # refusing
-
-    def _refuse(self, key: PhaseKey, error: PolicyRefusal | RemoteProtocolError) -> None:
-        """The code and the rule to the coordinator; the sentence to this silo's log and audit trail."""
-        self._metrics.refusals.labels(reason=error.code.value).inc()
-        log.warning("refused", **_fields(key), code=error.code.value, reason=str(error))
-        self._note("refused", key, code=error.code.value, reason=str(error))
-        self._send(pb.SiloMessage(refused=wire.refused_to_wire(wire.refused_of(error), key)))
-
-    def _note(self, event: str, key: PhaseKey, *, is_flushed: bool = True, **fields: str) -> None:
-        self._notes += 1
-        if self._notes > MAX_NOTES:
-            return  # reveals are told elsewhere, and without end
-        append = self._audit.append if is_flushed else self._audit.append_unflushed
-        try:
-            append(event, **{**_fields(key), "job": key.job_digest.hex()}, **fields)
-        except OSError as error:  # a full disk; the coordinator hears of a refusal all the same
-            log.warning("not noted", entry=event, error=type(error).__name__, reason=str(error))
-
     def _forget_states(self) -> None:
         """Global states but those that a running task reads and the newest of each job."""
-        running = {each.task.state_digest for each in self._tasks.values() if each.is_preparing}
+        running = {each.task.state_digest for each in self._tasks if each.is_preparing}
         if not self._sums.is_computing:  # no coordinator can draw that out, as it can a download
             newest = self._chain.newest(self._jobs.digests)
             self._files.keep_only(running | newest | self._sums.fetching)
-
-
-def _fields(key: PhaseKey) -> dict[str, Any]:
-    return {"job": key.job_digest.hex()[:12], "round": key.round, "phase": key.phase, "attempt": key.attempt}

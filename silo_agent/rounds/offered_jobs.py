@@ -34,7 +34,7 @@ class OfferedJobs:
         credentials: Credentials,
         clock: Callable[[], datetime],
     ) -> None:
-        self._silo = silo
+        self.silo = silo
         self._ledger = ledger
         self._data_sets = data_sets
         self._credentials = credentials
@@ -64,7 +64,7 @@ class OfferedJobs:
         if signed is None:
             raise PolicyRefusal(f"job {job_digest.hex()[:12]}: was never offered", code=Refusal.JOB_INVALID)
         job = open_job(signed, roster=roster, authority=self._credentials.authority, now=self._clock())
-        if self._silo not in job.spec.silos:
+        if self.silo not in job.spec.silos:
             raise PolicyRefusal(f"job {job.id}: does not list this silo", code=Refusal.NOT_NAMED)
         self.check_policy(job)
         self._check_decision(job)
@@ -102,6 +102,7 @@ class OfferedJobs:
         is news: a silo that connects hears it of every job that ended lately."""
         was_open = self.has(job_digest)
         self.forget(job_digest)
+        self._data_sets.any_reveals.blank_old_shares()
         return self._ledger.note_over(job_digest) or was_open
 
     def is_decided_since(self, job_digest: bytes) -> bool:

@@ -32,8 +32,8 @@ from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.data_sets import DataSets
+from silo_agent.rounds.inputs.own_steps import step_lengths
 from silo_agent.rounds.offered_jobs import OfferedJobs
-from silo_agent.rounds.own_steps import step_lengths
 from silo_agent.rounds.rosters import Rosters
 from strategies.phases.enrollment import draw_seed_in
 

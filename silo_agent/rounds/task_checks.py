@@ -21,7 +21,6 @@ from crypto.identity.certificates import SignedBody, certificate_from_der
 from crypto.identity.roster import Roster
 from crypto.session import bodies
 from crypto.session.messages import Abandoned, SessionTerms
-from crypto.session.reveal import PendingReveal
 from crypto.session.silo_session import SiloSession
 from silo_agent.connection.own_certificates import OwnCertificates
 from silo_agent.disclosure.policy.policy import MAX_STATE_BYTES
@@ -196,14 +195,24 @@ class TaskChecks:
             recheck=recheck,
         )
 
-    def check_certificates(self, pending: PendingReveal) -> None:
-        """A session from the ledger: the key of a certificate of the authority may be stolen since it began.
+    def resumed(self, key: PhaseKey) -> SessionHandler:
+        """The session as the ledger has it from before a restart.
 
-        Raises RemoteProtocolError(code=ROSTER) unless the certificates of its cohort are of keys trusted now.
+        Security: the key of a certificate of the authority may be stolen since it began, so those of its
+        cohort must be of keys that are trusted now. Raises PolicyRefusal or RemoteProtocolError.
         """
+        recorded = self._data_sets.any_reveals.recorded(key.job_digest, key.round, key.phase)
+        if recorded is None or recorded[0].attempt != key.attempt:
+            raise RemoteProtocolError("this silo has no such session", code=Refusal.STAGE)
+        if not self._jobs.is_approved(key.job_digest):
+            raise PolicyRefusal("the job is not approved here any more", code=Refusal.JOB_NOT_APPROVED)
+        pending, is_revealed = recorded
         authority = self._credentials.authority.valid_at(self._clock())
         for der in pending.certificates.values():
             authority.issuers_of(certificate_from_der(der))
+        identity, ledger = self._credentials.identity, self._data_sets.of(key.job_digest).reveals
+        session = SiloSession.resume(pending, revealed=is_revealed, identity=identity, ledger=ledger)
+        return self.handler(key, session)
 
     def abandoned(self, key: PhaseKey) -> tuple[SignedBody, bytes]:
         """The statement that this silo never reveals the phase, which is so before it is signed, and the

@@ -34,6 +34,7 @@ PRIVACY = {
     "statistics_noise_multiplier": 20.0,
 }
 DELTA = 1e-5
+NOTE = "silo_agent.rounds.inputs.open_data:_note_spend"
 SPEND = "silo_agent.disclosure.ledger.budget:Charge.spend"
 Rows = list[tuple[int, str, str]]  # round, phase, status
 
@@ -44,7 +45,10 @@ MOMENTS = {
         Halt(at=INPUT_READY, call=SPEND, when="before"),
         False,
     ),
-    "spent, not told": (Halt(at=INPUT_READY, call="silo_agent.agent:_tell_spend", when="before"), True),
+    "spent, not told": (
+        Halt(at=INPUT_READY, call=NOTE, when="before"),
+        True,
+    ),
     "spent, no byte sent": (
         Halt(at=INPUT_READY, call=SPEND),
         True,

@@ -17,7 +17,7 @@ import pytest
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.fixed_point.ring import Words
-from silo_agent.rounds import input_cache
+from silo_agent.rounds.inputs import input_cache
 from silo_agent.training.phase_input import PhaseRequest, phase_input
 from strategies.base import Array
 from tests.support.rogue import Rogue

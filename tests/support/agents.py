@@ -52,7 +52,7 @@ from silo_agent.local_storage.state_files import StateFiles
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.rounds.first_state import FirstStates
-from silo_agent.rounds.input_cache import InputCache
+from silo_agent.rounds.inputs.input_cache import InputCache
 from silo_agent.rounds.message_handler import MessageHandler
 from silo_agent.rounds.offered_jobs import OfferedJobs
 from silo_agent.rounds.revealed_sums import RevealedSums
@@ -273,7 +273,6 @@ class Agent:
             ),
         )
         self.handler = MessageHandler(
-            credentials=own,
             rosters=rosters,
             jobs=jobs,
             checks=TaskChecks(
@@ -286,7 +285,6 @@ class Agent:
                 clock=clock,
                 files=InForce(self.settings, {"data": held}, take=data_sets.take, audit=self.audit),
             ),
-            data_sets=data_sets,
             inputs=InputCache(
                 silo=self.name,
                 data_sets=data_sets,

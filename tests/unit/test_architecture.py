@@ -76,7 +76,7 @@ ROOMS = {
     "< resources < jobs < service < server",
     # three wings: what is computed, what may leave, and the agent, which is all that stands right of them
     "silo_agent": "training < disclosure < metrics < local_storage < settings < in_force < account_units "
-    "< objective < training_process < connection < rounds < approval < evidence < agent",
+    "< objective < training_process < connection < rounds < approval < evidence < start < agent",
     "silo_agent.disclosure": "policy < ledger",
     "silo_agent.training.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",

@@ -19,7 +19,7 @@ from chorale.spec.state import trained_names
 from research.attacks.states import traps
 from research.attacks.states.digit_silos import DigitSilos, Training
 from silo_agent.disclosure.policy.step_ratio import ArraySteps
-from silo_agent.rounds.own_steps import own_lengths, step_lengths
+from silo_agent.rounds.inputs.own_steps import own_lengths, step_lengths
 from silo_agent.training.phase_input import PhaseRequest
 from simulation.sums import word_sums
 from strategies.base import MODEL, Arrays

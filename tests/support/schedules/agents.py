@@ -24,8 +24,8 @@ from chorale.transport import tls
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError
 from silo_agent.agent import run_agent
-from silo_agent.rounds.input_cache import Prepared
-from silo_agent.rounds.message_handler import MessageHandler
+from silo_agent.rounds.inputs.input_cache import Prepared
+from silo_agent.rounds.phase_sessions import PhaseSessions
 from silo_agent.settings import load_silo_settings
 from tests.support.halting import SESSION_KINDS, write_down
 
@@ -95,7 +95,7 @@ def record(folder: Path) -> None:
     """From now on, inputs and session messages of this process are written down in the folder."""
     from silo_agent.connection.control_stream import Outbox
 
-    upload: Callable[..., Any] = MessageHandler._upload
+    upload: Callable[..., Any] = PhaseSessions._upload
     following: Callable[..., Any] = Outbox.next
 
     async def recorded_upload(self: Any, running: Any, *arguments: Any) -> None:
@@ -109,8 +109,8 @@ def record(folder: Path) -> None:
             write_down(sent_path(folder, silo_name.get()), message, kind)
         return message
 
-    handler: Any = MessageHandler
-    handler._upload = recorded_upload
+    sessions: Any = PhaseSessions
+    sessions._upload = recorded_upload
     outbox: Any = Outbox
     outbox.next = recorded_next
 

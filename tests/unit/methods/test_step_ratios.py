@@ -14,7 +14,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.step_ratio import ArraySteps
-from silo_agent.rounds.own_steps import own_lengths, step_lengths
+from silo_agent.rounds.inputs.own_steps import own_lengths, step_lengths
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.data.partition import cut_dirichlet, cut_iid, cut_shards
 from silo_agent.training.models.state import initial_state

@@ -20,9 +20,10 @@ from chorale.observability import logs
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
-from silo_agent.agent import AgentFailed, run_agent
+from silo_agent.agent import run_agent
 from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT
 from silo_agent.settings import SiloSettings
+from silo_agent.start import AgentFailed
 from tests.support.ceremony import Ceremony
 
 MakeSettings = Callable[..., SiloSettings]

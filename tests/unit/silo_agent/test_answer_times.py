@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from crypto.errors import ConfigError
-from silo_agent.rounds import input_cache
+from silo_agent.rounds.inputs import input_cache
 from silo_agent.training.objective import Work
 from strategies.base import Array
 from tests.support.agents import Agent, Hub, OneHot

@@ -269,7 +269,7 @@ async def test_spend_is_durable_and_told_before_the_first_byte(make_hub: MakeHub
     agent = hub.agents[ME]
     carrier = WatchedTransfers(agent.folder, hub.states)
     carrier.agent = agent
-    agent.transfers = agent.handler._transfers = carrier
+    agent.transfers = agent.handler._sessions._transfers = carrier
     await hub.run(0, "enrollment.0")
     assert carrier.seen == (pytest.approx(costs(hub, "enrollment")), [(0, "enrollment.0")])
 
@@ -293,9 +293,10 @@ async def test_nothing_leaves_where_the_spend_cannot_be_written(make_hub: MakeHu
     await hub.share(exchange)
     envelopes = exchange.session.close_share()[ME]
     agent.tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
-    upload = agent.handler._tasks[(hub.job.digest, 0, "enrollment.0")].upload
-    assert upload is not None
-    await upload
+    running = agent.handler._tasks.of(exchange.key)
+    assert running is not None
+    assert running.upload is not None
+    await running.upload
     assert await agent.refusal() == ("stage" if trouble == "the input was given up" else "internal")
     assert agent.is_silent()  # but for that
     assert spent(agent) == 0.0

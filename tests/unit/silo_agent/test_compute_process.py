@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chorale.job import Job
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.rounds.compute_process import Asked, ComputeProcess, ComputingFailed, _Computing
+from silo_agent.rounds.inputs.compute_process import Asked, ComputeProcess, ComputingFailed, _Computing
 from silo_agent.settings import SiloSettings
+from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.objective import Cancelled, LocalState
 from silo_agent.training.phase_input import PhaseRequest
 from tests.support.gated import BEGUN, FOLDER, GATE, gate
@@ -51,18 +53,22 @@ class Desk:
         self.records: list[int] = []
         self.records_declared: int | None = None
         self.records_held: int | None = None
-        self.process = ComputeProcess(
-            self.settings,
-            data_of=lambda job: self.settings.data_sets[0],
-            records_of=lambda data: self.records_held,
-            tell_records=lambda data, count: self.records.append(count),
-        )
+        self.process = ComputeProcess(self.settings, self)
         self.looks, self.asked, self.is_cancelled = (
             threading.Semaphore(0),
             threading.Semaphore(0),
             threading.Event(),
         )
         self.thread = ThreadPoolExecutor(1)
+
+    def settings_of(self, job: Job) -> DataSettings:
+        return self.settings.data_sets[0]
+
+    def records_of(self, settings: DataSettings) -> int | None:
+        return self.records_held
+
+    def note_records(self, settings: DataSettings, count: int) -> None:
+        self.records.append(count)
 
     def begin(self, until_look: Callable[[], object] = SHORT_LOOK) -> tuple[Future[object], int]:
         """What will come of it, and the process that computes it now."""
@@ -210,7 +216,7 @@ def test_data_that_are_closed_are_refused_without_the_process(desk: Desk) -> Non
     def closed(job: object) -> object:
         raise ConfigError("closed")
 
-    desk.process._data_of = closed  # type: ignore[assignment]
+    desk.settings_of = closed  # type: ignore[method-assign,assignment]
     with pytest.raises(PolicyRefusal, match="train: closed") as caught:
         desk.values()
     assert caught.value.code is Refusal.DATA

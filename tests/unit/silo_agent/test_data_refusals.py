@@ -134,9 +134,9 @@ async def test_a_refusal_is_counted_though_the_process_dies_before_it_leaves(
     source = Source(agent, monkeypatch)
     left: list[int] = []
     with monkeypatch.context() as watched:
-        watched.setattr(agent.handler, "_refuse", lambda key, error: left.append(counted(agent)))
+        watched.setattr(agent.handler._replies, "refuse", lambda key, error: left.append(counted(agent)))
         ask(agent)
-        await agent.handler._tasks[next(iter(agent.handler._tasks))].preparation  # type: ignore[misc]
+        await next(iter(agent.handler._tasks)).preparation  # type: ignore[misc]
     assert left == [1]
     assert [job.decision for job in agent.ledger.jobs()] == ["suspended"]
     await agent.restart()

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
-from silo_agent.rounds import message_handler
+from silo_agent.rounds import replies
 from tests.support.agents import Agent, Hub, OneHot, changed
 
 
@@ -92,7 +92,7 @@ async def test_an_input_under_way_serves_the_next_attempt(agent: Agent) -> None:
 async def test_a_flood_of_refusals_does_not_fill_the_audit_trail(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_handler, "MAX_NOTES", 3)
+    monkeypatch.setattr(replies, "MAX_NOTES", 3)
     task = agent.hub.begin(0, "enrollment.0").task
     for _ in range(5):
         agent.tell(task=changed(task, session_digest=bytes(32)))

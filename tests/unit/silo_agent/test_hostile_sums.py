@@ -82,7 +82,8 @@ async def test_no_input_leaves_once_a_later_state_is_known(hub: Hub) -> None:
         hub.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
         if name != VICTIM:  # the control: the others' leave
             await hub.agents[name].uploaded()
-    running = agent.handler._tasks[(exchange.key.job_digest, 1, "train")]
+    running = agent.handler._tasks.of(exchange.key)
+    assert running is not None
     assert running.upload is not None
     await running.upload
     assert agent.transfers.uploads.empty()

@@ -150,7 +150,7 @@ def answered(folder: Path, lines: list[str], job: dict[str, Any]) -> list[str]:
             values = phase_values(
                 request,
                 silo="a",
-                policy=policy(),
+                rules=policy(),
                 load_data=lambda: book.load_for(spec, "wards"),
                 objective=objective,
                 is_cancelled=lambda: False,

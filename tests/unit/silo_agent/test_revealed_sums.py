@@ -286,7 +286,7 @@ async def test_a_statement_is_durable_before_it_is_sent(hub: Hub) -> None:
         seen.append((agent.known.signed(exchange.key), state.exists()))
         agent.sent.put_nowait(message)
 
-    agent.handler._send = look
+    agent.handler._replies.send = look
     answer = await hub.ask_state(exchange, ME, hub.revealed(exchange))
     assert seen == [(wire.signed_body_from_wire(answer.statement), True)]
 

@@ -37,7 +37,7 @@ def handed_over(spec: JobSpec, phase: str, *, has_units: bool) -> tuple[Mapping[
     return phase_input(
         PhaseRequest.of(job, key, state, members=4),
         silo="a",
-        policy=Policy(federation="test"),
+        rules=Policy(federation="test"),
         load_data=lambda: SiloData(train=train, holdout=holdout, name="digits"),
         objective=TorchObjective(device="cpu"),
         is_cancelled=lambda: False,

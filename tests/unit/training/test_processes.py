@@ -83,7 +83,7 @@ def shared_training(settings: SiloSettings) -> SharedTraining:
 
 
 def workers_of(folder: Path) -> list[int]:
-    name = WORKER.encode()
+    name = b"-m\0" + WORKER.encode() + b"\0"
     return [pid for pid in processes_of(folder) if name in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 

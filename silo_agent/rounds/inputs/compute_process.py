@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from chorale.job import Job, SignedJob
 from chorale.observability import logs
@@ -36,7 +36,7 @@ from silo_agent.training.objective import LocalState
 from silo_agent.training.phase_input import PhaseRequest, cut_holdout, faults_refused, phase_values
 from strategies.base import Array, Arrays
 
-log = logs.get_logger("silo_agent.rounds.compute_process")
+log = logs.get_logger("silo_agent.rounds.inputs.compute_process")
 
 END_SECONDS = 5.0  # for the process to end once its pipe is closed
 
@@ -46,6 +46,14 @@ class Word(StrEnum):
     DONE = "done"  # something was computed; it waits to be taken
     TAKE = "take"
     CANCEL = "cancel"
+
+
+class DataOfJobs(Protocol):
+    """What is known of a job's data in the process that answers: silo_agent.rounds.inputs.open_data."""
+
+    def settings_of(self, job: Job) -> DataSettings: ...
+    def records_of(self, settings: DataSettings) -> int | None: ...
+    def note_records(self, settings: DataSettings, count: int) -> None: ...
 
 
 class ComputingFailed(ChoraleError):
@@ -81,22 +89,10 @@ Messages: TypeAlias = SimpleQueue[Asked | bytes | Word]  # bytes: of a job whose
 
 
 class ComputeProcess:
-    """Started for the first private job; ends with the agent. One input at a time.
+    """Started for the first private job; ends with the agent. One input at a time."""
 
-    data_of: the settings of a job's data set, when its input is asked for. records_of: how many records it
-    held when it was last read; None: it was not, without a job. tell_records: how many it gave.
-    """
-
-    def __init__(
-        self,
-        settings: SiloSettings,
-        *,
-        data_of: Callable[[Job], DataSettings],
-        records_of: Callable[[DataSettings], int | None],
-        tell_records: Callable[[DataSettings, int], None],
-    ) -> None:
-        self._settings = settings
-        self._data_of, self._records_of, self._tell_records = data_of, records_of, tell_records
+    def __init__(self, settings: SiloSettings, data: DataOfJobs) -> None:
+        self._settings, self._data = settings, data
         self._running: tuple[multiprocessing.process.BaseProcess, Connection] | None = None
 
     @property
@@ -131,8 +127,8 @@ class ComputeProcess:
         Raises what computing raises, and ComputingFailed.
         """
         with faults_refused(request):
-            data = self._data_of(request.job)
-            if (held := self._records_of(data)) is not None:
+            data = self._data.settings_of(request.job)
+            if (held := self._data.records_of(data)) is not None:
                 check_records(held, policy.most_records, settings=data)
             check_room(request.job.spec, request.context.state, data, most=policy.most_records)
         asked = Asked(
@@ -149,7 +145,7 @@ class ComputeProcess:
         self.warm_up()
         self._send(asked)
         answer = self._answer(is_cancelled, until_look)
-        self._tell_records(asked.data, answer.records)
+        self._data.note_records(asked.data, answer.records)
         if answer.proposed is not None:
             local.propose(answer.proposed)
         return answer.values

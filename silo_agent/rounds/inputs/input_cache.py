@@ -25,16 +25,16 @@ from silo_agent.disclosure.ledger.budget import Charge
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.metrics import SiloMetrics
-from silo_agent.rounds.compute_process import ComputeProcess
 from silo_agent.rounds.data_sets import DataSets
-from silo_agent.rounds.own_steps import own_lengths
+from silo_agent.rounds.inputs.compute_process import ComputeProcess
+from silo_agent.rounds.inputs.own_steps import own_lengths
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.machine.seeding import fresh_seed
 from silo_agent.training.objective import Cancelled, Objective, Work
 from silo_agent.training.phase_input import DataRefusal, PhaseRequest, cut_holdout, encoded, phase_input
 from strategies.base import Array
 
-log = get_logger("silo_agent.rounds.input_cache")
+log = get_logger("silo_agent.rounds.inputs.input_cache")
 
 # answers to a private job leave at multiples of it since their task came: the time tells no number of records
 ANSWER_EVERY_SECONDS = 0.25
