@@ -32,7 +32,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 # of an array's length: through batch normalization 2e-7 in the weights become 3e-3 in two rounds, on CPUs too
 SAME = 1e-2
-# the first step of a round goes along the rounding of a gradient that is zero; one run in eight missed by 1.3e-2
+# a round begins along the rounding of a gradient that is zero: one run in eight missed by 1.3e-2
 SAME_ALONG_ROUNDING = {"fedsol": 5e-2}
 # of images, where 8 is too small, or no multiple of the grid that the features are pooled to
 SIDES = {"lenet": 16, "lenet_linear": 16, "cnn": 16, "convnet7": 32}
