@@ -37,9 +37,10 @@ test-gates: $(READY) ## convergence, benchmarks and guides: what takes long and 
 cluster-test: $(READY) ## the guide and faults on a real Kubernetes, which it builds once; root on Debian 12
 	$(BIN)/python -m tests.cluster $(ARGS)
 
-lint: $(READY) ## ruff: rules and format
+lint: $(READY) ## ruff: rules and format; idioms that a stranger reads twice
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.prose
 
 typecheck: $(READY) ## mypy --strict
 	$(BIN)/mypy

@@ -1,6 +1,6 @@
 """What a party signs of a job for those who check it later: a document, its signature, a certificate.
 
-A document has one form as bytes, so what a reader sees is what was signed. A statement proves who said
+A document has one form as bytes, so what a reader sees is what was signed. A statement proves who signed
 something, never that it is true. Source: docs/protocol.md 11.
 """
 
@@ -190,7 +190,7 @@ class ArrayShape(Document):
 
 
 class CoordinatorStatement(Statement):
-    """All that the coordinator says of a job. silos: what each of them said that it runs."""
+    """All that the coordinator says of a job. silos: what each of them reported that it runs."""
 
     purpose: ClassVar[str] = "evidence-coordinator"
     coordinator: Name

@@ -29,7 +29,7 @@ FIRST = ("accuracy", "loss")  # figures that come first in a table, after the ta
 class RoundResult:
     """One round that has ended.
 
-    silos: whose inputs were summed. left_out: silo -> why. figures: all that the round's sums said, flat;
+    silos: whose inputs were summed. left_out: silo -> why. figures: of the round's sums, flat;
     `figure` reads one with its intervals. They are of the model that the round *started* from (after
     round - 1): silos test what they receive.
     data_share: 0 to 1, of all training samples. upload_bytes: what one silo sent, mean over `silos`; 0 in a

@@ -23,7 +23,7 @@ class Samples(Protocol):
     def __getitem__(self, place: int, /) -> tuple[Any, Any]:
         """Input and target of one sample: arrays, tensors on the CPU or numbers.
 
-        What it raises is said with the place, and refuses the job; in a private job that sample is left out.
+        What it raises is shown with the place, and refuses the job; in a private job that sample is left out.
         """
 
 

@@ -148,7 +148,7 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
         sync_directory(path.parent)
     except OSError as error:
         if disk.is_full(error, path.parent):
-            raise disk.NoRoom(f"{path}: it finds no room: {disk.told_full(path.parent)}") from error
+            raise disk.NoRoom(f"{path}: it finds no room: {disk.full_in_words(path.parent)}") from error
         raise
     finally:
         temporary.unlink(missing_ok=True)

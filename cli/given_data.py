@@ -19,7 +19,7 @@ from client.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.rounds.data_sets import name_for
-from silo_agent.training.data.settings import DataSettings, rows_beyond_told
+from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words
 from simulation.stored import StoredSilos
 
 if TYPE_CHECKING:
@@ -128,11 +128,11 @@ class DataOptions:
         for option in self.named:
             kind, reason = ONLY_BY.get(option, self.partition), ""
             if self.silo_files and option in ("data", "path", *CUT):
-                reason = "expected none with --silo, whose files name the data"
+                reason = "not allowed with --silo, whose files name the data"
             elif (option == "path" and is_file) or (option in CUT and is_cut_by_file):
-                reason = f"expected none with --data {self.data}, which holds it"
+                reason = f"not allowed with --data {self.data}, which holds it"
             elif kind != self.partition:
-                reason = f"expected none with --partition {self.partition}, only with {kind}"
+                reason = f"not allowed with --partition {self.partition}, only with {kind}"
             if reason:
                 raise ConfigError(f"--{option.replace('_', '-')}: {reason}")
 
@@ -205,7 +205,7 @@ class DataOptions:
         for name, each in zip(spec.silos, settings, strict=True):
             data = load_data(each, spec)
             if data.rows_beyond:
-                click.echo(f"{name}: {rows_beyond_told(each, data.rows_beyond)}", err=True)
+                click.echo(f"{name}: {rows_beyond_in_words(each, data.rows_beyond)}", err=True)
             yield data
 
     def check_cut(self, spec: JobSpec) -> None:

@@ -1,4 +1,4 @@
-"""What the coordinator told of a job so far, and the figures that follow from it."""
+"""What the coordinator reported of a job so far, and the figures that follow from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCURACY, TESTED = "accuracy", "tested"
 # classes whose rows are in a round's sum, and in the closing one of a method that calibrates by them
 ROW_FIGURES = ("soft_label_rows", "classes_with_prototype", "prototype_rows")
 CALIBRATED = "calibrated_classes"
-MAX_RECORDS = 10 * MAX_ROUNDS  # of a job whose text this release does not read, or that is not told yet
+MAX_RECORDS = 10 * MAX_ROUNDS  # of a job whose text this release does not read, or that is not known yet
 MAX_RECORDS_BYTES = 64 << 20  # as much as the statement of a job's evidence may have, which says the same
 
 # why a silo was left out, and at which stage, for people; programs read the codes (docs/protocol.md 9)
@@ -79,7 +79,7 @@ STAGE_WORDS = {  # while silos are waited for, the reason says it all
 
 @dataclass(slots=True)
 class JobHistory:
-    """What the coordinator told of one job so far. signed: the job, as its operator signed it."""
+    """What the coordinator reported of one job so far. signed: the job, as its operator signed it."""
 
     signed: SignedJob | None = None
     summary: JobSummary = field(default_factory=JobSummary)
@@ -169,12 +169,12 @@ def _most_records(spec_bytes: bytes) -> int:
     return min(MAX_RECORDS, len(spec.method.phases) * spec.max_attempts * (spec.rounds + 1))
 
 
-def why_told(left: LeftOut) -> str:
+def reason_in_words(left: LeftOut) -> str:
     """Why a silo was left out, by code: `policy: max_rounds`, `rejected: "not before May"`, `no-answer`."""
     return printable(": ".join([left.reason, *_details(left)]))
 
 
-def left_out_told(left: LeftOut, record: PhaseRecord) -> str:
+def left_out_in_words(left: LeftOut, record: PhaseRecord) -> str:
     """The same in words, and at which stage: `connection lost during its upload`.
 
     record: of the phase, whose end says whether a silo without an answer had its time.
@@ -190,7 +190,7 @@ def _details(left: LeftOut) -> list[str]:
     return [*([left.rule] if left.rule else []), *([f'"{left.text}"'] if left.text else [])]
 
 
-def state_told(summary: JobSummary) -> str:
+def state_in_words(summary: JobSummary) -> str:
     """What a job waits for and at whom, or how it ended; its status, of a coordinator that says no more."""
     return printable(summary.state or summary.status)
 

@@ -46,7 +46,7 @@ def export(history: JobHistory, uri: str, *, experiment: str) -> str:
     """
     check_uri(uri)
     require_extra("mlflow", "mlflow", what="the export to MLflow")
-    # MLflow reports its use to its authors unless told not to, and tries a server for minutes
+    # MLflow reports its use to its authors unless this is set, and tries a server for minutes
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from mlflow import MlflowClient

@@ -107,7 +107,7 @@ class Operations:
     def watch(self, job_digest: bytes) -> Iterator[operations_pb2.JobEvent]:
         """The signed job, all records so far, then each new one, until the job ends.
 
-        A coordinator that goes away meanwhile is waited for: a summary says so, and what was told before
+        A coordinator that goes away meanwhile is waited for: a summary says so, and what was reported before
         comes again when it is back. Raises RemoteProtocolError for another job than the one asked for.
         """
         import grpc
@@ -242,7 +242,7 @@ def connect(settings: LineSettings) -> Iterator[tuple[Operations, Identity]]:
                 raise peer_error(error) from None
             with ThreadPoolExecutor(1) as aside:  # a notebook's own thread has a loop already
                 failed = aside.submit(asyncio.run, probe(route)).result()
-            if failed.trouble is Trouble.NONE:  # the coordinator said so itself
+            if failed.trouble is Trouble.NONE:  # the coordinator gave the reason itself
                 raise peer_error(error) from None
             hint = UNTRUSTED_HINT if failed.trouble.is_distrust else UNREACHABLE_HINT
             if failed.trouble is Trouble.UNKNOWN_HOST:

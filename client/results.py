@@ -10,7 +10,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import PhaseRecord
 from client.errors import printable
-from client.history import JobHistory, kind_of, why_told
+from client.history import JobHistory, kind_of, reason_in_words
 from crypto.errors import ConfigError
 from strategies.figure import parts_of
 from strategies.parts.closing.fine_tuning import FINE_TUNE
@@ -40,7 +40,7 @@ def rounds_of(events: Iterable[JobEvent], history: JobHistory) -> Iterator[Round
 
 
 def results_of(history: JobHistory) -> JobResults:
-    """What the job's rounds and closing phases have said so far."""
+    """Figures of the job's rounds and closing phases so far."""
     method = _method(history)
     ended = [record.round for record in history.records if _ends_a_round(record, method)]
     closing = [
@@ -99,7 +99,7 @@ def _round(history: JobHistory, number: int, method: _Method) -> RoundResult:
         reason=printable(last.reason),
         data_share=last.data_share,
         silos=tuple(map(printable, last.cohort)),
-        left_out={printable(left.silo): why_told(left) for left in last.left_out},
+        left_out={printable(left.silo): reason_in_words(left) for left in last.left_out},
         figures=figures,
         wall_seconds=sum(record.wall_seconds for record in phases),
         upload_bytes=sum(record.upload_bytes for record in phases),

@@ -35,7 +35,7 @@ def _check_model(written: Mapping[str, object], spec: JobSpec) -> None:
             raise ConfigError(f"model.{field}: expected it with mlp alone, got it with {model.name}")
     if model.source is not None:
         for field in _chosen(written, model, {"norm", "hidden"}):
-            raise ConfigError(f"model.{field}: expected none with `from`: what {model.name} takes is options")
+            raise ConfigError(f"model.{field}: not allowed with `from`: what {model.name} takes is options")
 
 
 def _check_schedule(written: Mapping[str, object], spec: JobSpec) -> None:

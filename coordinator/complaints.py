@@ -21,16 +21,18 @@ class FiledComplaint:
     accused: str
 
 
-def sitting_out(history: Sequence[FiledComplaint], *, after: Collection[tuple[int, int]]) -> frozenset[str]:
-    """Silos kept out because of what was filed in these attempts.
+def excluded_silos(
+    history: Sequence[FiledComplaint], *, after: Collection[tuple[int, int]]
+) -> frozenset[str]:
+    """Silos left out because of what was filed in these attempts.
 
     history: all complaints of the job, in order. after: phase and number of the attempt before, and of the
     last one of the phase before, which left no silo to sit out but the phase that follows.
     """
-    kept_out, heard = set(), set()
+    excluded, heard = set(), set()
     for complaint in history:
         is_heeded = complaint.sender not in heard
         heard.add(complaint.sender)
         if (complaint.phase, complaint.attempt) in after:
-            kept_out.add(complaint.accused if is_heeded else complaint.sender)
-    return frozenset(kept_out)
+            excluded.add(complaint.accused if is_heeded else complaint.sender)
+    return frozenset(excluded)

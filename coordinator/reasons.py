@@ -90,7 +90,7 @@ WAITED_FOR = {
 }
 
 
-def told_state(awaited: Mapping[str, str], *, silos: int, in_the_way: Mapping[str, int]) -> str:
+def standstill_in_words(awaited: Mapping[str, str], *, silos: int, in_the_way: Mapping[str, int]) -> str:
     """What a running job waits for and at whom, in one line; `running` where silos do their work.
 
     awaited: by silo, words of Awaited and SiloStage. silos: how many the job lists. in_the_way: of how many

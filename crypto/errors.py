@@ -53,7 +53,7 @@ class Refusal(StrEnum):
 
 class Rule(StrEnum):
     """The policy field that refused, with the code POLICY. Closed: fields that are compared with what the
-    coordinator knows itself: the signed job, the phase, refusals that it was told before.
+    coordinator knows itself: the signed job, the phase, refusals that it received before.
 
     Security: a field that is compared with the silo's data or its own steps is not here.
     """

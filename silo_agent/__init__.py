@@ -2,6 +2,6 @@
 
 import os
 
-# MKL rounds a sample by its place in the batch unless told otherwise before its first call; private jobs need
-# it told (training/dp_sgd/checks.py looks whether it helped)
+# MKL rounds a sample by its place in the batch unless this is set before its first call; private jobs need
+# it (training/dp_sgd/checks.py looks whether it helped)
 os.environ.setdefault("MKL_CBWR", "AUTO")

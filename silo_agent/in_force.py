@@ -189,7 +189,7 @@ class InForce:
 
     def look(self) -> None:
         """Read the files, and take what allows no more or was confirmed. While data sets are opened again
-        nothing is: they would have the policies of before, and new phases would not wait."""
+        nothing is: they would have the former policies, and new phases would not wait."""
         if self._opening is not None:
             return
         before, confirmed = self._held, self._confirmed()

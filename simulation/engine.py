@@ -68,8 +68,8 @@ class Progress:
 
     following: None after the last phase. local: by silo, what it keeps between rounds, in a file.
     closing: figures of the closing phases so far. tables: their matrices and curves, as lists.
-    measured: what the rounds said of their models. best: the best of them and its round, where the job keeps
-    it; best_figures: what the test that made it the best said of it. evaluations: in a job that says
+    measured: of the models of the rounds. best: the best of them and its round, where the job keeps
+    it; best_figures: the figures of the test that made it the best. evaluations: in a job that says
     `evaluate_all_every`, by round, figures of the model after it over all silos' hold-outs.
     """
 
@@ -92,7 +92,7 @@ class Simulation:
     objective: None: the built-in training on `device` (auto, cpu or cuda); compute: says more of it.
     is_secure: sums go through the real sessions and masks. workers: processes that compute, each one thread;
     0: this one. ray: workers are actors of Ray instead. scratch: folder for files of its own, which go when
-    it ends; None: the system's. answered: told after each silo how many of a phase's have answered.
+    it ends; None: the system's. answered: called after each silo with how many of a phase's have answered.
     self_mask_seeds: b of every silo, which rounds are drawn by; None: by the job's seed.
     test_set: samples on which every round's new model is tested besides, as test_accuracy, test_loss ...; no
     federation has such.

@@ -198,7 +198,7 @@ def _check_answers(address: str) -> None:
 
 
 def room(resources: Mapping[str, float], on: Ray) -> int:
-    """How many workers a cluster has room for, all told. Raises ConfigError for more than that."""
+    """How many workers a cluster has room for in all. Raises ConfigError for more than that."""
     most = int(resources.get("CPU", 0))
     if on.gpus:
         of_gpus = resources.get("GPU", 0)  # a share is of one GPU

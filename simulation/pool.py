@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """As a worker is told it, before it is asked for silos of it. members: of the whole phase."""
+    """As a worker gets it, before it is asked for silos of it. members: of the whole phase."""
 
     key: PhaseKey
     state: Mapping[str, Any] = field(repr=False)

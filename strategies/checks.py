@@ -1,5 +1,5 @@
 """What makes a job's method refused at submission: parts that do not go together, and private jobs that a
-part cannot be in. What each part needs, and how it stands, is said in its declaration.
+part cannot be in. What each part needs, and how it stands, is in its declaration.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def check_adapters(recipe: Recipe, *, has_adapters: bool, is_private: bool) -> N
     """
     if has_adapters and recipe.statistic is not None and not is_private:
         raise ConfigError(
-            f"adapters: expected none with statistic {recipe.statistic}: a body that hardly moves gives the "
+            f"adapters: not allowed with statistic {recipe.statistic}: a body that hardly moves gives the "
             "same features in every round, and sums over several sets of silos would tell each silo's"
         )
 
 
 def check_models(recipe: Recipe, options: Options, *, draws_rounds: bool, has_layers: bool) -> None:
-    """Raises ConfigError where what silos sum hardly follows from a model that moves, and would be told silo
+    """Raises ConfigError where what silos sum hardly follows from a model that moves, and would show silo
     by silo.
 
     draws_rounds: whether a round names fewer silos than the job has. has_layers: whether the features are

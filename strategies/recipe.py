@@ -72,7 +72,7 @@ ADDS_NOTHING = UnderPrivacy(why="adds nothing")
 class Part:
     """The declaration of a part. There is one object for each, compared by identity.
 
-    word: names it in a job file. under_privacy: None where nothing is said; a private job then refuses it.
+    word: names it in a job file. under_privacy: None where nothing is stated; a private job then refuses it.
     check_options: raises ConfigError for options with which the part makes no sense in this recipe.
     check_private: the same for options with which a private job cannot bound what one record moves.
     needs_classes: whether it is computed by the one class of each sample. needs_head: whether, with these

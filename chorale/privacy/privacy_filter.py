@@ -1,7 +1,7 @@
 """What releases cost whose parameters are chosen as one goes: a filter of an account over many jobs.
 
 A filter says before each release whether all releases together, this one included, stay within epsilon and
-delta, whoever chose them and by whatever the earlier ones showed. Rule, with rho_a the divergences at the
+delta, by any choice of them and anything that the earlier ones showed. Rule, with rho_a the divergences at
 order a, added up, and weights w_a that follow from epsilon and delta alone and add up to 1:
 
     for all x > 0:  1 - e^-x <= delta * sum over a of w_a e^((a - 1)(epsilon + x - rho_a))

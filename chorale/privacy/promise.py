@@ -64,7 +64,7 @@ class Promise:
             f"privacy: epsilon {self.epsilon:.4g} at delta {self.delta:g} for the whole job, "
             f"{units(self.epsilon_updates_per_silo, self.epsilon_statistics_per_record)}; "
             f"noise multipliers: {noise}",
-            f"privacy: that holds against the coordinator and {self.colluders} of {self.members} silos, by "
+            f"privacy: that protects from the coordinator and {self.colluders} of {self.members} silos, by "
             f"the noise of {self.honest} honest ones (of more with a larger min_cohort); "
             f"{if_all_others_collude(self.epsilon_if_all_others_collude)}",
             f"privacy: {rows_told(self.epsilon_of_rows)}; all rows of one unit are one record where a silo's "

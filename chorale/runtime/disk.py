@@ -1,4 +1,4 @@
-"""How much room a directory's disk has, and what is said where it has none."""
+"""How much room a directory's disk has, and the message where it has none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_full(error: BaseException, directory: Path) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-def told_full(directory: Path) -> str:
+def full_in_words(directory: Path) -> str:
     return (
         f"the disk of {directory} is full, {free_bytes(directory)} of {size_bytes(directory)} bytes are free"
     )

@@ -62,14 +62,14 @@ class ColumnSpec(SpecPart):
         names_of(self.name)
         if self.categories is None:
             if self.encoding is not None:
-                raise ValueError("encoding: expected none without categories")
+                raise ValueError("encoding: needs categories")
             return self
         if any(text != text.strip() for text in self.categories):
             raise ValueError("categories: expected texts without spaces at either end")
         if len(set(self.categories)) != len(self.categories):
             raise ValueError("categories: expected each text once")
         if self.is_one_hot and (self.mean, self.scale, self.fill) != (0.0, 1.0, 0.0):
-            raise ValueError("mean, scale and fill: expected none with one-hot categories")
+            raise ValueError("mean, scale and fill: not allowed with one-hot categories")
         return self
 
 
@@ -166,7 +166,7 @@ def check_vocabulary(
             f"input_type: expected int64 for task {task.word}, whose inputs are tokens, got {input_type}"
         )
     if vocabulary is not None and input_type != "int64":
-        raise ConfigError(f"vocabulary: expected none with input_type {input_type}, only with int64")
+        raise ConfigError(f"vocabulary: not allowed with input_type {input_type}, only with int64")
     if vocabulary is not None and has_tokens:
         raise ConfigError("vocabulary: expected none in a task of tokens, where it is classes")
     if is_private and input_type == "int64" and not has_tokens and vocabulary is None:

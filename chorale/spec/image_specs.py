@@ -200,7 +200,7 @@ def check_images(
     """Raises ValueError for what a job does to images that its samples cannot be given."""
     for field, given in (("normalize", normalize), ("augment", augment)):
         if given is not None and input_type != "float32":
-            raise ValueError(f"{field}: expected none with input_type {input_type}: it changes numbers")
+            raise ValueError(f"{field}: not allowed with input_type {input_type}: it changes numbers")
     if normalize is not None and (why := normalize.refusal(input_shape)):
         raise ValueError(f"normalize: {why}")
     if augment is not None:

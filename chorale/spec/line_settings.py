@@ -71,7 +71,7 @@ class LineSettings(BaseModel):
     @model_validator(mode="after")
     def _has_a_proxy(self) -> LineSettings:
         if self.proxy is None and self.proxy_credentials is not None:
-            raise ValueError("proxy_credentials: expected none without proxy")
+            raise ValueError("proxy_credentials: needs proxy")
         return self
 
     def route(self) -> Route:

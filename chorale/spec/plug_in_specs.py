@@ -188,9 +188,9 @@ class TaskSpec(PlugInSpec):
     def _states_what_is_not_ours(self) -> TaskSpec:
         given = [name for name, value in self.stated.items() if value is not None]
         if self.source is None and given:
-            raise ValueError(f"{given[0]}: expected none without `from`")
+            raise ValueError(f"{given[0]}: needs `from`")
         if self.source is not None and self.metrics:
-            raise ValueError("metrics: expected none with `from`: the task's own code declares what it sums")
+            raise ValueError("metrics: not allowed with `from`: the task's own code declares what it sums")
         return self
 
     def declared(self, sizes: TaskSizes) -> DeclaredTask:
@@ -264,13 +264,11 @@ class ModelSpec(PlugInSpec):
                 f"with `from: distribution==version`, got {self.name}{did_you_mean(self.name, OWN_MODELS)}"
             )
         if self.source is None and self.options:
-            raise ValueError(
-                "options: expected none without `from`: Chorale's own models have the fields norm and hidden"
-            )
+            raise ValueError("options: needs `from`: Chorale's own models have the fields norm and hidden")
         given = self.model_fields_set & {"norm", "hidden"}
         if self.source is not None and given and (self.norm, self.hidden) != ("none", (64,)):
             raise ValueError(
-                f"{min(given)}: expected none with `from`: what {self.name} is built with goes into options"
+                f"{min(given)}: not allowed with `from`: what {self.name} is built with goes into options"
             )
         return self
 
@@ -303,7 +301,7 @@ def check_code(
     foreign = [field for field in plug_ins if field != "model"]
     if model.name == CUSTOM and model.source is None and foreign:
         raise ConfigError(
-            f"{foreign[0]}: expected none with model custom, which each silo's own objective trains"
+            f"{foreign[0]}: not allowed with model custom, which each silo's own objective trains"
         )
 
 

@@ -126,13 +126,9 @@ class PrivacySpec(_Part):
         if self.records is None and self.sums is None:
             raise ValueError("expected records, sums or both: with neither, updates would have no noise")
         if self.has_shared_noise and self.sums is not None:
-            raise ValueError(
-                "sums: expected none with records.noise: sum, which sums gradients and no updates"
-            )
+            raise ValueError("sums: not allowed with records.noise: sum, which sums gradients and no updates")
         if self.has_shared_noise and self.weight is not None:
-            raise ValueError(
-                "weight: expected none with records.noise: sum, where all records weigh the same"
-            )
+            raise ValueError("weight: not allowed with records.noise: sum, where all records weigh the same")
         if self.unsolved and self.epsilon is None:
             raise ValueError(
                 f"epsilon: a value is required, because {self.unsolved[0]} is null and follows from it"

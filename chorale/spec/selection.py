@@ -123,9 +123,7 @@ def check_count(spec: _HasEnds) -> None:
     if spec.privacy is None or not spec.privacy.has_shared_noise:
         for field, count in (("steps", spec.steps), ("spare_steps", spec.spare_steps)):
             if count is not None:
-                raise ConfigError(
-                    f"{field}: expected none without privacy.records.noise: sum; other jobs have rounds"
-                )
+                raise ConfigError(f"{field}: needs privacy.records.noise: sum; other jobs have rounds")
         return
     if spec.steps is None or spec.spare_steps is None:
         raise ConfigError("steps: a value is required with privacy.records.noise: sum, in place of rounds")
@@ -136,7 +134,7 @@ def check_count(spec: _HasEnds) -> None:
         )
     for field, rule in (("keep", spec.keep), ("stop", spec.stop)):
         if rule is not None:
-            raise ConfigError(f"{field}: expected none with steps, where only the last model is evaluated")
+            raise ConfigError(f"{field}: not allowed with steps, where only the last model is evaluated")
 
 
 def check_ends(spec: _HasEnds, method: Strategy) -> None:
@@ -162,10 +160,10 @@ def check_ends(spec: _HasEnds, method: Strategy) -> None:
                 f"{name}: where the whole model is each silo's own no round measures {rule.metric}"
             )
         if rule is not None and rounds == 0:
-            raise ConfigError(f"{name}: expected none with rounds: 0, where there is one model")
+            raise ConfigError(f"{name}: not allowed with rounds: 0, where there is one model")
     close, own = method.recipe.closing, method.recipe.personalization
     if keep is not None and close.before_evaluation is not None:
-        raise ConfigError(f"keep: expected none with closing {close}, which changes the last model")
+        raise ConfigError(f"keep: not allowed with closing {close}, which changes the last model")
     further = [kind for kind in (*method.opening, *method.closing) if kind not in (ENROLLMENT, EVALUATE)]
     further += [f"personalization {own}"] if own.beside_evaluation else []
     if rounds == 0 and further:

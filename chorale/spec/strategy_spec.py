@@ -134,9 +134,9 @@ class StrategySpec(SpecPart):
     @model_validator(mode="after")
     def _one_of_both(self) -> StrategySpec:
         if self.preset is not None and self.parts is not None:
-            raise ValueError("parts: expected none with preset")
+            raise ValueError("parts: not allowed with preset")
         if self.as_published is not None and self.parts is not None:
-            raise ValueError("as_published: expected none with parts, which no paper published")
+            raise ValueError("as_published: not allowed with parts, which no paper published")
         return self
 
 

@@ -60,7 +60,7 @@ def explain(
 
 
 def _unknown(fields: Mapping[str, str], model: type[BaseModel], place: Place) -> str:
-    """What is said of unknown fields that lie at one place. fields: how each is called, by its name there."""
+    """The message on unknown fields that lie at one place. fields: how each is called, by its name there."""
     more = f" and {len(fields) - MAX_NAMED} more" if len(fields) > MAX_NAMED else ""
     shown, allowed = ", ".join([*fields.values()][:MAX_NAMED]), _fields_at(model, place)
     what, alike = "unknown fields", ""

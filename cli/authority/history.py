@@ -71,7 +71,7 @@ class History:
 
 
 def read_history(directory: Path, *, signers: Sequence[x509.Certificate], federation: str) -> History:
-    """signers: the authority's certificates, of today and of before.
+    """signers: the authority's certificates, today's and former ones.
 
     Raises ConfigError that names the file that is missing, or is not what the authority signed.
     """

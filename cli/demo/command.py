@@ -187,9 +187,9 @@ def _check_given(file: Path | None) -> None:
     for parameter in given:
         option = parameter.opts[0]
         if file is None and parameter.name in OF_A_JOB:
-            raise ConfigError(f"{option}: expected none without --job FILE")
+            raise ConfigError(f"{option}: needs --job FILE")
         if file is not None and parameter.name in OF_THE_DIGITS:
-            raise ConfigError(f"{option}: expected none with --job {file}, which holds it")
+            raise ConfigError(f"{option}: cannot be combined with --job {file}")
 
 
 def _run(plan: Plan, processes: Processes) -> dict[str, Any]:

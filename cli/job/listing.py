@@ -7,7 +7,7 @@ import click
 from cli.job.options import operator_options
 from cli.output.facts import json_option, print_json
 from client.errors import printable
-from client.history import counted, silo_facts, state_told, summary_facts
+from client.history import counted, silo_facts, state_in_words, summary_facts
 from client.operations import connect
 from client.settings import OperatorSettings
 
@@ -29,7 +29,7 @@ def list_jobs(settings: OperatorSettings, is_json: bool) -> None:
     for summary in summaries:
         is_waiting = summary.state.startswith("waiting")  # the state says it all
         note = "" if is_waiting else printable(summary.progress or summary.reason)
-        parts = [state_told(summary), counted(summary), printable(summary.name), note]
+        parts = [state_in_words(summary), counted(summary), printable(summary.name), note]
         click.echo("  ".join([summary.job_digest.hex()[:12], *filter(None, parts)]))
 
 

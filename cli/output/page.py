@@ -144,7 +144,7 @@ def _privacy_section(report: Document) -> list[str]:
     if report["epsilon_updates_per_silo"] is not None:
         text += "No noise hides a whole silo in the statistics. "
     text += (
-        "That holds against the coordinator and up to a third of the silos of a round; "
+        "That protects from the coordinator and up to a third of the silos of a round; "
         f"{if_all_others_collude(report['epsilon_if_all_others_collude'])}. "
         f"{_rows_told(report)}. Accuracies carry noise too."
     )

@@ -21,10 +21,10 @@ from client.history import (
     JobHistory,
     class_rows,
     kind_of,
-    left_out_told,
+    left_out_in_words,
     personal_of,
     score_word,
-    state_told,
+    state_in_words,
 )
 from strategies.figure import figure_in
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
@@ -47,7 +47,7 @@ def plain_line(record: PhaseRecord, *, title: str, main: str = ACCURACY, draws_r
         attempts = f", attempt {record.attempts}" if record.attempts > 1 else ""
         outcome = f"{len(record.cohort)} silos{share}, {record.wall_seconds:.1f} s{attempts}"
     missing = "; ".join(
-        f"without {printable(left.silo)} ({left_out_told(left, record)})" for left in record.left_out
+        f"without {printable(left.silo)} ({left_out_in_words(left, record)})" for left in record.left_out
     )
     measured = _measured(record, main, draws_rounds=draws_rounds)
     return "  ".join(filter(None, [title, outcome, _approved(record), measured, _rows(record), missing]))
@@ -99,7 +99,7 @@ def doing(summary: JobSummary) -> str:
     """What a job that has not ended waits for, or what the coordinator is at now."""
     if not summary.progress:
         return ""
-    return state_told(summary) if summary.state.startswith("waiting") else printable(summary.progress)
+    return state_in_words(summary) if summary.state.startswith("waiting") else printable(summary.progress)
 
 
 def kept_line(summary: JobSummary) -> str:

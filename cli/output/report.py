@@ -27,7 +27,7 @@ from client.history import (
     left_out_facts,
     personal_figures,
     phase_facts,
-    why_told,
+    reason_in_words,
 )
 from strategies.figure import Figure
 from strategies.phases.evaluation import EVALUATE
@@ -178,7 +178,12 @@ def _took_part(history: JobHistory) -> Document:
             "rounds": sum(silo in record.cohort for record in sums),
             "of": len(sums),
             "left_out": dict(
-                Counter(why_told(left) for record in rounds for left in record.left_out if left.silo == silo)
+                Counter(
+                    reason_in_words(left)
+                    for record in rounds
+                    for left in record.left_out
+                    if left.silo == silo
+                )
             ),
         }
         for silo in history.summary.silos

@@ -44,7 +44,7 @@ from silo_agent.settings import SiloSettings, load_silo_settings
 from silo_agent.training.data.formats.memory import check_records, check_room
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
-from silo_agent.training.data.settings import DataSettings, rows_beyond_told, unit_told
+from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words, unit_told
 from silo_agent.training.machine.entry_point import load_entry_point
 from silo_agent.training.machine.settings import Device
 from simulation.engine import unsigned_job
@@ -343,7 +343,7 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
             findings.problems += left
             click.echo(f"problem  data: and {left} more")
     if data.rows_beyond:
-        click.echo(rows_beyond_told(data_set, data.rows_beyond))
+        click.echo(rows_beyond_in_words(data_set, data.rows_beyond))
     train, held = (_counted(each) for each in (data.train, data.holdout))
     counts = f"{train} to train on, {held} held out"
     if problems.count:

@@ -179,9 +179,7 @@ def simulate(
     _check_compute(spec, compute)
     rows = _row_rule(spec, policy, sends_all_rows=sends_all_rows)
     if has_test_set and (own := spec.method.recipe.personalization).shares_nothing:
-        raise ConfigError(
-            f"--test: expected none with personalization {own}, where no model is common to all"
-        )
+        raise ConfigError(f"--test: not allowed with personalization {own}, where no model is common to all")
     unusual = [f"unusual: passes over a rule: {rule}" for rule in spec.method.passed_over]
     for note in (*unusual, *draw_notes(spec), *head_notes(spec, init)):
         click.echo(note, err=True)
@@ -333,9 +331,7 @@ def _row_rule(spec: JobSpec, policy: Path | None, *, sends_all_rows: bool) -> Ro
     if CLASS_PRESENCE not in spec.method.opening:
         if sends_all_rows:
             method = spec.strategy.name
-            raise ConfigError(
-                f"--all-class-rows: expected none with {method}, which holds back no class rows"
-            )
+            raise ConfigError(f"--all-class-rows: not allowed with {method}, which holds back no class rows")
         return None
     if sends_all_rows:
         return RowRule.ALL

@@ -189,7 +189,7 @@ def _proved(
 
 
 def _required(job: Job, phase: str, *, present: int) -> int:
-    """A third of the silos that the job names, whoever stands on a roster. Of a drawn round a third of the
+    """A third of the silos that the job names, whichever stand on a roster. Of a drawn round a third of the
     drawn ones, while t of those on its roster would withstand as many as the whole job has to: of a roster on
     which colluders are more than a third, a draw names too many of them. Source: docs/protocol.md 11.8."""
     whole = len(job.spec.silos) // 3

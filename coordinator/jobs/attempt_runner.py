@@ -86,7 +86,7 @@ SESSION_MESSAGES = frozenset(_INBOUND) | {"refused"}
 class AttemptRunner:
     """Runs one CoordinatorSession. `on_stage` makes each step durable before its messages leave.
 
-    away_since: the connectivity of the job's silos, kept up to date by the job's runner. kept_out: silos
+    away_since: the connectivity of the job's silos, kept up to date by the job's runner. excluded: silos
     that sit out this attempt.
     """
 
@@ -99,7 +99,7 @@ class AttemptRunner:
         terms: SessionTerms,
         session: CoordinatorSession,
         away_since: Mapping[str, float],
-        kept_out: frozenset[str],
+        excluded: frozenset[str],
         on_stage: Callable[[PhaseEvent], None],
         on_progress: Callable[[str, Mapping[str, str]], None],
     ) -> None:
@@ -116,7 +116,7 @@ class AttemptRunner:
         self._terms = terms
         self._min_silos = terms.rule.min_survivors
         self._away_since = away_since
-        self._kept_out = kept_out
+        self._excluded = excluded
         self._on_stage = on_stage
         self._on_progress = on_progress
         self._scope = {"job": job.id, "round": key.round, "phase": key.phase, "attempt": key.attempt}
@@ -166,7 +166,7 @@ class AttemptRunner:
 
     def on_message(self, silo: str, message: pb.SiloMessage) -> None:
         """Take in what a named silo sent for this very attempt."""
-        if silo not in self._terms.names or silo in self._kept_out:
+        if silo not in self._terms.names or silo in self._excluded:
             return
         kind = str(message.WhichOneof("kind"))
         self.sent_bytes[silo] += message.ByteSize()
@@ -252,10 +252,10 @@ class AttemptRunner:
 
         While fewer than needed are there it keeps waiting up to the hard cap: no attempt is used.
         """
-        candidates = frozenset(self._terms.names) - self._kept_out
+        candidates = frozenset(self._terms.names) - self._excluded
         waiting, sits_out = PhaseState.WAITING.value, Absent.SITS_OUT.value
         self.absences += [
-            Absence(silo=silo, stage=waiting, reason=sits_out) for silo in sorted(self._kept_out)
+            Absence(silo=silo, stage=waiting, reason=sits_out) for silo in sorted(self._excluded)
         ]
         deadline, hard_cap = self._spec.train_deadline_seconds, self._spec.train_hard_cap_seconds
         floor = replace(self._floor, deadline=deadline, hard_cap=hard_cap)
@@ -292,7 +292,7 @@ class AttemptRunner:
     async def share(self) -> None:
         """Fix U1, hand out the adverts, collect the sealed shares."""
         cohort = self._close(self.session.close_advertise, PhaseState.ADVERTISE, self._terms.names)
-        self._lose(set(self._terms.names) - self._kept_out - set(self.session.cohort), PhaseState.WAITING)
+        self._lose(set(self._terms.names) - self._excluded - set(self.session.cohort), PhaseState.WAITING)
         self._on_stage(PhaseEvent.COHORT_FIXED)
         message = wire.to_silo(cohort, self.key)
         self._begin_stage(dict.fromkeys(self.session.cohort, message), self._floor)

@@ -19,7 +19,7 @@ from chorale.v1 import records_pb2
 from coordinator.jobs.job_runner import JobRunner
 from coordinator.jobs.selection import Kept, Selection
 from coordinator.jobs.sequence import completed_rounds
-from coordinator.reasons import told_state
+from coordinator.reasons import standstill_in_words
 from coordinator.resources import Resources
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
@@ -27,7 +27,7 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.training import TRAIN
 
-MAX_TOLD_ENDS = 32  # a silo reads of older ones in their not_after; far from MAX_QUEUED_MESSAGES
+MAX_REPORTED_ENDS = 32  # older jobs expire by not_after; far from MAX_QUEUED_MESSAGES
 
 log = get_logger("coordinator.jobs.job_manager")
 
@@ -90,7 +90,7 @@ class JobManager:
     def tell_ended(self, silo: str) -> None:
         """A silo that was away is told which jobs of its own have ended, the newest of them; not why, which a
         person of another silo may have typed."""
-        for row in self._resources.store.last_ended(MAX_TOLD_ENDS):
+        for row in self._resources.store.last_ended(MAX_REPORTED_ENDS):
             try:
                 is_named = silo in self._stored_job(row).spec.silos
             except LocalProtocolError:  # not readable by this version
@@ -298,7 +298,7 @@ class JobManager:
         if row.status is not JobStatus.RUNNING or runner is None:
             return row.status.value
         silos = len(runner.job.spec.silos)
-        return told_state(runner.awaited, silos=silos, in_the_way=runner.in_the_way)
+        return standstill_in_words(runner.awaited, silos=silos, in_the_way=runner.in_the_way)
 
     def _check_owner(self, row: JobRow, caller: str, rule: str) -> None:
         owner = row.signed.operator

@@ -93,7 +93,7 @@ class JobRunner:
                 except Exception as error:  # of the disk, the database or a used-up resource of this machine
                     directory = self._resources.settings.directory
                     is_full = disk.is_full(error, directory)
-                    why = disk.told_full(directory) if is_full else type(error).__name__
+                    why = disk.full_in_words(directory) if is_full else type(error).__name__
                     log.exception(
                         "job stopped", job=self.job.id, reason=why, resume_seconds=self._resume_seconds
                     )

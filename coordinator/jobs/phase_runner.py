@@ -20,7 +20,7 @@ from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2, session_pb2
-from coordinator.complaints import FiledComplaint, sitting_out
+from coordinator.complaints import FiledComplaint, excluded_silos
 from coordinator.jobs.aggregate import MaskedSum, RevealedFile, revealed_file, unmask_stored
 from coordinator.jobs.agreement import Abandonment, Agreement, cohort_proof
 from coordinator.jobs.attempt_runner import REOFFER_SECONDS, AttemptFailed, AttemptRunner
@@ -193,7 +193,7 @@ class PhaseRunner:
         after = {(self._row.sequence, self._machine.attempt - 1)}
         if self._before is not None:
             after.add((self._before.sequence, self._before.attempt))
-        kept_out = sitting_out(self._resources.store.complaints(self._job.digest), after=after)
+        excluded = excluded_silos(self._resources.store.complaints(self._job.digest), after=after)
         self.attempt = AttemptRunner(
             resources=self._resources,
             job=self._job,
@@ -201,7 +201,7 @@ class PhaseRunner:
             terms=terms,
             session=session,
             away_since=self._away_since,
-            kept_out=kept_out & frozenset(terms.names),
+            excluded=excluded & frozenset(terms.names),
             on_stage=self._advance,
             on_progress=self._tell_progress,
         )

@@ -62,7 +62,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):
                 if not disk.is_full(error, directory):
                     raise
                 raise NoRoom(
-                    f"submit: {disk.told_full(directory)}: try it again when there is room"
+                    f"submit: {disk.full_in_words(directory)}: try it again when there is room"
                 ) from error
             finally:
                 self._submissions[operator] -= 1

@@ -90,7 +90,7 @@ def write_backup(directory: Path, *, federation: str, now: datetime, out: IO[byt
             _check_complete(folder / DATABASE, {each.name for each in files})
         except sqlite3.Error as error:
             full = disk.is_full(error, folder)
-            why = f"for a copy of it {disk.told_full(folder)}" if full else str(error).lower()
+            why = f"for a copy of it {disk.full_in_words(folder)}" if full else str(error).lower()
             raise BackupFailed(f"{directory / DATABASE}: {why}") from error
         files = [*_open(folder, folder / DATABASE, closing_all), *files]
         with tarfile.open(fileobj=out, mode="w|") as archive:

@@ -76,7 +76,7 @@ def restore_backup(
             sync_directory(directory)
         except OSError as error:
             if disk.is_full(error, directory):
-                raise disk.NoRoom(f"{name}: it finds no room: {disk.told_full(directory)}") from error
+                raise disk.NoRoom(f"{name}: it finds no room: {disk.full_in_words(directory)}") from error
             raise
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -158,7 +158,7 @@ def _check(manifest: Manifest, name: str, staging: Path, federation: str) -> Non
         missing = sorted(_take_over(manifest, name, staging) - manifest.files.keys())
     except sqlite3.Error as error:
         if disk.is_full(error, staging):
-            raise disk.NoRoom(f"{name}: {DATABASE} finds no room: {disk.told_full(staging)}") from error
+            raise disk.NoRoom(f"{name}: {DATABASE} finds no room: {disk.full_in_words(staging)}") from error
         raise ConfigError(f"{name}: {DATABASE}: {str(error).lower()}") from None
     if missing:
         raise ConfigError(f"{name}: it lacks {missing[0]}, from which a job goes on")

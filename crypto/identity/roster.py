@@ -170,7 +170,7 @@ def read_roster(signed: SignedBody, *, authority: Anchors, federation: str) -> R
 
 
 def stored_roster(signed: SignedBody) -> Roster:
-    """A roster whose signature was verified before it was stored; an authority of before may have signed it.
+    """A roster whose signature was verified before it was stored; a former authority may have signed it.
 
     Raises RemoteProtocolError(code=ROSTER).
     """

@@ -125,7 +125,7 @@ class CoordinatorSession:
         self._authority = authority
         self._now = now
         self._seen: dict[tuple[str, Event], Payload] = {}
-        self._kept_out: set[str] = set()  # their last message was bad
+        self._excluded: set[str] = set()  # their last message was bad
         self._statements: dict[str, bytes] = {}  # what survivors sign, once U3 is known
         self._answers: dict[str, UnmaskShares] = {}
         self._rebuilt = Rebuilt()
@@ -195,7 +195,7 @@ class CoordinatorSession:
         if event is None:
             return frozenset()
         return frozenset(
-            name for name in self._expected(event) - self._kept_out if (name, event) not in self._seen
+            name for name in self._expected(event) - self._excluded if (name, event) not in self._seen
         )
 
     @property
@@ -388,7 +388,7 @@ class CoordinatorSession:
     def _receiving(self, sender: str, event: Event, payload: Payload) -> Iterator[bool]:
         """Whether the message is new and to be taken in: once it is, a repeat is known.
 
-        A sender whose message turns out to be bad is kept out.
+        A sender whose message turns out to be bad is excluded.
         """
         scope = f"{event.value} of {sender}"
         if (sender, event) in self._seen:
@@ -399,12 +399,12 @@ class CoordinatorSession:
         if (self.state, event) not in TRANSITIONS:
             message = f"{scope}: not expected in state {self.state.value}"
             raise RemoteProtocolError(message, code=Refusal.STAGE)
-        if sender not in self._expected(event) - self._kept_out:
+        if sender not in self._expected(event) - self._excluded:
             raise RemoteProtocolError(f"{scope}: it is not in this stage", code=Refusal.STAGE)
         try:
             yield True
         except RemoteProtocolError:
-            self._kept_out.add(sender)
+            self._excluded.add(sender)
             raise
         self._seen[sender, event] = payload
 

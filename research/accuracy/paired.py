@@ -1,6 +1,6 @@
 """Differences of two methods on the same seeds, and what may be said of them.
 
-Silos of a seed differ far more than methods do, so means are compared by pairs alone. What is said follows
+Silos of a seed differ far more than methods do, so means are compared by pairs alone. Conclusions follow
 from an interval: `better` or `worse` where it leaves out zero, `equivalent` where it lies within the margin,
 `undecided` otherwise. Source: Schuirmann 1987 (two one-sided tests); Holm 1979.
 """

@@ -99,7 +99,7 @@ def test_charts_of_one_umbrella_render_as_they_do_alone(helm_with: Helm, hub: st
     assert sorted(map(json.dumps, together)) == sorted(map(json.dumps, alone))
 
 
-def test_silos_of_one_umbrella_are_told_apart_by_their_aliases(helm_with: Helm) -> None:
+def test_silos_of_one_umbrella_are_distinguished_by_their_aliases(helm_with: Helm) -> None:
     aliases = ("clinic-a", "clinic-b")
     umbrella = helm_with.umbrella([dependency(SILO, alias=alias) for alias in aliases])
     values = {alias: {**shape(SILO, "hospital"), "name": alias} for alias in aliases}

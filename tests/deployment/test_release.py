@@ -294,7 +294,7 @@ def test_signature_of_another_commit_is_refused(release: Path, keys: Path) -> No
         verify(release, keys / "ours.pub")
 
 
-def test_what_is_said_of_a_release(made: Path) -> None:
+def test_statement_of_a_release(made: Path) -> None:
     """Bills fit CycloneDX's own schema, have what they should, and no login is told."""
     for name in ("chorale-0.1.0", "chorale-silo-0.1.0.image"):
         text = (made / f"{name}.cdx.json").read_text()

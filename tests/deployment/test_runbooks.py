@@ -250,7 +250,7 @@ def test_both_sides_serve_metrics_that_promtool_accepts(watch: Watch) -> None:
 
 
 @exercises("ChoraleCoordinatorCertificateExpiring", "ChoraleSiloCertificateExpiring")
-def test_certificates_are_signed_anew_before_they_expire(watch: Watch) -> None:
+def test_certificates_are_signed_again_before_they_expire(watch: Watch) -> None:
     for alarm, pod in (
         ("ChoraleCoordinatorCertificateExpiring", "hub"),
         ("ChoraleSiloCertificateExpiring", "clinic-a"),

@@ -83,12 +83,12 @@ class Renewing:
         made = [self.certificate(role, name) for name in names]
         for name, folder in zip(names, made, strict=True):
             self.put(role, name, folder / f"{name}.crt", folder / f"{name}.key")
-            self.read_anew(name)
+            self.read_again(name)
         self.command(
             "authority", "roster", *(one / f"{name}.crt" for name, one in zip(names, made, strict=True))
         )
 
-    def read_anew(self, name: str) -> None:
+    def read_again(self, name: str) -> None:
         """Until the process has taken the newest files over."""
         path = self.federation.ceremony.path_of(self._role(name), name, "crt")
         shown = fingerprint(load_certificate(path.read_bytes())).hex()[:12]

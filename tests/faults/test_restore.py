@@ -190,7 +190,7 @@ def test_backup_holds_all_that_a_coordinator_keeps_and_no_private_key(
     assert b"PRIVATE KEY" not in held
 
 
-def test_a_coordinator_that_lost_its_database_alone_does_not_begin_anew(
+def test_a_coordinator_that_lost_its_database_alone_does_not_begin_again(
     make_federation: MakeFederation,
 ) -> None:
     """A restore that was killed between two files leaves that, too; an empty coordinator knew no roster."""

@@ -274,7 +274,7 @@ async def test_silo_refuses_an_advert_replayed_from_an_earlier_attempt(four: Rog
     four.check_nothing_left(second)
 
 
-async def test_silo_refuses_its_own_advert_of_before_a_restart(four: Rogue) -> None:
+async def test_silo_refuses_its_own_advert_from_before_a_restart(four: Rogue) -> None:
     """The same attempt, other keys: the others would seal to keys that are gone."""
     exchange = await honest(four)
     earlier = await adverts_of(four, exchange)

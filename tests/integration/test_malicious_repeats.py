@@ -110,7 +110,7 @@ async def test_three_sums_over_one_state_do_not_add_up_to_one_silo(tmp_path: Pat
 async def test_colluders_do_not_prove_a_state_under_a_roster_that_held_few_others(
     tmp_path: Path, is_lie: bool
 ) -> None:
-    """Three of nine silos collude. A roster of before holds no others of the job: t is 3 there, and with it
+    """Three of nine silos collude. A former roster holds no others of the job: t is 3 there, and with it
     they proved any state, on which all silos then trained."""
     crafted = {"model/votes": np.full(9, 7, np.float32), "method/total": np.array(900)}
     async with Rogue(tmp_path / "nine", silos=9, rounds=9) as rogue:

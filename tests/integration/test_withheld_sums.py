@@ -102,7 +102,7 @@ async def test_a_sum_that_nobody_is_shown_is_not_taken_again_without_one_silo(fo
     await four.control()
 
 
-async def test_a_restarted_silo_knows_of_the_sums_of_before(four: Rogue) -> None:
+async def test_a_restarted_silo_knows_of_earlier_sums(four: Rogue) -> None:
     await over_a_model_of_its_own(four)
     await withheld(four)
     for name in four.names:

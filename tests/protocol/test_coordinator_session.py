@@ -97,12 +97,12 @@ def test_closing_another_stage_is_our_own_mistake(stage, close):
 @pytest.mark.parametrize("event", STAGE_OF)
 def test_bad_message_keeps_its_sender_out_and_the_sum_is_exact_without_it(event):
     exchange = make_session(6)
-    exchange.hooks[STAGE_OF[event]] = lambda: check_kept_out(exchange.coordinator, event)
+    exchange.hooks[STAGE_OF[event]] = lambda: check_excluded(exchange.coordinator, event)
     assert np.array_equal(exchange.run({STAGE_OF[event]: [BAD]}), exchange.expected())
     assert (BAD in exchange.coordinator.survivors) == (STAGE_OF[event] in ("consistency", "unmask"))
 
 
-def check_kept_out(session: CoordinatorSession, event: Event) -> None:
+def check_excluded(session: CoordinatorSession, event: Event) -> None:
     assert BAD in session.awaited
     with pytest.raises(
         RemoteProtocolError, match=BAD if event is not Event.ADVERT else "another kind of message"

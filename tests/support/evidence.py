@@ -1,6 +1,6 @@
 """A federation that ran a private job, as its evidence tells it: every signature real, nothing trained.
 
-Whoever attacks may hold any of the keys here, and writes files as the product does.
+An attacker may hold any of the keys here, and writes files as the product does.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Lab:
     def signed_again(
         self, file: str, kind: type[Statement], change: Callable[[dict[str, Any]], None]
     ) -> Files:
-        """The files with one statement changed, by whoever signed it."""
+        """The files with one statement changed, signed as it was."""
         values = evidence.open_statement(self.files[file], kind).statement.model_dump(mode="json")
         change(values)
         identity = self.identities[str(values.get("silo") or values.get("coordinator"))]

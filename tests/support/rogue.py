@@ -273,7 +273,7 @@ class Rogue(Hub):
         logging.getLogger(logs.ROOT).removeHandler(self.hearing)
 
     async def listen(self) -> None:
-        """At the port of before, if there was one."""
+        """At its former port, if there was one."""
         self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
         self._server.add_generic_rpc_handlers((self._handlers(),))
         own = tls.load_identity(self.own_files), self.ceremony.anchors

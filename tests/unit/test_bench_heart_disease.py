@@ -1,4 +1,4 @@
-"""The comparison on four hospitals: what is trained on, what is tested on, and what is said of it."""
+"""The comparison on four hospitals: what is trained on, what is tested on, and how it is reported."""
 
 from __future__ import annotations
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
+
+from tools.prose import found
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ("lint", "typecheck")
@@ -42,3 +45,12 @@ def test_pages_name_targets_that_there_are() -> None:
         named = set(re.findall(r"(?:`|^)make ([a-z-]+)", (ROOT / page).read_text(), re.MULTILINE))
         assert named
         assert named <= targets, page
+
+
+@pytest.mark.parametrize("line", ["refuses whoever asks", "def test_roster_of_before():", "Made anew."])
+def test_idioms_are_found_in_prose_and_names(line: str) -> None:
+    assert [number for number, _ in found(f"plain words\n{line}\n")] == [2]
+
+
+def test_plain_words_pass() -> None:
+    assert found("A second sum covers the same silos, as told in the protocol.") == []

@@ -1,4 +1,4 @@
-"""research/papers: every job of the catalog as an operator would submit it, and what is said to have none."""
+"""research/papers: every job of the catalog as an operator would submit it, and those that have none."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_silos_have_of_their_own_is_judged_by_the_mean_over_silos() -> None
 # what has no job
 
 
-def test_what_is_said_to_be_refused_is_refused() -> None:
+def test_rows_marked_refused_are_refused() -> None:
     at = spherefed.federation(spherefed.FEDAVG, "a=0.5")
     job = Cell(row="", column="", federation=at, method=with_parts("fedavg", 0.1, closing="ccvr"))
     with pytest.raises(ConfigError, match="more than the 6.9e\\+10 allowed"):

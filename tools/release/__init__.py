@@ -1,1 +1,1 @@
-"""`make release` and `make verify-release`: what is built, what is said of it, and how that is checked."""
+"""`make release` and `make verify-release`: what is built, its statement, and how that is checked."""

@@ -1,4 +1,4 @@
-"""What a release holds: everything that is built, and what is said of it."""
+"""What a release holds: everything that is built, and how it is reported."""
 
 from __future__ import annotations
 

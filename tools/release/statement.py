@@ -1,4 +1,4 @@
-"""What is said of a release and signed: its provenance, its digests, its checksums.
+"""The signed statement of a release: its provenance, its digests, its checksums.
 
 Times are left out: two builds of one commit say the same. Source: in-toto Statement v1, SLSA provenance v1
 (slsa.dev/provenance/v1).

@@ -301,7 +301,7 @@ async def job_stream(console: Console, request: Request, session: Session[Login]
                 values = _job_values(console, job, session)
                 current = (values["job"].status, values["job"].state, values["job"].reason)
                 # a live region is spoken when it is written, changed or not
-                values["has_news"], state = current != state, current
+                values["is_changed"], state = current != state, current
                 html = console.templates.get_template("_job.html").render(session=session, **values)
                 if html != last:
                     yield html
@@ -432,7 +432,7 @@ def _job_values(console: Console, job: Watched, session: Session[Login]) -> dict
         "facts": rounds.facts(job.history),
         "trouble": job.trouble,
         "has_ended": has_ended,
-        "has_news": False,
+        "is_changed": False,
         "terms": rounds.terms(job.spec_bytes, job.history),
         "is_private": rounds.is_private(job.spec_bytes),
         "may_cancel": not has_ended and session.who.may_steer(summary.operator),

@@ -15,7 +15,7 @@ from client.history import (
     curves_facts,
     figure_by_round,
     kind_of,
-    left_out_told,
+    left_out_in_words,
     personal_figures,
 )
 from crypto.errors import ConfigError
@@ -49,7 +49,7 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
                     "stage": left.stage,
                     "reason": left.reason,
                     "message": left.rule or left.text,
-                    "words": left_out_told(left, record),
+                    "words": left_out_in_words(left, record),
                 }
                 for left in record.left_out
             ],

@@ -1,4 +1,4 @@
-"""A federation of which whoever writes evidence holds every key: its rosters, and a job as they tell it.
+"""A federation in which the writer of evidence holds every key: its rosters, and a job as they show it.
 
 Every signature is real and nothing is trained, so a job takes milliseconds.
 """

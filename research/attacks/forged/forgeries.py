@@ -51,7 +51,7 @@ def older_roster_in_between(scene: Scene) -> Shown:
 
 
 def roster_of_retired_keys(scene: Scene) -> Shown:
-    """Whoever holds keys that honest silos gave up signs all; a reader who knew the roster since finds it."""
+    """Who holds keys that honest silos gave up signs all; a reader who knew the roster since finds it."""
     early, retired = scene.federation.publish(), dict(scene.federation.identities)
     for name in HONEST:
         scene.federation.renew(Role.SILO, name)

@@ -36,7 +36,7 @@ STOP = {"metric": "loss", "best": "lowest", "rounds": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """An archive, and what a reader of it has: the authority's certificates, perhaps a roster of before."""
+    """An archive, and what a reader of it has: the authority's certificates, perhaps an earlier roster."""
 
     run: Run
     archive: bytes

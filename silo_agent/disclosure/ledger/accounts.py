@@ -131,8 +131,8 @@ class Accounts:
     def learn(self, account: str, found: SideMarks | None, *, divided_by: str) -> None:
         """Remember the units of one of the account's data sets that belong to no account yet.
 
-        found: None where nobody can say them. divided_by: what in the settings decides on which side a unit
-        is.
+        found: None if the units cannot be read; overlap is then assumed. divided_by: what in the settings
+        decides on which side a unit is.
         """
         with self._database.transaction() as connection:
             connection.execute(
@@ -154,7 +154,7 @@ class Accounts:
                     )
 
     def check_apart(self) -> None:
-        """Raises ConfigError where there are several accounts, and one whose units nobody can say."""
+        """Raises ConfigError where there are several accounts, and one whose units are not known."""
         accounts = self.all()
         unknown = next((each.id for each in accounts if not each.units_are_known), None)
         if unknown is not None and len(accounts) > 1:

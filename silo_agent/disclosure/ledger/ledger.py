@@ -1,6 +1,6 @@
 """The silo's memory, on disk: jobs and what was decided on them, the newest roster, the reveals.
 
-What is said here of a data set is kept under the id of its account (`data.account` of the settings).
+What the ledger holds of a data set is kept under the id of its account (`data.account` of the settings).
 
 A ledger lives on a local disk. One that is put back from a backup has forgotten what left since: the other
 silos know (standing.py).
@@ -370,7 +370,7 @@ class Ledger:
         return len(logged)
 
     def untold(self, audit_path: Path, event: str) -> list[dict[str, Any]]:
-        """Reveals or spends that a crash or power loss kept out of the audit log, as fields for it."""
+        """Reveals or spends that a crash or power loss left out of the audit log, as fields for it."""
         logged, held = self._logged_and_held(audit_path, event)
         return [fields for key, fields in held.items() if key not in logged]
 

@@ -1,8 +1,8 @@
 """Where this ledger stands, as adverts say it, and what it keeps of other silos' ledgers.
 
 A ledger that was put back from a snapshot has forgotten what it said since, and its peers have not. Each
-advert says a number that rises and a keyed hash of a chain over all reservations; what a peer tells again and
-this ledger does not hold was said by a ledger that knew more. Every check and the write that it allows share
+advert says a number that rises and a keyed hash of a chain over all reservations; what a peer repeats and
+this ledger lacks means that it was restored from an old copy. Every check and the write that it allows share
 one transaction. Source: docs/protocol.md 5.11, 6.13.
 """
 

@@ -1,9 +1,8 @@
-"""One use of a state: which sums read the same arrays, and what is known of who was in them.
+"""One use of a state: which sums read the same arrays, and who is known to be in them.
 
-Two sums over the same arrays show what the silos put in that only one of them holds, to the last digit. So a
-sum over arrays that a sum was taken of before needs to know who was in that one, and is taken over the same
-silos, or, where other silos are named, over so many others that their difference hides each. Every function
-is one step of a transaction of the ledger. Source: docs/protocol.md 6.10.
+The difference of two sums over the same arrays shows the inputs of the silos that only one of them holds, to
+the last digit. So a second sum over the same arrays must cover the same silos, or differ by enough to hide
+each. Every function is one step of a transaction of the ledger. Source: docs/protocol.md 6.10.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class StateUse:
     """A phase whose sum reads training arrays.
 
     training_digest: of what silos are asked with (Strategy.use_digest). min_distance: silos by which the U3
-    of two such sums differ at least, unless they are equal. members: m, 0 of a use from before it was kept.
+    of two such sums differ at least, unless they are equal. members: m.
     is_drawn: whether the phase names silos by a draw. reads: of which samples its sums tell, as bits; sums
     that have none in common have no number of a silo in common either.
     """

@@ -31,7 +31,7 @@ from silo_agent.settings import SiloSettings
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.formats.memory import check_records, check_room
 from silo_agent.training.data.loading import load_data
-from silo_agent.training.data.settings import DataSettings, rows_beyond_told
+from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words
 from silo_agent.training.objective import LocalState
 from silo_agent.training.phase_input import PhaseRequest, cut_holdout, faults_refused, phase_values
 from strategies.base import Array, Arrays
@@ -284,7 +284,7 @@ class _Computing:
             admitted = admitted_records(self._settings, asked.data)
             found = load_data(asked.data, job.spec, admitted=admitted, is_cancelled=self._is_cancelled)
             if found.rows_beyond:
-                log.warning(rows_beyond_told(asked.data, found.rows_beyond), job=job.id)
+                log.warning(rows_beyond_in_words(asked.data, found.rows_beyond), job=job.id)
             rows = len(found.train) + len(found.holdout)  # which an opening may not have counted
             check_records(rows, asked.policy.most_records, settings=asked.data)
             self.data[job.digest] = cut_holdout(found, job=job, rules=asked.policy)

@@ -204,7 +204,7 @@ class InputCache:
             self._process.close()
 
     def _drop_unsent(self, job_digest: bytes) -> None:
-        """A job has one phase at a time: a task for the next gives up what did not leave before."""
+        """Drop the job's unsent inputs: it has one phase at a time."""
         for name in [name for name in self._entries if name[0] == job_digest]:
             prepared = self._entries[name].prepared
             is_sent = _has_result(prepared) and prepared.result().charge.is_spent

@@ -19,7 +19,7 @@ from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.settings import SiloSettings
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.loading import load_data
-from silo_agent.training.data.settings import DataSettings, rows_beyond_told
+from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words
 
 log = get_logger("silo_agent.rounds.inputs.open_data")
 
@@ -112,7 +112,7 @@ class OpenData:
         data = load_data(settings, job.spec, admitted=admitted, is_cancelled=is_cancelled)
         self.note_records(settings, len(data.train) + len(data.holdout))
         if data.rows_beyond:
-            log.warning(rows_beyond_told(settings, data.rows_beyond), job=job.id)
+            log.warning(rows_beyond_in_words(settings, data.rows_beyond), job=job.id)
         return data
 
     def _charged(self, policies: Mapping[str, Policy]) -> list[DataSet]:

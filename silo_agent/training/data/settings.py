@@ -214,7 +214,7 @@ class DataSettings(BaseModel):
             alike = did_you_mean(self.format, known)
             raise ValueError(f"format: expected one of {', '.join(known)}, got {self.format}{alike}")
         if self.source is None and self.options:
-            raise ValueError("options: expected none without `from`")
+            raise ValueError("options: needs `from`")
         if self.source is not None and is_own:
             raise ValueError(
                 f"format: expected an entry point of {self.source}, got {self.format}, a format of Chorale"
@@ -235,13 +235,13 @@ class DataSettings(BaseModel):
     def _unit_is_known(self) -> Self:
         if self.unit is not None and self.format not in UNIT_FORMATS:
             raise ValueError(
-                f"unit: expected none with format {self.format}, only with {', '.join(UNIT_FORMATS)}"
+                f"unit: not allowed with format {self.format}, only with {', '.join(UNIT_FORMATS)}"
             )
         gives_units = self.unit is not None or self.source is not None or self.module is not None
         if self.max_rows_per_unit != ROWS_PER_UNIT and not gives_units:
-            raise ValueError("max_rows_per_unit: expected none without unit, or a function that gives units")
+            raise ValueError("max_rows_per_unit: needs unit, or a function that gives units")
         if self.unit is not None and self.partition is not None:
-            raise ValueError("partition: expected none with unit, whose rows would go to several silos")
+            raise ValueError("partition: not allowed with unit, whose rows would go to several silos")
         return self
 
 
@@ -263,7 +263,7 @@ def check_unit(unit: str | None, job: JobSpec) -> None:
         )
 
 
-def rows_beyond_told(settings: DataSettings, rows: int) -> str:
+def rows_beyond_in_words(settings: DataSettings, rows: int) -> str:
     """That so many rows are not used, because their units have more."""
     counted = "1 row is" if rows == 1 else f"{rows} rows are"
     return (

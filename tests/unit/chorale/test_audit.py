@@ -69,7 +69,7 @@ def test_an_empty_log_is_sound(path: Path) -> None:
     assert verify_file(path) == 0
 
 
-def test_a_second_process_is_kept_out(path: Path, log: AuditLog) -> None:
+def test_a_second_process_is_excluded(path: Path, log: AuditLog) -> None:
     with pytest.raises(AuditInUse, match=r"audit.jsonl: the audit log is in use by another process"):
         AuditLog(path)
     log.close()
@@ -150,7 +150,7 @@ def test_an_entry_whose_flush_failed_stays_in_the_chain(
     assert verify_file(path) == 2
 
 
-def test_a_log_of_one_torn_line_begins_anew(path: Path) -> None:
+def test_a_log_of_one_torn_line_begins_again(path: Path) -> None:
     path.write_bytes(b'{"entry":1')
     write(path, entries=1)
     assert [entry["event"] for entry in read_entries(path)] == ["audit.torn_line_removed", "round.applied"]

@@ -210,7 +210,7 @@ def test_a_file_of_a_newer_release_is_refused_in_one_sentence(path: Path) -> Non
     assert version(path) == 2
 
 
-def test_two_that_open_a_file_of_before_at_once_migrate_it_once(database: Database, path: Path) -> None:
+def test_two_that_open_an_older_file_at_once_migrate_it_once(database: Database, path: Path) -> None:
     barrier, opened = threading.Barrier(2), []
 
     def open_it() -> None:

@@ -157,7 +157,7 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         # they went past the checks of the fields: batch normalization in a private job, 10^9 numbers a layer
         (
             {"model": {"name": "mlp", "options": {"norm": "batch"}}},
-            "model.options: expected none without `from`: .* norm and hidden",
+            "model.options: needs `from`: .* norm and hidden",
         ),
         ({"task": stated(per_record=1e300)}, "task.sums.0.per_record: expected at most 1000000000000000,"),
         ({"model": "mlp"}, "model: "),
@@ -196,14 +196,14 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ),
         (
             {"columns": [{"name": "s", "encoding": "index"}]},
-            "columns.0.encoding: expected none without",
+            "columns.0.encoding: needs",
         ),
         ({"columns": [{"name": "s", "categories": ["f", "f"]}]}, "columns.0.categories: expected each tex"),
         ({"columns": [{"name": "s", "categories": [" f"]}]}, "columns.0.categories: expected texts without"),
         ({"columns": [{"name": "s", "categories": [1]}]}, "columns.0.categories.0: expected text, got 1"),
         (
             {"columns": [{"name": "s", "categories": ["f", "m"], "fill": 1.0}]},
-            "columns.0: mean, scale and fill: expected none with one-hot categories",
+            "columns.0: mean, scale and fill: not allowed with one-hot categories",
         ),
         (
             {
@@ -301,7 +301,7 @@ def scheduled(**schedule: Any) -> dict[str, Any]:
         ),
         (
             {"model": {"name": "unet", "from": "x==1", "hidden": [64]}},
-            "model.hidden: expected none with `from`: what unet takes is options",
+            "model.hidden: not allowed with `from`: what unet takes is options",
         ),
         # every batch was left out, and rounds were applied that trained nothing
         (

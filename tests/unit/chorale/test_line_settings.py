@@ -62,7 +62,7 @@ def test_a_login_that_others_may_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_login_without_a_proxy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="proxy_credentials: expected none without proxy"):
+    with pytest.raises(ConfigError, match="proxy_credentials: needs proxy"):
         load(tmp_path, proxy_credentials="login")
 
 

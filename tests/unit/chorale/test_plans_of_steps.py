@@ -110,7 +110,7 @@ CSD = {"preset": "fedcsd", "options": {"logit_clip": 10.0}}
     [{"records": OWN}, {"sums": {"clip_norm": 1.0, "noise_multiplier": 20.0}}],
     ids=["silo", "sums"],
 )
-def test_a_draw_is_paid_for_whoever_adds_the_noise(privacy: dict[str, Any]) -> None:
+def test_a_draw_is_paid_for_by_every_noise(privacy: dict[str, Any]) -> None:
     """Red before: statistics of drawn rounds, of training records and of held-out ones, counted on the noise
     of h silos without a charge, and of 48 drawn ones 17 may collude."""
     spec = shared(

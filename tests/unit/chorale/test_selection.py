@@ -95,10 +95,10 @@ def test_a_job_that_ran_all_its_rounds_was_not_stopped() -> None:
     [
         ({"keep": {"metric": "dice", "best": "highest"}}, "keep.metric: .* accuracy, loss, got dice"),
         ({"stop": {**LOWEST, "metric": "tested", "rounds": 2}}, "stop.metric: .* accuracy, loss, got tested"),
-        ({"keep": LOWEST, "rounds": 0}, "keep: expected none with rounds: 0, where there is one model"),
+        ({"keep": LOWEST, "rounds": 0}, "keep: not allowed with rounds: 0, where there is one model"),
         (
             {"keep": LOWEST, "strategy": {"preset": "spherefed"}},
-            "keep: expected none with closing ffc, which changes the last model",
+            "keep: not allowed with closing ffc, which changes the last model",
         ),
         ({"rounds": 0, "strategy": {"preset": "feddw"}}, "rounds: 0 rounds .* has class-presence besides"),
         ({"rounds": 0, "strategy": {"preset": "spherefed"}}, "rounds: 0 rounds .* has calibrate besides"),

@@ -162,7 +162,7 @@ def test_a_wrong_value_of_the_command_line_is_named_by_its_option() -> None:
         check_values(Settings, values, source="settings.yaml", options={"inner__seconds": "--seconds"})
 
 
-def test_file_and_environment_are_told_apart(tmp_path: Path) -> None:
+def test_file_and_environment_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"settings.yaml: name: a value is required; CHORALE_TEST_PORTS: "):
         load(tmp_path, "inner: {}\n", CHORALE_TEST_PORTS="7")
 

@@ -178,7 +178,7 @@ def test_state_that_nobody_would_read_is_not_written(arrays: dict[str, Array], m
         state_to_bytes(arrays)
 
 
-def test_parameters_buffers_and_counters_are_told_apart(state: dict[str, Array]) -> None:
+def test_parameters_buffers_and_counters_are_distinguished(state: dict[str, Array]) -> None:
     assert trained_names(state) == ("body.bias", "body.weight")
     assert buffer_names(state) == ("norm.running_mean", "norm.running_var")
     assert float32_bytes(state) == 4 * 8

@@ -180,22 +180,22 @@ def test_party_of_the_demo_takes_no_code_from_the_working_directory(
 
 def test_a_job_file_is_run_by_silos_that_its_options_name(desk: Desk, chorale: Calls) -> None:
     for options, message in {
-        ("--rounds", "3"): "--rounds: expected none with --job .*job.yaml",
-        ("--dp", "sums"): "--dp: expected none with --job .*job.yaml",
+        ("--rounds", "3"): "--rounds: not allowed with --job .*job.yaml",
+        ("--dp", "sums"): "--dp: not allowed with --job .*job.yaml",
         ("--drop", "1"): "--drop: expected 0 to 0, as 3 silos must keep the 3",
         (
             "--alpha",
             "1",
             "--partition",
             "iid",
-        ): "--alpha: expected none with --partition iid, only",
+        ): "--alpha: not allowed with --partition iid, only",
     }.items():
         ended = chorale("demo", "--job", desk.job(), "--out", desk.folder / "out", *options)
         assert (ended.code, bool(re.search(message, ended.err))) == (2, True), ended.err
     taken = chorale("demo", "--job", desk.job(silos=["hub", "a", "b"]), "--out", desk.folder / "out")
     assert "silos: hub is the name of another party of the demo" in taken.err
     alone = chorale("demo", "--partition", "iid", "--out", desk.folder / "out")
-    assert "--partition: expected none without --job FILE" in alone.err
+    assert "--partition: needs --job FILE" in alone.err
     strict = desk.write("strict.yaml", {"federation": "test", "max_rounds": 3})
     refused = chorale("demo", "--job", desk.job(rounds=4), "--policy", strict, "--out", desk.folder / "out")
     assert (refused.code, "expected at most 3, got 4 rounds" in refused.err) == (3, True)

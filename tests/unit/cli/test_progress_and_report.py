@@ -30,7 +30,7 @@ from client.history import (
     check_done,
     counted,
     figure_by_round,
-    left_out_told,
+    left_out_in_words,
 )
 from coordinator.phase_machine import PhaseState
 from coordinator.reasons import Absent
@@ -254,7 +254,7 @@ def test_every_reason_and_stage_has_words() -> None:
         (LeftOut(silo="d", stage="unmask", reason="no-answer"), "no answer in time as masks were taken off"),
         (LeftOut(silo="d", stage="\x1b[2J", reason="\x1b]0;"), r"\x1b]0; \x1b[2J"),
     ):
-        assert left_out_told(left, PhaseRecord(reason="unmask-hard-cap")) == expected
+        assert left_out_in_words(left, PhaseRecord(reason="unmask-hard-cap")) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut, PhaseRecord, Ta
 from cli.output.page import STYLE, page
 from cli.output.progress import doing, plain_line
 from cli.output.report import document, rounds_csv
-from client.history import JobHistory, state_told, summary_facts
+from client.history import JobHistory, state_in_words, summary_facts
 from client.planning import Plan, timing_of
 
 JOB = b"j" * 32
@@ -110,7 +110,7 @@ def test_csv_has_a_row_a_phase_and_nothing_that_a_spreadsheet_would_run() -> Non
 
 def test_lines_name_the_rule_and_nothing_in_them_moves_a_cursor() -> None:
     job_history = history(state="waiting for approval at \x1b[2Jsouth", progress="round 1", status="running")
-    assert state_told(job_history.summary) == r"waiting for approval at \x1b[2Jsouth"
+    assert state_in_words(job_history.summary) == r"waiting for approval at \x1b[2Jsouth"
     assert doing(job_history.summary) == r"waiting for approval at \x1b[2Jsouth"
     record = job_history.records[1]
     line = plain_line(record, title="round 1/2")

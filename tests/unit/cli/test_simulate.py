@@ -220,10 +220,13 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
         # these trained on another cut than was asked for, without a word
         (
             ["--partition", "shards", "--alpha", "0.1"],
-            "--alpha: expected none with --partition shards, only with dirichlet",
+            "--alpha: not allowed with --partition shards, only with dirichlet",
         ),
-        (["--shards-per-silo", "3"], "--shards-per-silo: expected none with --partition dirichlet"),
-        (["--silo", "a.yaml", "--partition", "iid"], "--partition: expected none with --silo, whose files"),
+        (["--shards-per-silo", "3"], "--shards-per-silo: not allowed with --partition dirichlet"),
+        (
+            ["--silo", "a.yaml", "--partition", "iid"],
+            "--partition: not allowed with --silo, whose files",
+        ),
         (["--silos", "20", "--min-samples", "500"], "no cut in 1000 draws gives each of 20 silos 500"),
         (["--policy", "/nowhere.yaml"], "/nowhere.yaml: no such file or directory"),
         (["--init", "/nowhere.safetensors"], "/nowhere.safetensors: no such file or directory"),
@@ -235,7 +238,10 @@ def test_a_draw_that_silos_would_refuse_is_told_first_and_simulated_without_thei
             "3 silos x 500 are 1,500 shards, more than there are training samples; expected at most 470",
         ),
         # it was taken, and changed nothing
-        (["--all-class-rows"], "--all-class-rows: expected none with fedavg, which holds back no class rows"),
+        (
+            ["--all-class-rows"],
+            "--all-class-rows: not allowed with fedavg, which holds back no class rows",
+        ),
         (["--workers", "2"], "no such option '--workers'; --parallel says how many workers compute"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

@@ -106,7 +106,7 @@ def test_a_model_that_nobody_trains_has_no_final_figures(desk: Desk, chorale: Ca
     }
     refused = chorale("simulate", job, "--test")
     assert refused.err.endswith(
-        "--test: expected none with personalization alone, where no model is common to all\n"
+        "--test: not allowed with personalization alone, where no model is common to all\n"
     )
 
 

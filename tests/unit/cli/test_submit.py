@@ -80,7 +80,7 @@ def test_the_risk_of_a_draw_is_told_first(silos: int, fraction: float, expected:
 @pytest.mark.parametrize(
     ("fields", "is_told"), [({}, True), ({"draw": "groups"}, False), ({"rounds": 29}, False)]
 )
-def test_as_many_draws_as_silos_are_told_to_whoever_submits(
+def test_as_many_draws_as_silos_are_shown_on_submission(
     fields: dict[str, Any], is_told: bool, desk: Desk
 ) -> None:
     names = [f"silo-{place}" for place in range(30)]
@@ -196,7 +196,7 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
     collude = planned_epsilon_if_all_others_collude(spec, VOTES)
     assert collude > 1.2 * cost
     assert against == (
-        "privacy: that holds against the coordinator and 1 of 3 silos, by the noise of 2 honest ones "
+        "privacy: that protects from the coordinator and 1 of 3 silos, by the noise of 2 honest ones "
         f"(of more with a larger min_cohort); if all other silos collude with it: epsilon {collude:.4g}"
     )
     assert several.startswith(

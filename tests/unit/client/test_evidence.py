@@ -729,7 +729,7 @@ def test_other_model_is_found(lab: Lab) -> None:
 
 
 def test_metadata_of_the_model_are_those_of_the_job(lab: Lab) -> None:
-    """The arrays are the job's, and what their inputs and outputs mean was of whoever wrote the file."""
+    """The arrays are the job's, and what their inputs and outputs mean was the writer's choice."""
     facts = facts_of(lab.job.spec, job_digest=lab.job.digest, round=3)
     verify_archive(lab.archive, model=b"".join(with_facts([lab.model], facts)))
     for name, value in (("label_column", '["hiv"]'), ("round", "1"), ("job", "ab" * 32), ("note", "tested")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.complaints import FiledComplaint, sitting_out
+from coordinator.complaints import FiledComplaint, excluded_silos
 
 NOW, BEFORE = 7, 6  # phases
 A_OF_B, A_OF_C, C_OF_D = ("a", "b"), ("a", "c"), ("c", "d")
@@ -30,4 +30,4 @@ def test_who_sits_out(case):
         for phase, filed in ((BEFORE, before), (NOW, here))
         for number, (sender, accused) in filed
     ]
-    assert sitting_out(history, after={(NOW, attempt - 1), (BEFORE, 2)}) == set(expected)
+    assert excluded_silos(history, after={(NOW, attempt - 1), (BEFORE, 2)}) == set(expected)

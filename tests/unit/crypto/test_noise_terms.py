@@ -135,7 +135,7 @@ def test_one_record_moves_rounded_sums_by_no_more(coordinates: int, norm: float)
 
 @pytest.mark.parametrize("coordinates", [1, 50, 2_000])
 @pytest.mark.parametrize("norm", [0.3, 4.0, 300.0])
-def test_a_clipped_array_is_seldom_rounded_anew(coordinates: int, norm: float) -> None:
+def test_a_clipped_array_is_seldom_rounded_again(coordinates: int, norm: float) -> None:
     """Each of 200 roundings passes the bound with at most 2^-20: false alarms below 2 in 10,000."""
     generator = np.random.default_rng(8)
     bound = clipped_sensitivity(norm, scale=1.0, coordinates=coordinates)

@@ -74,7 +74,7 @@ def test_what_a_file_declares_is_compared_before_memory_is_taken(
 def test_no_choice_of_columns_moves_what_a_private_job_is_refused_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # whoever makes the columns wider until the job is refused has counted the records
+    # who makes the columns wider until the job is refused has counted the records
     rows, wide = 1_000, tuple(f"c{number}" for number in range(1_000))
     table = pyarrow.table({name: ["1"] * rows for name in ("age", "sex", "y")})
     parquet.write_table(table, tmp_path / "data.parquet")

@@ -266,7 +266,7 @@ def test_samples_need_a_label_each() -> None:
     "fields, message",
     [
         ({"format": "npz"}, "path: a value is required with format npz"),
-        ({"format": "digits", "path": "somewhere"}, "path: expected none with format digits"),
+        ({"format": "digits", "path": "somewhere"}, "path: not allowed with format digits"),
         ({"format": "module"}, "module: a value is required with format module"),
         (
             {"format": "digits", "partition": {"kind": "iid", "silos": 2, "index": 2}},

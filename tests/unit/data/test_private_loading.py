@@ -323,7 +323,7 @@ def test_whole_numbers_of_a_private_job_of_floats_are_cut(monkeypatch: pytest.Mo
     ("fields", "expected"),
     [
         ({"input_type": "int64"}, "vocabulary: a value is required in a private job with input_type int64"),
-        ({"vocabulary": 3}, "vocabulary: expected none with input_type float32, only with int64"),
+        ({"vocabulary": 3}, "vocabulary: not allowed with input_type float32, only with int64"),
         (
             {"input_type": "int64", "vocabulary": 3, "task": {"name": "next-token"}},
             "vocabulary: expected none in a task of tokens, where it is classes",

@@ -52,7 +52,7 @@ def test_a_fault_of_settings_is_the_same_whatever_the_records_are(
 
 @pytest.mark.parametrize("fields", NO_FAULTS.values(), ids=NO_FAULTS)
 def test_what_a_record_decides_is_no_fault_of_settings(tmp_path: Path, fields: dict[str, Any]) -> None:
-    """Neighboring data sets would be told apart by a refusal that nothing counts."""
+    """Neighboring data sets would be distinguished by a refusal that nothing counts."""
     found = list[type[ConfigError]]()
     for rows in NEIGHBORS:
         with suppress(ConfigError):

@@ -175,7 +175,10 @@ def test_a_missing_unit_is_told_with_its_place(tmp_path: Path, own_module: Modul
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"format": "digits", "unit": "patient"}, "unit: expected none with format digits, only with csv"),
+        (
+            {"format": "digits", "unit": "patient"},
+            "unit: not allowed with format digits, only with csv",
+        ),
         ({"format": "csv", "path": "t.csv", "max_rows_per_unit": 3}, "max_rows_per_unit: expected none"),
         (
             {
@@ -184,7 +187,7 @@ def test_a_missing_unit_is_told_with_its_place(tmp_path: Path, own_module: Modul
                 "unit": "patient",
                 "partition": {"kind": "iid", "silos": 2, "index": 0},
             },
-            "partition: expected none with unit",
+            "partition: not allowed with unit",
         ),
     ],
 )

@@ -263,7 +263,7 @@ def test_word_is_refused_where_paper_and_code_do_not_differ() -> None:
     )
     with pytest.raises(ValueError, match=message):
         job_as("code", "fedavg")
-    with pytest.raises(ValueError, match="as_published: expected none with parts"):
+    with pytest.raises(ValueError, match="as_published: not allowed with parts"):
         make_job({"as_published": "paper", "parts": {}})
     with pytest.raises(ValueError, match="as_published"):
         job_as("talk", "feddw")

@@ -108,7 +108,7 @@ def test_records_that_appear_after_the_start_wait_for_the_next(book: AccountBook
     assert book.fixed() == {"wards": True}
 
 
-def test_records_that_nobody_can_say_leave_room_for_one_account(book: AccountBook) -> None:
+def test_records_that_are_not_known_leave_room_for_one_account(book: AccountBook) -> None:
     book.write("wards", range(10), account="data")
     book.fields["scans"] = {"format": "visits", "from": "hospital-data==1.0.0", "name": "scans"}
     book.start()

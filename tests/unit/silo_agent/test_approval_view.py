@@ -139,7 +139,7 @@ def test_nobody_approves_where_policy_alone_decides() -> None:
         Policy(federation="test", approval="automatic", required_approvals=2)
 
 
-def test_an_approval_of_before_a_suspension_or_a_rejection_does_not_count_after_it(book: Book) -> None:
+def test_an_approval_before_a_suspension_or_a_rejection_does_not_count_after_it(book: Book) -> None:
     decisions, job = book.ledger.decisions(), book.job.digest
     for stop in (
         lambda: book.ledger.suspend(job),

@@ -207,7 +207,7 @@ async def test_a_job_without_privacy_is_refused_where_policy_requires_it(make_hu
     assert await agent.refusal() == "policy"
 
 
-async def test_a_job_without_privacy_is_told_apart_in_the_ledger(make_hub: MakeHub) -> None:
+async def test_a_job_without_privacy_is_distinguished_in_the_ledger(make_hub: MakeHub) -> None:
     hub = make_hub(privacy=None)
     hub.add_all()
     await hub.run(0, "enrollment.0")

@@ -220,7 +220,7 @@ async def test_the_line_ends_when_a_certificate_of_the_authority_was_removed(
     assert len(heard) == (1 if is_removed else 2)
 
 
-async def test_an_agent_that_another_one_keeps_out_waits_minutes(make_stub: MakeStub, agent: Agent) -> None:
+async def test_an_agent_that_another_one_excludes_waits_minutes(make_stub: MakeStub, agent: Agent) -> None:
     """Both dialed again at once and displaced each other for ever; neither log said why."""
     hellos, waited = list[bytes](), list[float]()
 

@@ -53,7 +53,7 @@ def test_the_environment_overrides_a_field(tmp_path: Path, monkeypatch: pytest.M
         ({"coordinator": "chorale.example"}, "coordinator"),
         ({"data": {"format": "!"}}, "data.format: expected one of digits, .*, or with `from` the name of an"),
         ({"data": {"format": "npz"}}, "data.path: a value is required with format npz"),
-        ({"data": {"format": "digits", "path": "x"}}, "data.path: expected none with format digits"),
+        ({"data": {"format": "digits", "path": "x"}}, "data.path: not allowed with format digits"),
         ({"data": {"format": "module"}}, "data.module: a value is required with format module"),
         ({"data": {"format": "module", "module": "no colon"}}, "module"),
         ({"data": {"format": "digits", "holdout": 1.0}}, "holdout"),

@@ -153,7 +153,7 @@ def test_one_peer_that_kept_a_later_statement_is_enough(
             silos.forget(name)
     if is_found:
         check_refused(silos)
-    else:  # the control, and what is said of it: no peer remembers, so nobody notices
+    else:  # the control, and its sentence: no peer remembers, so nobody notices
         silos.session().run()
 
 
@@ -296,7 +296,7 @@ def test_recovery_settles_what_was_lost_and_nothing_later(silos: Silos) -> None:
     silos.put_back(VICTIM, copy)
     check_refused(silos)
     with silos.ledgers[VICTIM]._database.transaction() as connection:
-        a_day_ahead = silos.now + timedelta(days=1)  # what is said later stands above it all the same
+        a_day_ahead = silos.now + timedelta(days=1)  # a later statement stands above it all the same
         settle(connection, unix_seconds=a_day_ahead.timestamp())
     silos.session().run()
     later = silos.snapshot(VICTIM)

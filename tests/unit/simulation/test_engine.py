@@ -166,7 +166,7 @@ def test_what_a_silo_keeps_stays_where_a_round_was_used_up(make: Makes) -> None:
     assert simulation.progress.local == {}
 
 
-def test_progress_of_before_leads_to_the_same_end(make: Makes) -> None:
+def test_earlier_progress_leads_to_the_same_end(make: Makes) -> None:
     def fresh() -> Simulation:
         return make(fraction=0.6, rounds=4, simulation={"objective": Keeping()})
 

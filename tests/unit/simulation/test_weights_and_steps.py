@@ -93,7 +93,7 @@ def test_local_steps_of_whole_passes_are_the_epochs_bit_for_bit() -> None:
     assert all(torch.equal(by_epochs[1][name], by_steps[1][name]) for name in by_epochs[1])
 
 
-def test_local_steps_end_within_a_pass_and_every_pass_is_shuffled_anew() -> None:
+def test_local_steps_end_within_a_pass_and_every_pass_is_shuffled_again() -> None:
     steps, _, drawn = trained({"local_epochs": None, "local_steps": 4})
     assert steps == 4  # a pass of 3 batches, 4 + 4 + 2 samples, and 4 more
     assert sorted(set(drawn)) == [1, 2]

@@ -264,7 +264,7 @@ def test_a_private_job_trains_on_transformed_records() -> None:
     ("fields", "message"),
     [
         ({"augment": CROP, "input_shape": [12]}, r"augment: expected images, .* got \[12\]"),
-        ({"augment": CROP, "input_type": "int64"}, "augment: expected none with input_type int64"),
+        ({"augment": CROP, "input_type": "int64"}, "augment: not allowed with input_type int64"),
         ({"augment": [EVERY[5]], "input_shape": [4, 8, 8]}, "augment.0: expected 1 or 3 channels"),
         ({"augment": [EVERY[0] | {"padding": 8}]}, "augment.0.padding: a reflected border of 8 is wider"),
         (

@@ -145,7 +145,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     (r"expected files of SHA-256 0000.*, as the job pins, got ", code(PINNED)),
     (r"code: expected the distributions that `from` names \(hospital-models==1.2.0\)", code("other==1")),
-    (r"norm: expected none with `from`", {"model": of("net", norm="group")}),
+    (r"norm: not allowed with `from`", {"model": of("net", norm="group")}),
     (
         r"strategy.loss: spherefed has sphere-mse itself; focal of .* takes the place of loss task alone",
         method("spherefed", loss=of("focal")),
@@ -184,7 +184,7 @@ def test_data_of_a_distribution_are_checked_and_cut_as_any_other() -> None:
         ({"format": "lines"}, "format: expected one of digits, .*, module, got lines"),
         ({"format": "nzp"}, r"module, got nzp \(did you mean npz\?\)"),
         ({"format": "digits", "from": PINNED}, "format: expected an entry point of"),
-        ({"format": "digits", "options": {"a": 1}}, "options: expected none without `from`"),
+        ({"format": "digits", "options": {"a": 1}}, "options: needs `from`"),
     ],
 )
 def test_settings_of_data_that_name_nothing_are_refused(fields: dict[str, Any], expected: str) -> None:

@@ -153,7 +153,7 @@ def test_no_array_of_a_training_comes_to_the_disk(shared: tuple[SharedTraining, 
     assert len(secret) > 2
 
 
-def test_a_dead_process_is_one_line_and_the_next_training_starts_anew(
+def test_a_dead_process_is_one_line_and_the_next_training_starts_again(
     shared: tuple[SharedTraining, SiloSettings],
 ) -> None:
     training, settings = shared

@@ -105,7 +105,7 @@ def raw_data(
     or NaN where labels are numbers. Each is a problem.
     """
     shape = (table.rows, sum(column.width for column in job.inputs))
-    if job.privacy is None:  # else whoever chooses the columns would count the records by what is refused
+    if job.privacy is None:  # else who chooses the columns would count the records by what is refused
         check_bytes(math.prod(shape) * np.dtype(np.float64).itemsize, source=f"columns: {table.rows} records")
     inputs_ND = np.empty(shape)
     start = 0

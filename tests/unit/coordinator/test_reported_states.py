@@ -10,7 +10,7 @@ from chorale.transport import wire
 from chorale.v1 import federation_pb2 as fpb
 from chorale.v1 import operations_pb2 as pb
 from coordinator.jobs.phase_record import ApprovalWait
-from coordinator.reasons import Reason, told_state
+from coordinator.reasons import Reason, standstill_in_words
 from crypto.errors import Refusal, Rule
 from tests.unit.coordinator.fake_silo import FakeSilo
 
@@ -181,9 +181,10 @@ def test_text_of_a_rejection_cannot_pretend_that_other_silos_refused() -> None:
 
 def test_a_state_names_few_silos_and_counts_the_others() -> None:
     many = {f"silo-{place}": "approval" for place in range(9)}
-    assert told_state(many, silos=9, in_the_way={}).endswith("silo-4, silo-5 and 3 more")
+    assert standstill_in_words(many, silos=9, in_the_way={}).endswith("silo-4, silo-5 and 3 more")
     both = {"a": "approval", "b": "connection", "c": "input"}
     assert (
-        told_state(both, silos=4, in_the_way={}) == "waiting for approval at a; for silos: 3 of 4 connected"
+        standstill_in_words(both, silos=4, in_the_way={})
+        == "waiting for approval at a; for silos: 3 of 4 connected"
     )
-    assert told_state({"c": "input", "d": "answer"}, silos=4, in_the_way={}) == "running"
+    assert standstill_in_words({"c": "input", "d": "answer"}, silos=4, in_the_way={}) == "running"
