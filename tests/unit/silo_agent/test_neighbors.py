@@ -5,6 +5,7 @@ An answer that carries no noise is not charged, so it must not depend on a recor
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -223,10 +224,15 @@ DECIDED_BY = {
 
 
 def table(columns: int) -> dict[str, str]:
-    """The rows of the page's table of so many columns, by the name in their first one."""
+    """The last cell of the page's table of so many columns, by each name in the first cell."""
     section = PAGE.read_text().partition("### Every message of a private job\n")[2].partition("\n## ")[0]
     cells = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
-    return {row[0].strip(" `"): row[-1].strip() for row in cells if len(row) == columns}
+    return {
+        name: row[-1].strip()
+        for row in cells
+        if len(row) == columns
+        for name in re.findall("`(.+?)`", row[0])
+    }
 
 
 def test_the_page_says_of_every_message_and_code_what_it_depends_on() -> None:
