@@ -220,7 +220,7 @@ def test_rounds_that_each_draw_a_new_set_may_be_refused(spec: JobSpec) -> None:
 
 def test_statistics_in_rounds_that_each_draw_a_new_set_are_refused_by_default(spec: JobSpec) -> None:
     """`update_bound: 1e-7` made FedCSD's model stand still at any rate: 16 rounds of 4 of 12 silos gave each
-    silo's prototypes to 4e-4 (docs/threat-model.md)."""
+    silo's prototypes to 4e-4 (docs/decisions/0031-statistics-of-drawn-rounds.md)."""
     takes = {"class_statistics": "allow", "assumed_colluders": 0, "max_cohort_changes": 1_000}
     fields = {"classes": 10, "input_shape": [4], "model": {"name": "mlp", "hidden": [8]}}
     silos = [f"silo-{place:02d}" for place in range(12)]
