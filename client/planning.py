@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chorale.job import Job, SignedJob
-from chorale.privacy.plan import planned_phases
+from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.state import float32_bytes, state_from_bytes
 from chorale.transport.wire import PhaseKey

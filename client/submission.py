@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from chorale.pinned_code import pinned
-from chorale.privacy.plan import solve
 from chorale.privacy.promise import promise_of
+from chorale.privacy.solve import solve
 from chorale.runtime.files import read_limited
 from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE

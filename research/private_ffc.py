@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from bench.options import Parser, whole
 from bench.rows import Row, table
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.quantity_noise import noise_deviations, releases_of
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.quantity_noise import noise_deviations
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.fixed_point import ring
@@ -311,7 +312,7 @@ def _level(target: float, runs: Sequence[_Run]) -> Level:
 
 @cache
 def multiplier_for(target: float) -> float:
-    """The least at which one calibration costs no more; the whole job's plan is chorale/privacy/plan.py's."""
+    """The least at which one calibration costs no more; a whole job's is chorale/privacy/solve.py's."""
     low, high = 0.01, 100.0
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
@@ -323,7 +324,7 @@ def calibration_epsilon(multiplier: float) -> float:
     """Of the two sums together, at DELTA, for one record."""
     spec = _job(multiplier, rounds=1, seed=0)
     state = {**initial_state(spec), TOTAL: np.array(1)}
-    return epsilon(releases_of(spec, "calibrate", state, SILOS), DELTA)
+    return epsilon(JobReleases(spec, state).cost("calibrate", SILOS), DELTA)
 
 
 def _percent(accuracy: Accuracy) -> str:

@@ -9,14 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chorale.privacy.plan import (
-    planned_epsilon,
-    planned_epsilon_if_all_others_collude,
-    planned_epsilon_of_rows,
-    planned_statistics_epsilon,
-    planned_updates_epsilon,
-    rows_told,
-)
+from chorale.privacy.job_releases import JobReleases, rows_in_words
 from chorale.privacy.quantity_noise import noise_deviations, noised, privacy_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
@@ -67,8 +60,8 @@ class Promise:
             f"privacy: that protects from the coordinator and {self.colluders} of {self.members} silos, by "
             f"the noise of {self.honest} honest ones (of more with a larger min_cohort); "
             f"{if_all_others_collude(self.epsilon_if_all_others_collude)}",
-            f"privacy: {rows_told(self.epsilon_of_rows)}; all rows of one unit are one record where a silo's "
-            "data set has units (data.unit)",
+            f"privacy: {rows_in_words(self.epsilon_of_rows)}; all rows of one unit are one record where a "
+            "silo's data set has units (data.unit)",
         ]
         if self.update_noise <= DROWNED:
             return lines
@@ -93,7 +86,8 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
     Raises ConfigError for a job that costs more than the target it names.
     """
     privacy, members = privacy_of(spec), spec.named_per_round
-    cost = planned_epsilon(spec, state)
+    released = JobReleases(spec, state)
+    cost = released.epsilon()
     if privacy.epsilon is not None and cost > privacy.epsilon:
         raise ConfigError(
             f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
@@ -115,15 +109,15 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         delta=privacy.delta,
         unit=privacy.unit,
         noise=None if privacy.records is None else privacy.records.noise,
-        epsilon_if_all_others_collude=planned_epsilon_if_all_others_collude(spec, state),
+        epsilon_if_all_others_collude=JobReleases(spec, state, honest=1).promised_epsilon(),
         members=members,
         colluders=members // 3,
         honest=spec.rule(members).min_honest,
-        epsilon_updates_per_silo=planned_updates_epsilon(spec, state),
-        epsilon_statistics_per_record=planned_statistics_epsilon(spec, state),
+        epsilon_updates_per_silo=released.epsilon_of_updates(),
+        epsilon_statistics_per_record=released.epsilon_of_statistics(),
         multipliers={field: value for field, value in multipliers.items() if value is not None},
         update_noise=update_noise,
-        epsilon_of_rows=planned_epsilon_of_rows(spec, state),
+        epsilon_of_rows=released.epsilon_of_rows(),
     )
 
 

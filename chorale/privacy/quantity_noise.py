@@ -1,4 +1,4 @@
-"""Which quantity of a private job carries how much noise, and what its sum then releases.
+"""Which quantity of a private job carries how much noise.
 
 Both sides compute it from job, state and m; no message carries it. Every quantity of a private job is the
 same whatever the data are, or post-processing of DP-SGD, or it carries noise; every other one is refused.
@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from chorale.privacy.batch_cap import CUT_FAILURE
-from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
 from chorale.spec.privacy_spec import PrivacySpec
-from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
-from crypto.fixed_point.layout import Disclosure, Quantity, Side
+from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.fixed_point.plausible import largest_word
 from crypto.noise.gaussian import MAX_VARIANCE, MIN_VARIANCE
 from crypto.noise.sensitivity import (
@@ -29,7 +25,6 @@ from crypto.noise.sensitivity import (
     rotated_bound,
     whole_sensitivity,
 )
-from crypto.session.cohort import default_colluders, draw_risk
 
 MAX_EXPONENT = 60  # of the scale
 SMALL_ROUNDING_COST = 1.0 + 2.0**-10  # of the noise; a finer scale saves no more than that
@@ -72,7 +67,7 @@ def noised(quantities: Sequence[Quantity], spec: JobSpec, members: int) -> tuple
     if spec.privacy is None:
         return tuple(quantities)
     summed = [quantity for quantity in quantities if quantity.discloses is not Disclosure.DIAGNOSTIC]
-    return tuple(_protected(quantity, spec, members) for quantity in summed)
+    return tuple(protected(quantity, spec, members) for quantity in summed)
 
 
 def noise_deviations(quantities: Sequence[Quantity], members: int) -> dict[str, float]:
@@ -87,85 +82,7 @@ def noise_deviations(quantities: Sequence[Quantity], members: int) -> dict[str, 
     }
 
 
-def releases_of(
-    spec: JobSpec, kind: str, state: GlobalState, members: int, *, colluders: int | None = None
-) -> tuple[Release, ...]:
-    """What one input to a phase of that kind costs a silo, to be paid before its data are touched.
-
-    A sum is released with the noise of at least h silos; that of the others is not counted. Raises
-    ConfigError for a job without privacy, whose cost has no bound. colluders: as below.
-    """
-    found = releases_by_quantity(spec, kind, state, members, colluders=colluders)
-    return tuple(release for _, release in found)
-
-
-def releases_by_quantity(
-    spec: JobSpec,
-    kind: str,
-    state: GlobalState,
-    members: int,
-    *,
-    honest: int | None = None,
-    colluders: int | None = None,
-) -> list[tuple[Quantity, Release]]:
-    """The same, each with its quantity as the method declares it; DP-SGD's steps belong to the update.
-
-    honest: how many silos' noise is counted on; None: h. 1 leaves a silo its own noise alone. colluders: of
-    all silos of the job, of which a draw may name more than floor(m/3); None: `default_colluders`.
-    """
-    privacy, honest = privacy_of(spec), honest or spec.rule(members).min_honest
-    records, rounds = privacy.records, max(spec.rounds, 1)
-    context = phase_context(spec, 1, state, members, public_seed=bytes(32))  # no seed changes the cost
-    found: list[tuple[Quantity, Release]] = []
-    for quantity in spec.method.phase(kind).quantities(context):
-        is_trained = quantity.discloses is Disclosure.UPDATE and not quantity.is_whole_units
-        if is_trained and records is not None:
-            steps = dp_sgd_steps(spec)
-            dp_sgd = DpSgd(
-                noise_multiplier=_solved(records.noise_multiplier, "records.noise_multiplier"),
-                sample_rate=records.sample_rate,
-                steps=steps,
-                draws=steps * math.prod(quantity.shape),
-                distance=CUT_FAILURE / rounds,
-                side=quantity.side,
-            )
-            found.append((quantity, dp_sgd))
-        if quantity.discloses is Disclosure.DIAGNOSTIC:
-            continue
-        noise = _protected(quantity, spec, members).noise
-        if noise is None:
-            continue
-        moved = _sensitivity(quantity, noise.scale, noise.clip_l2)
-        # Exchanging a silo's data moves the sum twice as far as leaving the silo out. The noise is scaled
-        # by the second, the cost is counted by the first: one record's change is an exchange.
-        l2 = moved.l2 if noise.clip_l2 is None else 2.0 * moved.l2
-        noised_sum = Gaussian(
-            noise_multiplier=_rounded_down(math.sqrt(honest * noise.variance) / l2),
-            draws=honest * quantity.size,
-            failure=moved.failure,
-            side=quantity.side,
-        )
-        if quantity.is_whole_units:
-            assert records is not None
-            step = SampledGaussian(
-                **asdict(noised_sum), sample_rate=records.sample_rate, distance=CUT_FAILURE / rounds
-            )
-            found.append((quantity, step))
-        else:
-            found.append((quantity, noised_sum))
-    silos, sides = len(spec.silos), [release.side for _, release in found]
-    if members < silos:
-        # one draw names the silos of all sums of a phase, so each side of the data pays its risk once
-        risk = draw_risk(
-            silos, members, colluders=default_colluders(silos) if colluders is None else colluders, draws=1
-        )
-        for side in (Side.BOTH,) if Side.BOTH in sides else dict.fromkeys(sides):
-            quantity, first = found[sides.index(side)]
-            found[sides.index(side)] = quantity, replace(first, failure=first.failure + float(risk))
-    return found
-
-
-def _protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
+def protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
     """A quantity of a private job with its noise, or as it is where it needs none. Raises ConfigError."""
     privacy, discloses = privacy_of(spec), quantity.discloses
     if discloses is Disclosure.CONSTANT:
@@ -176,7 +93,7 @@ def _protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
         return quantity  # post-processing of DP-SGD
     clip_l2 = privacy.update_clip(members)
     if discloses is Disclosure.UPDATE and privacy.sums is not None and clip_l2 is not None:
-        multiplier = _solved(privacy.sums.noise_multiplier, "sums.noise_multiplier")
+        multiplier = solved(privacy.sums.noise_multiplier, "sums.noise_multiplier")
         # the rotation makes words small and does no more for privacy: the norm is clipped before it
         block = 1 if quantity.projection is None else quantity.projection.block
         largest = rotated_bound(clip_l2, block=block, words=members * quantity.size)
@@ -189,7 +106,7 @@ def _protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
             f"quantity {quantity.name}: a private job cannot sum it, because nothing bounds what one "
             f"{privacy.unit} changes of it"
         )
-    multiplier = _solved(privacy.statistics_noise_multiplier, "statistics_noise_multiplier")
+    multiplier = solved(privacy.statistics_noise_multiplier, "statistics_noise_multiplier")
     return _with_noise(quantity, spec, members, multiplier=multiplier, clip_l2=None)
 
 
@@ -198,7 +115,7 @@ def _gradient(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
     records = privacy_of(spec).records
     if records is None or quantity.sensitivity_l2 is None:
         raise ConfigError(f"quantity {quantity.name}: whole units are those of clipped gradients")
-    multiplier = _solved(records.noise_multiplier, "records.noise_multiplier")
+    multiplier = solved(records.noise_multiplier, "records.noise_multiplier")
     made = _with_noise(quantity, spec, members, multiplier=multiplier, clip_l2=None)
     assert made.noise is not None
     if _rounding_cost(made, made.noise.scale, None) > MAX_ROUNDING_COST:
@@ -223,7 +140,7 @@ def _with_noise(
     finest: Quantity | None = None
     for exponent in range(-MAX_EXPONENT, MAX_EXPONENT + 1):
         scale = math.ldexp(1.0, exponent)
-        variance = multiplier**2 * _sensitivity(quantity, scale, clip_l2).squared_l2 / honest
+        variance = multiplier**2 * sensitivity_of(quantity, scale, clip_l2).squared_l2 / honest
         if variance < MIN_VARIANCE:
             continue
         if variance > MAX_VARIANCE:
@@ -250,10 +167,10 @@ def _rounding_cost(quantity: Quantity, scale: float, clip_l2: float | None) -> f
     """How many times longer rounding makes what the noise has to hide. quantity: without its noise."""
     l2 = quantity.sensitivity_l2 if clip_l2 is None else clip_l2
     assert l2 is not None
-    return _sensitivity(quantity, scale, clip_l2).l2 / (scale * l2)
+    return sensitivity_of(quantity, scale, clip_l2).l2 / (scale * l2)
 
 
-def _sensitivity(quantity: Quantity, scale: float, clip_l2: float | None) -> Sensitivity:
+def sensitivity_of(quantity: Quantity, scale: float, clip_l2: float | None) -> Sensitivity:
     """How far leaving out one silo's clipped array moves the sum of whole numbers, or else one record.
 
     quantity: without its noise, so that a count is still one.
@@ -268,12 +185,7 @@ def _sensitivity(quantity: Quantity, scale: float, clip_l2: float | None) -> Sen
     return record_sensitivity(quantity.sensitivity_l2, scale=scale, coordinates=quantity.size)
 
 
-def _rounded_down(multiplier: float) -> float:
-    """To twelve digits: rounds that name fewer silos come to the same number but for its last bits."""
-    return float(f"{multiplier * (1.0 - 1e-11):.12g}")
-
-
-def _solved(multiplier: float | None, field: str) -> float:
+def solved(multiplier: float | None, field: str) -> float:
     if multiplier is None:
         raise ConfigError(f"privacy.{field}: it is null, and has to be solved for first")
     return multiplier

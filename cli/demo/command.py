@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from chorale.evidence import sign_statement
-from chorale.privacy.plan import spent_epsilon_if_all_others_collude
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.promise import Promise, Spent, if_all_others_collude, promise_of
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
@@ -282,14 +282,13 @@ def _spent(plan: Plan, promised: _Promised, digest: bytes) -> dict[str, Spent]:
     from silo_agent.disclosure.ledger.ledger import Ledger
 
     spent: dict[str, Spent] = {}
+    alone = JobReleases(promised.spec, promised.state, honest=1)
     for name in plan.names:
         settings = load_silo_settings(plan.folder(name) / "silo.yaml")
         with closing(Ledger(settings.ledger_path)) as ledger:
             account = settings.data_sets[0].account
             budget = ledger.budget(policy=load_policy(settings.policy), data_set=account)
-            collude = spent_epsilon_if_all_others_collude(
-                promised.spec, promised.state, budget.spent_inputs(digest)
-            )
+            collude = alone.promised_epsilon(budget.spent_inputs(digest))
             spent[name] = Spent(epsilon=budget.spent()[0], if_all_others_collude=collude)
     return spent
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from chorale.privacy.plan import rows_told
+from chorale.privacy.job_releases import rows_in_words
 from chorale.privacy.promise import if_all_others_collude, units
 from chorale.results import APPLIED
 from client.history import score_word
@@ -163,7 +163,7 @@ def _privacy_section(report: Document) -> list[str]:
 
 def _rows_told(report: Document) -> str:
     costs = {int(rows): cost for rows, cost in report["epsilon_of_rows"].items()}
-    text = rows_told({rows: math.inf if cost is None else cost for rows, cost in costs.items()})
+    text = rows_in_words({rows: math.inf if cost is None else cost for rows, cost in costs.items()})
     return f"{text[:1].upper()}{text[1:]}; at a silo whose data set has units, all rows of one are one record"
 
 

@@ -21,7 +21,7 @@ import click
 
 from chorale.credentials import CredentialFiles
 from chorale.job import SignedJob
-from chorale.privacy.plan import planned_epsilon_if_all_others_collude
+from chorale.privacy.job_releases import JobReleases
 from chorale.runtime.files import check_folder, read_limited
 from chorale.runtime.software import check_own_digest, own_software
 from chorale.spec.first_state import SEED_ALONE
@@ -278,7 +278,7 @@ def check_job(
             budgets = account_budgets(settings, data_set.account)
             budget = ledger.budget(policy=policy, data_set=data_set.account, budgets=budgets)
             budget.check_plan(unsigned_job(spec, state), state)
-            collude = planned_epsilon_if_all_others_collude(spec, state)
+            collude = JobReleases(spec, state, honest=1).promised_epsilon()
             policy.privacy.check_collusion(spec, collude)
             findings.fine("budget", f"data set {data_set.name} has room for the whole job")
     with findings.step("training", slow="running one batch of each phase"):

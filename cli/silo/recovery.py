@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from chorale.privacy.plan import planned_releases
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.files import read_limited
@@ -120,9 +120,9 @@ def at_most_released(
         return None
     try:
         state = _first_state(spec, weights)
-        charged = planned_releases(spec, state, colluders=colluders)
+        charged = JobReleases(spec, state, colluders=colluders).planned()
         one_round = spec.model_copy(update={"rounds": 1})  # its plan has every kind of phase
-        for release, count in planned_releases(one_round, state, colluders=colluders).items():
+        for release, count in JobReleases(one_round, state, colluders=colluders).planned().items():
             charged[release] += restarts * count
     except ConfigError as error:
         raise ConfigError(f"job {digest.hex()[:12]}: its plan is not known here: {error}") from None

@@ -17,7 +17,7 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
-from chorale.privacy.plan import rows_told
+from chorale.privacy.job_releases import rows_in_words
 from chorale.privacy.promise import Promise, if_all_others_collude, units
 from chorale.spec.column_specs import names_of
 from crypto.errors import printable
@@ -289,7 +289,7 @@ def _noise_lines(view: JobView) -> list[str]:
 
 
 def _promise_lines(promise: Promise, *, has_unit: bool) -> list[str]:
-    rows = [] if has_unit else [rows_told(promise.epsilon_of_rows)]  # all rows of one unit are one record
+    rows = [] if has_unit else [rows_in_words(promise.epsilon_of_rows)]  # all rows of one unit are one record
     return [
         f"epsilon {promise.epsilon:.4g} at delta {promise.delta:g} for the whole job, "
         f"{units(promise.epsilon_updates_per_silo, promise.epsilon_statistics_per_record)}",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chorale.privacy.plan import planned_epsilon_if_all_others_collude
+from chorale.privacy.job_releases import JobReleases
 from chorale.runtime.files import read_limited
 from chorale.spec.fields import MAX_SIMULATED_SILOS
 from chorale.spec.job_spec import JobSpec
@@ -342,7 +342,7 @@ def _check_noise(spec: JobSpec, state: GlobalState, policy: Policy) -> None:
     """What a given policy says once all noise of a private job is known. Raises PolicyRefusal."""
     if spec.privacy is not None:
         policy.privacy.check_job(spec)
-        policy.privacy.check_collusion(spec, planned_epsilon_if_all_others_collude(spec, state))
+        policy.privacy.check_collusion(spec, JobReleases(spec, state, honest=1).promised_epsilon())
 
 
 def _folder(

@@ -13,7 +13,7 @@ from typing import Any
 
 from chorale.evidence import CoordinatorStatement, read_document
 from chorale.job import Job
-from chorale.privacy.plan import planned_phases
+from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import promise_of
 from chorale.privacy.quantity_noise import noised
 from chorale.spec.phase_context import phase_context

@@ -11,7 +11,7 @@ from typing import Any
 from chorale.evidence import PhaseFacts, SiloStatement
 from chorale.job import Job
 from chorale.privacy.composition import AccountReleases, FirstPlan, kinds_of
-from chorale.privacy.plan import planned_releases
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PHASE_PATTERN
@@ -125,7 +125,7 @@ def _check_epsilon(job: Job, silo: SiloStatement, spent: list[dict[str, Any]], s
     plan = _plan_of(silo)
     if plan and job.spec.privacy is None:
         raise EvidenceMismatch("plan: the job has no privacy")
-    if plan and kinds_of(plan) != kinds_of(planned_releases(job.spec, shapes)):
+    if plan and kinds_of(plan) != kinds_of(JobReleases(job.spec, shapes).planned()):
         raise EvidenceMismatch("plan: it is not what the signed job releases")
     first = FirstPlan(job=job.digest, releases=plan, sides_are_fixed=silo.sides_are_fixed) if plan else None
     account = AccountReleases(

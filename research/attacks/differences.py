@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from bench.rows import Row
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.quantity_noise import noise_deviations, releases_of
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.quantity_noise import noise_deviations
 from chorale.privacy.releases import Gaussian
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point.layout import Layout
@@ -168,7 +169,7 @@ def _epsilon(spec: JobSpec, state: Mapping[str, Array], layouts: list[Layout]) -
     both = [
         release
         for layout in layouts
-        for release in releases_of(spec, "calibrate", dict(state), layout.members)
+        for release in JobReleases(spec, dict(state)).cost("calibrate", layout.members)
     ]
     assert all(isinstance(release, Gaussian) for release in both)
     return epsilon(both, spec.privacy.delta)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from bench.rows import Row
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.plan import solve
-from chorale.privacy.quantity_noise import releases_by_quantity
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.solve import solve
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import trained_names
 from crypto.fixed_point import ring
@@ -179,7 +179,7 @@ class _Trial:
         """Epsilon of the update's release by itself."""
         if protection not in PROMISES:
             return None
-        released = releases_by_quantity(self.private_spec(protection), "train", dict(self.state), SILOS)
+        released = JobReleases(self.private_spec(protection), dict(self.state)).of_input("train", SILOS)
         return epsilon([release for quantity, release in released if quantity.name == DELTA], DELTA_DP)
 
 

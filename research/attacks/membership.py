@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from bench.rows import Row
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.plan import solve
-from chorale.privacy.quantity_noise import releases_by_quantity
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.solve import solve
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point.layout import Disclosure
 from research.attacks.digits import Digits, Places, digits, job
@@ -215,7 +215,7 @@ def _arm(target: float | None, spec: JobSpec, runs: Sequence[_Run]) -> Arm:
 def _spent(spec: JobSpec) -> float:
     """By the updates of all rounds; the statistics are not counted."""
     state = {**initial_state(spec), TOTAL: np.array(1)}
-    released = releases_by_quantity(spec, "train", state, SILOS)
+    released = JobReleases(spec, state).of_input("train", SILOS)
     updates = [release for quantity, release in released if quantity.discloses is Disclosure.UPDATE]
     return epsilon(dict.fromkeys(updates, spec.rounds), DELTA_DP)
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chorale.privacy.plan import planned_epsilon, solve
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.solve import solve
 from chorale.spec.job_spec import JobSpec
 from research.attacks.digits import job
 from research.privacy_audit.bounds import by_guessing
@@ -65,7 +66,7 @@ def measure(*, canaries: int = CANARIES, noise_share: float = 1.0, seed: int = 1
     """noise_share: of the noise's deviation that the silos add; below 1 the audit should notice."""
     spec = _job(seed=seed)
     spec = solve(spec, initial_state(spec))
-    claim = planned_epsilon(spec, initial_state(spec))
+    claim = JobReleases(spec, initial_state(spec)).epsilon()
     rng = np.random.default_rng(seed)
     is_in_K = rng.random(canaries) < 0.5
     score_K = _scores(_with_noise_share(spec, noise_share), is_in_K)

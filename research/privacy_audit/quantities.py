@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.quantity_noise import noised, releases_by_quantity
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.quantity_noise import noised
 from chorale.privacy.releases import Gaussian, Release, SampledGaussian
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
@@ -107,7 +108,7 @@ def audits(
     for kind in dict.fromkeys(kinds):
         members = len(spec.silos)
         released = {
-            quantity.name: release for quantity, release in releases_by_quantity(spec, kind, state, members)
+            quantity.name: release for quantity, release in JobReleases(spec, state).of_input(kind, members)
         }
         for quantity in _noised(spec, kind, state, members):
             if quantity.name in skipped:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from chorale.privacy.plan import solve
+from chorale.privacy.solve import solve
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import ChoraleError
 from research.accuracy.trials import Outcome, Split, Trial

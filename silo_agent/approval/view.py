@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from chorale.privacy.plan import planned_phases
+from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import Promise
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.job_spec import JobSpec

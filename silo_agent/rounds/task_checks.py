@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chorale.job import Job
-from chorale.privacy.plan import planned_epsilon, planned_epsilon_if_all_others_collude
+from chorale.privacy.job_releases import JobReleases
 from chorale.spec.state import GlobalState, state_from_file
 from chorale.transport.wire import PhaseKey, checked_digest
 from chorale.v1 import federation_pb2 as pb
@@ -268,8 +268,8 @@ class TaskChecks:
         Raises PolicyRefusal.
         """
         try:
-            planned = planned_epsilon(job.spec, state)
-            collude = planned_epsilon_if_all_others_collude(job.spec, state)
+            planned = JobReleases(job.spec, state).epsilon()
+            collude = JobReleases(job.spec, state, honest=1).promised_epsilon()
         except ConfigError as error:
             raise PolicyRefusal(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
         self._metrics.epsilon_planned.labels(data_set=data_set.name).set(planned)

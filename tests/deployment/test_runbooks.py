@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import yaml
 
-from chorale.privacy.plan import planned_epsilon
+from chorale.privacy.job_releases import JobReleases
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from crypto.identity.certificates import Role
@@ -202,7 +202,7 @@ def impostor(ceremony: Ceremony) -> Iterator[str]:
 def cost(spec: JobSpec) -> float:
     """Epsilon of a job over all silos, whose plan is bought as a whole."""
     state = {"model/votes": np.zeros(len(NAMES), np.float32), TOTAL: np.array(one_hot.SAMPLES * len(NAMES))}
-    return planned_epsilon(spec, state)
+    return JobReleases(spec, state).epsilon()
 
 
 @pytest.fixture(scope="module")

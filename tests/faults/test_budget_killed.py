@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.plan import planned_releases
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.privacy_filter import filter_epsilon
 from chorale.privacy.releases import releases_from_json
 from crypto.session.cohort import default_colluders
@@ -84,7 +84,7 @@ def from_scratch(federation: LocalFederation) -> float:
     releases = [release for one in texts for release in releases_from_json(one)]
     spec = federation.job_spec(privacy=PRIVACY)
     state = {"model/votes": np.zeros(4, np.float32), TOTAL: np.array(400)}
-    plan = planned_releases(spec, state, colluders=default_colluders(len(spec.silos)))
+    plan = JobReleases(spec, state, colluders=default_colluders(len(spec.silos))).planned()
     assert len(releases) <= plan.total()
     filtered = filter_epsilon(releases, DELTA, sides_are_fixed=True)
     return min(filtered, epsilon(plan, DELTA, sides_are_fixed=True))

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.privacy_filter import filter_epsilon
-from chorale.privacy.quantity_noise import releases_of
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.federation import LocalFederation
@@ -90,8 +90,8 @@ def test_a_job_that_plans_too_much_is_refused_at_once(tmp_path: Path) -> None:
 def _cost_of_rounds(federation: LocalFederation, rounds: int) -> float:
     spec = federation.job_spec(rounds=10, privacy=PRIVACY)
     state = {"model/votes": np.zeros(3, np.float32), TOTAL: np.array(300)}
-    releases = list(releases_of(spec, "enrollment", state, 3))
-    releases += list(releases_of(spec, "train", state, 3)) * rounds
+    releases = list(JobReleases(spec, state).cost("enrollment", 3))
+    releases += list(JobReleases(spec, state).cost("train", 3)) * rounds
     return filter_epsilon(releases, Policy(federation="test").privacy.delta, sides_are_fixed=True)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.privacy_filter import filter_epsilon
-from chorale.privacy.quantity_noise import releases_of
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.federation import LocalFederation
@@ -158,7 +158,7 @@ def _cost(federation: LocalFederation, inputs: dict[str, int]) -> float:
     releases = [
         release
         for kind, times in inputs.items()
-        for release in releases_of(spec, kind, state, 3)
+        for release in JobReleases(spec, state).cost(kind, 3)
         for _ in range(times)
     ]
     return filter_epsilon(releases, Policy(federation="test").privacy.delta, sides_are_fixed=False)

@@ -30,8 +30,7 @@ from chorale.evidence import (
 )
 from chorale.job import Job, sign_job
 from chorale.privacy.composition import AccountReleases, FirstPlan
-from chorale.privacy.plan import planned_releases
-from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import releases_to_json
 from chorale.runtime.audit import AuditLog
 from chorale.spec.job_spec import JobSpec
@@ -418,7 +417,7 @@ class Run:
             audit.append("advertised", **key)
             releases = None
             if spec.privacy is not None:
-                cost = releases_of(spec, phase_kind(each.phase), shapes, len(spec.silos))
+                cost = JobReleases(spec, shapes).cost(phase_kind(each.phase), len(spec.silos))
                 text = releases_to_json(cost)
                 releases = hashlib.sha256(text.encode()).digest()
                 costs[releases.hex()] = text
@@ -427,7 +426,7 @@ class Run:
             cohort = cohorts.get((each.round, each.phase), "0" * 64)
             audit.append("revealed", **key, cohort=cohort, survivors=list(each.cohort))
         audit.close()
-        plan = {} if spec.privacy is None else planned_releases(spec, shapes)
+        plan = {} if spec.privacy is None else JobReleases(spec, shapes).planned()
         delta = 1e-5 if spec.privacy is None else spec.privacy.delta
         account = AccountReleases(
             delta=delta,

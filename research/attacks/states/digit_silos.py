@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import Job
-from chorale.privacy.plan import solve
+from chorale.privacy.solve import solve
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.ring import Encoded

@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import TypeAlias
 
 from chorale.job import Job
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.composition import AccountReleases, FirstPlan
-from chorale.privacy.plan import planned_releases
-from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from chorale.runtime.database import Commit, Database
 from chorale.spec.state import GlobalState
@@ -44,6 +44,8 @@ from silo_agent.disclosure.ledger.standing import check_not_put_back
 from silo_agent.disclosure.ledger.state_uses import StateUse, record_use
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.privacy_policy import Permission
+
+Shapes: TypeAlias = frozenset[tuple[str, tuple[int, ...]]]
 
 INPUT_ID_BYTES = 16
 _RECOVERED_AT_ONCE = 200  # releases of one row, so that its text is below MAX_RELEASES_BYTES
@@ -93,7 +95,7 @@ class Budget:
         self._clock = clock
         self._tell = tell
         self._process, self._costs = os.urandom(8), Costs()
-        self._plans: dict[bytes, Mapping[Release, int]] = {}
+        self._of_jobs: dict[bytes, tuple[Shapes, JobReleases]] = {}
         with database.transaction() as connection:
             self._delta = self._account_delta(connection) or policy.privacy.delta
 
@@ -117,7 +119,7 @@ class Budget:
         """Another policy from now on, whose delta is the account's. What is released keeps to the budgets of
         both: each decides by itself how the account's first plan is paid."""
         self._policy = policy
-        self._plans.clear()  # by assumed_colluders
+        self._of_jobs.clear()  # by assumed_colluders
         self.take_limit(self._data_set, policy.privacy.epsilon)
 
     def take_limit(self, account: str, most: float) -> None:
@@ -152,7 +154,7 @@ class Budget:
         if job.spec.privacy is None or self._policy.privacy.partial_jobs is Permission.ALLOW:
             return
         try:
-            planned = self._plan(job, state)
+            planned = self._released(job, state).planned()
         except ConfigError as error:
             raise PolicyRefusal(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
         with self._database.transaction() as connection:
@@ -163,7 +165,7 @@ class Budget:
         """What the account would be charged for the whole job, composed as it is when the job
         reserves. state: the initial one. Raises ConfigError.
         """
-        plan = self._plan(job, state)
+        plan = self._released(job, state).planned()
         with self._database.transaction() as connection:
             held = self._releases(connection)
             has_begun = self._has_begun(connection, job)
@@ -185,9 +187,8 @@ class Budget:
         what = f"job {job.id} round {key.round} {key.phase}"
         cost = plan = None
         if job.spec.privacy is not None:
-            colluders = self._policy.colluders(job.spec)
-            cost = releases_of(job.spec, key.kind, state, members, colluders=colluders)
-            plan = self._plan(job, state)
+            released = self._released(job, state)
+            cost, plan = released.cost(key.kind, members), released.planned()
             epsilon(plan, self._delta)  # what takes long is done before the lock is held
         with self._database.transaction(Commit.QUIET) as connection:
             check_not_put_back(connection)
@@ -366,12 +367,14 @@ class Budget:
         query = "SELECT 1 FROM releases WHERE data_set = ? AND job_digest = ? LIMIT 1"
         return connection.execute(query, (self._data_set, job.digest)).fetchone() is not None
 
-    def _plan(self, job: Job, state: GlobalState) -> Mapping[Release, int]:
-        """Raises ConfigError."""
-        if job.digest not in self._plans:
-            colluders = self._policy.colluders(job.spec)
-            self._plans[job.digest] = planned_releases(job.spec, state, colluders=colluders)
-        return self._plans[job.digest]
+    def _released(self, job: Job, state: GlobalState) -> JobReleases:
+        """What the job releases, worked out once for arrays of these shapes."""
+        shapes = frozenset((name, array.shape) for name, array in state.items())
+        known = self._of_jobs.get(job.digest)
+        if known is None or known[0] != shapes:
+            released = JobReleases(job.spec, state, colluders=self._policy.colluders(job.spec))
+            known = self._of_jobs[job.digest] = shapes, released
+        return known[1]
 
     def _releases(self, connection: sqlite3.Connection, only: ReleaseStatus | None = None) -> AccountReleases:
         """What the account was charged for: spent and reserved, or `only` the ones."""

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chorale.privacy.quantity_noise import noised, releases_by_quantity
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.quantity_noise import noised
 from chorale.privacy.releases import DpSgd
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
@@ -128,7 +129,7 @@ class Measured:
         """Multiplier of the release, times how far one record moves the sum: an exchanged update, twice."""
         (release,) = (
             release
-            for quantity, release in releases_by_quantity(self.spec, self.kind, STATE, SILOS, honest=honest)
+            for quantity, release in JobReleases(self.spec, STATE, honest=honest).of_input(self.kind, SILOS)
             if quantity.name == self.name and not isinstance(release, DpSgd)
         )
         assert self.quantity.noise is not None

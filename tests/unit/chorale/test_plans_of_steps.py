@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 
-from chorale.privacy import plan
+from chorale.privacy import solve as module_of_solve
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.batch_cap import CUT_FAILURE
-from chorale.privacy.plan import (
-    MIN_USED,
-    planned_epsilon,
-    planned_epsilon_if_all_others_collude,
-    planned_releases,
-    solve,
-)
-from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import DpSgd, Gaussian, SampledGaussian
+from chorale.privacy.solve import MIN_USED, solve
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import GlobalState
 from crypto.fixed_point.layout import Side
 from crypto.session.cohort import default_colluders, draw_risk
 from tests.support.privacy_losses import epsilon_by_fft
@@ -38,7 +31,7 @@ def shared(silos: int = ALL, **fields: object) -> JobSpec:
 
 
 def steps_of(spec: JobSpec) -> dict[SampledGaussian, int]:
-    planned = planned_releases(spec, STATE)
+    planned = JobReleases(spec, STATE).planned()
     return {each: times for each, times in planned.items() if isinstance(each, SampledGaussian)}
 
 
@@ -48,7 +41,7 @@ def test_a_plan_holds_every_step_and_every_spare_one() -> None:
     assert (step.sample_rate, step.side, step.failure) == (0.2, Side.TRAIN, 0.0)
     assert 3.0 * (1 - 1e-10) < step.noise_multiplier <= 3.0
     assert times * step.distance == pytest.approx(CUT_FAILURE)
-    planned = planned_releases(shared(), STATE)
+    planned = JobReleases(shared(), STATE).planned()
     held = [each for each in planned if each.side is Side.HOLDOUT]
     assert held
     assert all(isinstance(each, Gaussian) for each in held)
@@ -57,9 +50,9 @@ def test_a_plan_holds_every_step_and_every_spare_one() -> None:
 def test_a_plan_costs_what_losses_by_fft_say_of_its_dearer_side() -> None:
     """Training and hold-out were added up: the count of the opening is in both, and nothing else is."""
     spec = shared(enrollment_every=1_000)
-    found = planned_epsilon(spec, STATE)
+    found = JobReleases(spec, STATE).epsilon()
     assert found == pytest.approx(epsilon_by_fft([(3.0, 0.2, 52), (5.0, 1.0, 1)], 1e-5), rel=0.01)
-    together = epsilon(planned_releases(spec, STATE), 1e-5, sides_are_fixed=False)
+    together = epsilon(JobReleases(spec, STATE).planned(), 1e-5, sides_are_fixed=False)
     assert together > 1.02 * found
 
 
@@ -68,15 +61,15 @@ def test_if_all_others_collude_a_silos_own_noise_is_all_there_is(silos: int) -> 
     spec = shared(silos, enrollment_every=1_000)
     honest = spec.rule(silos).min_honest
     alone = epsilon_by_fft([(3.0 / math.sqrt(honest), 0.2, 52), (5.0 / math.sqrt(honest), 1.0, 1)], 1e-5)
-    assert planned_epsilon_if_all_others_collude(spec, STATE) == pytest.approx(alone, rel=0.01)
+    assert JobReleases(spec, STATE, honest=1).promised_epsilon() == pytest.approx(alone, rel=0.01)
     little = shared(20, privacy=SHARED | {"records": RECORDS | {"noise_multiplier": 0.8}})
-    assert planned_epsilon_if_all_others_collude(little, STATE) == math.inf
+    assert JobReleases(little, STATE, honest=1).promised_epsilon() == math.inf
 
 
 def test_noise_of_each_silo_counts_on_no_other_silo() -> None:
     own = {name: value for name, value in RECORDS.items() if name != "noise"}
     spec = make(silos=names(ALL), steps=None, rounds=3, privacy={**SHARED, "records": own})
-    planned, alone = planned_releases(spec, STATE), planned_releases(spec, STATE, honest=1)
+    planned, alone = JobReleases(spec, STATE).planned(), JobReleases(spec, STATE, honest=1).planned()
     [run] = [each for each in planned if isinstance(each, DpSgd)]
     assert run in alone  # its statistics are shared noise, as ever
     assert 3 * run.distance == pytest.approx(CUT_FAILURE)
@@ -92,13 +85,15 @@ def test_a_draw_that_names_too_many_colluders_is_paid_for_in_every_step() -> Non
     )
     assert 0 < risk < more
     assert step.failure == pytest.approx(float(risk))
-    assert [each.failure for each in releases_of(spec, "enrollment", STATE, 200)] == [0.0]  # all are named
-    first, *others = releases_of(spec, "train", STATE, 48, colluders=22)
+    assert [each.failure for each in JobReleases(spec, STATE).cost("enrollment", 200)] == [
+        0.0
+    ]  # all are named
+    first, *others = JobReleases(spec, STATE, colluders=22).cost("train", 48)
     assert first.failure == pytest.approx(float(more))
     assert all(each.failure == 0.0 for each in others)
-    sure, risky = (planned_releases(spec, STATE, colluders=colluders) for colluders in (0, 22))
+    sure, risky = (JobReleases(spec, STATE, colluders=colluders).planned() for colluders in (0, 22))
     assert epsilon(sure, 1e-5) < epsilon(risky, 1e-5) < math.inf
-    assert epsilon(planned_releases(spec, STATE, colluders=48), 1e-5) == math.inf
+    assert epsilon(JobReleases(spec, STATE, colluders=48).planned(), 1e-5) == math.inf
 
 
 OWN = {name: value for name, value in RECORDS.items() if name != "noise"}
@@ -123,7 +118,9 @@ def test_a_draw_is_paid_for_by_every_noise(privacy: dict[str, Any]) -> None:
     )
     risk = float(draw_risk(200, 48, colluders=default_colluders(200), draws=1))
     for kind in ("prototypes", "train"):
-        sure, risky = (releases_of(spec, kind, STATE, 48, colluders=colluders) for colluders in (0, None))
+        sure, risky = (
+            JobReleases(spec, STATE, colluders=colluders).cost(kind, 48) for colluders in (0, None)
+        )
         for side in (Side.TRAIN, Side.HOLDOUT):
             more = sum(
                 after.failure - before.failure
@@ -132,7 +129,7 @@ def test_a_draw_is_paid_for_by_every_noise(privacy: dict[str, Any]) -> None:
             )
             is_touched = any(each.side in (side, Side.BOTH) for each in risky)
             assert more == pytest.approx(risk if is_touched else 0.0, abs=1e-15), (kind, side)
-    sure, risky = (planned_releases(spec, STATE, colluders=colluders) for colluders in (0, None))
+    sure, risky = (JobReleases(spec, STATE, colluders=colluders).planned() for colluders in (0, None))
     assert epsilon(sure, 1e-5) < epsilon(risky, 1e-5) < math.inf
 
 
@@ -141,13 +138,14 @@ def test_a_job_of_50_steps_is_solved_in_few_trials(target: float, monkeypatch: p
     """Each takes up to a second of a CPU; halving took 20 and more."""
     tried: list[float] = []
 
-    def counted(spec: JobSpec, state: GlobalState, *rest: Any) -> float:
-        tried.append(planned_epsilon(spec, state, *rest))
-        return tried[-1]
+    class Counted(JobReleases):
+        def epsilon(self, *of: Any) -> float:
+            tried.append(super().epsilon(*of))
+            return tried[-1]
 
-    monkeypatch.setattr(plan, "planned_epsilon", counted)
+    monkeypatch.setattr(module_of_solve, "JobReleases", Counted)
     open_job = {"epsilon": target, "records": {**RECORDS, "noise_multiplier": None}}
     solved = solve(shared(20, privacy=open_job), STATE)
-    assert MIN_USED * target <= planned_epsilon(solved, STATE) <= target
+    assert MIN_USED * target <= JobReleases(solved, STATE).epsilon() <= target
     assert len(tried) <= 10
     assert solve(solved, STATE) is solved

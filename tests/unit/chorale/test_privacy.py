@@ -13,16 +13,10 @@ import numpy as np
 import pytest
 
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.plan import (
-    MIN_USED,
-    planned_epsilon,
-    planned_releases,
-    planned_statistics_epsilon,
-    planned_updates_epsilon,
-    solve,
-)
-from chorale.privacy.quantity_noise import dp_sgd_steps, noised, privacy_of, releases_by_quantity, releases_of
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.quantity_noise import dp_sgd_steps, noised, privacy_of
 from chorale.privacy.releases import DpSgd, Gaussian
+from chorale.privacy.solve import MIN_USED, solve
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
@@ -346,13 +340,13 @@ class TestNoise:
 
 class TestCost:
     def test_a_enrollment_costs_one_release_of_the_counts(self, make_spec: MakeSpec) -> None:
-        (release,) = releases_of(private(make_spec), "enrollment", STATE, 10)
+        (release,) = JobReleases(private(make_spec), STATE).cost("enrollment", 10)
         assert isinstance(release, Gaussian)
         assert release.noise_multiplier == pytest.approx(5.0, rel=1e-9)
         assert release.failure == 0.0
 
     def test_training_by_records_costs_its_steps_and_the_evaluation(self, make_spec: MakeSpec) -> None:
-        steps, *figures = releases_of(private(make_spec), "train", STATE, 10)
+        steps, *figures = JobReleases(private(make_spec), STATE).cost("train", 10)
         # each step draws noise for every trained parameter
         size = next(each.size for each in quantities(private(make_spec), "train") if each.name == "delta")
         assert isinstance(steps, DpSgd)
@@ -363,14 +357,14 @@ class TestCost:
     def test_an_update_counts_as_exchanged(self, make_spec: MakeSpec) -> None:
         """A record that changes makes another update of it: as if one were taken out and one put in."""
         spec = private(make_spec, privacy={"sums": SUMS})
-        delta, *_ = releases_of(spec, "train", STATE, 10)
+        delta, *_ = JobReleases(spec, STATE).cost("train", 10)
         assert isinstance(delta, Gaussian)
         assert delta.noise_multiplier == pytest.approx(3.0 / 2.0, rel=1e-9)
 
     def test_the_cost_is_that_of_h_silos_and_not_of_all(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec)
         noise = named(spec, "enrollment", "samples").noise
-        (release,) = releases_of(spec, "enrollment", STATE, 10)
+        (release,) = JobReleases(spec, STATE).cost("enrollment", 10)
         assert noise is not None
         assert isinstance(release, Gaussian)
         assert release.noise_multiplier == pytest.approx(math.sqrt(4 * noise.variance) / noise.scale)
@@ -378,7 +372,7 @@ class TestCost:
 
     def test_each_release_is_told_with_its_quantity(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec, privacy={"records": RECORDS, "sums": SUMS})
-        found = releases_by_quantity(spec, "train", STATE, 10)
+        found = JobReleases(spec, STATE).of_input("train", 10)
         assert [(quantity.name, type(release)) for quantity, release in found] == [
             ("delta", DpSgd),
             *((name, Gaussian) for name in ("delta", "correct", "tested", "loss_sum")),
@@ -387,19 +381,19 @@ class TestCost:
 
     def test_a_job_without_privacy_has_no_cost_to_state(self, make_spec: MakeSpec) -> None:
         with pytest.raises(ConfigError, match="privacy: the job promises none"):
-            releases_of(make_spec(), "enrollment", STATE, 4)
+            JobReleases(make_spec(), STATE).cost("enrollment", 4)
 
     def test_the_plan_counts_every_phase_as_often_as_it_may_come(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec, rounds=20, enrollment_every=8, strategy={"preset": "spherefed"})
-        planned = planned_releases(spec, {name: array for name, array in STATE.items() if name != TOTAL})
-        train = releases_of(spec, "train", STATE, 10)
+        planned = JobReleases(spec, {name: array for name, array in STATE.items() if name != TOTAL}).planned()
+        train = JobReleases(spec, STATE).cost("train", 10)
         assert planned[train[0]] == 20
         # 3 enrollments; 3 figures in 20 rounds and once at the end; Gram and moment
         assert sum(planned.values()) == 3 + 20 + 3 * 21 + 2
 
     def test_the_drawing_of_silos_makes_nothing_cheaper(self, make_spec: MakeSpec) -> None:
         every, some = (private(make_spec, fraction=fraction) for fraction in (1.0, 0.5))
-        assert planned_epsilon(some, STATE) >= planned_epsilon(every, STATE) * (1 - 1e-6)
+        assert JobReleases(some, STATE).epsilon() >= JobReleases(every, STATE).epsilon() * (1 - 1e-6)
 
     @pytest.mark.parametrize(
         "privacy",
@@ -415,7 +409,7 @@ class TestCost:
     def test_a_solved_job_meets_its_target(self, make_spec: MakeSpec, privacy: dict[str, Any]) -> None:
         spec = make_spec(silos=NAMES, privacy=privacy)
         solved = solve(spec, STATE)
-        assert MIN_USED * privacy["epsilon"] <= planned_epsilon(solved, STATE) <= privacy["epsilon"]
+        assert MIN_USED * privacy["epsilon"] <= JobReleases(solved, STATE).epsilon() <= privacy["epsilon"]
         assert solved == solve(spec, STATE)
         assert solve(solved, STATE) is solved
         assert JobSpec.from_yaml(solved.to_yaml(), source="job.yaml") == solved
@@ -433,34 +427,42 @@ class TestCost:
             solve(spec, STATE)
 
     def test_more_rounds_cost_more(self, make_spec: MakeSpec) -> None:
-        costs = [planned_epsilon(private(make_spec, rounds=rounds), STATE) for rounds in (1, 10, 100)]
+        costs = [JobReleases(private(make_spec, rounds=rounds), STATE).epsilon() for rounds in (1, 10, 100)]
         assert costs == sorted(costs)
         assert costs[0] < costs[2]
 
     def test_the_job_costs_the_sum_of_its_phases(self, make_spec: MakeSpec) -> None:
         spec = private(make_spec, rounds=3)
-        parts = [*releases_of(spec, "enrollment", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
-        parts += 3 * list(releases_of(spec, "train", STATE, 10))
-        assert epsilon(parts, 1e-5) == pytest.approx(planned_epsilon(spec, STATE), rel=1e-12)
+        parts = [
+            *JobReleases(spec, STATE).cost("enrollment", 10),
+            *JobReleases(spec, STATE).cost("evaluate", 10),
+        ]
+        parts += 3 * list(JobReleases(spec, STATE).cost("train", 10))
+        assert epsilon(parts, 1e-5) == pytest.approx(JobReleases(spec, STATE).epsilon(), rel=1e-12)
 
     def test_updates_and_statistics_have_a_cost_of_their_own(self, make_spec: MakeSpec) -> None:
         """A report once called all of it protected by silo, though statistics are noised by record."""
         spec = private(make_spec, rounds=3, privacy={"sums": SUMS})
-        delta, *figures = releases_of(spec, "train", STATE, 10)
-        assert planned_updates_epsilon(spec, STATE) == pytest.approx(epsilon({delta: 3}, 1e-5), rel=1e-12)
-        statistics = [*releases_of(spec, "enrollment", STATE, 10), *releases_of(spec, "evaluate", STATE, 10)]
+        delta, *figures = JobReleases(spec, STATE).cost("train", 10)
+        assert JobReleases(spec, STATE).epsilon_of_updates() == pytest.approx(
+            epsilon({delta: 3}, 1e-5), rel=1e-12
+        )
+        statistics = [
+            *JobReleases(spec, STATE).cost("enrollment", 10),
+            *JobReleases(spec, STATE).cost("evaluate", 10),
+        ]
         cost = epsilon(statistics + 3 * figures, 1e-5)
-        assert planned_statistics_epsilon(spec, STATE) == pytest.approx(cost, rel=1e-12)
+        assert JobReleases(spec, STATE).epsilon_of_statistics() == pytest.approx(cost, rel=1e-12)
 
     def test_steps_of_dp_sgd_protect_no_silo(self, make_spec: MakeSpec) -> None:
         records, both = (
             private(make_spec, privacy={"records": RECORDS, **more}) for more in ({}, {"sums": SUMS})
         )
-        assert planned_updates_epsilon(records, STATE) is None
-        steps, delta, *_ = releases_of(both, "train", STATE, 10)
+        assert JobReleases(records, STATE).epsilon_of_updates() is None
+        steps, delta, *_ = JobReleases(both, STATE).cost("train", 10)
         assert isinstance(steps, DpSgd)
         cost = epsilon({delta: both.rounds}, 1e-5)
-        assert planned_updates_epsilon(both, STATE) == pytest.approx(cost, rel=1e-12)
+        assert JobReleases(both, STATE).epsilon_of_updates() == pytest.approx(cost, rel=1e-12)
 
 
 class TestMethods:
@@ -504,7 +506,7 @@ class TestMethods:
                 continue
             spec = private(make_spec, strategy=strategy, privacy=privacy)
             assert all(quantities(spec, kind) for kind in spec.method.phases)
-            assert planned_epsilon(spec, STATE) < math.inf
+            assert JobReleases(spec, STATE).epsilon() < math.inf
 
     @pytest.mark.parametrize("preset", ["feddw", "fedcsd"])
     def test_a_private_job_asks_nobody_which_classes_it_holds(self, make_spec: MakeSpec, preset: str) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.privacy.quantity_noise import noise_deviations, releases_of
+from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.quantity_noise import noise_deviations
 from chorale.privacy.releases import Gaussian
 from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point import ring
@@ -159,7 +160,7 @@ def test_the_noise_that_is_paid_for_is_that_of_h_silos(make_spec: MakeSpec) -> N
     delta = layout.quantities[0]
     assert delta.noise is not None
     assert delta.noise.clip_l2 is not None
-    release = releases_of(spec, "train", STATE, SILOS)[0]
+    release = JobReleases(spec, STATE).cost("train", SILOS)[0]
     assert isinstance(release, Gaussian)
     clip = 2 * delta.noise.scale * delta.noise.clip_l2  # an exchanged update moves the sum twice that far
     assert release.noise_multiplier == pytest.approx(

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.plan import planned_epsilon, planned_epsilon_of_rows, rows_told
+from chorale.privacy.job_releases import JobReleases, rows_in_words
 from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from crypto.fixed_point.layout import Side
 from silo_agent.training.models.state import initial_state
@@ -109,10 +109,10 @@ def test_a_patient_with_5_rows_has_more_than_6_at_epsilon_1() -> None:
         },
     )
     state = initial_state(job)
-    assert planned_epsilon(job, state) == pytest.approx(1.0, rel=0.02)
-    found = planned_epsilon_of_rows(job, state)
+    assert JobReleases(job, state).epsilon() == pytest.approx(1.0, rel=0.02)
+    found = JobReleases(job, state).epsilon_of_rows()
     assert found == pytest.approx({2: 2.35, 5: 6.78, 10: 16.0, 20: math.inf}, rel=0.03)
-    assert rows_told(found) == (
+    assert rows_in_words(found) == (
         "somebody with 2, 5, 10, 20 records in one silo: epsilon "
         f"{found[2]:.3g}, {found[5]:.3g}, {found[10]:.3g}, no bound"
     )
@@ -122,11 +122,11 @@ def test_a_silos_update_is_exchanged_once_however_many_rows_change() -> None:
     sums = {"clip_norm": 1.0, "noise_multiplier": 8.0}
     fields = {"rounds": 2, "training": {"local_epochs": 1}}
     quiet = make_job(**fields, privacy={"sums": sums, "statistics_noise_multiplier": 1e6})
-    found = planned_epsilon_of_rows(quiet, state := initial_state(quiet))
-    alone = planned_epsilon(quiet, state)
+    found = JobReleases(quiet, state := initial_state(quiet)).epsilon_of_rows()
+    alone = JobReleases(quiet, state).epsilon()
     assert list(found.values()) == pytest.approx([alone] * 4, rel=0.04)
     loud = make_job(**fields, privacy={"sums": sums, "statistics_noise_multiplier": 40.0})
-    assert planned_epsilon_of_rows(loud, state)[10] > 2 * planned_epsilon(loud, state)
+    assert JobReleases(loud, state).epsilon_of_rows()[10] > 2 * JobReleases(loud, state).epsilon()
 
 
 def test_dp_sgd_of_a_silo_costs_what_its_steps_cost() -> None:

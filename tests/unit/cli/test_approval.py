@@ -14,7 +14,7 @@ import pytest
 
 from chorale.job import Job, SignedJob
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.plan import planned_epsilon_if_all_others_collude, planned_releases
+from chorale.privacy.job_releases import JobReleases
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from cli.silo.screen import MAX_COLUMNS
@@ -112,7 +112,7 @@ def test_silo_is_told_what_its_ledger_will_be_charged_beside_what_the_job_promis
     job = drawn(desk, privacy={"records": RECORDS, "statistics_noise_multiplier": 4.0, "delta": delta})
     data = {"format": "csv", "path": str(desk.folder / "ward.csv"), "unit": unit}
     shown = chorale("silo", "show", "--config", desk.silo(data=data), job.id)
-    plan = planned_releases(job.spec, first_state.drawn_arrays(job.spec, b"", max_bytes=1 << 20))
+    plan = JobReleases(job.spec, first_state.drawn_arrays(job.spec, b"", max_bytes=1 << 20)).planned()
     charged = epsilon(plan, 1e-5, sides_are_fixed=False)  # no account yet says that none ever changed
     own = f" (it promises {epsilon(plan, delta):.4g} at its own delta {delta:g})"
     assert lines_of(shown, "budget") == (
@@ -148,9 +148,9 @@ def test_silo_is_told_both_promises_of_a_private_job_and_its_policy_holds_them(
     desk.write("policy.yaml", {"federation": "test", "privacy": accepts})
     approved = chorale("silo", "approve", "--config", config, job.id, "--yes")
     assert approved.code == 0, approved.err
-    alone = planned_epsilon_if_all_others_collude(
-        job.spec, first_state.drawn_arrays(job.spec, b"", max_bytes=1 << 20)
-    )
+    alone = JobReleases(
+        job.spec, first_state.drawn_arrays(job.spec, b"", max_bytes=1 << 20), honest=1
+    ).promised_epsilon()
     assert f"if all other silos collude with it: epsilon {alone:.4g}" in lines_of(approved, "noise")
     assert decision_of(desk, job) is Decision.APPROVED
 

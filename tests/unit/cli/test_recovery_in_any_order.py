@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chorale.job import Job
-from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
@@ -44,7 +44,9 @@ class Lost:
         self.book.budget.reserve(job, key, STATE, members=MEMBERS).spend()
         sent = self.releases.setdefault(job.digest, Counter())
         sent.update(
-            releases_of(job.spec, key.kind, STATE, MEMBERS, colluders=self.book.policy.colluders(job.spec))
+            JobReleases(job.spec, STATE, colluders=self.book.policy.colluders(job.spec)).cost(
+                key.kind, MEMBERS
+            )
         )
 
 

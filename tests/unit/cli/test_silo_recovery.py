@@ -14,7 +14,7 @@ import pytest
 
 from chorale.job import Job
 from chorale.privacy.accountant import epsilon
-from chorale.privacy.plan import planned_releases
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import releases_from_json
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
@@ -81,8 +81,8 @@ def test_recovery_charges_whole_plans_and_a_round_for_each_restart(
     assert not charged[plain.digest]  # counts as an input without noise
     for job in (before, after):
         one_round = dataclasses.replace(job, spec=job.spec.model_copy(update={"rounds": 1})).spec
-        expected = planned_releases(job.spec, state)
-        for release, count in planned_releases(one_round, state).items():
+        expected = JobReleases(job.spec, state).planned()
+        for release, count in JobReleases(one_round, state).planned().items():
             expected[release] += 3 * count
         assert charged[job.digest] == expected
     assert {decisions[job.digest] for job in (before, after, plain)} == {Decision.REJECTED}
@@ -108,7 +108,7 @@ def test_recovery_charges_the_account_of_the_settings(desk: Desk, chorale: Calla
     start(config)
     with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
         budget = ledger.budget(policy=load_policy(desk.folder / "policy.yaml"), data_set="wards")
-        planned = epsilon(planned_releases(job.spec, state), budget.balance().delta)
+        planned = epsilon(JobReleases(job.spec, state).planned(), budget.balance().delta)
         assert budget.balance().spent >= planned > 1.0
 
 

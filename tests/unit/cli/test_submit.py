@@ -14,14 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from chorale.privacy.plan import (
-    planned_epsilon,
-    planned_epsilon_if_all_others_collude,
-    planned_epsilon_of_rows,
-    planned_statistics_epsilon,
-    planned_updates_epsilon,
-    rows_told,
-)
+from chorale.privacy.job_releases import JobReleases, rows_in_words
 from chorale.privacy.promise import promise_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import facts_of, with_facts
@@ -180,9 +173,13 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
     assert spec.privacy is not None
     assert spec.privacy.sums is not None
     assert spec.privacy.unsolved == ()
-    cost = planned_epsilon(spec, VOTES)
+    released = JobReleases(spec, VOTES)
+    cost = released.epsilon()
     assert 0.98 * 4.0 <= cost <= 4.0
-    updates, statistics = planned_updates_epsilon(spec, VOTES), planned_statistics_epsilon(spec, VOTES)
+    updates, statistics = (
+        JobReleases(spec, VOTES).epsilon_of_updates(),
+        JobReleases(spec, VOTES).epsilon_of_statistics(),
+    )
     assert updates is not None
     assert max(updates, statistics) < cost < updates + statistics
     assert line == (
@@ -193,14 +190,14 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
         f"statistics_noise_multiplier {spec.privacy.statistics_noise_multiplier:g} "
         "(solved for: statistics_noise_multiplier, sums.noise_multiplier)"
     )
-    collude = planned_epsilon_if_all_others_collude(spec, VOTES)
+    collude = JobReleases(spec, VOTES, honest=1).promised_epsilon()
     assert collude > 1.2 * cost
     assert against == (
         "privacy: that protects from the coordinator and 1 of 3 silos, by the noise of 2 honest ones "
         f"(of more with a larger min_cohort); if all other silos collude with it: epsilon {collude:.4g}"
     )
     assert several.startswith(
-        f"privacy: {rows_told(planned_epsilon_of_rows(spec, VOTES))}; all rows of one unit"
+        f"privacy: {rows_in_words(JobReleases(spec, VOTES).epsilon_of_rows())}; all rows of one unit"
     )
     times = promise_of(spec, VOTES).update_noise
     assert drowned.startswith(f"each round's noise is {times:.0f} times as long as the longest update: ")
@@ -212,7 +209,7 @@ def test_given_noise_that_costs_more_than_the_target_is_refused(desk: Desk) -> N
         solved(_private(desk, **given), state_to_bytes(VOTES))
     spec, (line, *_) = solved(_private(desk, **given, epsilon=None), state_to_bytes(VOTES))
     assert "solved" not in line
-    assert f"epsilon {planned_epsilon(spec, VOTES):.4g} " in line
+    assert f"epsilon {JobReleases(spec, VOTES).epsilon():.4g} " in line
 
 
 def test_job_without_privacy_is_submitted_as_it_is(desk: Desk) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from chorale.privacy.quantity_noise import releases_by_quantity
+from chorale.privacy.job_releases import JobReleases
 from crypto.fixed_point import encoder
 from crypto.noise.gaussian import GaussianStream
 from research.privacy_audit import canaries, collusion, quantities
@@ -80,8 +80,8 @@ def test_noise_of_silos_that_may_collude_is_noticed_where_it_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Accounting that counts on all silos, not on the h that are honest."""
-    everyone = partial(releases_by_quantity, honest=quantities.SILOS)
-    monkeypatch.setattr(quantities, "releases_by_quantity", everyone)
+    everyone = partial(JobReleases, honest=quantities.SILOS)
+    monkeypatch.setattr(quantities, "JobReleases", everyone)
     assert all(each.is_refuted for each in _audits(**TWO).values())
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from chorale.job import Job
-from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from crypto.errors import PolicyRefusal
 from tests.unit.silo_agent.account_book import AccountBook, numbers
@@ -109,7 +109,9 @@ class AccountMachine(RuleBasedStateMachine):
         charge.spend()
         for is_held_out, rows in enumerate(used):
             for each in rows:
-                self.lost.setdefault(each, Counter()).update(releases_of(job.spec, "train", STATE, members))
+                self.lost.setdefault(each, Counter()).update(
+                    JobReleases(job.spec, STATE).cost("train", members)
+                )
                 self.sides.setdefault(each, set()).add(bool(is_held_out))
 
     @precondition(lambda self: self.running and not self.is_recovered)

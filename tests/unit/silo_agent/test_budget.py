@@ -14,9 +14,8 @@ import pytest
 
 from chorale.job import Job
 from chorale.privacy.accountant import delta_at, epsilon
-from chorale.privacy.plan import planned_epsilon, planned_phases, planned_releases
+from chorale.privacy.job_releases import JobReleases, planned_phases
 from chorale.privacy.privacy_filter import filter_epsilon, fits
-from chorale.privacy.quantity_noise import releases_of
 from chorale.privacy.releases import Release
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.transport.wire import PhaseKey
@@ -85,7 +84,7 @@ def test_every_kind_of_phase_costs_something(make_book: MakeBook, job: Job) -> N
 
 
 def test_what_is_reserved_counts_against_the_budget_before_it_is_spent(make_book: MakeBook, job: Job) -> None:
-    one = by_hand(list(releases_of(job.spec, "train", STATE, MEMBERS)), 1e-5)
+    one = by_hand(list(JobReleases(job.spec, STATE).cost("train", MEMBERS)), 1e-5)
     book = make_book(epsilon=one * (1 + GRID))
     first = book.reserve(job)
     assert (book.balance.spent, book.balance.held) == (0.0, pytest.approx(one, rel=GRID))
@@ -121,7 +120,7 @@ def test_planned_charge_is_what_the_ledger_says_after_the_whole_job(
         balance, total = book.balance, total + planned.epsilon
         assert (balance.jobs[-1].epsilon, balance.spent) == (planned.epsilon, planned.epsilon_after)
         assert planned.delta == balance.delta == 1e-6
-        assert planned.epsilon > 1.05 * planned_epsilon(job.spec, STATE)  # at the delta of the job
+        assert planned.epsilon > 1.05 * JobReleases(job.spec, STATE).epsilon()  # at the delta of the job
     assert balance.spent < 0.95 * total  # jobs are composed, not added
 
 
@@ -150,7 +149,7 @@ def test_sending_one_input_again_is_no_new_spend_and_a_new_input_is(make_book: M
     assert (book.balance.spent, len(book.announced)) == (once, 1)
     book.crash()
     book.spend(job)  # the same phase, trained again
-    cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
+    cost = list(JobReleases(job.spec, STATE).cost("train", MEMBERS))
     assert book.balance.spent == pytest.approx(by_hand(cost * 2, 1e-5), rel=GRID)
 
 
@@ -209,7 +208,7 @@ def test_another_delta_is_refused_and_values_nothing_that_was_spent_again(
     book.spend(job)
     spent = book.balance.spent
     assert spent == pytest.approx(
-        by_hand(list(releases_of(job.spec, "train", STATE, MEMBERS)), 1e-5), rel=GRID
+        by_hand(list(JobReleases(job.spec, STATE).cost("train", MEMBERS)), 1e-5), rel=GRID
     )
     for delta in (1e-9, 1e-4):
         shown = book.of("data", policy(delta=delta)).balance()
@@ -273,7 +272,7 @@ def test_dp_sgd_and_noised_sums_are_composed_into_one_epsilon(make_book: MakeBoo
     every = []
     for one in (trained, summed, trained):
         book.spend(one, round=len(every))
-        every += releases_of(one.spec, "train", STATE, MEMBERS)
+        every += JobReleases(one.spec, STATE).cost("train", MEMBERS)
     assert book.balance.spent == pytest.approx(filter_epsilon(every, 1e-5, sides_are_fixed=False))
 
 
@@ -344,7 +343,7 @@ def spend_all(book: Book, job: Job, budget: Budget) -> Counter[Release]:
             book.spend(job, budget=budget)
         except PolicyRefusal:
             return left
-        left.update(releases_of(job.spec, "train", STATE, MEMBERS))
+        left.update(JobReleases(job.spec, STATE).cost("train", MEMBERS))
 
 
 def test_a_job_that_was_given_back_is_not_the_first_one_when_it_comes_again(
@@ -354,15 +353,15 @@ def test_a_job_that_was_given_back_is_not_the_first_one_when_it_comes_again(
     the first one again, and had all of delta once more."""
     quiet = SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 12.0}}
     cheap, dear = private_job(tmp_path, quiet, rounds=1), private_job(tmp_path, SUMS, nonce=1, rounds=3)
-    plan, moved = planned_releases(dear.spec, STATE), {"sides_are_fixed": False}
+    plan, moved = JobReleases(dear.spec, STATE).planned(), {"sides_are_fixed": False}
     most = epsilon(plan, 1e-5, **moved) * 1.05
     book = make_book(epsilon=most)
     book.reserve(cheap).release()
     book.spend(dear)
-    left = Counter(releases_of(dear.spec, "train", STATE, MEMBERS)) + spend_all(book, cheap, book.budget)
+    left = Counter(JobReleases(dear.spec, STATE).cost("train", MEMBERS)) + spend_all(book, cheap, book.budget)
     delta = 1e-5 - delta_at(plan, most, **moved)
     assert fits(left, most, delta, **moved)
-    left.update(releases_of(cheap.spec, "train", STATE, MEMBERS))
+    left.update(JobReleases(cheap.spec, STATE).cost("train", MEMBERS))
     assert not fits(left, most, delta, **moved)
     assert fits(left, most, 1e-5, **moved)  # the control: with all of delta there was room
 
@@ -372,7 +371,7 @@ def test_the_first_plan_is_that_of_the_job_that_touched_an_empty_account_first(
 ) -> None:
     """A second job that goes on while the first one has nothing but a reservation is not the first one."""
     first, second = (private_job(tmp_path, SUMS, nonce=each, rounds=3) for each in range(2))
-    planned = epsilon(planned_releases(first.spec, STATE), 1e-5, sides_are_fixed=False)
+    planned = epsilon(JobReleases(first.spec, STATE).planned(), 1e-5, sides_are_fixed=False)
     book = make_book(epsilon=1.4 * planned)
     given_back = book.reserve(first)
     book.spend(second)
@@ -390,12 +389,12 @@ def test_another_data_sets_lower_budget_takes_nothing_from_what_the_own_one_paid
     all."""
     quiet = SUMS | {"sums": {"clip_norm": 0.5, "noise_multiplier": 12.0}}
     dear, cheap = private_job(tmp_path, SUMS, rounds=3), private_job(tmp_path, quiet, nonce=1, rounds=1)
-    plan, moved = planned_releases(dear.spec, STATE), {"sides_are_fixed": False}
+    plan, moved = JobReleases(dear.spec, STATE).planned(), {"sides_are_fixed": False}
     most = epsilon(plan, 1e-5, **moved) * 1.0005
     book = make_book(epsilon=most)
     other = book.ledger.budget(policy=policy(epsilon=0.98 * most), data_set="data", budgets={most})
     book.spend(dear)
-    left = Counter(releases_of(dear.spec, "train", STATE, MEMBERS)) + spend_all(book, cheap, other)
+    left = Counter(JobReleases(dear.spec, STATE).cost("train", MEMBERS)) + spend_all(book, cheap, other)
     assert fits(left, most, 1e-5 - delta_at(plan, most, **moved), **moved)
 
 
@@ -403,7 +402,7 @@ def test_another_data_sets_lower_budget_takes_nothing_from_what_the_own_one_paid
 
 
 def test_two_threads_cannot_both_reserve_what_fits_once(make_book: MakeBook, job: Job) -> None:
-    one = by_hand(list(releases_of(job.spec, "train", STATE, MEMBERS)), 1e-5)
+    one = by_hand(list(JobReleases(job.spec, STATE).cost("train", MEMBERS)), 1e-5)
     book = make_book(epsilon=one * 1.1)
     barrier, outcomes = threading.Barrier(2), []
 
@@ -444,7 +443,7 @@ def _reserve_all(folder: str, rounds: range, most: float, counts: Any) -> None:
 
 def test_two_processes_together_spend_what_one_could(make_book: MakeBook, job: Job) -> None:
     """Each process signs the job itself: its digest is another one, and its cost the same."""
-    cost = list(releases_of(job.spec, "train", STATE, MEMBERS))
+    cost = list(JobReleases(job.spec, STATE).cost("train", MEMBERS))
     book = make_book(epsilon=9.0)
     most = book.policy.privacy.epsilon
     fitting = next(count for count in range(1, 500) if by_hand(cost * (count + 1), 1e-5) > most)

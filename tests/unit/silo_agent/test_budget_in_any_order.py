@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from chorale.job import Job
-from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from crypto.errors import PolicyRefusal
 from silo_agent.disclosure.ledger.budget import Charge
@@ -68,7 +68,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def begin_phase(self, job: Job, phase: str) -> None:
         self.rounds += 1
         private = job.spec.privacy is not None
-        cost = list(releases_of(job.spec, KINDS[phase], STATE, MEMBERS)) if private else None
+        cost = list(JobReleases(job.spec, STATE).cost(KINDS[phase], MEMBERS)) if private else None
         reserved = [release for each in self.inputs if not each.is_charged for release in each.cost or []]
         after = by_hand(self.charged + reserved + (cost or []), DELTA)
         try:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from chorale.privacy.composition import AccountReleases
-from chorale.privacy.plan import planned_releases
-from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from chorale.runtime.audit import read_entries
 from chorale.transport import wire
@@ -36,7 +35,7 @@ def make_hub(make_hub: MakeHub) -> MakeHub:
 
 def cost(hub: Hub, phase: str) -> list[Release]:
     state = {**hub.state, TOTAL: np.array(400)}
-    return list(releases_of(hub.job.spec, phase_kind(phase), state, len(hub.names)))
+    return list(JobReleases(hub.job.spec, state).cost(phase_kind(phase), len(hub.names)))
 
 
 def costs(hub: Hub, *phases: str) -> float:
@@ -46,7 +45,7 @@ def costs(hub: Hub, *phases: str) -> float:
 def epsilon_of(hub: Hub, releases: list[Release]) -> float:
     """Of an account that holds nothing else."""
     empty = AccountReleases(delta=DELTA, sides_are_fixed=False)
-    plan = planned_releases(hub.job.spec, hub.state)
+    plan = JobReleases(hub.job.spec, hub.state).planned()
     return empty.with_more(Counter(releases), job=hub.job.digest, plan=plan).epsilon()
 
 

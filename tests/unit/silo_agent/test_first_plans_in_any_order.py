@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from chorale.job import Job
-from chorale.privacy.plan import planned_releases
-from chorale.privacy.quantity_noise import releases_of
+from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Gaussian, Release
 from crypto.errors import PolicyRefusal
 from silo_agent.disclosure.ledger.budget import Charge
@@ -34,7 +33,7 @@ def job(noise: float, nonce: int) -> Job:
 
 # a plan that the budget buys as a block, one that the filter lets through, one that is too dear
 JOBS = [job(4.0, 0), job(9.0, 1), job(2.5, 2)]
-PLANS = {each.digest: list(planned_releases(each.spec, STATE).elements()) for each in JOBS}
+PLANS = {each.digest: list(JobReleases(each.spec, STATE).planned().elements()) for each in JOBS}
 MOST = 1.03 * exact(PLANS[JOBS[0].digest], DELTA)
 
 
@@ -81,7 +80,7 @@ class FirstPlanMachine(RuleBasedStateMachine):
         except PolicyRefusal:
             return
         self.first = self.first or job
-        cost = releases_of(job.spec, "train", STATE, members)
+        cost = JobReleases(job.spec, STATE).cost("train", members)
         self.reserved.append((job, charge, list(cost)))
 
     @precondition(lambda self: self.reserved)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chorale.job import Job
-from chorale.privacy.plan import planned_phases, planned_releases
+from chorale.privacy.job_releases import JobReleases, planned_phases
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
 from silo_agent.disclosure.policy.policy import Policy
@@ -161,7 +161,7 @@ def test_evaluations_are_in_the_plan_and_in_its_cost(make_job: Any) -> None:
     privacy = {"delta": 1e-5, "records": noise, "statistics_noise_multiplier": 5.0}
     private = {"model": {"name": "mlp", "norm": "group"}, "privacy": privacy, "rounds": 5}
     few, many = (
-        sum(planned_releases(spec_of(10, **private, evaluate_all_every=every), STATE).values())
+        sum(JobReleases(spec_of(10, **private, evaluate_all_every=every), STATE).planned().values())
         for every in (4, 1)
     )
     assert many - few == 3 * len(TESTED)

@@ -1,0 +1,223 @@
+"""All that a private job releases of a silo: one value, from which plan, budget, approval and report read.
+
+job and state -> noise of a quantity (quantity_noise) -> releases of a phase (here) -> epsilon (accountant).
+Source: docs/privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from chorale.privacy.accountant import epsilon
+from chorale.privacy.batch_cap import CUT_FAILURE
+from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of, protected, sensitivity_of, solved
+from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.phase_context import phase_context
+from chorale.spec.privacy_spec import MAX_EPSILON, RecordsSpec
+from chorale.spec.selection import evaluations
+from chorale.spec.state import GlobalState
+from crypto.fixed_point.layout import Disclosure, Quantity, Side
+from crypto.session.cohort import default_colluders, draw_risk
+from strategies.base import TOTAL
+from strategies.phases.enrollment import ENROLLMENT
+
+ROWS = (2, 5, 10, 20)  # of one person, for which an epsilon is reported
+
+Chosen: TypeAlias = Callable[[Quantity, Release], bool]
+
+
+def planned_phases(spec: JobSpec) -> list[tuple[str, int, int]]:
+    """Kind, silos named and times of every phase, in order, of a job that loses no attempt.
+
+    Enrollments count as often as `enrollment_every` allows.
+    """
+    method, everyone, drawn = spec.method, len(spec.silos), spec.named_per_round
+    enrollments = 1 + spec.rounds // spec.enrollment_every
+    return [
+        *((kind, everyone, enrollments if kind == ENROLLMENT else 1) for kind in method.opening),
+        *((kind, drawn, spec.rounds) for kind in method.round_phases),
+        *((kind, everyone, evaluations(spec)) for kind in method.between),
+        *((kind, everyone, 1) for kind in method.closing),
+    ]
+
+
+class JobReleases:
+    """Counts planned phases, and not what a crash makes a silo compute again. `fraction` lessens nothing.
+
+    state: any global state of the job, for its shapes. honest: how many silos' noise is counted on; None:
+    h, those that are sure to be in a sum and honest. 1 leaves a silo its own noise alone. colluders: of all
+    silos of the job, of which a draw may name more than floor(m/3); None: `default_colluders`.
+
+    Every method raises ConfigError for a job without privacy, for a quantity that nothing protects, and for
+    a multiplier that is null.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        state: GlobalState,
+        *,
+        honest: int | None = None,
+        colluders: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self._state = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
+        self._honest, self._colluders = honest, colluders
+        self._found: dict[tuple[str, int], list[tuple[Quantity, Release]]] = {}
+
+    def of_input(self, kind: str, members: int) -> list[tuple[Quantity, Release]]:
+        """What one input to a phase of that kind releases, each with its quantity as the method declares it;
+        DP-SGD's steps belong to the update. members: m, that the round names."""
+        if (kind, members) not in self._found:
+            self._found[kind, members] = self._at_risk(self._of_sums(kind, members), members)
+        return self._found[kind, members]
+
+    def cost(self, kind: str, members: int) -> tuple[Release, ...]:
+        """The same without the quantities: to be paid before the silo's data are touched."""
+        return tuple(release for _, release in self.of_input(kind, members))
+
+    def planned(self, of: Chosen = lambda quantity, release: True) -> Counter[Release]:
+        """All that the plan releases of a silo that is in everything, and how often. of: which count."""
+        planned: Counter[Release] = Counter()
+        for kind, members, times in planned_phases(self.spec):
+            for quantity, release in self.of_input(kind, members):
+                if of(quantity, release):
+                    planned[release] += times
+        return +planned  # of 0 rounds nothing
+
+    def epsilon(self, of: Chosen = lambda quantity, release: True) -> float:
+        """What the job as planned costs a silo's data set, at the job's delta. of: which releases count."""
+        return epsilon(self.planned(of), privacy_of(self.spec).delta)
+
+    def epsilon_of_updates(self) -> float | None:
+        """What the planned updates by themselves cost a silo as a whole.
+
+        None without `privacy.sums`: DP-SGD hides records, and no noise hides a silo.
+        """
+        if privacy_of(self.spec).sums is None:
+            return None
+        return self.epsilon(
+            lambda quantity, release: (
+                quantity.discloses is Disclosure.UPDATE and isinstance(release, Gaussian)
+            )
+        )
+
+    def epsilon_of_statistics(self) -> float:
+        """What the planned statistics by themselves cost a record; they hide no silo."""
+        return self.epsilon(lambda quantity, _: quantity.discloses is not Disclosure.UPDATE)
+
+    def epsilon_of_rows(self) -> dict[int, float]:
+        """What the plan costs somebody with several records in one silo's data set, by their number (ROWS).
+
+        Infinite above MAX_EPSILON: then nothing is promised. Where a silo's data set has a unit, such as a
+        patient, all records of one are one, and none of this counts.
+        """
+        privacy, found = privacy_of(self.spec), dict.fromkeys(ROWS, math.inf)
+
+        def of_update(quantity: Quantity) -> bool:
+            return privacy.sums is not None and quantity.discloses is Disclosure.UPDATE
+
+        statistics = self.planned(lambda quantity, _: not of_update(quantity))
+        updates = self.planned(lambda quantity, _: of_update(quantity))
+        for rows in ROWS:
+            # a silo's update is exchanged for another once, however many records change
+            exchanged = {
+                replace(each, noise_multiplier=rows * each.noise_multiplier): count
+                for each, count in updates.items()
+                if isinstance(each, Gaussian)
+            }
+            cost = epsilon(statistics + Counter(exchanged), privacy.delta, rows=rows)
+            if cost > MAX_EPSILON:
+                break  # and more records cost more
+            found[rows] = cost
+        return found
+
+    def promised_epsilon(self, inputs: Mapping[str, int] | None = None) -> float:
+        """Epsilon of the plan, or of what a silo gave so far; infinite above MAX_EPSILON: then nothing is
+        promised. inputs: how many a silo gave to phases of a kind; None: the plan's."""
+        given = self.planned()
+        if inputs is not None:
+            given = Counter[Release]()
+            for kind, times in inputs.items():
+                is_round = kind in self.spec.method.round_phases
+                members = self.spec.named_per_round if is_round else len(self.spec.silos)
+                for release in self.cost(kind, members):
+                    given[release] += times
+        cost = epsilon(given, privacy_of(self.spec).delta)
+        return cost if cost <= MAX_EPSILON else math.inf
+
+    def _of_sums(self, kind: str, members: int) -> list[tuple[Quantity, Release]]:
+        spec, records = self.spec, privacy_of(self.spec).records
+        honest, rounds = self._honest or spec.rule(members).min_honest, max(spec.rounds, 1)
+        # no seed changes the cost
+        context = phase_context(spec, 1, self._state, members, public_seed=bytes(32))
+        found: list[tuple[Quantity, Release]] = []
+        for quantity in spec.method.phase(kind).quantities(context):
+            is_trained = quantity.discloses is Disclosure.UPDATE and not quantity.is_whole_units
+            if is_trained and records is not None:
+                found.append((quantity, self._steps(quantity, records, rounds)))
+            if quantity.discloses is Disclosure.DIAGNOSTIC:
+                continue
+            noise = protected(quantity, spec, members).noise
+            if noise is None:
+                continue
+            moved = sensitivity_of(quantity, noise.scale, noise.clip_l2)
+            # Exchanging a silo's data moves the sum twice as far as leaving the silo out. The noise is scaled
+            # by the second, the cost is counted by the first: one record's change is an exchange.
+            l2 = moved.l2 if noise.clip_l2 is None else 2.0 * moved.l2
+            noised_sum = Gaussian(
+                noise_multiplier=_rounded_down(math.sqrt(honest * noise.variance) / l2),
+                draws=honest * quantity.size,
+                failure=moved.failure,
+                side=quantity.side,
+            )
+            if not quantity.is_whole_units:
+                found.append((quantity, noised_sum))
+                continue
+            assert records is not None
+            step = SampledGaussian(
+                **asdict(noised_sum), sample_rate=records.sample_rate, distance=CUT_FAILURE / rounds
+            )
+            found.append((quantity, step))
+        return found
+
+    def _steps(self, quantity: Quantity, records: RecordsSpec, rounds: int) -> DpSgd:
+        steps = dp_sgd_steps(self.spec)
+        return DpSgd(
+            noise_multiplier=solved(records.noise_multiplier, "records.noise_multiplier"),
+            sample_rate=records.sample_rate,
+            steps=steps,
+            draws=steps * math.prod(quantity.shape),
+            distance=CUT_FAILURE / rounds,
+            side=quantity.side,
+        )
+
+    def _at_risk(self, found: list[tuple[Quantity, Release]], members: int) -> list[tuple[Quantity, Release]]:
+        """One draw names the silos of all sums of a phase, so each side of the data pays its risk once."""
+        silos, sides = len(self.spec.silos), [release.side for _, release in found]
+        if members >= silos:
+            return found
+        colluders = default_colluders(silos) if self._colluders is None else self._colluders
+        risk = float(draw_risk(silos, members, colluders=colluders, draws=1))
+        for side in (Side.BOTH,) if Side.BOTH in sides else dict.fromkeys(sides):
+            quantity, first = found[sides.index(side)]
+            found[sides.index(side)] = quantity, replace(first, failure=first.failure + risk)
+        return found
+
+
+def rows_in_words(costs: Mapping[int, float]) -> str:
+    """The same as a clause."""
+    shown = ("no bound" if math.isinf(cost) else f"{cost:.3g}" for cost in costs.values())
+    return f"somebody with {', '.join(map(str, costs))} records in one silo: epsilon {', '.join(shown)}"
+
+
+def _rounded_down(multiplier: float) -> float:
+    """To twelve digits: rounds that name fewer silos come to the same number but for its last bits."""
+    return float(f"{multiplier * (1.0 - 1e-11):.12g}")
