@@ -56,7 +56,7 @@ class UnderPrivacy:
     A private job protects the trained update in one of these ways. *records*: DP-SGD, where one record moves
     the clipped sum of a batch by at most the clip. *shared*: the same with the noise in the sum, where silos
     take no steps of their own. *sums*: the silo's whole update is clipped, and noised in the ring. Sentences
-    read on after the part's word. docs/privacy.md has them as a table.
+    read on after the part's word. docs/reference/parts.md has them as a table.
     """
 
     why: str = ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tools.reference.commands import cli_page
 from tools.reference.metrics import metrics_page
+from tools.reference.parts import parts_page
 from tools.reference.settings import settings_page
 from tools.reference.sources import CHARTS, ROOT
 from tools.reference.values import chart_page, values_page
@@ -19,6 +20,7 @@ SITE: Mapping[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/values.md": values_page,
     "reference/cli.md": cli_page,
+    "reference/parts.md": parts_page,
 }
 COMMITTED: Mapping[str, Callable[[], str]] = {
     f"helm/{chart}/README.md": partial(chart_page, chart) for chart in CHARTS.values()
