@@ -16,7 +16,7 @@ def console(config: Path) -> None:
 
     It asks the coordinator as one operator, and shows nobody more than that operator may see.
     """
-    require_extra("console", "starlette", "uvicorn", "jinja2", "authlib", "httpx2", what="`chorale console`")
+    require_extra("console", "starlette", "uvicorn", "authlib", "httpx2", what="`chorale console`")
     from web.console.server import run
     from web.console.settings import load_console_settings
 

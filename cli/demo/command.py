@@ -48,7 +48,6 @@ from cli.demo.setup import (
 )
 from cli.given_data import GIVEN, DataOptions, data_options
 from cli.output import report
-from cli.output.page import units_told
 from cli.output.progress import show
 from client.errors import JobNotDone, require_extra, with_hint
 from client.evidence.pack import collect
@@ -61,6 +60,7 @@ from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
 from strategies.figure import Figure
+from web.report.page import units_told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

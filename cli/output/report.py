@@ -17,7 +17,6 @@ from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping
 from chorale.v1.records_pb2 import PhaseRecord
-from cli.output.page import Document, page
 from client.history import (
     ACCURACY,
     JobHistory,
@@ -32,6 +31,7 @@ from client.history import (
 from strategies.figure import Figure
 from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN
+from web.report.page import Document, page
 
 UNUSUAL = "allow_unusual"
 MAX_AXES = 4  # of a table; a task's own have three at most

@@ -21,7 +21,7 @@ def page(config: Path, listen: str) -> None:
     It prints an address that logs in one browser, once. The page is for who may run commands here: it reads
     and writes the ledger as `silo show`, `approve` and `reject` do.
     """
-    require_extra("console", "starlette", "uvicorn", "jinja2", what="`chorale silo page`")
+    require_extra("console", "starlette", "uvicorn", what="`chorale silo page`")
     from cli.silo.screen import screen
     from web.silo_page.app import run
 

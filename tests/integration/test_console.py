@@ -66,7 +66,7 @@ def test_operator_sees_a_job_from_submission_to_its_end(tmp_path: Path, browser:
             page.get_by_role("row", name=f"one-hot {job_id}").get_by_role("link").click()
             expect(page.get_by_role("row", name="evaluate")).to_be_visible()
             expect(page.get_by_role("status")).to_contain_text("done")
-            expect(page.locator("#chart canvas")).to_be_visible()
+            expect(page.locator("svg.curve").first).to_be_visible()
             with page.expect_download() as loading:
                 page.get_by_role("link", name="model.safetensors").click()
             assert "model/votes" in read_model(loading.value.path())[0]
@@ -161,7 +161,7 @@ def test_pages_are_read_without_scripts_on_a_phone_and_in_the_dark(tmp_path: Pat
                 for name, address in (("overview", console.url), ("job", path), ("rounds", f"{path}/rounds")):
                     page.goto(address)
                     if name == "job":
-                        expect(page.locator("#chart canvas")).to_be_visible()
+                        expect(page.locator("svg.curve").first).to_be_visible()
                     figures.append(f"{name}, {device}, {scheme}: first paint after {_paint(page):.0f} ms")
                     assert serious(page, axe()) == [], (name, device, scheme)
                     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -88,10 +88,10 @@ ROOMS = {
     "< on_ray < sums < engine < folder < trial",
     "client": "errors < settings < history < operations < written < submission < planning < evidence "
     "< results < mlflow_export < federation",
-    "web": "shared < console < silo_page",
+    "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
-    "web.shared": "serving < pages < sessions < streams",
+    "web.shared": "templating < charts < serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < output < audit < authority < coordinator < operator "

@@ -21,19 +21,20 @@ from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord, Table
 from cli.job.following import end_of
 from cli.output import progress, report
-from cli.output.page import STYLE, page
 from cli.simulate.lines import round_line
 from client.evidence import pages
 from client.history import JobHistory, phase_facts
 from client.mlflow_export import _metrics
 from client.results import results_of
 from coordinator.metrics import CoordinatorMetrics
-from strategies.figure import flat_figures, names_of_figures
+from strategies.figure import Figure, flat_figures, names_of_figures
 from strategies.tasks.classification import CLASSIFICATION
 from strategies.tasks.confusion import Confusion
 from tests.support.task_samples import TASK_JOBS, job_of
 from web.console import rounds
-from web.shared.pages import environment
+from web.report.page import page
+from web.shared.charts import chart
+from web.shared.templating import environment
 
 SUMS = {"correct": np.array(949.4), "tested": np.array(1298.4), "loss_sum": np.array(4904.0)}
 FIGURES = flat_figures(CLASSIFICATION.figures(SUMS, {"correct": 40.0, "tested": 40.0, "loss_sum": 320.0}))
@@ -63,7 +64,7 @@ def the_table(found: JobHistory) -> str:
 
 def the_consoles_table(found: JobHistory) -> str:
     templates = environment(Path(web.console.__file__).parent / "templates")
-    macros = templates.get_template("_macros.html").module
+    macros = templates.get_template("_phases.html").module
     return str(macros.phase_table(rounds.rows(found), found.main))  # type: ignore[attr-defined]
 
 
@@ -173,15 +174,19 @@ def test_documents_have_no_bare_figure(place: str) -> None:
 def test_curves_are_drawn_in_the_band_of_their_interval() -> None:
     found = history()
     assert page(report.document(found)).count("<polygon") == 2  # accuracy and loss
-    for curve in (rounds.curves(found)["figure"], rounds.curves(found)["loss"]):
-        assert curve["low"][0] < curve["value"][0] < curve["high"][0]
+    for _, (curve,) in rounds.figures(found):
+        assert "<polygon" in curve["svg"]
     pytest.importorskip("matplotlib", reason="needs the extra notebook").use("agg")
     assert len(results_of(found).plot().collections) == 1
 
 
 def test_the_band_of_a_lone_point_is_a_line() -> None:
     """A job of steps is tested once, and a band of one point has no width: it was drawn without one."""
-    assert re.search(r"svg polygon \{[^}]* stroke: ", STYLE)
+    lone = Figure(value=0.5, noise=(0.3, 0.7))
+    drawn = re.findall(
+        r'<line class="interval" [^>]* y1="([0-9.]+)" y2="([0-9.]+)"/>', chart({3: lone}, "accuracy")
+    )
+    assert [float(low) - float(high) > 50 for low, high in drawn] == [True]
     pytest.importorskip("matplotlib", reason="needs the extra notebook").use("agg")
     (band,) = results_of(history()).plot().collections
     assert band.get_linewidth()[0] > 0

@@ -30,10 +30,11 @@ from web.console.logins import CertificateLogins, Login
 from web.console.oidc import CALLBACK, Provider
 from web.console.settings import ConsoleSettings
 from web.console.under_way import LoginsUnderWay
-from web.shared.pages import Guard, environment, form_of, page
+from web.shared.pages import Guard, form_of, page
 from web.shared.serving import CERTIFICATE, MAX_BODY_BYTES, static_folder
 from web.shared.sessions import Session, Sessions, comes_from, is_own_form
 from web.shared.streams import Streams
+from web.shared.templating import environment
 
 NEWS_SECONDS = 2.0  # between two looks at the overview
 MIN_GAP_SECONDS = 0.5  # between two fragments of a job
@@ -321,11 +322,6 @@ async def all_rounds(console: Console, request: Request, session: Session[Login]
         return console.render(request, "rounds.html", session, **values)
 
 
-async def curves(console: Console, request: Request, session: Session[Login]) -> Response:
-    async with console.coordinator.watched(_digest(request)) as job:
-        return _file(rounds.to_json(rounds.curves(job.history)), "application/json")
-
-
 async def download(console: Console, request: Request, session: Session[Login]) -> Response:
     """rounds.csv and rounds.json. The name of the file is ours: a job's own may hold anything."""
     kind, digest = request.url.path.rpartition(".")[2], _digest(request)
@@ -430,6 +426,7 @@ def _job_values(console: Console, job: Watched, session: Session[Login]) -> dict
         "newest": rounds.NEWEST,
         "main": job.history.main,
         "facts": rounds.facts(job.history),
+        "figures": rounds.figures(job.history),
         "trouble": job.trouble,
         "has_ended": has_ended,
         "is_changed": False,
@@ -472,7 +469,6 @@ def application(console: Console) -> ASGIApp:
         Route(job, private(job_page), methods=["GET"]),
         Route(f"{job}/live", private(job_stream), methods=["GET"]),
         Route(f"{job}/rounds", private(all_rounds), methods=["GET"]),
-        Route(f"{job}/curves", private(curves), methods=["GET"]),
         Route(f"{job}/rounds.csv", private(download), methods=["GET"]),
         Route(f"{job}/rounds.json", private(download), methods=["GET"]),
         Route(f"{job}/job.yaml", private(signed_job), methods=["GET"]),

@@ -6,7 +6,7 @@ from markupsafe import Markup, escape
 
 from client.evidence.verify import Verified
 from crypto.errors import printable
-from web.shared.pages import moment
+from web.shared.templating import moment
 
 
 def terms(held: Verified) -> list[tuple[str, Markup]]:

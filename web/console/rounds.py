@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from chorale.results import finite
@@ -19,9 +18,10 @@ from client.history import (
     personal_figures,
 )
 from crypto.errors import ConfigError
-from strategies.figure import Figure, figure_in, parts_of
+from strategies.figure import figure_in, parts_of
 from strategies.phases.training import TRAIN
-from web.shared.pages import size
+from web.shared.charts import Curve, charts
+from web.shared.templating import size
 
 NEWEST = 25  # phases on a job's own page; another page has more
 MOST_ROWS = 2_000  # of that one; the downloads have all
@@ -62,40 +62,13 @@ def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, An
     ]
 
 
-def curves(history: JobHistory) -> dict[str, Any]:
-    """By round, 1 first: main figure and loss of the model after it, silos in its sum, silos left out.
-
-    Where rounds draw their silos `figure` is over the hold-outs of the drawn ones alone.
-    """
-    names, both = (history.main, "loss"), curves_facts(history)
-    figures = {name: figure_by_round(history, name) for name in names}
-    by_round = {record.round: record for record in history.of_kind(TRAIN)}
-    rounds, of_all = list(range(1, len(figures["loss"]) + 1)), None
-    if history.draws_rounds:
-        drawn, tested = (
-            {each["round"]: each for each in both[name]} for name in ("drawn_silos", "all_silos")
-        )
-        figures = {name: [figure_in(drawn.get(each, {}), name) for each in rounds] for name in names}
-        of_all = _curve([figure_in(tested.get(each, {}), history.main) for each in rounds])
-    return {
-        "rounds": rounds,
-        "main": history.main,
-        "figure": _curve(figures[history.main]),
-        "figure_all": of_all,  # where rounds draw their silos: over all of them, which is another curve
-        "loss": _curve(figures["loss"]),
-        "silos": [len(by_round[each].cohort) if each in by_round else None for each in rounds],
-        "left_out": [len(by_round[each].left_out) if each in by_round else None for each in rounds],
-    }
-
-
-def _curve(figures: Sequence[Figure | None]) -> dict[str, list[float | None]]:
-    """A number and the band of its interval at each round."""
-    bands = [None if each is None else each.band for each in figures]
-    return {
-        "value": [None if each is None else finite(each.value) for each in figures],
-        "low": [band and band[0] for band in bands],
-        "high": [band and band[1] for band in bands],
-    }
+def figures(history: JobHistory) -> list[tuple[str, list[Curve]]]:
+    """Charts of the main figure and of loss, which have an axis each; none before a round was tested."""
+    points = curves_facts(history)
+    if not any(points.values()):
+        return []
+    names = dict.fromkeys((history.main, "loss"))
+    return [(name, charts(points, name, silos=len(history.summary.silos))) for name in names]
 
 
 def as_csv(history: JobHistory) -> bytes:

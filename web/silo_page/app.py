@@ -37,9 +37,10 @@ from silo_agent.approval.view import JobView
 from silo_agent.disclosure.ledger.decisions import MAX_NAME_CHARACTERS
 from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.settings import SiloSettings
-from web.shared.pages import Guard, environment, form_of, page
+from web.shared.pages import Guard, form_of, page
 from web.shared.serving import MAX_BODY_BYTES, bound_socket, serve_app, static_folder
 from web.shared.sessions import Session, Sessions, is_own_form
+from web.shared.templating import environment
 from web.silo_page.facts import read_facts
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

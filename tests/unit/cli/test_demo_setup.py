@@ -180,8 +180,8 @@ def test_party_of_the_demo_takes_no_code_from_the_working_directory(
 
 def test_a_job_file_is_run_by_silos_that_its_options_name(desk: Desk, chorale: Calls) -> None:
     for options, message in {
-        ("--rounds", "3"): "--rounds: not allowed with --job .*job.yaml",
-        ("--dp", "sums"): "--dp: not allowed with --job .*job.yaml",
+        ("--rounds", "3"): "--rounds: cannot be combined with --job .*job.yaml",
+        ("--dp", "sums"): "--dp: cannot be combined with --job .*job.yaml",
         ("--drop", "1"): "--drop: expected 0 to 0, as 3 silos must keep the 3",
         (
             "--alpha",

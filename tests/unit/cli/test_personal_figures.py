@@ -11,8 +11,8 @@ from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 from cli.job.following import end_of
 from cli.output import progress, report
-from cli.output.page import page
 from client.history import JobHistory
+from web.report.page import page
 
 FIGURES = {"personal_accuracy": 0.875, "personal_accuracy_deviation": 0.0625, "personal_silos": 4.0}
 TESTED = {"accuracy": 0.75, "loss": 0.5, "tested": 80.0}
@@ -74,7 +74,9 @@ def test_the_report_has_the_closing_sums_figures_or_null(
 ) -> None:
     document = json.loads(json.dumps(report.document(history(*closing))))
     assert {name: document[name] for name in FIGURES} == {**dict.fromkeys(FIGURES), **found}
-    assert ("Each silo's own model, on its own hold-out: accuracy 0.8750" in page(document)) == bool(found)
+    assert ("Each silo&#39;s own model, on its own hold-out: accuracy 0.8750" in page(document)) == bool(
+        found
+    )
     if any(each.phase.startswith("evaluate") for each in closing):
         assert document["final_accuracy"] == 0.75  # the global model's stays what it was
 

@@ -21,7 +21,6 @@ from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
 from cli.job.following import end_of
 from cli.output import progress, report
-from cli.output.page import page
 from client.errors import JobNotDone
 from client.history import (
     REASON_WORDS,
@@ -38,6 +37,7 @@ from crypto.errors import BudgetExhausted, PolicyRefusal, Refusal
 from strategies.figure import Figure, flat_figures
 from strategies.tasks.classification import CLASSIFICATION
 from web.console import rounds
+from web.report.page import page
 
 # DESIGN's contract with other programs
 REPORT_KEYS = {
@@ -185,14 +185,13 @@ def test_the_page_has_both_curves_and_what_stands_behind_them(drawn: JobHistory)
     assert "Final figures" not in page(report.document(drawn))
 
 
-def test_the_consoles_chart_has_two_lines_where_rounds_draw_their_silos(
+def test_the_console_has_two_charts_where_rounds_draw_their_silos(
     drawn: JobHistory, history: JobHistory
 ) -> None:
-    curves = rounds.curves(drawn)
-    values = [curves[name]["value"] for name in ("figure", "figure_all")]
-    assert values == [[0.9, None, None], [None, 0.4, 0.5]]
-    whole = rounds.curves(history)
-    assert (whole["figure"]["value"], whole["figure_all"]) == ([None, 0.5, 0.8], None)
+    (name, of_both), _ = rounds.figures(drawn)
+    assert (name, len(of_both), [each["svg"].count("<circle") for each in of_both]) == ("accuracy", 2, [2, 2])
+    (_, (whole,)), (loss, _) = rounds.figures(history)
+    assert (loss, whole["title"], whole["svg"].count("<circle")) == ("loss", "", 3)  # with the start
 
 
 PRESENCE = {"classes": 10.0, "class_rows_by_default": 2.0, "classes_without_holder": 0.0}
@@ -422,7 +421,9 @@ def test_page_needs_nothing_else_and_escapes_what_it_is_told(history: JobHistory
     parsed.feed(text)
     assert "script" not in parsed.tags
     assert parsed.links == []
-    assert parsed.tags.count("circle") == 3  # for each round that was measured: accuracy and loss
+    assert (
+        parsed.tags.count("circle") == 4
+    )  # accuracy and loss, each with the model that training starts from
     for phrase in ("Who was left out", "What was summed", "What each party saw", "disconnected"):
         assert phrase in text
 

@@ -10,11 +10,11 @@ import pytest
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut, PhaseRecord, Table
-from cli.output.page import STYLE, page
 from cli.output.progress import doing, plain_line
 from cli.output.report import document, rounds_csv
 from client.history import JobHistory, state_in_words, summary_facts
 from client.planning import Plan, timing_of
+from web.report.page import SITE, page
 
 JOB = b"j" * 32
 LEFT = LeftOut(silo="south", stage="waiting", reason="policy", rule="max_rounds")
@@ -55,7 +55,8 @@ def test_page_has_a_dark_form_a_viewport_and_rows_that_become_blocks_on_a_phone(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(scheme: str) -> None:
     """WCAG 2.1 asks for a contrast of 4.5 to 1."""
-    light, dark = re.findall(r"--ground: #(\w+); --text: #(\w+); --soft: #(\w+);", STYLE)
+    colors = r"--page: #(\w+);.*? --text: #(\w+); --soft: #(\w+);"
+    light, dark = re.findall(colors, SITE.read_text())
     ground, *texts = light if scheme == "light" else dark
     for colour in texts:
         lighter, darker = sorted(map(_luminance, (ground, colour)), reverse=True)
@@ -79,7 +80,7 @@ def test_report_has_classes_who_took_part_and_by_which_rule_others_did_not() -> 
     assert '<td data-label="class">0</td><td data-label="f1 (95 %)">0.840 (no interval)</td>' in text
     assert '<td data-label="class">1</td><td data-label="f1 (95 %)"></td>' in text  # a class without samples
     assert "rejected: not before May" in text
-    assert "rejected: &quot;not before May&quot;, 2 times" in text
+    assert "rejected: &#34;not before May&#34;, 2 times" in text
 
 
 def test_table_whose_shape_is_not_that_of_its_values_is_left_out() -> None:

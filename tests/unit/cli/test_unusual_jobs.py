@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cli.output.page import page
 from cli.output.report import document
 from tests.unit.cli.conftest import Desk, Ended
 from tests.unit.cli.test_approval import GIVEN, lines_of, offered
 from tests.unit.cli.test_report_page import history
+from web.report.page import page
 
 ABLATION: dict[str, Any] = {
     "strategy": {"parts": {"loss": "sphere-mse", "head": "frozen-orthonormal"}, "aggregate": "uniform"},

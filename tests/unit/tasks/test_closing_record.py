@@ -11,7 +11,6 @@ from google.protobuf import json_format
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord, Table
-from cli.output.page import page
 from cli.output.progress import plain_line
 from cli.output.report import document
 from client.history import JobHistory
@@ -22,6 +21,7 @@ from silo_agent.training.data.base import Samples, SiloData
 from simulation.engine import Simulation
 from strategies.presets import PRESETS
 from tests.support.task_samples import job_of
+from web.report.page import page
 
 OPEN = {"class_statistics": "allow", "count_granularity": 1}
 

@@ -68,8 +68,7 @@ def test_names_and_reasons_of_peers_are_text_on_every_page(tmp_path: Path) -> No
         assert "\x00" not in html
         # nothing of it opened an attribute: each script of the page is a file of ours
         assert set(re.findall(r"<script[^>]*>", html)) <= {
-            f'<script src="/static/{name}.js" defer>'
-            for name in ("vendor/htmx.min", "vendor/sse.min", "vendor/uPlot.iife.min", "charts")
+            f'<script src="/static/{name}.js" defer>' for name in ("vendor/htmx.min", "vendor/sse.min")
         }
 
 
@@ -211,7 +210,6 @@ def test_nothing_is_shown_to_who_is_not_logged_in(pages: Pages) -> None:
         JOB,
         f"{JOB}/live",
         f"{JOB}/rounds",
-        f"{JOB}/curves",
         f"{JOB}/rounds.csv",
         f"{JOB}/job.yaml",
         f"{JOB}/model",

@@ -1,0 +1,55 @@
+"""What a chart shows: whole rounds, an axis that follows the data, and the start of training."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from strategies.figure import Figure
+from web.shared.charts import MOST_DOTS, ROUNDS, chart
+
+
+def drawn(values: dict[int, float]) -> str:
+    return str(chart({round: Figure(value=value) for round, value in values.items()}, "accuracy"))
+
+
+def labels(svg: str, anchor: str) -> list[str]:
+    return re.findall(rf'text-anchor="{anchor}">([^<]*)</text>', svg)
+
+
+@pytest.mark.parametrize("last", [1, 2, 7, 10, 99, 500, 10_000])
+def test_labels_of_rounds_are_few_and_whole_and_begin_with_the_first(last: int) -> None:
+    *rounds, axis = labels(drawn({0: 0.1, last: 0.9}), "middle")
+    assert axis == "rounds trained"
+    assert rounds[0] == "0"
+    assert 2 <= len(rounds) <= ROUNDS + 1
+    assert all(0 <= int(each) <= last for each in rounds)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "levels"),
+    [
+        (0.1, 0.98, ["0", "0.25", "0.5", "0.75", "1"]),
+        (0.971, 0.974, ["0.971", "0.972", "0.973", "0.974"]),
+        (-3.0, 41.0, ["-20", "0", "20", "40", "60"]),
+        (0.5, 0.5, ["0.4", "0.6"]),
+    ],
+)
+def test_axis_has_round_numbers_around_the_data(low: float, high: float, levels: list[str]) -> None:
+    assert labels(drawn({0: low, 1: high}), "end") == levels
+
+
+def test_every_point_is_inside_and_has_a_dot_while_they_can_be_told() -> None:
+    svg = drawn({round: 0.5 + round / 100 for round in range(40)})
+    assert svg.count("<circle") == 40
+    (path,) = re.findall(r'<polyline points="([^"]*)"', svg)
+    places = [tuple(map(float, each.split(","))) for each in path.split()]
+    assert all(0 < x < 640 and 0 < y < 250 for x, y in places)
+    assert drawn(dict.fromkeys(range(MOST_DOTS + 1), 0.5)).count("<circle") == 0
+
+
+def test_name_of_a_figure_is_escaped_and_nothing_measured_is_no_chart() -> None:
+    svg = str(chart({0: Figure(value=0.5)}, '"><script>'))
+    assert "<script>" not in svg
+    assert chart({0: None, 1: Figure(value=float("nan"))}, "accuracy") is None

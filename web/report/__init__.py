@@ -1,0 +1,1 @@
+"""A job's report, a file of its own."""
