@@ -122,7 +122,7 @@ class Quantity:
     @property
     def size(self) -> int:
         """Words in the vector."""
-        return math.prod(self.shape) if self.projection is None else self.projection.kept
+        return math.prod(self.shape) if self.projection is None else self.projection.words
 
     @property
     def room(self) -> int:
@@ -264,7 +264,7 @@ def quantity_fields(quantity: Quantity) -> list[encoding.Field]:
         quantity.ring_bits,
         int(quantity.is_count),
         _hex(quantity.sensitivity_l2),
-        [] if projection is None else [projection.seed, projection.size, projection.block, projection.kept],
+        [] if projection is None else [projection.seed, projection.size, projection.block],
         int(quantity.is_tagged),
     ]
     if noise is not None:
@@ -285,7 +285,6 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
             seed=projected.data(),
             size=projected.number(),
             block=projected.number(),
-            kept=projected.number(),
         )
     is_tagged, is_whole_units = reader.number(), False
     if reader.left:

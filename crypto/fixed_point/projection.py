@@ -1,20 +1,19 @@
-"""A seeded linear map that spreads a vector evenly over its numbers and keeps a share of them.
+"""A seeded linear map that spreads a vector evenly over its numbers.
 
-The vector is cut into blocks, each gets random signs and an orthonormal Walsh-Hadamard transform, and
-the same random rows of every block are kept. A number is then a sum over a whole block with random signs:
+The vector is cut into blocks, and each gets random signs and an orthonormal Walsh-Hadamard transform. A word
+is then a sum over a whole block with random signs:
 nearly normal, of nearly the same size everywhere, so few bits hold it (Suresh et al., "Distributed Mean
 Estimation with Limited Communication", 2017, section 3; Konecny et al., arXiv 1610.05492, section 3.2).
 The map is linear, so it commutes with the sum over silos, and public: both sides compute it.
 Source: docs/protocol.md 4.6.
 """
 
-# N = values, B = rows of a block, K = blocks, R = kept rows
+# N = values, B = rows of a block, K = blocks, M = B K words
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -28,7 +27,7 @@ MIN_BLOCK: Final = 16
 MAX_BLOCK: Final = 1024  # words of 2^20 values, of which one is all, are 32 times their root mean square
 BLOCKS: Final = 256  # fewest blocks of a large vector: padding costs at most one word in 256
 
-_ROW_BYTES: Final = 8  # of the random number that a row is drawn by
+_SIGNS_FROM: Final = 8  # times B: where in the key stream the signs begin
 _SIGNS: Final = 1 - 2 * np.unpackbits(
     np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
 ).astype(np.float64)  # (256, 8): by byte of the key stream
@@ -43,14 +42,12 @@ Number = TypeVar("Number", np.float32, np.float64)
 class Projection:
     """One map. seed: 32 bytes, public. size: values. block: rows of a block, a power of two.
 
-    kept: words that are left of the padded vector, as many rows of every block.
-    Raises ConfigError for sizes that do not fit together.
+    Raises ConfigError for sizes that are out of range.
     """
 
     seed: bytes
     size: int
     block: int
-    kept: int
 
     def __post_init__(self) -> None:
         if len(self.seed) != prg.KEY_BYTES:
@@ -61,31 +58,26 @@ class Projection:
             raise ConfigError(
                 f"projection: a block is a power of two of {MIN_BLOCK} to {MAX_BLOCK}, got {self.block}"
             )
-        rows, left = divmod(self.kept, self.blocks)
-        if left or not 1 <= rows <= self.block:
-            raise ConfigError(
-                f"projection: expected 1 to {self.block} times {self.blocks} words kept, got {self.kept}"
-            )
 
     @classmethod
     def of(cls, size: int, *, seed: bytes) -> Projection:
-        """The map for a vector of that size that keeps every word."""
+        """The map for a vector of that size."""
         block = MIN_BLOCK
         while block < MAX_BLOCK and 2 * block * BLOCKS <= size:
             block *= 2
-        return cls(seed=seed, size=size, block=block, kept=block * math.ceil(size / block))
+        return cls(seed=seed, size=size, block=block)
 
     @property
     def blocks(self) -> int:
         return math.ceil(self.size / self.block)
 
     @property
-    def rows(self) -> int:
-        """Kept rows of every block."""
-        return self.kept // self.blocks
+    def words(self) -> int:
+        """Of the padded vector."""
+        return self.block * self.blocks
 
     def project(self, value_N: FloatArray) -> NDArray[np.float32]:
-        """Shapes: (size,) -> (kept,). A value that is not finite makes words that are not."""
+        """Shapes: (size,) -> (words,). A value that is not finite makes words that are not."""
         if value_N.shape != (self.size,):
             raise LocalProtocolError(f"projection: expected {self.size} values, got {value_N.size}")
         work_BK = np.empty((self.block, self.blocks), np.float32)
@@ -98,34 +90,24 @@ class Projection:
             work_BK = _transformed(work_BK)
         else:
             loop(work_BK, np.empty(self.block * _COMPILED_COLUMNS, np.float32))
-        return work_BK[self._kept_R].reshape(-1)
+        return work_BK.reshape(-1)
 
     def expand(self, sum_M: FloatArray) -> NDArray[np.float64]:
-        """The transpose over the kept share: the values again if all words are kept, else without bias.
+        """The values again.
 
-        Shapes: (kept,) -> (size,). In float64 and a fixed order: the global state follows from it.
+        Shapes: (words,) -> (size,). In float64 and a fixed order: the global state follows from it.
         """
-        if sum_M.shape != (self.kept,):
-            raise LocalProtocolError(f"projection: expected {self.kept} words, got {sum_M.size}")
-        work_BK = np.zeros((self.block, self.blocks))
-        work_BK[self._kept_R] = sum_M.reshape(self.rows, self.blocks)
+        if sum_M.shape != (self.words,):
+            raise LocalProtocolError(f"projection: expected {self.words} words, got {sum_M.size}")
+        work_BK = sum_M.astype(np.float64).reshape(self.block, self.blocks)
         value_N = _transformed(work_BK).reshape(-1)[: self.size]
-        self._signed(value_N, out_N=value_N, factor=math.sqrt(self.block) / self.rows)
+        self._signed(value_N, out_N=value_N, factor=math.sqrt(self.block) / self.block)
         return value_N
-
-    @cached_property
-    def _kept_R(self) -> slice | NDArray[np.intp]:
-        """The rows that drew the smallest numbers, in ascending order."""
-        if self.rows == self.block:
-            return slice(None)
-        drawn_B = np.empty(self.block, np.dtype("<u8"))
-        prg.Keystream(self.seed).fill(drawn_B.view(np.uint8))
-        return np.sort(np.argsort(drawn_B, kind="stable")[: self.rows])
 
     def _signed(self, value_N: FloatArray, *, out_N: FloatArray, factor: float) -> None:
         """Write every value times its sign and the factor, in the numbers that it is written to."""
         signs = (_SIGNS * factor).astype(out_N.dtype)
-        stream = prg.Keystream(self.seed, offset_bytes=_ROW_BYTES * self.block)
+        stream = prg.Keystream(self.seed, offset_bytes=_SIGNS_FROM * self.block)
         bits, sign_8 = np.empty(_SIGN_BYTES, np.uint8), np.empty((_SIGN_BYTES, 8), out_N.dtype)
         for start in range(0, self.size, 8 * _SIGN_BYTES):
             part = slice(start, min(start + 8 * _SIGN_BYTES, self.size))

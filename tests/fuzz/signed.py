@@ -244,7 +244,7 @@ def _quantities() -> Iterator[bytes]:
             shape=(16,),
             bound=1.0,
             ring_bits=16,
-            projection=Projection(seed=b"s" * 32, size=16, block=16, kept=16),
+            projection=Projection(seed=b"s" * 32, size=16, block=16),
         ),
     )
     for each in made:

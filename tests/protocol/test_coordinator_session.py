@@ -12,13 +12,13 @@ import pytest
 
 from crypto.errors import LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.fixed_point.layout import Layout, Quantity
+from crypto.fixed_point.projection import Projection
 from crypto.identity.certificates import SignedBody
 from crypto.noise.sensitivity import Noise
 from crypto.session import bodies
 from crypto.session.coordinator_session import TRANSITIONS, CoordinatorSession, CoordinatorState, Event
 from crypto.session.messages import Cohort, Envelope, RecoveredSeeds, Shares, UnmaskShares
 from tests.protocol.malice import with_first_envelope
-from tests.support.projections import keeping
 from tests.support.sessions import NOW, STAGES, Exchange, make_coordinator, make_session
 
 NOTHING = SignedBody(body=b"", signature=b"")
@@ -310,7 +310,7 @@ def test_resumed_coordinator_knows_complaints_and_ignores_repeats_and_recovers()
 
 
 def test_snapshot_keeps_every_field_of_the_layout():
-    projection = keeping(0.5, 100, seed=bytes(range(32)))
+    projection = Projection.of(100, seed=bytes(range(32)))
     layout = Layout(
         members=4,
         quantities=(

@@ -134,46 +134,43 @@ def check_projection(vectors: Any) -> int:
     for vector in vectors:
         seed = digest("projection", bytes.fromhex(vector["job_digest"]), vector["round"], vector["phase"])
         expect("seed", seed.hex(), vector["seed"])
-        rows, signs = kept_rows_and_signs(vector)
-        expect("words", projected(vector["values"], vector, rows, signs), vector["words"])
-        expect("expanded", expanded(vector["words"], vector, rows, signs), vector["expanded"])
+        signs = signs_of(vector)
+        expect("words", projected(vector["values"], vector, signs), vector["words"])
+        expect("expanded", expanded(vector["words"], vector, signs), vector["expanded"])
         quantity = {"name": "delta", "shape": [vector["size"]], "bound": 64.0, "word": 16, "is_count": False}
         quantity |= {"sensitivity_l2": None, "projection": vector, "is_tagged": False}
         expect("layout digest", layout_digest([quantity], 4).hex(), vector["layout_digest"])
     return len(vectors)
 
 
-def kept_rows_and_signs(vector: Any) -> tuple[list[int], list[int]]:
-    """Both from the seed's key stream: 8 bytes a row, then a bit a value."""
-    block, size, kept = vector["block"], vector["size"], vector["kept"]
-    stream = aes_ctr(bytes.fromhex(vector["seed"]), 0, 8 * block + (size + 7) // 8)
-    drawn = little_endian(stream[: 8 * block], 64)
-    rows = sorted(range(block), key=lambda row: (drawn[row], row))[: kept // math.ceil(size / block)]
-    bits = stream[8 * block :]
-    return sorted(rows), [-1 if bits[i // 8] >> i % 8 & 1 else 1 for i in range(size)]
+def signs_of(vector: Any) -> list[int]:
+    """From the seed's key stream, after 8 bytes for each row of a block: a bit a value."""
+    block, size = vector["block"], vector["size"]
+    bits = aes_ctr(bytes.fromhex(vector["seed"]), 0, 8 * block + (size + 7) // 8)[8 * block :]
+    return [-1 if bits[i // 8] >> i % 8 & 1 else 1 for i in range(size)]
 
 
 def hadamard(row: int, other: int) -> int:
     return -1 if (row & other).bit_count() % 2 else 1
 
 
-def projected(values: list[float], vector: Any, rows: list[int], signs: list[int]) -> list[float]:
+def projected(values: list[float], vector: Any, signs: list[int]) -> list[float]:
     block, blocks = vector["block"], math.ceil(vector["size"] / vector["block"])
     words = []
-    for row, column in itertools.product(rows, range(blocks)):
+    for row, column in itertools.product(range(block), range(blocks)):
         places = range(column, len(values), blocks)
         total = sum(hadamard(row, place // blocks) * signs[place] * values[place] for place in places)
         words.append(total / math.sqrt(block))
     return words
 
 
-def expanded(words: list[float], vector: Any, rows: list[int], signs: list[int]) -> list[float]:
+def expanded(words: list[float], vector: Any, signs: list[int]) -> list[float]:
     block, blocks = vector["block"], math.ceil(vector["size"] / vector["block"])
     values = []
     for place, sign in enumerate(signs):
         own, column = divmod(place, blocks)
-        total = sum(hadamard(row, own) * words[i * blocks + column] for i, row in enumerate(rows))
-        values.append(sign * total / math.sqrt(block) * block / len(rows))
+        total = sum(hadamard(row, own) * words[row * blocks + column] for row in range(block))
+        values.append(sign * total / math.sqrt(block))
     return values
 
 

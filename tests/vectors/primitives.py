@@ -231,7 +231,7 @@ def room(quantity: Any) -> int:
 def projection_fields(projection: Any) -> list[Any]:
     if projection is None:
         return []
-    return [bytes.fromhex(projection["seed"]), projection["size"], projection["block"], projection["kept"]]
+    return [bytes.fromhex(projection["seed"]), projection["size"], projection["block"]]
 
 
 # sealing, docs/protocol.md 5.3

@@ -455,7 +455,7 @@ def test_an_update_in_16_bits_is_bound_by_the_rounds_before(
     delta = job.layout(key, known, 4).quantities[0]
     assert (delta.shape, delta.bound, delta.ring_bits) == ((8,), 0.01 * 32 / math.sqrt(2), 16)
     assert delta.projection is not None
-    assert (delta.projection.size, delta.projection.kept) == (8, 16)
+    assert (delta.projection.size, delta.projection.words) == (8, 16)
 
 
 def test_the_projection_is_fresh_in_each_round_and_phase_and_the_same_in_each_attempt(

@@ -25,7 +25,7 @@ from crypto.fixed_point.encoder import (
     round_into,
 )
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
-from tests.support.projections import keeping
+from crypto.fixed_point.projection import Projection
 
 MEMBERS = 4
 KEY = bytes(range(32))
@@ -333,10 +333,10 @@ def test_large_finite_values_are_clipped_without_a_warning() -> None:
 
 def test_a_projected_quantity_is_encoded_as_its_numbers() -> None:
     value_N = normal((1000,), seed=9)
-    projection = keeping(0.5, 1000, seed=bytes(32))
+    projection = Projection.of(1000, seed=bytes(32))
     quantity = Quantity(name="delta", shape=(10, 100), bound=8.0, ring_bits=32, projection=projection)
     encoded = encoder_of({"delta": value_N.reshape(10, 100)}, Layout(quantities=(quantity,), members=4))
-    assert encoded.layout.length(32) == projection.kept < 1000
+    assert encoded.layout.length(32) == projection.words == 1008
     assert np.array_equal(words_of(encoded, 32), words_of(single(projection.project(value_N)), 32))
 
 

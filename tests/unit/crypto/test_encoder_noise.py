@@ -27,7 +27,6 @@ from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
 from crypto.noise.gaussian import GaussianStream, gaussian_tables
 from crypto.noise.sensitivity import Noise, clipped_sensitivity
-from tests.support.projections import keeping
 from tests.unit.crypto.test_encoder import normal, words_of
 
 MEMBERS = 4
@@ -190,15 +189,12 @@ class TestClip:
         with pytest.raises(QuantizationError, match="quantity delta: a value is not finite"):
             single(value_N, projection=projection)
 
-    def test_a_share_of_the_rotation_is_no_longer_than_the_clip(self) -> None:
+    def test_a_rotation_is_no_longer_than_the_clip(self) -> None:
         value_N = normal((5000,), seed=3)
-        for share in (1.0, 0.25):
-            projection = keeping(share, value_N.size, seed=bytes(32))
-            encoded = single(value_N, projection=projection)
-            assert 0 < squared_norm(rounded(encoded)) <= squared_limit(encoded)
-            # near the norm that is left of it, so it was clipped once and not twice
-            norm = np.linalg.norm(rounded(encoded)) / NOISE.scale
-            assert norm == pytest.approx(CLIP * math.sqrt(share), rel=0.1)
+        encoded = single(value_N, projection=Projection.of(value_N.size, seed=bytes(32)))
+        assert 0 < squared_norm(rounded(encoded)) <= squared_limit(encoded)
+        # near the clip, so it was clipped once and not twice
+        assert np.linalg.norm(rounded(encoded)) / NOISE.scale == pytest.approx(CLIP, rel=0.1)
 
     def test_words_beyond_the_bound_are_clipped_and_the_norm_only_shrinks(self) -> None:
         quantity = replace(quantity_of((100,)), bound=CLIP / 4)

@@ -21,7 +21,6 @@ from crypto.fixed_point.layout import (
 )
 from crypto.fixed_point.projection import Projection
 from crypto.noise.sensitivity import Noise
-from tests.support.projections import keeping
 
 DELTA = Quantity(name="delta", shape=(5,), bound=8.0, ring_bits=32)
 WEIGHT = Quantity(name="weight", bound=1.0)
@@ -167,11 +166,11 @@ def test_whole_units_survive_their_fields() -> None:
         read_quantity(encoding.FieldReader(surplus, what="quantity"))
 
 
-def test_a_projected_quantity_takes_the_words_that_are_kept() -> None:
-    quarter = replace(DELTA, projection=keeping(0.25, 5, seed=bytes(32)))
-    mixed = layout(quarter, replace(DELTA, name="after"))
-    assert mixed.slices(32) == {"delta": slice(0, 4), "after": slice(4, 9)}
-    assert mixed.total_bytes == 4 * 9
+def test_a_projected_quantity_takes_the_words_of_its_blocks() -> None:
+    rotated = replace(DELTA, projection=Projection.of(5, seed=bytes(32)))
+    mixed = layout(rotated, replace(DELTA, name="after"))
+    assert mixed.slices(32) == {"delta": slice(0, 16), "after": slice(16, 21)}
+    assert mixed.total_bytes == 4 * 21
 
 
 @pytest.mark.parametrize(
@@ -210,8 +209,8 @@ def test_the_digest_binds_every_field_order_and_members() -> None:
         layout(replace(DELTA, sensitivity_l2=1.0), WEIGHT),
         layout(replace(DELTA, projection=ROTATION), WEIGHT),
         layout(replace(DELTA, projection=replace(ROTATION, seed=bytes(31) + b"\1")), WEIGHT),
-        layout(replace(DELTA, projection=replace(ROTATION, block=32, kept=16)), WEIGHT),
-        layout(replace(DELTA, projection=replace(ROTATION, kept=15)), WEIGHT),
+        layout(replace(DELTA, projection=replace(ROTATION, block=32)), WEIGHT),
+        layout(replace(DELTA, shape=(6,), projection=replace(ROTATION, size=6)), WEIGHT),
     ]
     assert len({each.digest for each in (base, *others)}) == 1 + len(others)
     assert layout(DELTA, WEIGHT).digest == base.digest

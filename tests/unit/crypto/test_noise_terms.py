@@ -168,6 +168,6 @@ def test_rotated_updates_stay_within_their_bound() -> None:
     value_N = np.zeros(size, np.float32)
     value_N[:: projection.blocks] = 1.0 / math.sqrt(projection.block)
     word_M = projection.project(value_N)
-    bound = rotated_bound(1.0, block=projection.block, words=projection.kept)
+    bound = rotated_bound(1.0, block=projection.block, words=projection.words)
     assert projection.block == 1024
     assert 0.08 < np.abs(word_M).max() <= bound < 0.3

@@ -1,6 +1,6 @@
 """The map itself: against its definition, and what the ring relies on. Statistical tests use fixed seeds."""
 
-# N = values, B = rows of a block, K = blocks, M = kept words
+# N = values, B = rows of a block, K = blocks, M = words
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from crypto.fixed_point import projection as projection_module
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import MAX_BLOCK, Projection
-from tests.support.projections import keeping
 
 SIZES = (1, 2, 15, 16, 17, 1000, 9_610, 70_000)
 
@@ -37,33 +36,28 @@ def by_definition(projection: Projection) -> NDArray[np.float64]:
     block, blocks = projection.block, -(-projection.size // projection.block)
     cipher = Cipher(algorithms.AES256(projection.seed), modes.CTR(bytes(16))).encryptor()
     stream = cipher.update(bytes(8 * block + (block * blocks + 7) // 8))
-    drawn = [(int.from_bytes(stream[8 * row : 8 * row + 8], "little"), row) for row in range(block)]
-    kept = sorted(row for _, row in sorted(drawn)[: projection.kept // blocks])
-    matrix = np.zeros((projection.kept, projection.size))
+    matrix = np.zeros((block * blocks, projection.size))
     for value in range(projection.size):
         byte = stream[8 * block + value // 8]
         sign = -1.0 if byte >> (value % 8) & 1 else 1.0
         row, column = divmod(value, blocks)
-        for place, out in enumerate(kept):
+        for out in range(block):
             entry = (-1.0) ** (row & out).bit_count() / np.sqrt(block)
-            matrix[place * blocks + column, value] = sign * entry
+            matrix[out * blocks + column, value] = sign * entry
     return matrix
 
 
 @pytest.mark.parametrize("size", [1, 17, 100, 999])
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_both_ways_are_as_defined(size: int, share: float) -> None:
-    projection = keeping(share, size, seed=seed(1))
+def test_both_ways_are_as_defined(size: int) -> None:
+    projection = Projection.of(size, seed=seed(1))
     matrix_MN = by_definition(projection)
-    value_N, sum_M = normal(size), normal(projection.kept, 1)
+    value_N, sum_M = normal(size), normal(projection.words, 1)
     np.testing.assert_allclose(projection.project(value_N), matrix_MN @ value_N, atol=1e-5)
-    padded = projection.block * -(-size // projection.block)
-    expanded_N = matrix_MN.T @ sum_M * (padded / projection.kept)
-    np.testing.assert_allclose(projection.expand(sum_M), expanded_N, atol=1e-4)
+    np.testing.assert_allclose(projection.expand(sum_M), matrix_MN.T @ sum_M, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_all_words_kept_give_the_values_back_and_keep_their_length(size: int) -> None:
+def test_words_give_the_values_back_and_keep_their_length(size: int) -> None:
     projection, value_N = Projection.of(size, seed=seed(2)), normal(size)
     word_M = projection.project(value_N)
     assert word_M.dtype == np.float32
@@ -78,19 +72,13 @@ def test_all_words_kept_give_the_values_back_and_keep_their_length(size: int) ->
 def test_block_and_padding_follow_the_size(size: int, block: int) -> None:
     projection = Projection.of(size, seed=seed(0))
     assert projection.block == block
-    assert size <= projection.kept < size + block
+    assert size <= projection.words < size + block
     if size >= 4096:
-        assert projection.kept <= 1.004 * size
+        assert projection.words <= 1.004 * size
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.9, 1e-6])
-def test_kept_share_is_rounded_to_rows(share: float) -> None:
-    projection = keeping(share, 1_000_000, seed=seed(0))
-    assert projection.kept / (1024 * 977) == pytest.approx(max(share, 1 / 1024), abs=0.5 / 1024)
-
-
-def test_seed_decides_signs_and_rows() -> None:
-    one, other = (keeping(0.5, 5_000, seed=seed(number)) for number in (1, 2))
+def test_seed_decides_signs() -> None:
+    one, other = (Projection.of(5_000, seed=seed(number)) for number in (1, 2))
     value_N = normal(5_000)
     assert not np.allclose(one.project(value_N), other.project(value_N))
     assert np.array_equal(one.project(value_N), replace(one).project(value_N))
@@ -99,25 +87,10 @@ def test_seed_decides_signs_and_rows() -> None:
 
 
 def test_the_map_of_a_sum_is_the_sum_of_the_maps() -> None:
-    projection = keeping(0.5, 3_000, seed=seed(3))
+    projection = Projection.of(3_000, seed=seed(3))
     parts = [normal(3_000, number) for number in range(5)]
     total_M = np.sum([projection.project(part) for part in parts], axis=0)
     np.testing.assert_allclose(projection.project(np.sum(parts, axis=0)), total_M, atol=1e-4)
-
-
-def test_a_kept_share_has_no_bias_and_the_stated_spread() -> None:
-    """2,000 seeds; one of 1,000 means is 6 standard errors off in fewer than one of 10^5 runs."""
-    value_N, runs = normal(1_000), 2_000
-    total_N, squares = np.zeros(1_000), 0.0
-    for number in range(runs):
-        projection = keeping(0.25, 1_000, seed=seed(number))
-        estimate_N = projection.expand(projection.project(value_N))
-        total_N += estimate_N
-        squares += float(np.sum((estimate_N - value_N) ** 2))
-    energy = float(np.sum(value_N.astype(np.float64) ** 2))
-    assert squares / runs == pytest.approx(3.0 * energy, rel=0.05)  # (1 / share - 1) of the vector's own
-    spread = np.sqrt(3.0 * energy / 1_000 / runs)
-    assert np.abs(total_N / runs - value_N).max() < 6.0 * spread
 
 
 def spiky(size: int) -> dict[str, NDArray[np.float32]]:
@@ -207,8 +180,6 @@ def test_the_decoded_sum_is_that_of_the_values(ring_bits: int, tolerance: float)
 def test_half_the_bytes_of_float32_for_a_million_values() -> None:
     quantity = projected(Projection.of(1_000_000, seed=seed(0)), ring_bits=16)
     assert Layout(quantities=(quantity,), members=10).total_bytes <= 0.504 * 4_000_000
-    quarter = projected(keeping(0.25, 1_000_000, seed=seed(0)), ring_bits=16)
-    assert Layout(quantities=(quarter,), members=10).total_bytes <= 0.127 * 4_000_000
 
 
 @pytest.mark.parametrize(
@@ -219,9 +190,6 @@ def test_half_the_bytes_of_float32_for_a_million_values() -> None:
         ({"block": 8}, "a block is a power of two of 16 to 1024, got 8"),
         ({"block": 48}, "a block is a power of two of 16 to 1024, got 48"),
         ({"block": 2 * MAX_BLOCK}, "a block is a power of two of 16 to 1024, got 2048"),
-        ({"kept": 0}, "expected 1 to 16 times 63 words kept, got 0"),
-        ({"kept": 64}, "expected 1 to 16 times 63 words kept, got 64"),
-        ({"kept": 17 * 63}, "expected 1 to 16 times 63 words kept, got 1071"),
     ],
 )
 def test_a_projection_is_checked(change: dict[str, object], message: str) -> None:
@@ -230,8 +198,8 @@ def test_a_projection_is_checked(change: dict[str, object], message: str) -> Non
 
 
 def test_arrays_of_another_size_are_refused() -> None:
-    projection = keeping(0.5, 1_000, seed=seed(0))
+    projection = Projection.of(1_000, seed=seed(0))
     with pytest.raises(LocalProtocolError, match="expected 1000 values, got 999"):
         projection.project(normal(999))
-    with pytest.raises(LocalProtocolError, match="expected 504 words, got 1008"):
-        projection.expand(normal(1_008))
+    with pytest.raises(LocalProtocolError, match="expected 1008 words, got 1007"):
+        projection.expand(normal(1_007))

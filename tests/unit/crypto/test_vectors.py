@@ -79,7 +79,7 @@ def swap_digit(text: str) -> str:
         ("prg", (4, "words", 2)),
         ("prg", (0, "key")),
         ("projection", (1, "seed")),
-        ("projection", (3, "layout_digest")),
+        ("projection", (2, "layout_digest")),
         ("ring", (0, "vectors", "16", 4)),
         ("ring", (1, "layout_digest")),
         ("noise", (4, "layout_digest")),
