@@ -134,9 +134,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.suite == paper.NAME:
         if options.update or options.committed:
-            parser.error(
-                "--update, --committed: docs/papers.md is written by python -m research.papers --update"
-            )
+            parser.error("--update, --committed: the papers' page is made with the site")
         if (options.device == "cpu") != (options.data is None):
             parser.error(
                 "--data: paper needs the folder of its data sets with --device cuda, and none on cpu"

@@ -1,7 +1,7 @@
 """Every table and figure of the five papers, and what no job can say: `python -m research.papers`.
 
 `--table "FedCSD, Table III"` shows its numbers, the paper's beside ours; with `--row` and `--column` it
-prints that number's job file, below the command that runs it. `--update` writes docs/papers.md.
+prints that number's job file, below the command that runs it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.options import Parser, ended
-from bench.report import figures
 from research.accuracy.book import Book
 from research.papers import words
 from research.papers.catalog import TABLES, summary
@@ -20,9 +19,7 @@ from research.papers.simulated import job_file
 from research.papers.suite import NAME
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = Path("docs") / "papers.md"
 OUT = ROOT / "build" / "bench" / "accuracy"
-PLACE = "papers"  # between the page's comments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,13 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--row", help="with --table and --column: print that number's job file")
     parser.add_argument("--column", help="with --table and --row")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the finished runs")
-    parser.add_argument("--update", action="store_true", help="write docs/papers.md")
     options = parser.parse_args(arguments)
     if (options.row is None) != (options.column is None) or (options.row and not options.table):
         parser.error("--row: expected with --table and --column")
-    if options.update:
-        update(ROOT)
-    elif options.json:
+    if options.json:
         print(json.dumps(summary()))
     elif options.table is None:
         print(words.terminal_text())
@@ -60,12 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--column: of {options.row} expected one of {columns}; got {options.column}")
         sys.stdout.buffer.write(job_file(of_row[options.column]))
     return 0
-
-
-def update(root: Path) -> None:
-    """Write the catalog on the page."""
-    page = root / PAGE
-    page.write_text(figures.replaced(page.read_text(), PLACE, words.page_text(), path=PAGE))
 
 
 if __name__ == "__main__":

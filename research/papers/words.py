@@ -1,4 +1,4 @@
-"""The catalog for people: docs/papers.md between its two comments, and tables on a terminal."""
+"""The catalog for people: docs/reference/papers.md, made with the site, and tables on a terminal."""
 
 from __future__ import annotations
 

@@ -60,7 +60,17 @@ ARROWS = {
         "bench",
         "research",
     },
-    "tools": {"crypto", "strategies", "chorale", "coordinator", "silo_agent", "client", "cli", "tools"},
+    "tools": {
+        "crypto",
+        "strategies",
+        "chorale",
+        "coordinator",
+        "silo_agent",
+        "client",
+        "cli",
+        "research",
+        "tools",
+    },
 }
 # the rooms of a package, and the modules next to them, in the order of their arrows: each may import those to
 # its left

@@ -68,7 +68,10 @@ def first_cells(text: str) -> set[str]:
     return {next(iter(row.values())) for table in tables(text) for row in table}
 
 
-@pytest.mark.parametrize("path", pages.SITE)
+EXPLAINED_ELSEWHERE = {"reference/methods.md", "reference/papers.md"}  # docs/methods.md, docs/papers.md
+
+
+@pytest.mark.parametrize("path", sorted(pages.SITE.keys() - EXPLAINED_ELSEWHERE))
 def test_everything_is_explained(path: str) -> None:
     rows = [row for table in tables(TEXTS[path]) for row in table]
     assert len(rows) > 20

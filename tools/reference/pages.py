@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from research.papers import words
 from tools.reference.commands import cli_page
+from tools.reference.markdown import page
+from tools.reference.methods import methods_page
 from tools.reference.metrics import metrics_page
 from tools.reference.parts import parts_page
 from tools.reference.settings import settings_page
@@ -20,7 +23,9 @@ SITE: Mapping[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/values.md": values_page,
     "reference/cli.md": cli_page,
+    "reference/methods.md": methods_page,
     "reference/parts.md": parts_page,
+    "reference/papers.md": lambda: page("Tables and figures of the five papers", words.page_text()),
 }
 COMMITTED: Mapping[str, Callable[[], str]] = {
     f"helm/{chart}/README.md": partial(chart_page, chart) for chart in CHARTS.values()

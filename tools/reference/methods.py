@@ -1,12 +1,8 @@
-"""The tables of docs/methods.md, from the code that they describe.
-
-`python -m tests.support.method_tables` prints them as they should stand, all but the papers.
-"""
+"""docs/reference/methods.md: presets, parts, options, tasks, and where papers and their code differ."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -22,6 +18,7 @@ from strategies.published import PUBLISHED
 from strategies.recipe import Recipe
 from strategies.tasks.base import LOSS_SUM, TESTED, Sum, TaskSizes
 from strategies.tasks.declared_tasks import TASKS, task_of
+from tools.reference.markdown import page, table
 
 # what every method sums: the update and its weight, evaluation, enrollment
 COMMON = {"silos", "samples", "delta", "buffers", "weight", "correct", "tested", "loss_sum", "clipped"}
@@ -30,6 +27,15 @@ SIDES = {CLASSES: "C", WIDTH: "D", CLASSES * WIDTH: "P", WIDTH * (WIDTH + 1) // 
 
 TASK_CLASSES = 5
 LENGTHS = {math.sqrt(TASK_CLASSES): "sqrt(C)", math.sqrt(3): "sqrt(3)"}
+
+PRESETS_NOTE = """\
+*Parts* are those that differ from FedAvg's. *Phases* are those before the first round; in each round; after
+the last. *Also summed*: FedAvg itself sums p * delta, p, BatchNorm's running means and variances if there
+are any, the evaluation (correct, tested, loss), clipped values, and before the first round the number of
+silos and of samples. C = classes, D = feature width, P = trained parameters. *Policy*: the fields by which a
+silo's policy refuses such a job unless they say `allow`."""
+MIXES = "`mu` and `beta` come with every regularizer in the mixes additive and convex; `tau` also with `kd`."
+MOVED = "In brackets: by how much one record moves a sum (L2), which a private job's noise is scaled by."
 
 Row = tuple[str, ...]
 
@@ -159,14 +165,26 @@ def _joined(words: Iterable[str]) -> str:
     return ", ".join(words) or "-"
 
 
-def tables() -> str:
-    """All of them, as Markdown."""
-    blocks = [
-        [f"| {' | '.join(row)} |" for row in rows]
-        for rows in (method_rows(), part_rows(), option_rows(), task_rows())
-    ]
-    return "\n\n".join("\n".join(block) for block in [*blocks, [f"- {reason}" for reason in rules()]])
-
-
-if __name__ == "__main__":
-    sys.stdout.write(tables() + "\n")
+def methods_page() -> str:
+    """[methods.md](../methods.md) says what each is for."""
+    return page(
+        "Presets, parts and options",
+        "What each means is in [methods.md](../methods.md), with the papers.",
+        "## Presets",
+        PRESETS_NOTE,
+        table(["Preset", "Parts", "Phases", "Also summed", "Policy", "Options and defaults"], method_rows()),
+        "## Parts",
+        "The default comes first.",
+        table(["Part", "What it is", "Values"], part_rows()),
+        "What does not go together:",
+        "\n".join(f"- {reason}" for reason in rules()),
+        "Besides, `ntd` needs three classes, and `fednova` and `scaffold` the local optimizer sgd.",
+        "## Options",
+        table(["Option", "What it is", "Presets that have it"], option_rows()),
+        MIXES,
+        "## As published",
+        table(["Preset", "Paper", "What the code does instead", "Code", "Not in a job"], published_rows()),
+        "## Tasks",
+        MOVED,
+        table(["Task", "Main figure", "Sums of every round", "`metrics`: closing sums"], task_rows()),
+    )
