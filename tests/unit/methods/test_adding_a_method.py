@@ -28,7 +28,7 @@ COPIED = (
         "docs",
         "helm",
     ),
-    *("silo_agent", "simulation", "strategies", "tests", "tools"),
+    *("research", "silo_agent", "simulation", "strategies", "tests", "tools", "web"),
 )
 FILES = ("pyproject.toml", "README.md")
 NAMED = re.compile(r"`([\w/-]+\.\w+)`:$")
