@@ -71,9 +71,6 @@ class CoordinatorSettings(BaseModel):
         le=10**9,
         description="a transfer at least this fast keeps its stage open, as long as it takes at this rate",
     )
-    hold_before_relay_seconds: float = Field(
-        default=0.0, ge=0, le=60, description="pause between the last shares received and their relay"
-    )
     spool_memory_megabytes: int | None = Field(
         default=None,
         ge=0,

@@ -37,7 +37,7 @@ from cli.demo.plan import (
     digits_plan,
     job_plan,
 )
-from cli.demo.processes import Child, Processes, run_commands
+from cli.demo.processes import CHORALE, HOLDING, Child, Processes, run_commands
 from cli.demo.setup import (
     clean_folder,
     hold_ceremony,
@@ -229,7 +229,8 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
 def _start(plan: Plan, processes: Processes) -> tuple[str, list[Child]]:
     """Start coordinator and silos; returns the coordinator's address and the silos' processes."""
     _say("starting the coordinator")
-    processes.start(COORDINATOR, ["coordinator", "run", "--config", str(write_coordinator(plan))])
+    arguments = ["coordinator", "run", "--config", str(write_coordinator(plan))]
+    processes.start(COORDINATOR, arguments, module=HOLDING if plan.drop else CHORALE)
     endpoint = plan.folder(COORDINATOR) / "state" / "endpoint.json"
     processes.wait_until(endpoint.exists, what="the coordinator's endpoint", seconds=START_SECONDS)
     address = str(json.loads(endpoint.read_text())["grpc"])

@@ -22,6 +22,7 @@ from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
+CHORALE, HOLDING = "cli.main", "cli.demo.holding"  # the second: coordinators of a demo with --drop
 AT_ONCE = 8  # commands; each takes about 50 MB
 FAILURES: dict[int, type[ChoraleError]] = {  # by which this command ends as one of those did
     ExitCode.USAGE: ConfigError,
@@ -53,11 +54,11 @@ class Processes(AbstractContextManager["Processes"]):
     log_directory: Path
     children: list[Child] = field(default_factory=list)
 
-    def start(self, name: str, arguments: Sequence[str]) -> Child:
+    def start(self, name: str, arguments: Sequence[str], *, module: str = CHORALE) -> Child:
         """Start `chorale <arguments>` in a session of its own, its output in a log file."""
         log = self.log_directory / f"{name}.log"
         with log.open("ab") as output:
-            process = _started(arguments, stdout=output, stderr=output)
+            process = _started(arguments, stdout=output, stderr=output, module=module)
         child = Child(name=name, process=process, log=log)
         self.children.append(child)
         return child
@@ -124,7 +125,9 @@ def run_commands(commands: Sequence[Sequence[str]]) -> list[str]:
     return outputs
 
 
-def _started(arguments: Sequence[str], *, stdout: Output, stderr: Output) -> subprocess.Popen[bytes]:
+def _started(
+    arguments: Sequence[str], *, stdout: Output, stderr: Output, module: str = CHORALE
+) -> subprocess.Popen[bytes]:
     """`chorale <arguments>`, with no settings of this one's and no code from the working directory."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHORALE_")}
     folder = str(Path(__file__).resolve().parents[2])
@@ -136,7 +139,7 @@ def _started(arguments: Sequence[str], *, stdout: Output, stderr: Output) -> sub
         PARENT: str(os.getpid()),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *arguments],
+        [sys.executable, "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,

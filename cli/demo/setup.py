@@ -21,7 +21,6 @@ HOSTS = ["--host", "127.0.0.1", "--host", "localhost"]
 MARKER = ".chorale-demo"  # what says that a folder's content is ours to replace
 ROSTER = "roster.json"
 RESULTS = ("report.json", "report.html", "model.safetensors")
-HOLD_SECONDS = 1.0  # so that --drop hits between the last shares and their relay
 
 
 @contextmanager
@@ -76,7 +75,6 @@ def write_coordinator(plan: Plan) -> Path:
         "directory": str(plan.folder(COORDINATOR) / "state"),
         "heartbeat_seconds": 0.5,
         "reconnect_grace_seconds": 1.0,
-        "hold_before_relay_seconds": HOLD_SECONDS if plan.drop else 0.0,
     }
     return _write(plan.folder(COORDINATOR) / "coordinator.yaml", settings)
 

@@ -302,9 +302,6 @@ class AttemptRunner:
         """Relay the envelopes and take in the masked vectors."""
         envelopes = self._close(self.session.close_share, PhaseState.SHARE, self.session.cohort)
         self._lose(set(self.session.cohort) - set(self.session.sharers), PhaseState.SHARE)
-        if self._settings.hold_before_relay_seconds > 0:
-            self._on_progress(SHARES_RECEIVED, {})
-            await asyncio.sleep(self._settings.hold_before_relay_seconds)
         self._on_stage(PhaseEvent.SHARES_CLOSED)
         self._spool = spool
         self._sum = MaskedSum(self._terms.layout)
