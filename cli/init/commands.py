@@ -87,10 +87,11 @@ def federation(federation: str, coordinator: str, silos: tuple[str, ...], operat
             title="A first job, on scikit-learn's handwritten digits: chorale job submit job.yaml",
         ),
     }
-    _check_all_new(*files, authority / CERTIFICATE)
+    _check_all_new(*files, home / f"{operator}.key", authority / CERTIFICATE)
+    _write(files)
     found(federation, authority, valid_days=LONGEST_DAYS)
     make_request(member, (), home)
-    _write(files)
+    _report(files)
     host, _, port = coordinator.rpartition(":")
     at_silo = f"chorale init silo --federation {federation} --coordinator {coordinator} --name"
     _next(
@@ -130,9 +131,10 @@ def coordinator(federation: str, name: str, hosts: tuple[str, ...], port: int, o
     }
     title = "Settings of the coordinator: chorale coordinator run --config coordinator.yaml"
     files = {path: _filled("coordinator", values, title=title)}
-    _check_all_new(*files)
-    make_request(MemberId(federation=federation, role=Role.COORDINATOR, name=name), hosts, home)
+    _check_all_new(*files, home / f"{name}.key")
     _write(files)
+    make_request(MemberId(federation=federation, role=Role.COORDINATOR, name=name), hosts, home)
+    _report(files)
     _next(
         f"send {home / f'{name}.csr'} to the authority",
         f"put {name}.crt, authority.crt and roster.json, which come back, into {home}",
@@ -180,9 +182,10 @@ def silo(
             "policy", policy, title="What may leave this silo; it has the last word."
         ),
     }
-    _check_all_new(*files)
-    make_request(MemberId(federation=federation, role=Role.SILO, name=name), (), home)
+    _check_all_new(*files, home / f"{name}.key")
     _write(files)
+    make_request(MemberId(federation=federation, role=Role.SILO, name=name), (), home)
+    _report(files)
     _next(
         f"send {home / f'{name}.csr'} to the authority",
         f"put {name}.crt and authority.crt, which come back, into {home}",
@@ -212,9 +215,14 @@ def _check_all_new(*paths: Path) -> None:
 
 
 def _write(files: Mapping[Path, bytes]) -> None:
+    """Before anything is printed: who reads the output may stop reading."""
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_new(path, data, what="a file")
+
+
+def _report(files: Mapping[Path, bytes]) -> None:
+    for path in files:
         click.echo(f"{path}: written")
 
 

@@ -117,6 +117,16 @@ def test_nothing_is_overwritten_and_nothing_is_half_written(
     assert [path.name for path in home.iterdir()] == ["policy.yaml"]
 
 
+def test_all_files_are_there_before_anything_is_printed(
+    chorale: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`chorale init silo ... | head -2` left a key, and neither settings nor policy."""
+    home, seen = tmp_path / "a", list[set[str]]()
+    monkeypatch.setattr("click.echo", lambda *_, **__: seen.append({path.name for path in home.iterdir()}))
+    assert chorale("init", "silo", *FEDERATION, *HUB, "--name", "a", "--out", home).code == 0
+    assert seen[0] == {"a.key", "a.csr", "silo.yaml", "policy.yaml"}
+
+
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
