@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chorale.job import Job
@@ -93,6 +94,16 @@ def test_what_is_reserved_counts_against_the_budget_before_it_is_spent(make_book
     assert book.balance.spent == pytest.approx(one, rel=GRID)
     assert book.balance.spent + book.balance.left == pytest.approx(one * (1 + GRID))
     refused("spent or reserved before", lambda: book.reserve(job, round=2))
+
+
+def test_the_cost_follows_the_arrays_of_each_state(make_book: MakeBook, job: Job) -> None:
+    """What a job releases is worked out once, and a coordinator names the states."""
+    budget = make_book().budget
+    wider = {name: np.zeros((7, *array.shape), array.dtype) for name, array in STATE.items()}
+    for state in (STATE, wider, STATE):
+        found = budget._released(job, state).cost("train", MEMBERS)
+        assert found == JobReleases(job.spec, state).cost("train", MEMBERS)
+    assert JobReleases(job.spec, wider).cost("train", MEMBERS) != found
 
 
 def test_a_refusal_tells_the_numbers_and_writes_nothing(make_book: MakeBook, job: Job) -> None:

@@ -18,13 +18,14 @@ def labels(svg: str, anchor: str) -> list[str]:
     return re.findall(rf'text-anchor="{anchor}">([^<]*)</text>', svg)
 
 
-@pytest.mark.parametrize("last", [1, 2, 7, 10, 99, 500, 10_000])
-def test_labels_of_rounds_are_few_and_whole_and_begin_with_the_first(last: int) -> None:
-    *rounds, axis = labels(drawn({0: 0.1, last: 0.9}), "middle")
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("more", [1, 2, 7, 10, 99, 500, 10_000])
+def test_labels_of_rounds_are_few_and_whole_and_begin_with_the_first(first: int, more: int) -> None:
+    *rounds, axis = labels(drawn({first: 0.1, first + more: 0.9}), "middle")
     assert axis == "rounds trained"
-    assert rounds[0] == "0"
+    assert rounds[0] == str(first)
     assert 2 <= len(rounds) <= ROUNDS + 1
-    assert all(0 <= int(each) <= last for each in rounds)
+    assert all(first <= int(each) <= first + more for each in rounds)
 
 
 @pytest.mark.parametrize(
