@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-from cli.main import main
 from coordinator.jobs.attempt_runner import AttemptRunner
 from coordinator.storage.spool import SessionSpool
 
@@ -24,4 +23,6 @@ async def held(self: AttemptRunner, spool: SessionSpool) -> None:
 
 if __name__ == "__main__":
     AttemptRunner.masked = held  # type: ignore[method-assign]
+    from cli.main import main
+
     main()
