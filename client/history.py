@@ -363,7 +363,7 @@ def curves_facts(history: JobHistory) -> dict[str, list[dict[str, Any]]]:
             {
                 "round": each.round,
                 "silos": each.silos,
-                "data_share": each.data_share,
+                "data_share": finite(each.data_share),
                 **{figure: finite(each.figures.get(figure)) for figure in names},
                 **{part: finite(value) for part, value in each.figures.items() if part in parts},
             }
@@ -415,11 +415,11 @@ def class_rows(phases: Iterable[_Phase]) -> ClassRows | None:
     for each in phases:
         if "class_rows_by_default" in each.figures:
             classes, by_default = (
-                round(each.figures.get(name) or 0) for name in ("classes", "class_rows_by_default")
+                round(finite(each.figures.get(name)) or 0) for name in ("classes", "class_rows_by_default")
             )
         for name in ROW_FIGURES:
-            if each.figures.get(name) is not None:
-                by_round[each.round] = round(each.figures[name])
+            if (rows := finite(each.figures.get(name))) is not None:
+                by_round[each.round] = round(rows)
     return ClassRows(classes=classes, by_default=by_default, by_round=by_round) if classes > 0 else None
 
 

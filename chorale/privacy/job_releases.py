@@ -68,7 +68,9 @@ class JobReleases:
         colluders: int | None = None,
     ) -> None:
         self.spec = spec
-        self._state = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
+        # shapes alone: arrays of a file would keep its map, and its room on the disk, while this lives
+        shapes = {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in state.items()}
+        self._state = {**shapes, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
         self._honest, self._colluders = honest, colluders
         self._found: dict[tuple[str, int], list[tuple[Quantity, Release]]] = {}
 

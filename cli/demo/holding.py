@@ -7,6 +7,7 @@ No other coordinator needs that moment to last. `python -m cli.demo.holding coor
 from __future__ import annotations
 
 import asyncio
+import runpy
 
 from coordinator.jobs.attempt_runner import AttemptRunner
 from coordinator.storage.spool import SessionSpool
@@ -23,6 +24,4 @@ async def held(self: AttemptRunner, spool: SessionSpool) -> None:
 
 if __name__ == "__main__":
     AttemptRunner.masked = held  # type: ignore[method-assign]
-    from cli.main import main
-
-    main()
+    runpy.run_module("cli.main", run_name="__main__", alter_sys=True)

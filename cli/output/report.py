@@ -9,7 +9,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,12 +134,10 @@ def rounds_csv(report: Document) -> str:
 def write_report(report: Document, folder: Path) -> None:
     """report.json, report.html and rounds.csv."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (
-        ("report.json", json.dumps(report, indent=2) + "\n"),
-        ("report.html", page(report)),
-        ("rounds.csv", rounds_csv(report)),
-    ):
-        write_atomic(folder / name, text.encode(), mode=0o644)
+    made: dict[str, Callable[[Document], str]] = {"rounds.csv": rounds_csv, "report.html": page}
+    write_atomic(folder / "report.json", json.dumps(report, indent=2).encode() + b"\n", mode=0o644)
+    for name, make in made.items():  # the figures first, whatever becomes of their pages
+        write_atomic(folder / name, make(report).encode(), mode=0o644)
 
 
 def _cell(value: object) -> object:

@@ -286,6 +286,7 @@ def read_quantity(reader: encoding.FieldReader) -> Quantity:
             size=projected.number(),
             block=projected.number(),
         )
+        projected.end()
     is_tagged, is_whole_units = reader.number(), False
     if reader.left:
         terms = reader.fields()

@@ -287,7 +287,8 @@ def _overview_values(snapshot: Overview) -> dict[str, Any]:
 
 async def job_page(console: Console, request: Request, session: Session[Login]) -> Response:
     async with console.coordinator.watched(_digest(request)) as job:
-        return console.render(request, "job.html", session, **_job_values(console, job, session))
+        values = _job_values(console, job, session) | {"figures": rounds.figures(job.history)}
+        return console.render(request, "job.html", session, **values)
 
 
 async def job_stream(console: Console, request: Request, session: Session[Login]) -> Response:
@@ -299,7 +300,7 @@ async def job_stream(console: Console, request: Request, session: Session[Login]
             last, state = "", None
             while True:
                 changed = job.changed
-                values = _job_values(console, job, session)
+                values = _job_values(console, job, session) | {"figures": rounds.figures(job.history)}
                 current = (values["job"].status, values["job"].state, values["job"].reason)
                 # a live region is spoken when it is written, changed or not
                 values["is_changed"], state = current != state, current
@@ -426,7 +427,6 @@ def _job_values(console: Console, job: Watched, session: Session[Login]) -> dict
         "newest": rounds.NEWEST,
         "main": job.history.main,
         "facts": rounds.facts(job.history),
-        "figures": rounds.figures(job.history),
         "trouble": job.trouble,
         "has_ended": has_ended,
         "is_changed": False,

@@ -176,7 +176,7 @@ def _classes(report: Document) -> Document | None:
     columns = {
         name: values
         for name, values in report["tables"].items()
-        if len(values) == len(confusion) and not isinstance(values[0], list)
+        if isinstance(values, list) and len(values) == len(confusion) and not isinstance(values[0], list)
     }
     names = names_of_figures(columns)
     rows = [
@@ -198,7 +198,7 @@ def _took_part(report: Document) -> Rows:
         (
             silo,
             f"{part['rounds']} of {part['of']}",
-            "; ".join(f"{why}, {times} times" for why, times in part["left_out"].items()),
+            [f"{times} times {why}" for why, times in part["left_out"].items()],
         )
         for silo, part in report["took_part"].items()
     ]
@@ -222,7 +222,7 @@ def _rounds(phases: Sequence[Document], *, figure: str) -> Rows:
             phase["round"],
             phase["phase"],
             phase["result"] if not phase["reason"] else f"{phase['result']}: {phase['reason']}",
-            ", ".join(phase["cohort"]),
+            phase["cohort"],
             f"{phase['data_share']:.0%}" if phase["phase"].startswith(TRAIN) else "",
             in_words(phase["figures"], figure),
             f"{phase['upload_bytes']:,}",

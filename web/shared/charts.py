@@ -8,10 +8,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from chorale.results import finite
 from strategies.figure import TESTED, Figure, figure_in
+from web.shared.templating import plain
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 250, 66, 16, 12, 50  # in units of the drawing
-MOST_DOTS = 60  # closer ones would be a thick line
+MOST_DOTS, MOST_POINTS = 60, 640  # closer ones would be a thick line, or one place of the drawing
+MOST, LEAST, LEAST_SPAN = 1e100, 1e-100, 1e-9  # what is drawn: a coordinator may send any number
 LEVELS, ROUNDS = 4, 8  # lines of the grid, labels below it
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # of an axis, times a power of ten
 
@@ -29,7 +32,7 @@ def charts(points: Mapping[str, Sequence[dict[str, Any]]], figure: str, *, silos
     return [
         {
             "title": title if len(drawn) > 1 else "",
-            "svg": chart({each["round"]: figure_in(each, figure) for each in points[name]}, figure),
+            "svg": chart({each["round"]: figure_in(each, figure) for each in _thinned(points[name])}, figure),
             "words": _behind(points[name], silos=silos) if len(drawn) > 1 else "",
         }
         for name, title in drawn
@@ -42,11 +45,16 @@ def chart(by_round: Mapping[int, Figure | None], figure: str) -> Markup | None:
     found = {
         round: each
         for round, each in sorted(by_round.items())
-        if each is not None and math.isfinite(each.value)
+        if each is not None and abs(each.value) <= MOST
     }
     if not found:
         return None
-    ends = [end for each in found.values() for end in (each.band or (each.value,))]
+    bands = {
+        round: each.band
+        for round, each in found.items()
+        if each.band is not None and max(map(abs, each.band)) <= MOST
+    }
+    ends = [each.value for each in found.values()] + [end for band in bands.values() for end in band]
     heights = _levels(min(ends), max(ends))
     low, high, first, last = heights[0], heights[-1], min(found), max(found)
 
@@ -67,7 +75,6 @@ def chart(by_round: Mapping[int, Figure | None], figure: str) -> Markup | None:
     ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">rounds trained</text>')
-    bands = {round: each.band for round, each in found.items() if each.band is not None}
     if len(bands) > 1:
         edge = [(round, band[1]) for round, band in bands.items()]
         edge += [(round, band[0]) for round, band in reversed(bands.items())]
@@ -84,7 +91,17 @@ def chart(by_round: Mapping[int, Figure | None], figure: str) -> Markup | None:
     label = Markup("{} of the model after each round, with its interval of 95 %; {} after round {}")
     head = Markup('<svg class="curve" viewBox="0 0 {} {}" role="img" aria-label="{}">')
     drawing = Markup("".join(parts))  # numbers of ours alone
-    return head.format(WIDTH, HEIGHT, label.format(figure, found[last], last)) + drawing + Markup("</svg>")
+    return (
+        head.format(WIDTH, HEIGHT, label.format(plain(figure), found[last], last))
+        + drawing
+        + Markup("</svg>")
+    )
+
+
+def _thinned(points: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """At most about MOST_POINTS, with the first and the last."""
+    every = -(-len(points) // MOST_POINTS) or 1
+    return [*points[:-1:every], *points[-1:]]
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:
@@ -93,7 +110,8 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
 
 def _levels(low: float, high: float) -> list[float]:
     """Round numbers around the data, some LEVELS of them."""
-    span = (high - low) or abs(high) or 1.0
+    size = max(abs(low), abs(high), LEAST)
+    span = max(high - low, LEAST_SPAN * size) if high > low else size if size > LEAST else 1.0
     power = 10.0 ** math.floor(math.log10(span / LEVELS))
     step = next(each * power for each in STEPS if each * power * LEVELS >= span * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -114,7 +132,7 @@ def _behind(points: Sequence[dict[str, Any]], *, silos: int) -> str:
     """How much stands behind the points of a curve."""
     if not points:
         return "No sum measured it."
-    shares = [each["data_share"] for each in points if each["data_share"] is not None]
+    shares = [each["data_share"] for each in points if finite(each["data_share"]) is not None]
     tested = [found for each in points if (found := figure_in(each, TESTED)) is not None]
     ends = [end for each in tested for end in each.noise or (each.value,)]
     parts = [f"{_span([each['silos'] for each in points])} of {silos} silos"]

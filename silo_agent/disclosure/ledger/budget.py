@@ -45,9 +45,11 @@ from silo_agent.disclosure.ledger.state_uses import StateUse, record_use
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.privacy_policy import Permission
 
-Shapes: TypeAlias = frozenset[tuple[str, tuple[int, ...]]]
+# colluders, and name, type and shape of each array: what the releases of a job follow from
+Basis: TypeAlias = tuple[int, frozenset[tuple[str, str, tuple[int, ...]]]]
 
 INPUT_ID_BYTES = 16
+MAX_KNOWN_JOBS = 64  # whose releases are not worked out again; as many as are open at once
 _RECOVERED_AT_ONCE = 200  # releases of one row, so that its text is below MAX_RELEASES_BYTES
 RECOVERY = "recovery"  # in place of a phase, of a plan that was charged because the ledger was put back
 
@@ -95,7 +97,7 @@ class Budget:
         self._clock = clock
         self._tell = tell
         self._process, self._costs = os.urandom(8), Costs()
-        self._of_jobs: dict[bytes, tuple[Shapes, JobReleases]] = {}
+        self._of_jobs: dict[bytes, tuple[Basis, JobReleases]] = {}
         with database.transaction() as connection:
             self._delta = self._account_delta(connection) or policy.privacy.delta
 
@@ -119,7 +121,6 @@ class Budget:
         """Another policy from now on, whose delta is the account's. What is released keeps to the budgets of
         both: each decides by itself how the account's first plan is paid."""
         self._policy = policy
-        self._of_jobs.clear()  # by assumed_colluders
         self.take_limit(self._data_set, policy.privacy.epsilon)
 
     def take_limit(self, account: str, most: float) -> None:
@@ -368,12 +369,15 @@ class Budget:
         return connection.execute(query, (self._data_set, job.digest)).fetchone() is not None
 
     def _released(self, job: Job, state: GlobalState) -> JobReleases:
-        """What the job releases, worked out once for arrays of these shapes."""
-        shapes = frozenset((name, array.shape) for name, array in state.items())
+        """What the job releases, worked out once for arrays of these types and shapes."""
+        colluders = self._policy.colluders(job.spec)
+        basis = colluders, frozenset((name, each.dtype.str, each.shape) for name, each in state.items())
         known = self._of_jobs.get(job.digest)
-        if known is None or known[0] != shapes:
-            released = JobReleases(job.spec, state, colluders=self._policy.colluders(job.spec))
-            known = self._of_jobs[job.digest] = shapes, released
+        if known is None or known[0] != basis:
+            known = basis, JobReleases(job.spec, state, colluders=colluders)
+            self._of_jobs[job.digest] = known
+            while len(self._of_jobs) > MAX_KNOWN_JOBS:
+                self._of_jobs.pop(next(iter(self._of_jobs)), None)
         return known[1]
 
     def _releases(self, connection: sqlite3.Connection, only: ReleaseStatus | None = None) -> AccountReleases:

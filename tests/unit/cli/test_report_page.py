@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
+from pathlib import Path
 
 import pytest
 
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut, PhaseRecord, Table
 from cli.output.progress import doing, plain_line
-from cli.output.report import document, rounds_csv
+from cli.output.report import document, rounds_csv, write_report
 from client.history import JobHistory, state_in_words, summary_facts
 from client.planning import Plan, timing_of
 from web.report.page import SITE, page
@@ -80,7 +81,7 @@ def test_report_has_classes_who_took_part_and_by_which_rule_others_did_not() -> 
     assert '<td data-label="class">0</td><td data-label="f1 (95 %)">0.840 (no interval)</td>' in text
     assert '<td data-label="class">1</td><td data-label="f1 (95 %)"></td>' in text  # a class without samples
     assert "rejected: not before May" in text
-    assert "rejected: &#34;not before May&#34;, 2 times" in text
+    assert "2 times rejected: &#34;not before May&#34;" in text
 
 
 def test_table_whose_shape_is_not_that_of_its_values_is_left_out() -> None:
@@ -140,3 +141,21 @@ def test_time_is_estimated_by_jobs_that_are_alike() -> None:
     assert timing is not None
     # ten rounds of two seconds, and two for the evaluation; the opening enrollment waits for people
     assert (timing.seconds, timing.rounds, timing.jobs) == (22.0, 2, (JOB.hex()[:12],))
+
+
+def test_every_silo_of_a_large_sum_is_named() -> None:
+    """A text on a page is cut at 1,000 characters, and so was the list of 400 silos."""
+    job_history, names = history(), [f"silo-{place:03}" for place in range(400)]
+    job_history.records[1].cohort[:] = names
+    text = page(document(job_history))
+    assert all(name in text for name in names)
+
+
+def test_report_is_written_of_figures_that_are_no_numbers(tmp_path: Path) -> None:
+    job_history = history()
+    job_history.records[1].figures["class_rows_by_default"] = float("nan")
+    job_history.records[1].data_share = float("nan")
+    for value in (1e308, -1e308):
+        job_history.records[2].figures["accuracy"] = value
+        write_report(document(job_history), tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.html", "rounds.csv"}

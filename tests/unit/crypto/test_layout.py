@@ -166,6 +166,15 @@ def test_whole_units_survive_their_fields() -> None:
         read_quantity(encoding.FieldReader(surplus, what="quantity"))
 
 
+def test_a_projection_with_a_field_more_is_refused() -> None:
+    """A record with the former one, how many words are kept, was read as if it had none."""
+    fields = quantity_fields(replace(DELTA, projection=ROTATION))
+    assert isinstance(fields[6], list)
+    surplus = encoding.decode("test", encoding.encode("test", *fields[:6], [*fields[6], 16], *fields[7:]))
+    with pytest.raises(RemoteProtocolError, match="1 fields too many"):
+        read_quantity(encoding.FieldReader(surplus, what="quantity"))
+
+
 def test_a_projected_quantity_takes_the_words_of_its_blocks() -> None:
     rotated = replace(DELTA, projection=Projection.of(5, seed=bytes(32)))
     mixed = layout(rotated, replace(DELTA, name="after"))

@@ -104,6 +104,15 @@ def test_the_cost_follows_the_arrays_of_each_state(make_book: MakeBook, job: Job
         found = budget._released(job, state).cost("train", MEMBERS)
         assert found == JobReleases(job.spec, state).cost("train", MEMBERS)
     assert JobReleases(job.spec, wider).cost("train", MEMBERS) != found
+    kept = [array for _, released in budget._of_jobs.values() for array in released._state.values()]
+    assert sum(array.base.nbytes for array in kept if array.base is not None) < 1000  # not the states
+
+
+def test_the_cost_follows_the_policy_in_force(make_book: MakeBook, job: Job) -> None:
+    budget = make_book().budget
+    before = budget._released(job, STATE)
+    budget._policy = budget._policy.model_copy(update={"assumed_colluders": 2})  # as another thread takes it
+    assert budget._released(job, STATE) is not before
 
 
 def test_a_refusal_tells_the_numbers_and_writes_nothing(make_book: MakeBook, job: Job) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from strategies.figure import Figure
-from web.shared.charts import MOST_DOTS, ROUNDS, chart
+from web.shared.charts import MOST_DOTS, MOST_POINTS, ROUNDS, chart, charts
 
 
 def drawn(values: dict[int, float]) -> str:
@@ -54,3 +54,34 @@ def test_name_of_a_figure_is_escaped_and_nothing_measured_is_no_chart() -> None:
     svg = str(chart({0: Figure(value=0.5)}, '"><script>'))
     assert "<script>" not in svg
     assert chart({0: None, 1: Figure(value=float("nan"))}, "accuracy") is None
+
+
+HOSTILE = [1e308, -1e308, 5e-324, -5e-324, 1e300, 1.0000000000000002e300, 1.79e308, 0.0, 0.5, float("inf")]
+
+
+@pytest.mark.parametrize("first", HOSTILE)
+@pytest.mark.parametrize("second", HOSTILE)
+def test_no_pair_of_numbers_breaks_a_chart(first: float, second: float) -> None:
+    """A coordinator may send any: a report was not written, and the console's page of the job not shown."""
+    wide = Figure(value=0.5, noise=(min(first, second), max(first, second)))
+    for figures in ({0: Figure(value=first), 1: Figure(value=second)}, {0: wide, 1: Figure(value=0.5)}):
+        svg = str(chart(figures, "loss") or "")
+        places = re.findall(r'(?:x1|x2|y1|y2|cx|cy|points)="([^"]*)"', svg)
+        assert not re.search("nan|inf", " ".join(places))
+
+
+def test_a_long_job_is_thinned_to_its_width_and_keeps_both_ends() -> None:
+    points = [
+        {"round": round, "silos": 3, "data_share": None, "loss": 1.0 / (1 + round)}
+        for round in range(100_001)
+    ]
+    (one,) = charts({"all_silos": points, "drawn_silos": []}, "loss", silos=3)
+    (path,) = re.findall(r'<polyline points="([^"]*)"', one["svg"])
+    assert MOST_POINTS / 2 < len(path.split()) <= MOST_POINTS + 1
+    assert [path.split()[place].split(",")[0] for place in (0, -1)] == ["66.0", "624.0"]
+
+
+def test_what_stands_behind_a_point_is_shown_whatever_a_coordinator_sends() -> None:
+    points = [{"round": 1, "silos": 3, "data_share": None, "loss": 0.5, "tested": float("inf")}]
+    words = [each["words"] for each in charts({"all_silos": points, "drawn_silos": points}, "loss", silos=3)]
+    assert all(each.startswith("Behind a point: 3 of 3 silos") for each in words)
