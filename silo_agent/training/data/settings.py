@@ -246,7 +246,7 @@ class DataSettings(BaseModel):
 
 
 def _wanted(is_needed: bool) -> str:
-    return "a value is required" if is_needed else "expected none"
+    return "a value is required" if is_needed else "not allowed"
 
 
 def check_unit(unit: str | None, job: JobSpec) -> None:
