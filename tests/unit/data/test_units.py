@@ -179,7 +179,7 @@ def test_a_missing_unit_is_told_with_its_place(tmp_path: Path, own_module: Modul
             {"format": "digits", "unit": "patient"},
             "unit: not allowed with format digits, only with csv",
         ),
-        ({"format": "csv", "path": "t.csv", "max_rows_per_unit": 3}, "max_rows_per_unit: needs unit, or a function"),
+        ({"format": "csv", "path": "t.csv", "max_rows_per_unit": 3}, "max_rows_per_unit: needs unit"),
         (
             {
                 "format": "csv",
