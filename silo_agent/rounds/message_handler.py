@@ -31,7 +31,7 @@ from silo_agent.rounds.phase_sessions import PhaseSessions, Uploads
 from silo_agent.rounds.replies import Replies, fields_of
 from silo_agent.rounds.revealed_sums import RevealedSums
 from silo_agent.rounds.rosters import Rosters
-from silo_agent.rounds.running_task import RunningTask, RunningTasks
+from silo_agent.rounds.running_tasks import RunningTask, RunningTasks
 from silo_agent.rounds.session_handler import SESSION_MESSAGES
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks

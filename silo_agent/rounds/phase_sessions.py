@@ -23,7 +23,7 @@ from crypto.session.sum_check import SumCheck
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.inputs.input_cache import InputCache
 from silo_agent.rounds.replies import Replies, fields_of
-from silo_agent.rounds.running_task import RunningTask, RunningTasks
+from silo_agent.rounds.running_tasks import RunningTask, RunningTasks
 from silo_agent.rounds.session_handler import SessionHandler
 from silo_agent.rounds.task_checks import TaskChecks
 
@@ -80,7 +80,7 @@ class PhaseSessions:
         assert running is not None
         if isinstance(reply, Masker):
             if running.upload is None or running.upload.done():  # else repeated, and under way
-                # taken now: the session drops it as soon as it is told the survivors
+                # taken now: the session drops it as soon as it has the survivors
                 check = session.sum_check
                 running.upload = asyncio.get_running_loop().create_task(self._upload(running, reply, check))
         elif reply is not None:

@@ -45,7 +45,7 @@ MOMENTS = {
         Halt(at=INPUT_READY, call=SPEND, when="before"),
         False,
     ),
-    "spent, not told": (
+    "spent, not noted": (
         Halt(at=INPUT_READY, call=NOTE, when="before"),
         True,
     ),

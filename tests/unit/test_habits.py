@@ -53,4 +53,4 @@ def test_idioms_are_found_in_prose_and_names(line: str) -> None:
 
 
 def test_plain_words_pass() -> None:
-    assert found("A second sum covers the same silos, as told in the protocol.") == []
+    assert found("A second sum covers the same silos, as the protocol says.") == []

@@ -74,7 +74,7 @@ class Watched:
 
     @property
     def spec_bytes(self) -> bytes:
-        """The job as it was signed; none where the coordinator told another than the one asked for."""
+        """The job as it was signed; none where the coordinator sent another than the one asked for."""
         signed = self.history.signed
         if signed is None or hashlib.sha256(signed.spec_bytes).digest() != self.digest:
             return b""
