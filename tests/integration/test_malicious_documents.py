@@ -25,7 +25,6 @@ from crypto.errors import Refusal
 from crypto.identity import certificates
 from crypto.identity.certificates import Role, SignedBody
 from crypto.identity.roster import sign_roster
-from crypto.session.messages import Envelopes
 from silo_agent.disclosure.ledger.ledger import Ledger
 from strategies.base import DRAW_SEED, TOTAL
 from tests.support.agents import Exchange, changed
@@ -510,56 +509,6 @@ async def test_repeated_messages_get_the_same_answer_and_count_once(four: Rogue)
     del fewer.adverts[-1]
     line.tell(cohort=fewer)
     await line.refuses(Refusal.STAGE, "wrong or repeated message, got Cohort in state shared")
-    four.check_nothing_left(exchange)
-
-
-def _one_missing(given: dict[str, Envelopes]) -> Envelopes:
-    return dataclasses.replace(given[VICTIM], envelopes=given[VICTIM].envelopes[:-1])
-
-
-def _of_another_receiver(given: dict[str, Envelopes]) -> Envelopes:
-    return dataclasses.replace(given[VICTIM], envelopes=given["silo-2"].envelopes)
-
-
-def _with_a_bit_flipped(given: dict[str, Envelopes]) -> Envelopes:
-    first, *rest = given[VICTIM].envelopes
-    envelope = first.envelope[:-1] + bytes([first.envelope[-1] ^ 1])
-    return dataclasses.replace(
-        given[VICTIM], envelopes=(dataclasses.replace(first, envelope=envelope), *rest)
-    )
-
-
-def _under_a_broken_signature(given: dict[str, Envelopes]) -> Envelopes:
-    first, *rest = given[VICTIM].envelopes
-    dealing = dataclasses.replace(first.dealing, signature=first.dealing.signature[:-1])
-    return dataclasses.replace(given[VICTIM], envelopes=(dataclasses.replace(first, dealing=dealing), *rest))
-
-
-def _with_a_path_of_another(given: dict[str, Envelopes]) -> Envelopes:
-    first, second, *rest = given[VICTIM].envelopes
-    swapped = dataclasses.replace(first, path=second.path), dataclasses.replace(second, path=first.path)
-    return dataclasses.replace(given[VICTIM], envelopes=(*swapped, *rest))
-
-
-@pytest.mark.parametrize(
-    "bend, reason",
-    [
-        (_one_missing, "envelopes: expected 3 to silo-1, got 2"),
-        (_of_another_receiver, "envelope silo-0 to silo-1: it is not in the dealing that was signed"),
-        (_with_a_bit_flipped, "envelope silo-0 to silo-1: it is not in the dealing that was signed"),
-        (_under_a_broken_signature, "dealing of silo-0: dealing: the signature is not valid"),
-        (_with_a_path_of_another, "it is not in the dealing that was signed"),
-    ],
-)
-async def test_silo_refuses_envelopes(
-    four: Rogue, bend: Callable[[dict[str, Envelopes]], Envelopes], reason: str
-) -> None:
-    exchange = await honest(four)
-    await four.advertise(exchange)
-    await four.share(exchange)
-    bent = bend(exchange.session.close_share())
-    four.agents[VICTIM].tell(envelopes=wire.to_silo(bent, exchange.key).envelopes)
-    await four.agents[VICTIM].refuses(Refusal.ENVELOPE, reason)
     four.check_nothing_left(exchange)
 
 

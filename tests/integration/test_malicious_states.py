@@ -230,7 +230,7 @@ def _by_certificates_that_no_roster_holds(rogue: Rogue, state: Arrays) -> Proof:
     proof = rogue.conspire(rogue.round, "train", state, by=[])
     exchange = rogue.begin(rogue.round, "train")
     for name in rogue.names:
-        identity = rogue.reissued(name)
+        identity = rogue.issue(name)
         said = rogue.statement(exchange, next_digest=rogue.put(state), sender=name)
         signature = bodies.sign(identity, said).signature
         proof.signers.add(name=name, certificate=identity.certificate_der, signature=signature)

@@ -16,28 +16,19 @@ from crypto.session.coordinator_session import AbortReason, CoordinatorState, Se
 from tests.support.sessions import STAGES, Exchange, make_session
 from tests.support.soak import examples
 
-SUBSETS = [
-    pytest.param(
-        silos,
-        stage,
-        tuple(f"silo-{index:03}" for index in dropped),
-        marks=[pytest.mark.soak] if silos > 5 else [],
-    )
-    for silos in range(3, 7)
-    for stage in STAGES
-    for size in range(silos + 1)
-    for dropped in itertools.combinations(range(silos), size)
-]
 
-
-@pytest.mark.parametrize("silos, stage, dropped", SUBSETS)
-def test_sum_is_exact_or_attempt_fails_for_every_subset_dropped_in_one_stage(silos, stage, dropped):
-    check_outcome(make_session(silos), {stage: dropped})
+@pytest.mark.parametrize("silos", [3, 4, *(pytest.param(more, marks=pytest.mark.soak) for more in (5, 6))])
+@pytest.mark.parametrize("stage", STAGES)
+def test_sum_is_exact_or_attempt_fails_for_every_subset_dropped_in_one_stage(silos, stage):
+    """Five silos and more: drawn, in the next test."""
+    for size in range(silos + 1):
+        for dropped in itertools.combinations(make_session(silos).terms.names, size):
+            check_outcome(make_session(silos), {stage: dropped})
 
 
 @st.composite
 def mixed_drops(draw):
-    silos = draw(st.sampled_from([3, 4, 5, 6, 7, 9, 10, 13]))
+    silos = draw(st.sampled_from([5, 6, 7, 9, 10, 13]))
     names = [f"silo-{index:03}" for index in range(silos)]
     leaving = draw(st.dictionaries(st.sampled_from(names), st.sampled_from(STAGES), max_size=silos // 2))
     return silos, {stage: {name for name, at in leaving.items() if at == stage} for stage in STAGES}

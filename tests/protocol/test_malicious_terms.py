@@ -12,44 +12,11 @@ import pytest
 
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Layout, Quantity
-from crypto.identity.certificates import Identity, Role, SignedBody
-from crypto.session import bodies
 from crypto.session.cohort import CohortRule
-from crypto.session.messages import Cohort, Survivors
+from crypto.session.messages import Cohort
 from crypto.session.silo_session import SiloState
-from tests.protocol.malice import VICTIM, adverts_of, assert_refused, envelopes_among, honest, tampered
-from tests.support.ceremony import stranger
-from tests.support.sessions import NOW, make_exchange, make_silo, make_terms, one_hot_layout
-
-# sizes
-
-
-def test_silo_refuses_cohort_of_three_when_coordinator_declares_threshold_three_of_ten():
-    exchange = honest(10)
-    adverts = adverts_of(exchange)
-    for group in (exchange.terms.names[:3], exchange.terms.names[3:6], exchange.terms.names[6:]):
-        cohort = Cohort(adverts=tuple(adverts[name] for name in group))
-        for name in group:
-            match = f"cohort: expected at least 7 silos, got {len(group)}"
-            assert_refused(exchange.silos[name], cohort, match, Refusal.COHORT_TOO_SMALL)
-    assert exchange.nothing_left()
-
-
-@pytest.mark.parametrize("stage", ["masked", "consistency"])
-def test_silo_refuses_split_sharers_and_survivors_of_three_of_ten(stage):
-    exchange = honest(10)
-    exchange.run_until(stage)
-    given = exchange.coordinator.close_share() if stage == "masked" else {}
-    for group in (exchange.terms.names[:3], exchange.terms.names[3:6], exchange.terms.names[6:]):
-        for name in group:
-            message = Survivors(survivors=group)
-            what = "survivors"
-            if stage == "masked":
-                what, message = "sharers", envelopes_among(given, name, group)
-            match = f"{what}: expected at least 7 silos, got {len(group)}"
-            assert_refused(exchange.silos[name], message, match, Refusal.COHORT_TOO_SMALL)
-    assert not exchange.sent
-    assert stage == "consistency" or exchange.nothing_left()
+from tests.protocol.malice import VICTIM, assert_refused, honest
+from tests.support.sessions import make_silo, make_terms, one_hot_layout
 
 
 @pytest.mark.parametrize(
@@ -93,125 +60,6 @@ def test_silo_refuses_adverts_of_silos_that_were_told_another_named_set():
     match = "advert of silo-000: made for another session"
     assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ADVERT)
     assert exchange.nothing_left()
-
-
-def test_silo_refuses_survivors_below_a_cohort_that_the_job_raised():
-    rule = CohortRule.for_members(5, min_cohort=5)
-    exchange = honest(5, rule=rule)
-    exchange.run_until("consistency")
-    survivors = Survivors(survivors=exchange.terms.names[:4])  # t alone would allow it
-    match = "survivors: expected at least 5 silos, got 4"
-    assert_refused(exchange.silos[VICTIM], survivors, match, Refusal.COHORT_TOO_SMALL)
-    assert not exchange.sent
-
-
-# adverts
-
-
-@pytest.mark.parametrize("field", ["channel_key", "mask_key"])
-def test_silo_refuses_swapped_key(field):
-    exchange = honest()
-    adverts = adverts_of(exchange)
-    other = bodies.read_advert(adverts["silo-003"]).advert
-    body = adverts["silo-000"].body.replace(
-        getattr(bodies.read_advert(adverts["silo-000"]).advert, field), getattr(other, field)
-    )
-    forged = dataclasses.replace(adverts["silo-000"], body=body)
-    cohort = tampered(adverts, "silo-000", forged)
-    match = "advert of silo-000: advert: the signature is not valid"
-    assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ADVERT)
-    assert exchange.nothing_left()
-
-
-def resigned(signed: SignedBody, signer: Identity, **changes) -> SignedBody:
-    """The advert with the signer's own keys and certificate instead."""
-    advert = bodies.read_advert(signed).advert
-    changes = {"certificate": signer.certificate_der} | changes
-    return bodies.sign(signer, dataclasses.replace(advert, **changes))
-
-
-def test_silo_refuses_advert_forged_under_another_authority():
-    exchange = honest()
-    adverts = adverts_of(exchange)
-    forged = resigned(adverts["silo-000"], stranger(Role.SILO, "silo-000", now=NOW))
-    cohort = tampered(adverts, "silo-000", forged)
-    match = "certificate: it was not issued by this federation's authority"
-    assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ROSTER)
-    assert exchange.nothing_left()
-
-
-def test_silo_refuses_advert_resigned_with_the_certificate_of_another_member():
-    exchange = honest()
-    adverts = adverts_of(exchange)
-    forged = resigned(adverts["silo-000"], exchange.federation.silos["silo-004"])
-    cohort = tampered(adverts, "silo-000", forged)
-    match = "advert of silo-000: the certificate is of silo-004"
-    assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ADVERT)
-    assert exchange.nothing_left()
-
-
-def test_silo_refuses_advert_whose_certificate_is_a_coordinators():
-    exchange = honest()
-    adverts = adverts_of(exchange)
-    coordinator = exchange.federation.issue("silo-000", role=Role.COORDINATOR)
-    cohort = tampered(adverts, "silo-000", resigned(adverts["silo-000"], coordinator))
-    match = "its extended key usage is not that of a silo"
-    assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ROSTER)
-    assert exchange.nothing_left()
-
-
-def test_silo_refuses_advert_with_a_certificate_that_is_not_on_the_roster():
-    """An older or stolen-and-reissued certificate of the right name, from the right authority."""
-    exchange = honest()
-    adverts = adverts_of(exchange)
-    reissued = exchange.federation.issue("silo-000")
-    cohort = tampered(adverts, "silo-000", resigned(adverts["silo-000"], reissued))
-    match = "advert of silo-000: certificate not on the roster"
-    assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ROSTER)
-    assert exchange.nothing_left()
-
-
-def test_silo_refuses_advert_of_a_roster_member_outside_the_named_set():
-    exchange = honest()
-    adverts = adverts_of(exchange)
-    spare = resigned(adverts["silo-000"], exchange.federation.spare, name="spare")
-    cohort = tampered(adverts, "silo-000", spare)
-    match = "advert: the silo is not in the named set"
-    assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.NOT_NAMED)
-    assert exchange.nothing_left()
-
-
-def test_silo_refuses_advert_replayed_from_an_earlier_attempt():
-    exchange = honest(attempt=2)
-    earlier = adverts_of(make_exchange(exchange.federation))
-    cohort = tampered(adverts_of(exchange), "silo-000", earlier["silo-000"])
-    match = "advert of silo-000: made for another session"
-    assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ADVERT)
-    assert exchange.nothing_left()
-
-
-def test_silo_refuses_cohort_with_an_older_advert_of_its_own():
-    """Its keys of a run before a crash, in the same attempt: the others would seal to dead keys."""
-    exchange = honest()
-    earlier = make_silo(exchange.federation, exchange.terms, VICTIM).advertise()
-    cohort = tampered(adverts_of(exchange), VICTIM, earlier)
-    match = "this silo's own advert is not the one it sent"
-    assert_refused(exchange.silos[VICTIM], cohort, match, Refusal.ADVERT)
-    assert exchange.nothing_left()
-
-
-def test_silo_refuses_one_advert_twice_and_more_adverts_than_silos():
-    exchange = honest()
-    adverts = tuple(adverts_of(exchange).values())
-    match = "cohort: a silo adverts twice"
-    assert_refused(exchange.silos[VICTIM], Cohort(adverts=(*adverts[:4], adverts[0])), match, Refusal.ADVERT)
-    match = "cohort: more adverts than named silos"
-    cohort = Cohort(adverts=(*adverts, adverts[0]))
-    assert_refused(exchange.silos["silo-002"], cohort, match, Refusal.ADVERT)
-    assert exchange.nothing_left()
-
-
-# terms
 
 
 def other_layout(members: int) -> Layout:

@@ -358,6 +358,7 @@ class Exchange:
     key: PhaseKey
     session: CoordinatorSession
     task: pb.PhaseTask
+    dealt: dict[str, Any] = field(default_factory=dict)
     vectors: dict[str, bytes] = field(default_factory=dict)
     revealed: dict[int, Words] = field(default_factory=dict)  # the whole sum, by word size
     self_mask_seeds: dict[str, bytes] = field(default_factory=dict)
@@ -557,7 +558,8 @@ class Hub:
         for name in self._here(exchange.session.cohort, without):
             self.agents[name].tell(cohort=cohort)
             shares = await self.agents[name].answer("shares")
-            exchange.session.on_shares(name, wire.from_silo(pb.SiloMessage(shares=shares)))
+            exchange.dealt[name] = wire.from_silo(pb.SiloMessage(shares=shares))
+            exchange.session.on_shares(name, exchange.dealt[name])
 
     async def mask(
         self, exchange: Exchange, *, without: Sequence[str] = (), late: Sequence[str] = ()

@@ -31,7 +31,7 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import ChoraleError, Refusal
-from crypto.identity.certificates import Identity, Role, load_certificate, member_of
+from crypto.identity.certificates import Identity, MemberId, Role, load_certificate, member_of
 from crypto.session import bodies
 from crypto.session.messages import NextState
 from silo_agent.agent import run_agent
@@ -153,6 +153,10 @@ class Line:
     def tell(self, **kind: Any) -> None:
         self.outgoing.put_nowait(pb.CoordinatorMessage(**kind))
 
+    def relay(self, message: Any, key: PhaseKey) -> None:
+        """A message of a session."""
+        self.outgoing.put_nowait(wire.to_silo(message, key))
+
     def tell_bytes(self, data: bytes) -> None:
         """As they are, whatever they mean."""
         self.outgoing.put_nowait(data)
@@ -242,7 +246,7 @@ class Rogue(Hub):
             operator=self.ceremony.enroll(Role.OPERATOR, "ops"),
         )
         super().__init__(folder, members=members, now=datetime.now(UTC), **job)
-        self.round = self.port = 0
+        self.round = self.port = self._jobs = 0
         given = {"approval": "automatic", "initial_state": "given"} | (policy or {})
         self.policy = {"federation": self.ceremony.federation, **given}
         self.welcome: Callable[[str], pb.Welcome] = self.greeting
@@ -393,10 +397,24 @@ class Rogue(Hub):
         for name in self.names:
             self.agents[name].meet()
 
-    def reissued(self, name: str) -> Identity:
-        """A second certificate of a silo from the same authority, which the roster does not list."""
-        member = self.members.silos[name].member
-        return issue(self.ceremony.key, self.ceremony.certificate, member, now=self.now, days=3)
+    async def new_job(self, *, rounds: int = 1, **control: Any) -> None:
+        """The control: so many rounds without tampering of another job, over a model of its own.
+
+        Over one that a test gave inputs for and took no further, no silo takes part in a sum of other silos.
+        """
+        self.serve, self.welcome = self.chunks, self.greeting
+        for name in self.names:
+            await self.agents[name].settle()
+        self._jobs += 1
+        self.take_job(nonce=f"{self._jobs:032x}", start=float(self._jobs), rounds=20)
+        for _ in range(rounds):
+            await self.control(**control)
+
+    def issue(self, name: str, *, role: Role = Role.SILO) -> Identity:
+        """Another certificate from the same authority, which the roster does not list."""
+        member = MemberId(federation=self.ceremony.federation, role=role, name=name)
+        hosts = ["localhost"] if role is Role.COORDINATOR else []
+        return issue(self.ceremony.key, self.ceremony.certificate, member, now=self.now, days=3, hosts=hosts)
 
     # what must not have happened
 

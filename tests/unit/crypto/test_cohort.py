@@ -25,12 +25,12 @@ def test_sizes_follow_from_m(members: int, threshold: int, min_cohort: int, loss
     assert members - rule.min_survivors == losses
 
 
-@pytest.mark.parametrize("members", range(3, 200))
-def test_colluders_can_neither_split_the_answers_nor_isolate_a_silo(members: int) -> None:
-    rule = CohortRule.for_members(members)
-    assert rule.colluders < 2 * rule.threshold - members  # two cohorts of t share an honest silo
-    assert rule.min_survivors - rule.colluders >= 2
-    assert rule.min_survivors <= members
+def test_colluders_can_neither_split_the_answers_nor_isolate_a_silo() -> None:
+    for members in range(3, 200):
+        rule = CohortRule.for_members(members)
+        assert rule.colluders < 2 * rule.threshold - members  # two cohorts of t share an honest silo
+        assert rule.min_survivors - rule.colluders >= 2, members
+        assert rule.min_survivors <= members, members
 
 
 def test_a_job_may_raise_the_sizes_and_never_lower_them() -> None:
