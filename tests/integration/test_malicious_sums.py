@@ -8,19 +8,18 @@ nothing of the next phase's input leaves it. Guarantee G1, docs/protocol.md 5.9 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
-from chorale.transport import wire
 from crypto.errors import Refusal
 from crypto.fixed_point.ring import Words
 from crypto.masking import masks
 from crypto.session.messages import RevealedSum, Signatures
 from tests.support.agents import Exchange
+from tests.support.attacks import SPARE, Play
+from tests.support.attacks_on_sets import SIGNATURES, signatures_shown
 from tests.support.rogue import Rogue, with_proofs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,19 +28,7 @@ VICTIM = "silo-1"
 OF_OTHER_SETS = "sum: signature of silo-[0-3] over this cohort, U2 and U3: .* is not valid"
 FALSE_TAGS = "sum: its tags are not"
 UNKNOWN = "a global state that no silo is known to have computed"
-Sums = dict[int, Words]
-Bend = Callable[[Rogue, Exchange], None]
-
-nonces = itertools.count(1)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def four(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rogue]:
-    """t = 3."""
-    policy = {"max_cohort_changes": 50}  # for the tests in which a silo is late
-    async with Rogue(tmp_path_factory.mktemp("four"), policy=policy) as rogue:
-        await rogue.start()
-        yield rogue
+Bend = Callable[[Exchange], None]
 
 
 async def revealed_round(rogue: Rogue, *, late: Sequence[str] = ()) -> Exchange:
@@ -49,11 +36,7 @@ async def revealed_round(rogue: Rogue, *, late: Sequence[str] = ()) -> Exchange:
 
     Every test has a job of its own, because the second false sum of a job suspends it.
     """
-    for name in rogue.names:
-        await rogue.agents[name].settle()
-    nonce = next(nonces)
-    rogue.take_job(nonce=f"{nonce:032x}", start=float(nonce), rounds=20)
-    await rogue.control()
+    await rogue.new_job()
     exchange = rogue.begin_next()
     await rogue.until_signed(exchange, late=late)
     await rogue.unmask(exchange)
@@ -61,7 +44,7 @@ async def revealed_round(rogue: Rogue, *, late: Sequence[str] = ()) -> Exchange:
 
 
 def tell_sum(rogue: Rogue, exchange: Exchange, name: str, revealed: RevealedSum) -> None:
-    rogue.agents[name].tell(revealed_sum=wire.to_silo(revealed, exchange.key).revealed_sum)
+    rogue.agents[name].relay(revealed, exchange.key)
 
 
 async def all_refuse(
@@ -97,45 +80,43 @@ def _tagged(exchange: Exchange, name: str) -> tuple[Words, slice]:
     return exchange.revealed[quantity.ring_bits], layout.slices(quantity.ring_bits)[name]
 
 
-def _one_word(rogue: Rogue, exchange: Exchange) -> None:
+def _one_word(exchange: Exchange) -> None:
     words, place = _tagged(exchange, "delta")
     words[place.start] += 1
 
 
-def _the_highest_bit(rogue: Rogue, exchange: Exchange) -> None:
+def _the_highest_bit(exchange: Exchange) -> None:
     words, place = _tagged(exchange, "delta")
     words[place.start] ^= words.dtype.type(1 << 31)
 
 
-def _the_weight(rogue: Rogue, exchange: Exchange) -> None:
+def _the_weight(exchange: Exchange) -> None:
     """A divisor of its own choice."""
     words, place = _tagged(exchange, "weight")
     words[place] = 1
 
 
-def _two_words_swapped(rogue: Rogue, exchange: Exchange) -> None:
+def _two_words_swapped(exchange: Exchange) -> None:
     words, place = _tagged(exchange, "delta")
     words[place.start] += 5
-    exchange.revealed[words.dtype.itemsize * 8][[place.start, place.start + 1]] = words[
-        [place.start + 1, place.start]
-    ]
+    words[[place.start, place.start + 1]] = words[[place.start + 1, place.start]]
 
 
-def _scaled_with_its_tags(rogue: Rogue, exchange: Exchange) -> None:
+def _scaled_with_its_tags(exchange: Exchange) -> None:
     for words in exchange.revealed.values():
         words *= 2
 
 
-def _nothing(rogue: Rogue, exchange: Exchange) -> None:
+def _nothing(exchange: Exchange) -> None:
     for words in exchange.revealed.values():
         words[:] = 0
 
 
-def _a_tag(rogue: Rogue, exchange: Exchange) -> None:
+def _a_tag(exchange: Exchange) -> None:
     exchange.revealed[64][-1] += 1
 
 
-def _without_a_survivors_input(rogue: Rogue, exchange: Exchange) -> None:
+def _without_a_survivors_input(exchange: Exchange) -> None:
     """As far as a coordinator can know it: what silo-0 put in, its tags left."""
     words, place = _tagged(exchange, "delta")
     words[place.start] -= words[place.start + 1]  # all put in the same
@@ -143,7 +124,7 @@ def _without_a_survivors_input(rogue: Rogue, exchange: Exchange) -> None:
     words[place] -= words[place] // 4
 
 
-def _without_a_survivors_vector(rogue: Rogue, exchange: Exchange) -> None:
+def _without_a_survivors_vector(exchange: Exchange) -> None:
     own = masks.vectors_from_stream(exchange.session.terms.layout, exchange.vectors["silo-0"])
     for bits, words in exchange.revealed.items():
         words -= own[bits]
@@ -168,7 +149,7 @@ async def test_every_silo_refuses_a_sum_that_was_changed(four: Rogue, bend: Bend
     """Also one whose input is not in it."""
     exchange = await revealed_round(four, late=late)
     true = four.revealed(exchange)
-    bend(four, exchange)
+    bend(exchange)
     bent = four.revealed(exchange)
     assert bent.sum_digest != true.sum_digest
     await all_refuse(four, exchange, bent, Refusal.SUM, rf"{FALSE_TAGS}|a tagged word")
@@ -209,7 +190,7 @@ async def test_two_silos_are_not_shown_two_sums(four: Rogue) -> None:
     true = four.revealed(exchange)
     following = four.following(exchange)
     signed = (await four.ask_state(exchange, "silo-0", true)).statement
-    _one_word(four, exchange)
+    _one_word(exchange)
     bent = four.revealed(exchange)
     for name in four.names[1:]:
         tell_sum(four, exchange, name, bent)
@@ -273,53 +254,38 @@ async def test_the_sum_of_another_job_is_refused(four: Rogue) -> None:
 # who is in it
 
 
-def _fewer_signatures(revealed: RevealedSum) -> RevealedSum:
-    first, second, *_ = sorted(revealed.signatures.signatures.items())
-    return dataclasses.replace(revealed, signatures=Signatures(signatures=dict([first, second])))
-
-
-def _one_signature_for_all(revealed: RevealedSum) -> RevealedSum:
-    signatures = revealed.signatures.signatures
-    same = dict.fromkeys(signatures, signatures["silo-0"])
-    return dataclasses.replace(revealed, signatures=Signatures(signatures=same))
-
-
-def _the_signature_of_a_silo_that_is_not_in_u3(revealed: RevealedSum) -> RevealedSum:
-    signatures = revealed.signatures.signatures
-    more = {**signatures, "spare": signatures["silo-0"]}
-    return dataclasses.replace(revealed, signatures=Signatures(signatures=more))
-
-
-def _a_survivor_less(revealed: RevealedSum) -> RevealedSum:
-    return dataclasses.replace(revealed, survivors=revealed.survivors[1:])
-
-
-def _a_silo_that_is_not_in_u2(revealed: RevealedSum) -> RevealedSum:
-    return dataclasses.replace(revealed, survivors=(*revealed.survivors, "spare"))
-
-
-def _a_survivor_twice(revealed: RevealedSum) -> RevealedSum:
-    return dataclasses.replace(revealed, survivors=(*revealed.survivors, revealed.survivors[-1]))
-
-
-@pytest.mark.parametrize(
-    "bend, reason",
-    [
-        (_fewer_signatures, "sum: expected signatures of 3 survivors, got 2"),
-        (_one_signature_for_all, OF_OTHER_SETS),
-        (_the_signature_of_a_silo_that_is_not_in_u3, "sum: a signature is of spare, which is not in U3"),
-        (_a_survivor_less, "sum: a signature is of silo-0, which is not in U3"),
-        (_a_silo_that_is_not_in_u2, "sum: expected a sorted subset of U2"),
-        (_a_survivor_twice, "sum: expected a sorted subset of U2"),
-    ],
-)
-async def test_every_silo_refuses_survivors_that_t_of_them_did_not_sign(
-    four: Rogue, bend: Callable[[RevealedSum], RevealedSum], reason: str
-) -> None:
-    exchange = await revealed_round(four)
-    true = four.revealed(exchange)
-    await all_refuse(four, exchange, bend(true), Refusal.SIGNATURES, reason)
+async def test_every_silo_refuses_survivors_that_t_of_them_did_not_sign(four: Rogue) -> None:
+    """Every row of the table of signatures, and other survivors than those that were signed."""
+    exchange = await revealed_round(four, late=["silo-3"])
+    true, names = four.revealed(exchange), four.names
+    for reason, shown in signatures_by_reason(four, exchange):
+        for line in (four.agents[name] for name in names):
+            line.relay(dataclasses.replace(true, signatures=shown), exchange.key)
+            if reason.startswith("sum: "):
+                await line.refuses(Refusal.SIGNATURES, reason)
+            else:
+                await line.refuses_form(Refusal.MALFORMED, reason)
+    for survivors, reason in (
+        (("silo-1", "silo-2"), "sum: a signature is of silo-0, which is not in U3"),
+        ((*names[:3], SPARE), "sum: expected a sorted subset of U2"),
+        ((*names[:3], "silo-2"), "sum: expected a sorted subset of U2"),
+    ):
+        bent = dataclasses.replace(true, survivors=survivors)
+        await all_refuse(four, exchange, bent, Refusal.SIGNATURES, reason)
     await four.agree(exchange)  # the control: nothing false was seen of the sum itself
+
+
+def signatures_by_reason(rogue: Rogue, exchange: Exchange) -> Iterator[tuple[str, Signatures]]:
+    play = Play(
+        names=exchange.session.terms.names,
+        silos=rogue.members.silos,
+        session=exchange.session,
+        issue=rogue.issue,
+        told={},
+        dealt={},
+    )
+    for name, (_, reason, over_the_line) in SIGNATURES.items():
+        yield over_the_line or f"sum: {reason.format(*play.names)}", signatures_shown(play, name)
 
 
 async def test_a_silo_that_u3_leaves_out_checks_the_sum_like_the_others(four: Rogue) -> None:
@@ -334,13 +300,13 @@ async def test_a_silo_that_u3_leaves_out_checks_the_sum_like_the_others(four: Ro
 
 async def test_a_second_phase_with_a_false_sum_suspends_the_job_at_every_silo(four: Rogue) -> None:
     exchange = await revealed_round(four)
-    _one_word(four, exchange)
+    _one_word(exchange)
     await all_refuse(four, exchange, four.revealed(exchange), Refusal.SUM, FALSE_TAGS)
     second = four.begin_next()
     await four.until_signed(second)
     await four.unmask(second)
     true = four.revealed(second)
-    _scaled_with_its_tags(four, second)
+    _scaled_with_its_tags(second)
     bent = four.revealed(second)
     for name in four.names:
         tell_sum(four, second, name, bent)
@@ -417,5 +383,5 @@ async def test_a_sum_is_answered_once_and_the_same_after_a_restart(four: Rogue) 
     first = await four.ask_state(exchange, VICTIM, true)
     await four.agents[VICTIM].restart()
     assert await four.ask_state(exchange, VICTIM, true) == first
-    _one_word(four, exchange)
+    _one_word(exchange)
     assert await four.ask_state(exchange, VICTIM, four.revealed(exchange)) == first

@@ -31,7 +31,8 @@ from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
 from crypto.errors import ChoraleError, Refusal
-from crypto.identity.certificates import Identity, MemberId, Role, load_certificate, member_of
+from crypto.identity.certificates import Identity, MemberId, Role, SignedBody, load_certificate, member_of
+from crypto.identity.roster import sign_roster
 from crypto.session import bodies
 from crypto.session.messages import NextState
 from silo_agent.agent import run_agent
@@ -187,6 +188,13 @@ class Line:
         assert re.search(reason, logged["reason"]), logged
         assert re.search(reason, recorded["reason"]), recorded
         await self.is_quiet()
+
+    async def refuses_form(self, code: Refusal, reason: str) -> None:
+        """A message that belongs to no phase: the log says why, and nothing is answered."""
+        await self.is_quiet()
+        logged = self.last_logged("message refused")
+        assert logged["code"] == code, logged
+        assert re.search(reason, logged["reason"]), logged
 
     async def is_quiet(self) -> None:
         """Nothing was answered but what was taken: the next answer is to a question about nothing."""
@@ -409,6 +417,18 @@ class Rogue(Hub):
         self.take_job(nonce=f"{self._jobs:032x}", start=float(self._jobs), rounds=20)
         for _ in range(rounds):
             await self.control(**control)
+
+    def sign_roster(self, **changes: Any) -> SignedBody:
+        """The roster in force, but for these fields."""
+        fields = {
+            "authority_key": self.ceremony.key,
+            "federation": self.ceremony.federation,
+            "version": self.roster.version,
+            "issued": self.roster.issued,
+            "expires": self.roster.expires,
+            "members": self.roster.members,
+        }
+        return sign_roster(**fields | changes)
 
     def issue(self, name: str, *, role: Role = Role.SILO) -> Identity:
         """Another certificate from the same authority, which the roster does not list."""
