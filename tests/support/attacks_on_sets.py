@@ -182,12 +182,12 @@ def different_survivors(play: Play) -> Steps:
         signed[name] = yield Told(name, Survivors(survivors=told[name]))
     for name in names:
         same = {peer: signed[peer] for peer in names if told[peer] == told[name]}
-        of_all_told = {peer: signed[peer] for peer in told[name]}
+        of_its_u3 = {peer: signed[peer] for peer in told[name]}
         outside = names[6] if name in names[:3] else names[0]
         for shown, reason in (
             (same, f"expected signatures of 5 survivors, got {len(same)}"),
             (signed, f"a signature is of {outside}, which is not in U3"),
-            (of_all_told, "signature of .* over this cohort, U2 and U3: .* is not valid"),
+            (of_its_u3, "signature of .* over this cohort, U2 and U3: .* is not valid"),
         ):
             yield Refused(name, Signatures(signatures=shown), Refusal.SIGNATURES, f"unmask: {reason}")
             yield Restarted(name)
