@@ -21,6 +21,7 @@ from tests.support.ceremony import issue
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SILOS = tuple(f"clinic-{letter}" for letter in "abcd")
+MakeSpec = Callable[..., JobSpec]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def party() -> Party:
 
 
 @pytest.fixture
-def make_spec() -> Callable[..., JobSpec]:
+def make_spec() -> MakeSpec:
     def make(**fields: Any) -> JobSpec:
         return check_values(JobSpec, job_fields() | fields, source="job.yaml")
 

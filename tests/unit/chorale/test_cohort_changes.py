@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ import pytest
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import expected_cohort_changes
 from crypto.session.cohort import named_set
-
-MakeSpec = Callable[..., JobSpec]
+from tests.unit.chorale.conftest import MakeSpec
 
 
 def job(make_spec: MakeSpec, silos: int, **fields: Any) -> JobSpec:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -87,39 +87,40 @@ def test_commits_are_durable_and_references_are_kept(database: Database) -> None
         connection.execute("INSERT INTO spend VALUES (2)")
 
 
-def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_on(database: Database) -> None:
-    def spend_and_stop() -> None:
+def stop(connection: sqlite3.Connection) -> None:
+    raise RuntimeError("stop")
+
+
+def fill(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE large AS SELECT randomblob(1000000)")
+
+
+def collide(connection: sqlite3.Connection) -> None:
+    """SQLite rolls back by itself."""
+    connection.execute("INSERT OR ROLLBACK INTO budget VALUES (1, 8)")
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "message"),
+    [
+        (stop, RuntimeError, "stop"),
+        (fill, sqlite3.OperationalError, "database or disk is full"),
+        (collide, sqlite3.IntegrityError, "UNIQUE constraint failed"),
+    ],
+)
+def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_on(
+    database: Database, end: Callable[[sqlite3.Connection], None], error: type[Exception], message: str
+) -> None:
+    def spend_and_end() -> None:
         with database.transaction() as connection:
             connection.execute("UPDATE budget SET left = 7")
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        spend_and_stop()
-    assert left(database) == 1
-
-
-def test_a_full_disk_leaves_nothing_and_the_next_transaction_goes_on(database: Database) -> None:
-    def spend_and_fill() -> None:
-        with database.transaction() as connection:
-            connection.execute("UPDATE budget SET left = 7")
-            connection.execute("CREATE TABLE large AS SELECT randomblob(1000000)")
+            end(connection)
 
     with database.transaction() as connection:
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
-        connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(sqlite3.OperationalError, match="database or disk is full"):
-        spend_and_fill()
-    assert left(database) == 1
-
-
-def test_what_sqlite_has_rolled_back_by_itself_is_told_as_it_was(database: Database) -> None:
-    def spend_twice() -> None:
-        with database.transaction() as connection:
-            connection.execute("UPDATE budget SET left = 7")
-            connection.execute("INSERT OR ROLLBACK INTO budget VALUES (1, 8)")
-
-    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE constraint failed"):
-        spend_twice()
+        connection.execute(f"PRAGMA max_page_count = {pages}")  # a full disk
+    with pytest.raises(error, match=message):
+        spend_and_end()
     assert left(database) == 1
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,9 +11,7 @@ from chorale.spec import job_spec
 from chorale.spec.job_spec import JobSpec
 from client.submission import prepared, spec_of
 from crypto.errors import ConfigError
-from tests.unit.chorale.conftest import NOW, SILOS, job_fields
-
-MakeSpec = Callable[..., JobSpec]
+from tests.unit.chorale.conftest import NOW, SILOS, MakeSpec, job_fields
 
 
 def stated(**fields: Any) -> dict[str, Any]:

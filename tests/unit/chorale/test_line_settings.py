@@ -48,16 +48,24 @@ def test_a_login_is_read_from_its_file_and_shown_nowhere(tmp_path: Path) -> None
     assert "olga" not in f"{proxy!r} {settings.route()!r} {settings!r}"
 
 
-@pytest.mark.parametrize("text", ["", "olga", ":word", "olga:two\nlines", b"olga:\xff", "olga:\x00"])
-def test_a_file_without_a_login_is_named_and_not_shown(tmp_path: Path, text: str | bytes) -> None:
-    path = login_file(tmp_path, text)
-    with pytest.raises(ConfigError, match=rf"^{path}: expected one line, username:password(, in UTF-8)?$"):
-        load(tmp_path, proxy="out:3128", proxy_credentials=str(path)).route()
+ONE_LINE = "expected one line, username:password(, in UTF-8)?$"
 
 
-def test_a_login_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    path = login_file(tmp_path, "olga:word", mode=0o644)
-    with pytest.raises(ConfigError, match=rf"{path}: .* run chmod 600 {path}"):
+@pytest.mark.parametrize(
+    ("text", "mode", "message"),
+    [
+        *(
+            (text, 0o600, ONE_LINE)
+            for text in ("", "olga", ":word", "olga:two\nlines", b"olga:\xff", "olga:\x00")
+        ),
+        ("olga:word", 0o644, ".* run chmod 600 .*/login"),
+    ],
+)
+def test_a_file_without_a_login_of_ones_own_is_named_and_not_shown(
+    tmp_path: Path, text: str | bytes, mode: int, message: str
+) -> None:
+    path = login_file(tmp_path, text, mode=mode)
+    with pytest.raises(ConfigError, match=rf"^{path}: {message}"):
         load(tmp_path, proxy="out:3128", proxy_credentials=str(path)).route()
 
 

@@ -26,8 +26,7 @@ from crypto.fixed_point.layout import Disclosure, Layout, Quantity
 from crypto.noise.gaussian import MAX_VARIANCE, MIN_VARIANCE, GaussianStream
 from crypto.session.cohort import CohortRule
 from strategies.base import TOTAL, Array
-
-MakeSpec = Callable[..., JobSpec]
+from tests.unit.chorale.conftest import MakeSpec
 
 SILOS = 10
 FEATURES = 200

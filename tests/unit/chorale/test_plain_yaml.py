@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import yaml
@@ -11,6 +10,7 @@ import yaml
 from chorale.runtime import plain_yaml
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
+from tests.unit.chorale.conftest import MakeSpec
 
 # YAML 1.1 as PyYAML reads it makes texts of these, silently
 NUMBERS = {"1e-3": 0.001, "1e6": 1e6, "1E+2": 100.0, "-.5": -0.5, "-2e-05": -2e-05, "1.5e3": 1500.0}
@@ -53,7 +53,7 @@ def test_what_is_written_is_read_back_also_by_yaml_1_1() -> None:
 
 
 def test_options_of_a_plug_in_are_signed_as_the_numbers_and_texts_that_they_are(
-    make_spec: Callable[..., JobSpec],
+    make_spec: MakeSpec,
 ) -> None:
     # {dropout: 1e-3} was signed as the text '1e-3'
     text = make_spec(model={"name": "cnn2", "from": "hospital==1.0"}).to_yaml().decode()

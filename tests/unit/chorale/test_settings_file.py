@@ -77,11 +77,6 @@ def test_environment_null_takes_a_field_away(tmp_path: Path) -> None:
     assert load(tmp_path, "name: a\ninner: {seconds: 2}\n", CHORALE_TEST_INNER="null").inner is None
 
 
-def test_environment_does_not_reach_into_a_single_value(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="NAME__DEEPER: expected fields and values in name of the file"):
-        load(tmp_path, "name: a\n", CHORALE_TEST_NAME__DEEPER="b")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -146,6 +141,7 @@ def test_every_wrong_field_is_named_in_one_line(tmp_path: Path) -> None:
             r"^CHORALE_TEST_INNER__SECONDS: expected a number, got 'soon'$",
         ),
         ({"CHORALE_TEST_INNER": "{seconds: soon}"}, r"^CHORALE_TEST_INNER.seconds: expected a number"),
+        ({"CHORALE_TEST_NAME__DEEPER": "b"}, "NAME__DEEPER: expected fields and values in name of the file"),
     ],
 )
 def test_a_wrong_value_of_the_environment_is_named_by_its_variable(

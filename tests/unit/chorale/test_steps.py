@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ from chorale.spec.phase_context import phase_context
 from crypto.errors import ConfigError
 from strategies.base import Array
 from strategies.server_optimizer import STEPS
-from tests.unit.chorale.conftest import Party, job_fields
-
-MakeSpec = Callable[..., JobSpec]
+from tests.unit.chorale.conftest import MakeSpec, Party, job_fields
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 3.0, "sample_rate": 0.2, "noise": "sum"}
 SHARED = {"records": RECORDS, "statistics_noise_multiplier": 5.0}

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -207,10 +208,9 @@ def test_authority_errors_name_the_file(files: dict[Role, Files], party: Party) 
         load_authority(Path("nowhere.pem"))
 
 
-def check(member: Identity, party: Party, *, role: Role = Role.SILO, now: datetime = NOW) -> None:
-    check_own_certificate(
-        member.certificate, authority=party.authority, role=role, federation="test", now=now
-    )
+def check(member: Identity, party: Party, **changes: Any) -> None:
+    sound = {"authority": party.authority, "role": Role.SILO, "federation": "test", "now": NOW}
+    check_own_certificate(member.certificate, **(sound | changes))
 
 
 class TestOwnCertificate:
@@ -223,31 +223,24 @@ class TestOwnCertificate:
     def test_a_sound_one_passes(self, party: Party) -> None:
         check(party.silos["clinic-a"], party)
 
-    def test_an_expired_one_says_when(self, party: Party) -> None:
-        with pytest.raises(ConfigError, match=r"own certificate: expired on 2026-12-21 12:00 UTC"):
-            check(party.silos["clinic-a"], party, now=NOW + timedelta(days=31))
-
-    def test_one_of_the_future_points_at_the_clock(self, party: Party) -> None:
-        with pytest.raises(
-            ConfigError, match=r"not valid before .* the clock here says 2026-11-20 12:00 UTC"
-        ):
-            check(party.silos["clinic-a"], party, now=NOW - timedelta(days=1))
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"now": NOW + timedelta(days=31)}, "expired on 2026-12-21 12:00 UTC"),
+            (
+                {"now": NOW - timedelta(days=1)},
+                "not valid .* clock here says 2026-11-20 12:00 UTC",
+            ),
+            ({"role": Role.OPERATOR}, "expected role operator, got silo"),
+            ({"federation": "other"}, "expected federation other, got test"),
+        ],
+        ids=["expired", "of the future", "another role", "another federation"],
+    )
+    def test_what_is_wrong_with_it_is_named(self, party: Party, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=f"own certificate: .*{message}"):
+            check(party.silos["clinic-a"], party, **change)
 
     def test_one_of_another_authority_is_named(self, party: Party) -> None:
         stranger = Party.enroll(NOW)
         with pytest.raises(ConfigError, match="own certificate: it was not issued by this federation's"):
             check(stranger.silos["clinic-a"], party)
-
-    def test_one_of_another_role_is_named(self, party: Party) -> None:
-        with pytest.raises(ConfigError, match="own certificate: expected role operator, got silo"):
-            check(party.silos["clinic-a"], party, role=Role.OPERATOR)
-
-    def test_one_of_another_federation_is_named(self, party: Party) -> None:
-        with pytest.raises(ConfigError, match="own certificate: expected federation other, got test"):
-            check_own_certificate(
-                party.silos["clinic-a"].certificate,
-                authority=party.authority,
-                role=Role.SILO,
-                federation="other",
-                now=NOW,
-            )

@@ -30,6 +30,9 @@ class Ended:
     err: str
 
 
+Calls = Callable[..., Ended]  # `chorale` in this process
+
+
 @dataclass(frozen=True, kw_only=True)
 class Desk:
     """A federation's files, all valid: each test spoils one of them."""
@@ -108,7 +111,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 @pytest.fixture
-def chorale(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+def chorale(capsys: pytest.CaptureFixture[str]) -> Calls:
     """Runs one command in this process."""
 
     def call(*arguments: str | Path) -> Ended:
@@ -120,7 +123,7 @@ def chorale(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
 
 
 @pytest.fixture
-def founded(tmp_path: Path, chorale: Callable[..., Ended]) -> Path:
+def founded(tmp_path: Path, chorale: Calls) -> Path:
     """A folder with an authority, a coordinator and three silos, all signed."""
     assert chorale("authority", "init", "--federation", "fed", "--directory", tmp_path / "ca").code == 0
     for name in ("a", "b", "c"):
@@ -131,15 +134,13 @@ def founded(tmp_path: Path, chorale: Callable[..., Ended]) -> Path:
     return tmp_path
 
 
-def make_request(
-    chorale: Callable[..., Ended], folder: Path, role: str, name: str, *more: str, code: int = 0
-) -> Ended:
+def make_request(chorale: Calls, folder: Path, role: str, name: str, *more: str, code: int = 0) -> Ended:
     ended = chorale(role, "csr", "--name", name, "--federation", "fed", "--out", folder, *more)
     assert ended.code == code, ended.err
     return ended
 
 
-def signed_again(chorale: Callable[..., Ended], folder: Path, name: str) -> Path:
+def signed_again(chorale: Calls, folder: Path, name: str) -> Path:
     new = folder / "new"
     new.mkdir()
     ended = chorale("authority", "sign", folder / f"{name}.csr", "--directory", folder / "ca", "--out", new)

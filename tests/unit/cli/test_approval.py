@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -25,7 +24,7 @@ from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.rounds import first_state
 from silo_agent.settings import load_silo_settings
 from simulation.engine import unsigned_job
-from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.conftest import Calls, Desk, Ended
 
 WARNING = "it has no noise, so its sums can hold single training records"
 STATE = {"model/weight": np.zeros(1, np.float32)}
@@ -84,7 +83,7 @@ def lines_of(ended: Ended, label: str) -> str:
     ],
 )
 def test_silo_is_told_what_sums_without_noise_can_hold(
-    desk: Desk, chorale: Callable[..., Ended], privacy: dict[str, Any] | None, is_warned: bool
+    desk: Desk, chorale: Calls, privacy: dict[str, Any] | None, is_warned: bool
 ) -> None:
     pytest.importorskip("torch", reason="a silo draws the weights")
     job, config = drawn(desk, privacy=privacy), desk.silo()
@@ -104,7 +103,7 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
 
 @pytest.mark.parametrize(("delta", "unit"), [(1e-4, None), (1e-5, "patient")])
 def test_silo_is_told_what_its_ledger_will_be_charged_beside_what_the_job_promises(
-    desk: Desk, chorale: Callable[..., Ended], delta: float, unit: str | None
+    desk: Desk, chorale: Calls, delta: float, unit: str | None
 ) -> None:
     """A job of 5.985 at its own delta was charged 7.203 at the policy's, which nobody had been told before.
     What several records of one person cost was told where all rows of a patient are one record."""
@@ -123,7 +122,7 @@ def test_silo_is_told_what_its_ledger_will_be_charged_beside_what_the_job_promis
 
 
 def test_silo_is_told_both_promises_of_a_private_job_and_its_policy_holds_them(
-    desk: Desk, chorale: Callable[..., Ended]
+    desk: Desk, chorale: Calls
 ) -> None:
     """It was asked to approve noise that rests on other silos, and no number said what that means. It could
     approve a job that its policy then refused, and was told "is approved"."""
@@ -155,9 +154,7 @@ def test_silo_is_told_both_promises_of_a_private_job_and_its_policy_holds_them(
     assert decision_of(desk, job) is Decision.APPROVED
 
 
-def test_approve_names_every_rule_that_refuses_and_show_lists_them(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_approve_names_every_rule_that_refuses_and_show_lists_them(desk: Desk, chorale: Calls) -> None:
     """Approved, and then refused at its first phase by one rule after the other."""
     job, config = offered(desk, rounds=30, strategy={"preset": "feddw"}), desk.silo()
     desk.write("policy.yaml", {"federation": "test", "max_rounds": 20, "operators": ["somebody-else"]})
@@ -176,7 +173,7 @@ def test_approve_names_every_rule_that_refuses_and_show_lists_them(
     }
 
 
-def test_job_whose_time_is_over_is_not_approved(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_job_whose_time_is_over_is_not_approved(desk: Desk, chorale: Calls) -> None:
     job, config = offered(desk, not_after="2026-01-01T00:00:00Z"), desk.silo()
     desk.write("policy.yaml", GIVEN)
     ended = chorale("silo", "approve", "--config", config, job.id, "--yes")
@@ -184,7 +181,7 @@ def test_job_whose_time_is_over_is_not_approved(desk: Desk, chorale: Callable[..
     assert "not_after: 2026-01-01T00:00:00+00:00 has passed [job-invalid]" in ended.err
 
 
-def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Calls) -> None:
     """`approve` listed jobs that had ended long ago, and said `is approved` of one."""
     desk.write("policy.yaml", GIVEN)
     open_job, over = offered(desk), offered(desk, name="over")
@@ -214,9 +211,7 @@ def test_job_that_is_over_waits_for_nobody(desk: Desk, chorale: Callable[..., En
     assert decisions == {open_job.id: "offered", over.id: "over", late.id: "offered"}
 
 
-def test_approval_that_waits_holds_under_the_policy_that_was_seen(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_approval_that_waits_holds_under_the_policy_that_was_seen(desk: Desk, chorale: Calls) -> None:
     """The first of two people approved under a policy that no longer held when the second one did."""
     job, config = offered(desk), desk.silo()
     two = {**GIVEN, "required_approvals": 2}
@@ -244,7 +239,7 @@ def test_approval_that_waits_holds_under_the_policy_that_was_seen(
         assert decision_of(desk, job) is decision
 
 
-def test_decisions_are_told_to_programs(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_decisions_are_told_to_programs(desk: Desk, chorale: Calls) -> None:
     """A script read `is approved` out of a sentence."""
     job, config = offered(desk), desk.silo()
     desk.write("policy.yaml", {**GIVEN, "required_approvals": 2})
@@ -268,7 +263,7 @@ def test_decisions_are_told_to_programs(desk: Desk, chorale: Callable[..., Ended
 
 
 def test_approve_asks_at_a_terminal_and_needs_yes_without_one(
-    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, config = offered(desk), desk.silo()
     desk.write("policy.yaml", GIVEN)
@@ -291,7 +286,7 @@ def test_approve_asks_at_a_terminal_and_needs_yes_without_one(
     assert decision_of(desk, job) is Decision.APPROVED
 
 
-def test_policy_of_two_people_takes_two_names(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_policy_of_two_people_takes_two_names(desk: Desk, chorale: Calls) -> None:
     job, config = offered(desk), desk.silo()
     desk.write("policy.yaml", {**GIVEN, "required_approvals": 2})
 
@@ -315,7 +310,7 @@ def test_policy_of_two_people_takes_two_names(desk: Desk, chorale: Callable[...,
     assert " Ann Lee approved it " in said
 
 
-def test_rejection_is_kept_with_its_reason_and_name(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_rejection_is_kept_with_its_reason_and_name(desk: Desk, chorale: Calls) -> None:
     """The ledger could say no, and no command did."""
     job, config = offered(desk), desk.silo()
 
@@ -338,7 +333,7 @@ def test_rejection_is_kept_with_its_reason_and_name(desk: Desk, chorale: Callabl
 
 
 def test_changes_are_told_since_the_last_job_of_this_operator_that_was_approved(
-    desk: Desk, chorale: Callable[..., Ended]
+    desk: Desk, chorale: Calls
 ) -> None:
     config = desk.silo()
     desk.write("policy.yaml", GIVEN)
@@ -361,7 +356,7 @@ def test_changes_are_told_since_the_last_job_of_this_operator_that_was_approved(
 
 @pytest.mark.parametrize("columns", [MAX_COLUMNS, 80, 40])
 def test_hostile_job_of_every_kind_is_shown_whole_and_writes_no_control_codes(
-    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, columns: int
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     """On a terminal of 80 columns some lines began with the operator's text."""
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -422,7 +417,7 @@ def test_hostile_job_of_every_kind_is_shown_whole_and_writes_no_control_codes(
 
 
 def test_every_distribution_and_every_part_is_named(
-    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of several distributions was shown, and a custom method was `custom`."""
     monkeypatch.setenv("COLUMNS", str(MAX_COLUMNS))
@@ -460,10 +455,10 @@ def test_every_distribution_and_every_part_is_named(
     assert "server_update: fedexp" in shown.out
 
 
-def test_json_holds_no_number_that_is_none(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_json_holds_no_number_that_is_none(desk: Desk, chorale: Calls) -> None:
     """Infinity is no JSON."""
     pytest.importorskip("torch", reason="a silo draws the weights")
-    privacy = {"records": {**RECORDS, "noise_multiplier": 0.3}, "statistics_noise_multiplier": 0.5}
+    privacy = {"records": RECORDS, "statistics_noise_multiplier": 0.05}
     job, config = drawn(desk, privacy=privacy), desk.silo()
     out = chorale("silo", "show", "--config", config, job.id, "--json").out
 
@@ -475,7 +470,7 @@ def test_json_holds_no_number_that_is_none(desk: Desk, chorale: Callable[..., En
     assert shown["job_digest"] == job.digest.hex()
 
 
-def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Calls) -> None:
     own = {"name": "net", "from": "hospital-models==1.2.0", "options": {"width": 32}}
     pinned = [{"distribution": "hospital-models==1.2.0", "sha256": "ab" * 32}]
     job, config = offered(desk, model=own, code=pinned), desk.silo()
@@ -492,7 +487,7 @@ def test_silo_is_told_whose_code_a_job_runs(desk: Desk, chorale: Callable[..., E
 
 
 def test_code_of_a_job_does_not_run_before_it_is_approved(
-    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Listing the jobs imported their distributions and called a model with an operator's options."""
     own = {"name": "net", "from": "hospital-models==1.2.0", "options": {"weights": "https://attacker/x"}}
@@ -508,7 +503,7 @@ def test_code_of_a_job_does_not_run_before_it_is_approved(
 
 
 def test_a_job_whose_model_cannot_be_made_is_shown_all_the_same(
-    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TypeError left, and no institution could list its jobs until the operator's job was gone."""
 
@@ -525,7 +520,7 @@ def test_a_job_whose_model_cannot_be_made_is_shown_all_the_same(
     assert "delta" in ended.out
 
 
-def test_institution_grants_a_job_more_data_refusals(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_institution_grants_a_job_more_data_refusals(desk: Desk, chorale: Calls) -> None:
     job, config = offered(desk), desk.silo()
     desk.write("policy.yaml", {**GIVEN, "max_data_refusals": 0})
     with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:

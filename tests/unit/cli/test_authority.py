@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.identity.certificates import Role, load_certificate
 from crypto.identity.roster import Roster
-from tests.unit.cli.conftest import Ended, make_request, newest_roster, open_file, signed_again
-
-Chorale = Callable[..., Ended]
+from tests.unit.cli.conftest import Calls, make_request, newest_roster, open_file, signed_again
 
 
 def test_keys_are_private_and_certificates_fit_the_role(founded: Path) -> None:
@@ -27,7 +25,7 @@ def test_keys_are_private_and_certificates_fit_the_role(founded: Path) -> None:
     }
 
 
-def test_an_authority_key_that_others_may_read_is_refused(founded: Path, chorale: Chorale) -> None:
+def test_an_authority_key_that_others_may_read_is_refused(founded: Path, chorale: Calls) -> None:
     key = founded / "ca" / "authority.key"
     key.chmod(0o644)
     ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
@@ -37,7 +35,7 @@ def test_an_authority_key_that_others_may_read_is_refused(founded: Path, chorale
     assert chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca").code == 0
 
 
-def test_roster_grows_by_certificates_and_shrinks_by_revoking(founded: Path, chorale: Chorale) -> None:
+def test_roster_grows_by_certificates_and_shrinks_by_revoking(founded: Path, chorale: Calls) -> None:
     ca, out = founded / "ca", founded / "roster.json"
     assert chorale("authority", "roster", founded / "a.crt", "--directory", ca, "--out", out).code == 0
     assert chorale("authority", "roster", founded, "--directory", ca, "--out", out).code == 0
@@ -50,14 +48,26 @@ def test_roster_grows_by_certificates_and_shrinks_by_revoking(founded: Path, cho
     assert (ca / "roster.json").read_bytes() == out.read_bytes()
 
 
-def test_revoking_a_stranger_names_who_is_there(founded: Path, chorale: Chorale) -> None:
+@pytest.mark.parametrize(
+    ("command", "what", "message"),
+    [
+        ("revoke", "z", "silo z: not on the roster; it names a\n"),
+        ("roster", "a.csr", "a.csr: certificate: expected a PEM certificate"),
+        ("roster", "empty", "no .crt file of a member in this folder"),
+    ],
+)
+def test_what_is_no_member_is_named(
+    founded: Path, chorale: Calls, command: str, what: str, message: str
+) -> None:
+    (founded / "empty").mkdir()
     chorale("authority", "roster", founded / "a.crt", "--directory", founded / "ca")
-    ended = chorale("authority", "revoke", "z", "--directory", founded / "ca")
+    given = what if command == "revoke" else founded / what
+    ended = chorale("authority", command, given, "--directory", founded / "ca")
     assert ended.code == 2
-    assert "silo z: not on the roster; it names a\n" in ended.err
+    assert message in ended.err
 
 
-def test_an_operator_gets_and_loses_the_admin_mark(founded: Path, chorale: Chorale) -> None:
+def test_an_operator_gets_and_loses_the_admin_mark(founded: Path, chorale: Calls) -> None:
     ca = founded / "ca"
 
     def admins() -> list[str]:
@@ -81,7 +91,7 @@ def test_an_operator_gets_and_loses_the_admin_mark(founded: Path, chorale: Chora
     assert (newest_roster(ca).version, newest_roster(ca).silo_names) == (4, {"a", "b"})
 
 
-def test_the_admin_mark_is_for_operators_of_the_roster(founded: Path, chorale: Chorale) -> None:
+def test_the_admin_mark_is_for_operators_of_the_roster(founded: Path, chorale: Calls) -> None:
     ca = founded / "ca"
     for name in ("a", "nobody"):
         ended = chorale("authority", "roster", founded, "--directory", ca, "--admin", name)
@@ -93,7 +103,7 @@ def test_the_admin_mark_is_for_operators_of_the_roster(founded: Path, chorale: C
     assert not (ca / "roster.json").exists()
 
 
-def test_key_is_never_overwritten(founded: Path, chorale: Chorale) -> None:
+def test_key_is_never_overwritten(founded: Path, chorale: Calls) -> None:
     before = (founded / "a.key").read_bytes()
     ended = make_request(chorale, founded, "silo", "a", code=2)
     assert "a.key: a key is already there and is not overwritten" in ended.err
@@ -102,7 +112,7 @@ def test_key_is_never_overwritten(founded: Path, chorale: Chorale) -> None:
     assert (founded / "a.key").read_bytes() == before
 
 
-def test_requests_are_signed_all_or_none(tmp_path: Path, chorale: Chorale) -> None:
+def test_requests_are_signed_all_or_none(tmp_path: Path, chorale: Calls) -> None:
     chorale("authority", "init", "--federation", "fed", "--directory", tmp_path / "ca")
     make_request(chorale, tmp_path, "silo", "new")
     (tmp_path / "bad.csr").write_text("nonsense")
@@ -113,7 +123,7 @@ def test_requests_are_signed_all_or_none(tmp_path: Path, chorale: Chorale) -> No
     assert not (tmp_path / "new.crt").exists()
 
 
-def test_request_and_certificate_show_the_same_key(tmp_path: Path, founded: Path, chorale: Chorale) -> None:
+def test_request_and_certificate_show_the_same_key(tmp_path: Path, founded: Path, chorale: Calls) -> None:
     asked = chorale("silo", "csr", "--name", "new", "--federation", "fed", "--out", tmp_path / "new")
     request = tmp_path / "new" / "new.csr"
     signed = chorale("authority", "sign", request, "--directory", founded / "ca", "--out", tmp_path / "made")
@@ -123,26 +133,20 @@ def test_request_and_certificate_show_the_same_key(tmp_path: Path, founded: Path
     assert signed.out.rstrip().endswith(f", key {shown[1]}")
 
 
-def test_file_that_is_no_certificate_is_named(founded: Path, chorale: Chorale) -> None:
-    ended = chorale("authority", "roster", founded / "a.csr", "--directory", founded / "ca")
-    assert ended.code == 2
-    assert "a.csr: certificate: expected a PEM certificate" in ended.err
-
-
-def test_host_is_for_coordinators_alone(tmp_path: Path, chorale: Chorale) -> None:
+def test_host_is_for_coordinators_alone(tmp_path: Path, chorale: Calls) -> None:
     ended = make_request(chorale, tmp_path, "silo", "a", "--host", "a.example.org", code=2)
     assert "--host: expected none for a silo: only a coordinator is dialed" in ended.err
     assert not (tmp_path / "a.key").exists()
 
 
-def test_certificate_of_another_authority_is_not_put_on_the_roster(founded: Path, chorale: Chorale) -> None:
+def test_certificate_of_another_authority_is_not_put_on_the_roster(founded: Path, chorale: Calls) -> None:
     chorale("authority", "init", "--federation", "fed", "--directory", founded / "other")
     ended = chorale("authority", "roster", founded / "a.crt", "--directory", founded / "other")
     assert ended.code == 2
     assert "a.crt: certificate: it was not issued by this federation's authority" in ended.err
 
 
-def test_a_members_folder_may_hold_the_authoritys_certificate(founded: Path, chorale: Chorale) -> None:
+def test_a_members_folder_may_hold_the_authoritys_certificate(founded: Path, chorale: Calls) -> None:
     """As docs/first-federation.md has it: authority.crt is copied into the folder of each member."""
     member = founded / "member"
     member.mkdir()
@@ -153,13 +157,6 @@ def test_a_members_folder_may_hold_the_authoritys_certificate(founded: Path, cho
     (member / "a.crt").unlink()
     ended = chorale("authority", "roster", member, "--directory", founded / "ca")
     assert (ended.code, "no .crt file of a member in this folder" in ended.err) == (2, True)
-
-
-def test_folder_without_certificates_is_named(founded: Path, chorale: Chorale) -> None:
-    (founded / "empty").mkdir()
-    ended = chorale("authority", "roster", founded / "empty", "--directory", founded / "ca")
-    assert ended.code == 2
-    assert "no .crt file of a member in this folder" in ended.err
 
 
 def _usage(path: Path) -> list[object]:

@@ -19,9 +19,8 @@ from chorale.runtime.files import write_atomic
 from crypto.identity.certificates import certificate_to_pem, fingerprint, load_certificate
 from crypto.identity.issuing import new_authority
 from crypto.identity.roster import roster_from_file_bytes, roster_to_file_bytes
-from tests.unit.cli.conftest import Ended, newest_roster, signed_again
+from tests.unit.cli.conftest import Calls, Ended, newest_roster, signed_again
 
-Chorale = Callable[..., Ended]
 # `valid for 90 days` stood there alone, and silos refused the roster after a week
 TAKEN = "; silos take it for 7, or what max_roster_age_days of their policy says"
 
@@ -29,7 +28,7 @@ TAKEN = "; silos take it for 7, or what max_roster_age_days of their policy says
 class Office:
     """The founded folder, and its weekly work."""
 
-    def __init__(self, folder: Path, chorale: Chorale) -> None:
+    def __init__(self, folder: Path, chorale: Calls) -> None:
         self.folder, self.ca, self._chorale = folder, folder / "ca", chorale
         self.first_page = [folder / f"{name}.crt" for name in ("hub", "a", "b", "c")]
 
@@ -52,14 +51,14 @@ class Office:
 
 
 @pytest.fixture
-def office(founded: Path, chorale: Chorale) -> Office:
+def office(founded: Path, chorale: Calls) -> Office:
     made = Office(founded, chorale)
     made.run("roster", *made.first_page)
     return made
 
 
 def test_the_weekly_work_takes_back_neither_a_revocation_nor_a_rotation(
-    office: Office, chorale: Chorale
+    office: Office, chorale: Calls
 ) -> None:
     """Revoke, rotate, and the guide's "A new roster": clinic-c was in again, and clinic-a locked out."""
     newer = signed_again(chorale, office.folder, "a")
@@ -117,7 +116,7 @@ def test_who_is_readmitted_is_marked_until_the_certificate_leaves(office: Office
 
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_going_back_to_a_replaced_certificate_is_asked_on_a_terminal(
-    office: Office, chorale: Chorale, answer: str
+    office: Office, chorale: Calls, answer: str
 ) -> None:
     office.run("roster", signed_again(chorale, office.folder, "a"))
     older = office.first_page[1]
@@ -146,14 +145,14 @@ def test_going_back_to_a_replaced_certificate_is_asked_on_a_terminal(
     assert (ended.returncode, member.readmitted_in) == (0, 3)
 
 
-def test_two_certificates_of_one_member_are_refused(office: Office, chorale: Chorale) -> None:
+def test_two_certificates_of_one_member_are_refused(office: Office, chorale: Calls) -> None:
     newer = signed_again(chorale, office.folder, "a")
     ended = office.run("roster", office.folder, newer, code=2)
     message = f"{newer}: another certificate of silo a than {office.first_page[1]}; name one of them"
     assert message in ended.err
 
 
-def test_show_prints_the_newest_roster_and_every_change(office: Office, chorale: Chorale) -> None:
+def test_show_prints_the_newest_roster_and_every_change(office: Office, chorale: Calls) -> None:
     newer = signed_again(chorale, office.folder, "a")
     office.run("roster", newer)
     office.run("revoke", "c")
@@ -217,7 +216,7 @@ def test_renewing_names_the_certificates_that_expire_first(office: Office) -> No
     ]
 
 
-def test_there_is_nothing_to_renew_before_the_first_roster(founded: Path, chorale: Chorale) -> None:
+def test_there_is_nothing_to_renew_before_the_first_roster(founded: Path, chorale: Calls) -> None:
     ended = chorale("authority", "renew", "--directory", founded / "ca")
     assert (ended.code, "there is no roster to sign again\n" in ended.err) == (2, True)
     assert (
@@ -301,7 +300,7 @@ def test_whom_a_roster_that_is_not_here_left_out_is_readmitted_too(office: Offic
     assert member.readmitted_in == office.version == 2
 
 
-def test_nobody_is_readmitted_before_the_first_roster(founded: Path, chorale: Chorale) -> None:
+def test_nobody_is_readmitted_before_the_first_roster(founded: Path, chorale: Calls) -> None:
     ended = chorale("authority", "roster", founded / "a.crt", "--readmit", "a", "--directory", founded / "ca")
     assert (ended.code, "there is no roster that it could have left" in ended.err) == (2, True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,23 @@ from chorale.runtime.files import write_atomic
 from crypto.errors import RemoteProtocolError
 from crypto.identity.certificates import Anchors
 from crypto.identity.roster import Roster, read_roster, roster_from_file_bytes
-from tests.unit.cli.conftest import Ended
-
-Chorale = Callable[..., Ended]
+from tests.unit.cli.conftest import Calls
 
 
 @pytest.fixture
-def ca(founded: Path, chorale: Chorale) -> Path:
+def ca(founded: Path, chorale: Calls) -> Path:
     """An authority with a roster of three silos and a coordinator."""
     run(chorale, founded / "ca", "roster", *(founded / f"{name}.crt" for name in ("a", "b", "c", "hub")))
     return founded / "ca"
 
 
-def run(chorale: Chorale, ca: Path, *words: str | Path) -> str:
+def run(chorale: Calls, ca: Path, *words: str | Path) -> str:
     ended = chorale("authority", *words, "--directory", ca)
     assert ended.code == 0, ended.err
     return ended.out
 
 
-def refused(chorale: Chorale, ca: Path, *words: str) -> str:
+def refused(chorale: Calls, ca: Path, *words: str) -> str:
     ended = chorale("authority", *words, "--directory", ca)
     assert ended.code != 0
     return ended.err
@@ -45,7 +42,7 @@ def newest(ca: Path, under: Anchors) -> Roster:
     )
 
 
-def list_again(chorale: Chorale, ca: Path, folder: Path, *names: str) -> None:
+def list_again(chorale: Calls, ca: Path, folder: Path, *names: str) -> None:
     """The same keys with certificates of the key that signs now."""
     folder.mkdir()
     requests = [ca.parent / f"{name}.csr" for name in names]
@@ -53,7 +50,7 @@ def list_again(chorale: Chorale, ca: Path, folder: Path, *names: str) -> None:
     run(chorale, ca, "roster", folder)
 
 
-def test_the_key_changes_in_three_steps_and_versions_go_on(ca: Path, chorale: Chorale) -> None:
+def test_the_key_changes_in_three_steps_and_versions_go_on(ca: Path, chorale: Calls) -> None:
     old = anchors(ca)
     run(chorale, ca, "rotate")
     both = anchors(ca)
@@ -79,7 +76,7 @@ def test_the_key_changes_in_three_steps_and_versions_go_on(ca: Path, chorale: Ch
     assert anchors(ca).certificates[0] == new.certificates[0]
 
 
-def test_the_old_certificate_stays_while_the_roster_needs_it(ca: Path, chorale: Chorale) -> None:
+def test_the_old_certificate_stays_while_the_roster_needs_it(ca: Path, chorale: Calls) -> None:
     """Members whose certificates it had signed would have been locked out."""
     run(chorale, ca, "rotate")
     run(chorale, ca, "rotate", "--switch")
@@ -93,7 +90,7 @@ def test_the_old_certificate_stays_while_the_roster_needs_it(ca: Path, chorale: 
     run(chorale, ca, "rotate", "--finish")
 
 
-def test_steps_out_of_order_say_which_one_is_next(ca: Path, chorale: Chorale) -> None:
+def test_steps_out_of_order_say_which_one_is_next(ca: Path, chorale: Calls) -> None:
     assert "no change of the authority's key has begun" in refused(chorale, ca, "rotate", "--switch")
     assert "the authority's key was not changed" in refused(chorale, ca, "rotate", "--finish")
     run(chorale, ca, "rotate")
@@ -106,7 +103,7 @@ def test_steps_out_of_order_say_which_one_is_next(ca: Path, chorale: Chorale) ->
 
 @pytest.mark.parametrize("step", ["--switch", "--finish"])
 def test_a_step_that_was_cut_short_is_run_again(
-    ca: Path, chorale: Chorale, step: str, monkeypatch: pytest.MonkeyPatch
+    ca: Path, chorale: Calls, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every write in turn; the key and the file of certificates must never be of two minds for good."""
     run(chorale, ca, "rotate")

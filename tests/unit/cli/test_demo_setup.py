@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from coordinator.settings import CoordinatorSettings
 from crypto.errors import ConfigError
 from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
-from tests.unit.cli.conftest import Desk, Ended
-
-Calls = Callable[..., Ended]
+from tests.unit.cli.conftest import Calls, Desk
 
 
 def _plan(out: Path, **changes: Any) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from client.evidence.contents import MODEL_CARD
 from client.evidence.pages import pages_of
 from client.evidence.verify import verify_archive
 from tests.support.evidence import SILOS, Lab
-from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.conftest import Calls, Desk
 from tests.unit.cli.test_approval import offered
 
 
@@ -85,9 +84,7 @@ def test_verify_of_no_file_is_a_mistake_and_no_mismatch(
     assert "no such file" in capsys.readouterr().err
 
 
-def test_silo_writes_what_it_says_of_one_job_and_nothing_of_others(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_silo_writes_what_it_says_of_one_job_and_nothing_of_others(desk: Desk, chorale: Calls) -> None:
     """A reason to refuse, and another job, are the institution's own."""
     job, config, out = offered(desk), desk.silo(), desk.folder / "own.json"
     log = AuditLog(desk.folder / "silo-0" / "audit.jsonl")
@@ -108,9 +105,7 @@ def test_silo_writes_what_it_says_of_one_job_and_nothing_of_others(
     assert (said.silo, said.job, said.decision) == ("silo-0", job.digest.hex(), "offered")
 
 
-def test_silo_evidence_of_no_job_and_of_a_broken_log_is_one_sentence(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_silo_evidence_of_no_job_and_of_a_broken_log_is_one_sentence(desk: Desk, chorale: Calls) -> None:
     job, config, out = offered(desk), desk.silo(), desk.folder / "own.json"
     log = desk.folder / "silo-0" / "audit.jsonl"
     log.write_text('{"entry": 2}\n')

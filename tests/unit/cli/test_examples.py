@@ -21,7 +21,7 @@ from client.settings import OperatorSettings
 from coordinator.settings import CoordinatorSettings
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.settings import SiloSettings
-from tests.unit.cli.conftest import Ended
+from tests.unit.cli.conftest import Calls
 from web.console.settings import ConsoleSettings
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
@@ -77,7 +77,7 @@ def test_example_loads(name: str, model: type[BaseModel]) -> None:
 
 
 @pytest.fixture
-def validator(chorale: Callable[..., Ended]) -> Callable[[type[BaseModel]], jsonschema.Draft202012Validator]:
+def validator(chorale: Calls) -> Callable[[type[BaseModel]], jsonschema.Draft202012Validator]:
     """Of the schema that `chorale schema` prints for a model."""
 
     def of(model: type[BaseModel]) -> jsonschema.Draft202012Validator:

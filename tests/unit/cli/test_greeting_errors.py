@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import pytest
 
 from chorale.transport.wire import PROTOCOL_VERSION
 from chorale.v1 import federation_pb2 as pb
@@ -47,20 +48,18 @@ def _answering(desk: Desk, welcome: pb.Welcome) -> Iterator[str]:
             server.stop(None).wait()
 
 
-def test_clock_that_is_an_hour_off_ends_the_agent(desk: Desk) -> None:
-    welcome = pb.Welcome(
-        protocol_version=PROTOCOL_VERSION, unix_seconds=time.time() + 3600, heartbeat_seconds=1
-    )
+@pytest.mark.parametrize(
+    ("version", "hours", "code", "message"),
+    [
+        (PROTOCOL_VERSION, 1, 1, "clock: .* by -3[56][0-9]{2} seconds"),
+        (99, 0, 4, "coordinator: expected protocol version 4, got 99"),
+    ],
+    ids=["clock", "version"],
+)
+def test_another_clock_or_version_ends_the_agent(
+    desk: Desk, version: int, hours: int, code: int, message: str
+) -> None:
+    there = time.time() + 3600 * hours
+    welcome = pb.Welcome(protocol_version=version, unix_seconds=there, heartbeat_seconds=1)
     with _answering(desk, welcome) as address:
-        check_agent(
-            ["silo", "run", "--config", desk.silo(coordinator=address)],
-            1,
-            "clock: .* by -3[56][0-9]{2} seconds",
-        )
-
-
-def test_another_protocol_version_ends_the_agent(desk: Desk) -> None:
-    welcome = pb.Welcome(protocol_version=99, unix_seconds=time.time(), heartbeat_seconds=1)
-    with _answering(desk, welcome) as address:
-        message = "coordinator: expected protocol version 4, got 99"
-        check_agent(["silo", "run", "--config", desk.silo(coordinator=address)], 4, message)
+        check_agent(["silo", "run", "--config", str(desk.silo(coordinator=address))], code, message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from chorale.spec.settings_file import parse_mapping
 from cli.init.commented import commented
 from cli.schema import model_of
 from silo_agent.training.data.settings import DataFormat
-from tests.unit.cli.conftest import Ended
+from tests.unit.cli.conftest import Calls
 
 FEDERATION = ("--federation", "heart")
 HUB = ("--coordinator", "hub.example.org:7443")
@@ -72,7 +72,7 @@ def test_every_field_is_explained_or_named(kind: str) -> None:
             assert field.description is None or " ".join(field.description.split()) in text, name
 
 
-def test_a_new_party_has_less_than_sixty_lines_a_file(chorale: Callable[..., Ended], tmp_path: Path) -> None:
+def test_a_new_party_has_less_than_sixty_lines_a_file(chorale: Calls, tmp_path: Path) -> None:
     silos = [part for name in ("a", "b", "c") for part in ("--silo", name)]
     made = tmp_path / "new"
     chorale("init", "federation", *FEDERATION, *HUB, *silos, "--out", made)
@@ -83,9 +83,7 @@ def test_a_new_party_has_less_than_sixty_lines_a_file(chorale: Callable[..., End
     assert max(files.values()) <= 60, files
 
 
-def test_a_new_federation_tells_the_coordinator_its_port(
-    chorale: Callable[..., Ended], tmp_path: Path
-) -> None:
+def test_a_new_federation_tells_the_coordinator_its_port(chorale: Calls, tmp_path: Path) -> None:
     silos = [part for name in ("a", "b", "c") for part in ("--silo", name)]
     command = ["init", "federation", *FEDERATION, "--coordinator", "hub:17443", *silos, "--operator", "olga"]
     ended = chorale(*command, "--out", tmp_path / "new")
@@ -93,9 +91,7 @@ def test_a_new_federation_tells_the_coordinator_its_port(
     assert f"to the coordinator also: {tmp_path / 'new' / 'authority' / 'roster.json'}" in ended.out
 
 
-def test_files_name_every_format_and_what_an_address_listens_on(
-    chorale: Callable[..., Ended], tmp_path: Path
-) -> None:
+def test_files_name_every_format_and_what_an_address_listens_on(chorale: Calls, tmp_path: Path) -> None:
     """dicom and nifti were not among the formats, and 0.0.0.0 stood there without a word."""
     text = " ".join(text_of("silo").replace("#", "").split())
     sentence = text[text.index("how the data is stored") :]
@@ -106,9 +102,7 @@ def test_files_name_every_format_and_what_an_address_listens_on(
     assert "0.0.0.0 is every interface of this machine, 127.0.0.1 this machine alone" in listen
 
 
-def test_nothing_is_overwritten_and_nothing_is_half_written(
-    chorale: Callable[..., Ended], tmp_path: Path
-) -> None:
+def test_nothing_is_overwritten_and_nothing_is_half_written(chorale: Calls, tmp_path: Path) -> None:
     home = tmp_path / "a"
     home.mkdir()
     (home / "policy.yaml").write_text("federation: mine\n")
@@ -118,7 +112,7 @@ def test_nothing_is_overwritten_and_nothing_is_half_written(
 
 
 def test_all_files_are_there_before_anything_is_printed(
-    chorale: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chorale: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`chorale init silo ... | head -2` left a key, and neither settings nor policy."""
     home, seen = tmp_path / "a", list[set[str]]()
@@ -138,7 +132,7 @@ def test_all_files_are_there_before_anything_is_printed(
     ],
 )
 def test_wrong_value_is_told_before_anything_is_written(
-    chorale: Callable[..., Ended], tmp_path: Path, command: list[str], sentence: str
+    chorale: Calls, tmp_path: Path, command: list[str], sentence: str
 ) -> None:
     ended = chorale("init", command[0], *FEDERATION, *command[1:], "--out", tmp_path / "new")
     assert (ended.code, sentence in ended.err) == (2, True), ended.err

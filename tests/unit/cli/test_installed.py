@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,25 +49,37 @@ def test_demo_names_the_missing_extra_before_it_makes_a_folder(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_simulation_names_the_missing_extra(desk: Desk) -> None:
-    done = _on_a_base_install("simulate", desk.job())
+NEEDS_SILO = "needs the extra 'silo' (no torch here): pip install 'chorale[silo]'\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (lambda desk: ["simulate", desk.job()], [NEEDS_SILO]),
+        (
+            lambda desk: ["silo", "run", "--config", desk.silo()],
+            [
+                "chorale: error: a silo with the built-in training needs the extra 'silo' "
+                "(no torch, dp_accounting here): pip install 'chorale[silo]'\n"
+            ],
+        ),
+        (
+            lambda desk: ["silo", "run", "--config", desk.silo(objective="math:sqrt")],
+            [f"chorale: error: a silo's account of its privacy budget {NEEDS_PRIVACY}"],
+        ),
+        (
+            lambda desk: ["job", "submit", desk.job(), "--config", desk.operator()],
+            [NEEDS_SILO, "chorale: hint: give --init FILE.safetensors\n"],
+        ),
+    ],
+    ids=["simulation", "silo", "silo with an objective of its own", "job without weights"],
+)
+def test_the_missing_extra_is_named(
+    desk: Desk, typed: Callable[[Desk], list[str | Path]], told: list[str]
+) -> None:
+    done = _on_a_base_install(*typed(desk))
     assert done.returncode == 2
-    assert "needs the extra 'silo' (no torch here): pip install 'chorale[silo]'\n" in done.stderr
-
-
-def test_silo_names_the_missing_extra(desk: Desk) -> None:
-    done = _on_a_base_install("silo", "run", "--config", desk.silo())
-    assert done.returncode == 2
-    assert done.stderr == (
-        "chorale: error: a silo with the built-in training needs the extra 'silo' "
-        "(no torch, dp_accounting here): pip install 'chorale[silo]'\n"
-    )
-
-
-def test_silo_with_an_objective_of_its_own_needs_the_extra_privacy_alone(desk: Desk) -> None:
-    done = _on_a_base_install("silo", "run", "--config", desk.silo(objective="math:sqrt"))
-    assert done.returncode == 2
-    assert done.stderr.endswith(f"chorale: error: a silo's account of its privacy budget {NEEDS_PRIVACY}")
+    assert all(each in done.stderr for each in told)
 
 
 def _submitted(desk: Desk, **changes: object) -> subprocess.CompletedProcess[str]:
@@ -87,13 +100,6 @@ def test_private_job_names_the_missing_extra(desk: Desk) -> None:
 def test_job_without_privacy_needs_no_extra(desk: Desk) -> None:
     done = _submitted(desk)
     assert (done.returncode, "coordinator is unreachable" in done.stderr) == (1, True)
-
-
-def test_job_without_weights_names_the_missing_extra_and_the_option(desk: Desk) -> None:
-    done = _on_a_base_install("job", "submit", desk.job(), "--config", desk.operator())
-    assert done.returncode == 2
-    assert "chorale: hint: give --init FILE.safetensors\n" in done.stderr
-    assert "needs the extra 'silo' (no torch here): pip install 'chorale[silo]'\n" in done.stderr
 
 
 def test_coordinator_needs_no_extra(desk: Desk) -> None:

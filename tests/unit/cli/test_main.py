@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -22,7 +21,7 @@ from crypto.errors import (
     RemoteProtocolError,
 )
 from tests.support.processes import REPOSITORY, environment
-from tests.unit.cli.conftest import Ended
+from tests.unit.cli.conftest import Calls
 
 HEAVY = ("torch", "grpc", "sqlite3", "sklearn", "numpy")
 
@@ -44,7 +43,7 @@ def test_help_and_version_import_nothing_heavy(option: str) -> None:
     assert done.stdout.splitlines()[-1] == "[] 0"
 
 
-def test_help_names_every_command(chorale: Callable[..., Ended]) -> None:
+def test_help_names_every_command(chorale: Calls) -> None:
     ended = chorale("--help")
     assert ended.code == 0
     for name in main.COMMANDS:
@@ -52,12 +51,12 @@ def test_help_names_every_command(chorale: Callable[..., Ended]) -> None:
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
-def test_every_command_of_the_table_loads(name: str, chorale: Callable[..., Ended]) -> None:
+def test_every_command_of_the_table_loads(name: str, chorale: Calls) -> None:
     ended = chorale(name, "--help")
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_command_is_missing(chorale: Callable[..., Ended]) -> None:
+def test_command_is_missing(chorale: Calls) -> None:
     ended = chorale()
     assert ended.code == ExitCode.USAGE
     assert ended.err.endswith("chorale: error: a command is missing\n")

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from chorale.v1 import operations_pb2
 from chorale_models import Sizes, model
 from client.operations import Operations
 from crypto.errors import RemoteProtocolError
-from tests.unit.cli.conftest import Ended
+from tests.unit.cli.conftest import Calls
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
 
@@ -36,7 +35,6 @@ from silo_agent.training.models.state import initial_state, load_arrays  # noqa:
 from tests.support.fork_server import ROOT  # noqa: E402
 from tests.support.objectives import make_job  # noqa: E402
 
-Calls = Callable[..., Ended]
 INPUTS = np.random.default_rng(1).standard_normal((5, 1, 8, 8), np.float32)
 COLUMNS = [{"name": f"column-{place}", "mean": 1.0} for place in range(4)]
 FIELDS: dict[str, Any] = {"input_shape": (4,), "columns": COLUMNS, "label_column": "sick"}

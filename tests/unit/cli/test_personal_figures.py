@@ -32,22 +32,22 @@ def history(*records: PhaseRecord) -> JobHistory:
     return job_history
 
 
-def test_a_personal_phase_is_one_line() -> None:
-    line = progress.plain_line(record("fine-tune.0", FIGURES), title="fine-tune")
-    assert line == "fine-tune  4 silos, 0.5 s  personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
+PERSONAL = "personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
+GLOBAL = "final model: accuracy 0.750 (no interval, 80 tested), loss 0.500 (no interval)"
 
 
-def test_a_line_tells_the_global_model_first_where_a_sum_tested_both() -> None:
-    line = progress.plain_line(record("evaluate.0", TESTED | FIGURES), title="evaluate")
-    assert line.endswith(
-        "final model: accuracy 0.750 (no interval, 80 tested), loss 0.500 (no interval), "
-        "personal models: accuracy 0.8750 +- 0.0625 over 4 silos"
-    )
-
-
-def test_without_a_holdout_anywhere_the_line_has_no_accuracy() -> None:
-    line = progress.plain_line(record("fine-tune.0", {"personal_silos": 0.0}), title="fine-tune")
-    assert line == "fine-tune  4 silos, 0.5 s"
+@pytest.mark.parametrize(
+    ("phase", "figures", "told"),
+    [
+        ("fine-tune.0", FIGURES, f"  {PERSONAL}"),
+        ("evaluate.0", TESTED | FIGURES, f"  {GLOBAL}, {PERSONAL}"),
+        ("fine-tune.0", {"personal_silos": 0.0}, ""),  # no silo has a hold-out
+    ],
+)
+def test_a_line_tells_the_global_model_first_and_accuracy_where_there_is_one(
+    phase: str, figures: dict[str, float], told: str
+) -> None:
+    assert progress.plain_line(record(phase, figures), title="it") == f"it  4 silos, 0.5 s{told}"
 
 
 @pytest.mark.parametrize(

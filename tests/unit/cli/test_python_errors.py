@@ -11,9 +11,8 @@ import pytest
 
 from chorale import AsyncFederation, Federation
 from crypto.errors import ChoraleError
-from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.conftest import Calls, Desk
 
-Calls = Callable[..., Ended]
 Mistake = Callable[[Desk], tuple[dict[str, Any], list[str | Path], Callable[[Federation], object]]]
 
 

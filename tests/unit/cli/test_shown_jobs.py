@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, get_args
@@ -22,7 +22,7 @@ from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.in_force import HeldPolicy, InForce
 from silo_agent.settings import load_silo_settings
-from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.conftest import Calls, Desk, Ended
 from tests.unit.cli.test_approval import GIVEN, offered
 
 TABLE = {
@@ -61,7 +61,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def shown(desk: Desk, chorale: Callable[..., Ended], **changes: Any) -> tuple[str, str]:
+def shown(desk: Desk, chorale: Calls, **changes: Any) -> tuple[str, str]:
     """Screen and JSON, without the ids that differ between any two jobs."""
     job = offered(desk, **TABLE | changes)
     ids = [job.digest.hex(), job.id, str(job.spec.nonce), str(job.spec.initial_state)]
@@ -77,7 +77,7 @@ def shown(desk: Desk, chorale: Callable[..., Ended], **changes: Any) -> tuple[st
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_two_jobs_that_differ_never_look_alike(desk: Desk, chorale: Callable[..., Ended], name: str) -> None:
+def test_two_jobs_that_differ_never_look_alike(desk: Desk, chorale: Calls, name: str) -> None:
     changes, text = DIFFERENT[name]
     desk.write("policy.yaml", GIVEN)
     (screen, facts), (other_screen, other_facts) = shown(desk, chorale), shown(desk, chorale, **changes)
@@ -87,7 +87,7 @@ def test_two_jobs_that_differ_never_look_alike(desk: Desk, chorale: Callable[...
     assert text not in screen
 
 
-def test_every_field_of_the_schema_stands_on_the_screen(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_every_field_of_the_schema_stands_on_the_screen(desk: Desk, chorale: Calls) -> None:
     """Walks the schema, so a field that is added later is looked for, too. No list says what may lack."""
     job = offered(desk, **TABLE)
     settings = load_silo_settings(desk.silo())
@@ -101,7 +101,7 @@ def test_every_field_of_the_schema_stands_on_the_screen(desk: Desk, chorale: Cal
     assert [mark for mark in marks if mark not in words] == []
 
 
-def test_an_option_of_null_stands_on_the_screen(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_an_option_of_null_stands_on_the_screen(desk: Desk, chorale: Calls) -> None:
     """It is a value that the job's code is given, and `options: {}` is another job."""
     job = offered(desk, **TABLE)
     settings = load_silo_settings(desk.silo())
@@ -114,7 +114,7 @@ def test_an_option_of_null_stands_on_the_screen(desk: Desk, chorale: Callable[..
 @pytest.mark.parametrize("columns", ["100", "80", "60"])
 @pytest.mark.parametrize("letter", ["x", "\u6f22"])
 def test_text_of_a_job_begins_no_line_of_a_terminal(
-    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, letter: str, columns: str
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch, letter: str, columns: str
 ) -> None:
     """A terminal breaks what is wider, and a purpose ended in `label age` at the edge."""
     monkeypatch.setenv("COLUMNS", columns)
@@ -127,7 +127,7 @@ def test_text_of_a_job_begins_no_line_of_a_terminal(
 
 
 def test_a_job_is_shown_under_the_policy_that_the_agent_holds(
-    desk: Desk, chorale: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    desk: Desk, chorale: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's environment overrides a field, and the command's does not: nothing refused the job here."""
     desk.write("policy.yaml", GIVEN)
@@ -144,9 +144,7 @@ def test_a_job_is_shown_under_the_policy_that_the_agent_holds(
     assert "refuses it by max_rounds" in ended.out
 
 
-def test_reload_says_that_the_agent_has_not_read_the_settings_file(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_reload_says_that_the_agent_has_not_read_the_settings_file(desk: Desk, chorale: Calls) -> None:
     """Phases waited for it, and `reload` said that the agent holds these files."""
     desk.write("policy.yaml", GIVEN)
     offered(desk, **TABLE)
@@ -180,9 +178,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(each)
 
 
-def test_what_a_job_reads_stands_first_as_the_agent_last_found_it(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_what_a_job_reads_stands_first_as_the_agent_last_found_it(desk: Desk, chorale: Calls) -> None:
     """`show` opens no data: the file is gone by then."""
     path = desk.folder / "ward.csv"
     heading = 'patient,age,icd1,icd2,smoker,"a9..a1, \x1b[2J"'
@@ -220,9 +216,7 @@ def test_what_a_job_reads_stands_first_as_the_agent_last_found_it(
     assert (facts["contents"]["records"], facts["contents"]["units"]) == (3, 2)
 
 
-def test_signed_bytes_are_printed_of_a_job_that_waits_runs_or_is_over(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_signed_bytes_are_printed_of_a_job_that_waits_runs_or_is_over(desk: Desk, chorale: Calls) -> None:
     job, config = offered(desk, **TABLE), desk.silo()
     with closing(Ledger(desk.folder / "silo-0" / "ledger.sqlite")) as ledger:
         for happens in (
@@ -238,9 +232,7 @@ def test_signed_bytes_are_printed_of_a_job_that_waits_runs_or_is_over(
     assert chorale("silo", "show", "--config", config, "--job").code == 2
 
 
-def test_changes_of_what_is_read_stand_first_and_none_is_cut(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_changes_of_what_is_read_stand_first_and_none_is_cut(desk: Desk, chorale: Calls) -> None:
     """Three harmless changes pushed the columns off the screen."""
     desk.write("policy.yaml", GIVEN)
     before, config = offered(desk, **TABLE), desk.silo()

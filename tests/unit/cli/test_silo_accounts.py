@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from silo_agent.account_units import open_accounts
 from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import load_silo_settings
-from tests.unit.cli.conftest import Desk, Ended, Settings
-
-Calls = Callable[..., Ended]
+from tests.unit.cli.conftest import Calls, Desk, Ended, Settings
 
 
 def table(desk: Desk, name: str, numbers: range) -> Settings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +21,7 @@ from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.disclosure.policy.policy import load_policy
 from simulation.engine import unsigned_job
-from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.conftest import Calls, Desk
 from tests.unit.cli.test_silo_accounts import start, table
 
 PRIVATE = {
@@ -42,9 +41,7 @@ def offered(desk: Desk, name: str, **changes: Any) -> tuple[Job, Any]:
     return unsigned_job(spec, state), state
 
 
-def test_recovery_charges_whole_plans_and_a_round_for_each_restart(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_recovery_charges_whole_plans_and_a_round_for_each_restart(desk: Desk, chorale: Calls) -> None:
     pytest.importorskip("torch", reason="draws a first state: needs the extra silo")
     config = desk.silo(data={"format": "digits", "name": "digits", "account": "ward"})
     before, state = offered(desk, "before")
@@ -89,7 +86,7 @@ def test_recovery_charges_whole_plans_and_a_round_for_each_restart(
     assert (decisions[over.digest], decisions[open_job.digest]) == (Decision.APPROVED, Decision.OFFERED)
 
 
-def test_recovery_charges_the_account_of_the_settings(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_recovery_charges_the_account_of_the_settings(desk: Desk, chorale: Calls) -> None:
     pytest.importorskip("torch", reason="draws a first state: needs the extra silo")
     wards = table(desk, "wards", range(10))
     start(desk.silo(data=[wards]))
@@ -112,9 +109,7 @@ def test_recovery_charges_the_account_of_the_settings(desk: Desk, chorale: Calla
         assert budget.balance().spent >= planned > 1.0
 
 
-def test_recovery_charges_every_account_for_a_data_set_that_nobody_knows(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_recovery_charges_every_account_for_a_data_set_that_nobody_knows(desk: Desk, chorale: Calls) -> None:
     pytest.importorskip("torch", reason="draws a first state: needs the extra silo")
     config = desk.silo(data=[table(desk, name, range(10)) | {"account": name} for name in ("wards", "trial")])
     start(config)
@@ -134,7 +129,7 @@ def test_recovery_charges_every_account_for_a_data_set_that_nobody_knows(
     ],
 )
 def test_a_job_as_it_was_written_is_no_job_that_ran(
-    desk: Desk, chorale: Callable[..., Ended], text: str | None, expected: str
+    desk: Desk, chorale: Calls, text: str | None, expected: str
 ) -> None:
     """A field that `job submit` fills in was asked for, under the digest of a job that does not exist."""
     path = desk.job(not_after="2099-12-31T00:00:00Z")
@@ -162,9 +157,7 @@ def test_a_job_as_it_was_written_is_no_job_that_ran(
         (["--recover", "--restarts", "0", "--ran", "nowhere.yaml"], "nowhere.yaml: no such file"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    desk: Desk, chorale: Callable[..., Ended], options: list[str], expected: str
-) -> None:
+def test_mistakes_are_one_sentence(desk: Desk, chorale: Calls, options: list[str], expected: str) -> None:
     config = desk.silo()
     (desk.folder / "silo-0").mkdir()
     Ledger(desk.folder / "silo-0" / "ledger.sqlite").close()

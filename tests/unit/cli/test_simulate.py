@@ -7,17 +7,15 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.simulate.progress import ProgressLine
-from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.conftest import Calls, Desk, Ended
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
-Calls = Callable[..., Ended]
 
 
 def steps_job(desk: Desk, **changes: Any) -> Path:

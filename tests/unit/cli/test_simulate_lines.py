@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import pytest
 from chorale.spec.model_file import read_model
 from chorale.spec.state import state_digest, state_to_bytes
 from simulation.engine import Simulation
-from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.conftest import Calls, Desk
 from tests.unit.cli.test_simulate import steps_job
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
-Calls = Callable[..., Ended]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from chorale.spec.model_file import facts_of, with_facts
 from chorale.spec.state import state_parts, state_to_bytes
 from client.submission import absent_notes, draw_notes, initial_bytes, read_spec, solved, sums_notes
 from crypto.errors import ConfigError
-from tests.unit.cli.conftest import Desk, Ended
-
-Calls = Callable[..., Ended]
+from tests.unit.cli.conftest import Calls, Desk
 
 
 @pytest.mark.parametrize(

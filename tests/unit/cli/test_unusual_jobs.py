@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cli.output.report import document
-from tests.unit.cli.conftest import Desk, Ended
+from tests.unit.cli.conftest import Calls, Desk
 from tests.unit.cli.test_approval import GIVEN, lines_of, offered
 from tests.unit.cli.test_report_page import history
 from web.report.page import page
@@ -22,9 +21,7 @@ ABLATION: dict[str, Any] = {
 RULE = "sphere-mse takes scores for cosines, and only before features unit are they"
 
 
-def test_silo_show_names_the_rule_the_weights_and_the_steps(
-    desk: Desk, chorale: Callable[..., Ended]
-) -> None:
+def test_silo_show_names_the_rule_the_weights_and_the_steps(desk: Desk, chorale: Calls) -> None:
     desk.write("policy.yaml", GIVEN)
     job, config = offered(desk, **ABLATION, allow_unusual=True), desk.silo()
     screen = chorale("silo", "show", "--config", config, job.id)
@@ -38,7 +35,7 @@ def test_silo_show_names_the_rule_the_weights_and_the_steps(
     assert "as_published: code" in " ".join(shown.out.split())
 
 
-def test_job_plan_and_simulate_name_the_rule(desk: Desk, chorale: Callable[..., Ended]) -> None:
+def test_job_plan_and_simulate_name_the_rule(desk: Desk, chorale: Calls) -> None:
     refused = chorale("job", "plan", desk.job(**ABLATION))
     assert refused.code != 0
     assert "allow_unusual: true passes over this rule" in refused.err

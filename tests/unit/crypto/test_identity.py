@@ -165,27 +165,20 @@ class TestSignatures:
     @pytest.mark.parametrize(
         "change",
         [
-            lambda signed: replace(signed, body=encoding.encode("advert", 2)),
-            lambda signed: replace(signed, signature=signed.signature[:-1]),
-            lambda signed: replace(signed, signature=b""),
+            lambda signed, other: replace(signed, body=encoding.encode("advert", 2)),
+            lambda signed, other: replace(signed, signature=signed.signature[:-1]),
+            lambda signed, other: replace(signed, signature=b""),
+            lambda signed, other: other.sign("advert", 1),
+            # nothing is read before the signature held
+            lambda signed, other: SignedBody(body=b"no encoding at all", signature=bytes(70)),
         ],
+        ids=["body", "short signature", "no signature", "another's", "no encoding"],
     )
-    def test_verify_refuses_changed_bytes(
-        self, silo: Identity, change: Callable[[SignedBody], SignedBody]
-    ) -> None:
-        signed = change(silo.sign("advert", 1))
+    def test_verify_refuses_what_was_not_signed(self, silo: Identity, coordinator: Identity, change) -> None:
+        signed = change(silo.sign("advert", 1), coordinator)
         with pytest.raises(RemoteProtocolError, match="advert: the signature is not valid") as caught:
             certificates.verify(signed, purpose="advert", certificate=silo.certificate, code=Refusal.ADVERT)
         assert caught.value.code is Refusal.ADVERT
-
-    def test_verify_refuses_the_signature_of_another(self, silo: Identity, coordinator: Identity) -> None:
-        with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
-            certificates.verify(coordinator.sign("advert", 1), purpose="advert", certificate=silo.certificate)
-
-    def test_verify_reads_nothing_before_the_signature_held(self, silo: Identity) -> None:
-        unsigned = SignedBody(body=b"no encoding at all", signature=bytes(70))
-        with pytest.raises(RemoteProtocolError, match="the signature is not valid"):
-            certificates.verify(unsigned, purpose="advert", certificate=silo.certificate)
 
 
 class TestIssuing:
@@ -253,10 +246,18 @@ class TestIssuing:
         with pytest.raises(ConfigError, match=message):
             sign_request(authority, request, role=role)
 
-    def test_sign_csr_refuses_hosts_given_for_a_silo(self, authority) -> None:
-        request = issuing.new_csr(certificates.new_key(), SILO)
-        with pytest.raises(ConfigError, match="only a coordinator has host names"):
-            sign_request(authority, request, hosts=["hub.example.org"])
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"hosts": ["hub.example.org"]}, "only a coordinator has host names"),
+            ({"now": NOW + timedelta(days=366)}, "authority: the certificate is expired"),
+        ],
+    )
+    def test_sign_csr_refuses_hosts_given_for_a_silo_and_an_expired_authority(
+        self, authority, given, message
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            sign_request(authority, issuing.new_csr(certificates.new_key(), SILO), **given)
 
     def test_sign_csr_refuses_a_request_whose_signature_does_not_hold(self, authority) -> None:
         der = bytearray(
@@ -304,11 +305,6 @@ class TestIssuing:
         with pytest.raises(ConfigError, match="expected a PEM certificate request"):
             sign_request(authority, pem("CERTIFICATE REQUEST", odd))
 
-    def test_sign_csr_refuses_under_an_expired_authority(self, authority) -> None:
-        request = issuing.new_csr(certificates.new_key(), SILO)
-        with pytest.raises(ConfigError, match="authority: the certificate is expired"):
-            sign_request(authority, request, now=NOW + timedelta(days=366))
-
     @pytest.mark.parametrize("valid_days", [0, -1, 3651])
     def test_validity_is_bounded(self, authority, valid_days: int) -> None:
         with pytest.raises(ConfigError, match="valid_days: expected 1 to 3650"):
@@ -340,33 +336,31 @@ class TestCheckCertificate:
         assert check(coordinator.certificate, authority, role=Role.COORDINATOR) == coordinator.member
         assert check(operator.certificate, authority, role=Role.OPERATOR) == operator.member
 
-    def test_refuses_another_authority_of_the_same_name(self, other_authority, silo: Identity) -> None:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"now": NOW - CLOCK_SKEW - timedelta(seconds=1)}, "is not valid before 2026-11-21T11:55"),
+            ({"now": NOW + timedelta(days=31)}, "certificate expired at 2026-12-21"),
+            ({"now": NOW + timedelta(days=366)}, "authority expired"),
+            ({"role": Role.OPERATOR}, "expected role operator, got silo"),
+            ({"role": Role.COORDINATOR}, "extended key usage is not that of a coordinator"),
+            ({"federation": "banks"}, "expected federation banks, got hospitals"),
+        ],
+    )
+    def test_refuses_another_time_role_or_federation(
+        self, authority, silo: Identity, changes, message
+    ) -> None:
+        assert check(silo.certificate, authority, now=NOW - CLOCK_SKEW)
+        with pytest.raises(RemoteProtocolError, match=message) as caught:
+            check(silo.certificate, authority, **changes)
+        assert caught.value.code is Refusal.ROSTER
+
+    def test_refuses_another_authority_of_the_same_name(
+        self, authority, other_authority, silo: Identity, coordinator: Identity
+    ) -> None:
         with pytest.raises(RemoteProtocolError, match="not issued by this federation's authority") as caught:
             check(silo.certificate, other_authority)
         assert caught.value.code is Refusal.ROSTER
-
-    def test_refuses_outside_its_validity(self, authority, silo: Identity) -> None:
-        assert check(silo.certificate, authority, now=NOW - CLOCK_SKEW)
-        with pytest.raises(RemoteProtocolError, match="certificate is not valid before 2026-11-21T11:55"):
-            check(silo.certificate, authority, now=NOW - CLOCK_SKEW - timedelta(seconds=1))
-        with pytest.raises(RemoteProtocolError, match="certificate expired at 2026-12-21"):
-            check(silo.certificate, authority, now=NOW + timedelta(days=31))
-
-    def test_refuses_under_an_expired_authority(self, authority, silo: Identity) -> None:
-        with pytest.raises(RemoteProtocolError, match="authority expired"):
-            check(silo.certificate, authority, now=NOW + timedelta(days=366))
-
-    def test_refuses_another_role_or_federation(self, authority, silo: Identity) -> None:
-        with pytest.raises(RemoteProtocolError, match="expected role operator, got silo"):
-            check(silo.certificate, authority, role=Role.OPERATOR)
-        with pytest.raises(RemoteProtocolError, match="expected federation banks, got hospitals"):
-            check(silo.certificate, authority, federation="banks")
-
-    def test_refuses_a_silo_as_coordinator_and_the_reverse(
-        self, authority, silo: Identity, coordinator: Identity
-    ) -> None:
-        with pytest.raises(RemoteProtocolError, match="extended key usage is not that of a coordinator"):
-            check(silo.certificate, authority, role=Role.COORDINATOR)
         with pytest.raises(RemoteProtocolError, match="extended key usage is not that of a silo"):
             check(coordinator.certificate, authority)
 

@@ -72,9 +72,31 @@ def test_proof_holds_with_signatures_of_threshold_silos() -> None:
     check(make_proof(*NAMES[: RULE.threshold]))
 
 
-def test_proof_is_refused_with_one_signature_too_few() -> None:
-    with pytest.raises(RemoteProtocolError, match="expected signatures of 3 silos, got 2"):
-        check(make_proof(*NAMES[:2]))
+def test_proof_of_another_job_or_naming_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="signature"):
+        make_proof(*NAMES[:3]).check(job_digest=b"x" * 32, roster=ROSTER, names=NAMES, rule=RULE)
+    with pytest.raises(RemoteProtocolError, match="silo-2 was not named"):
+        make_proof(*NAMES[:3]).check(job_digest=JOB, roster=ROSTER, names=("silo-0", "silo-1"), rule=RULE)
+
+
+def test_proof_is_refused_when_its_signatures_are_not_those_of_enough_silos() -> None:
+    whole, one = make_proof(*NAMES), make_proof("silo-0")
+    by_another = signer(MEMBERS.silos["silo-3"], whole.signers["silo-0"].signature)
+    others = make_members.__wrapped__(4)  # else anyone could sign as three silos
+    for proof, message in (
+        (make_proof(*NAMES[:2]), "expected signatures of 3 silos, got 2"),
+        (make_proof(*NAMES[:3], members=others), "roster does not hold silo-0"),
+        (
+            dataclasses.replace(one, signers=dict.fromkeys(NAMES[:3], one.signers["silo-0"])),
+            "roster does not hold silo-1",
+        ),
+        (
+            dataclasses.replace(whole, signers={**whole.signers, "silo-3": by_another}),
+            "next-state of silo-3",
+        ),
+    ):
+        with pytest.raises(RemoteProtocolError, match=message):
+            check(proof)
 
 
 @pytest.mark.parametrize(
@@ -97,34 +119,3 @@ def test_proof_is_refused_when_a_field_is_not_what_silos_signed(changes: dict[st
     proof = make_proof(*NAMES[:3])
     with pytest.raises(RemoteProtocolError, match="signature"):
         check(dataclasses.replace(proof, **changes))
-
-
-def test_proof_of_another_job_is_refused() -> None:
-    with pytest.raises(RemoteProtocolError, match="signature"):
-        make_proof(*NAMES[:3]).check(job_digest=b"x" * 32, roster=ROSTER, names=NAMES, rule=RULE)
-
-
-def test_proof_is_refused_when_a_signer_was_not_named() -> None:
-    with pytest.raises(RemoteProtocolError, match="silo-2 was not named"):
-        make_proof(*NAMES[:3]).check(job_digest=JOB, roster=ROSTER, names=("silo-0", "silo-1"), rule=RULE)
-
-
-def test_proof_is_refused_when_a_certificate_is_not_the_rosters() -> None:
-    # else anyone could sign as three silos
-    others = make_members.__wrapped__(4)
-    with pytest.raises(RemoteProtocolError, match="roster does not hold silo-0"):
-        check(make_proof(*NAMES[:3], members=others))
-
-
-def test_proof_is_refused_when_one_silo_signs_under_three_names() -> None:
-    proof = make_proof("silo-0")
-    only = proof.signers["silo-0"]
-    with pytest.raises(RemoteProtocolError, match="roster does not hold silo-1"):
-        check(dataclasses.replace(proof, signers=dict.fromkeys(NAMES[:3], only)))
-
-
-def test_proof_is_refused_when_one_signature_of_many_is_false() -> None:
-    proof = make_proof(*NAMES)
-    signers = {**proof.signers, "silo-3": signer(MEMBERS.silos["silo-3"], proof.signers["silo-0"].signature)}
-    with pytest.raises(RemoteProtocolError, match="next-state of silo-3"):
-        check(dataclasses.replace(proof, signers=signers))

@@ -16,14 +16,14 @@ from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.machine.seeding import shuffler, training_seed
 from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.models.forms import Forms
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays, model_arrays
+from silo_agent.training.models.state import initial_state, model_arrays
 from silo_agent.training.objective import PersonalModel
 from silo_agent.training.parts.personalization.own_part import OWN_BODY, WHOLE_MODEL
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
-from tests.support.objectives import CPU, make_data, make_job, make_work, task_loss
+from tests.support.objectives import CPU, make_job, make_work, task_loss
 from tests.support.simulation import Simulated, simulate
+from tests.support.small_methods import built_model, clustered
 
 CLASSES, WIDTH = 3, 4
 NORMED = {"name": "mlp", "hidden": (8,), "norm": "batch", "seed": 2}
@@ -31,11 +31,10 @@ FIELDS: dict[str, Any] = {"classes": CLASSES, "input_shape": (WIDTH,), "model": 
 
 
 def data_of(place: int) -> SiloData:
-    """The silos do not agree on which cluster is which class."""
-    generator = np.random.default_rng(place)
+    """The silos do not agree on which cluster is which class, so no one head serves them all."""
     clusters = np.resize(np.arange(CLASSES), 60)
-    features = 2 * np.eye(CLASSES, WIDTH)[clusters] + 0.3 * generator.normal(size=(60, WIDTH))
-    return make_data(features, (clusters + place) % CLASSES)
+    named = (clusters + place) % CLASSES
+    return clustered(np.random.default_rng(place), clusters, apart=2.0, named=named)
 
 
 def job_of(preset: str, *, rounds: int = 3, **fields: Any) -> Any:
@@ -49,8 +48,7 @@ def run(preset: str, *, rounds: int = 3) -> list[Simulated]:
 def test_silo_alone_ends_with_the_model_that_it_trains_without_a_federation() -> None:
     """As many rounds of the same batches, one after the other, to the last bit."""
     spec, samples = job_of("local_only"), Tensors.of(data_of(0).train, CPU)
-    model = build_model(spec.model, classes=CLASSES, input_shape=(WIDTH,), recipe=spec.method.recipe)
-    load_arrays(model, initial_state(spec))
+    model = built_model(spec, initial_state(spec))
     for round in range(1, spec.rounds + 1):
         seed = training_seed(job_seed=spec.seed, silo="silo-0", round=round)
         train_locally(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from chorale.spec.job_spec import JobSpec
-from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.base.passes import run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.registry import job_model
@@ -29,6 +29,7 @@ from strategies.presets import PRESETS
 from strategies.published import PUBLISHED
 from tests.support.objectives import CPU, make_data, make_job, make_model, make_setting, make_work
 from tests.support.simulation import Simulated, simulate
+from tests.support.small_methods import logits_alone
 
 Floats = NDArray[np.float64]
 CLASSES, WIDTH, SAMPLES = 4, 3, 12
@@ -57,10 +58,6 @@ def slope(value: Callable[[Floats], float], at: Floats) -> Floats:
     return found
 
 
-def outputs(logits_NC: torch.Tensor) -> Outputs:
-    return Outputs(features_ND=logits_NC, logits_NC=logits_NC)
-
-
 # FedNTD
 
 
@@ -74,7 +71,9 @@ def test_fedntd_weighs_its_divergence_by_tau_squared_as_its_code_does(
     assert made is not None
     part = made.make(make_setting(job, linear(job), make_data(DRAW.normal(size=(4, WIDTH)), LABELS_N[:4])))
     student_NC = torch.tensor(STUDENT_NC, requires_grad=True)
-    loss_N = part.per_sample(outputs(student_NC), outputs(torch.tensor(TEACHER_NC)), torch.tensor(LABELS_N))  # type: ignore[union-attr]
+    loss_N = part.per_sample(
+        logits_alone(student_NC), logits_alone(torch.tensor(TEACHER_NC)), torch.tensor(LABELS_N)
+    )  # type: ignore[union-attr]
     torch.autograd.backward(loss_N.sum())
     for each in range(SAMPLES):
         others = [c for c in range(CLASSES) if c != LABELS_N[each]]

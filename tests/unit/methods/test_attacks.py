@@ -26,8 +26,8 @@ from research.attacks import chance, differences, gradients, membership, moments
 from research.attacks.digits import digits, job
 from research.attacks.mlp import logits, unit_features
 from silo_agent.training.dp_sgd.micro_batches import Draws
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.state import initial_state
+from tests.support.small_methods import built_model
 
 PIXELS = 64
 
@@ -174,9 +174,7 @@ def test_an_epsilon_leaves_any_attack_this_advantage() -> None:
 def test_an_attackers_losses_are_those_of_the_model() -> None:
     spec = job("fedavg", silos=4, hidden=(16, 12))
     state = dict(initial_state(spec))
-    recipe = spec.method.recipe
-    model = build_model(spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=recipe)
-    load_arrays(model, state)
+    model = built_model(spec, state)
     places_N = np.arange(50)
     inputs, label_N = torch.tensor(digits().take(places_N).features), digits().labels(places_N)
     with torch.inference_mode():
@@ -190,9 +188,7 @@ def test_an_attackers_losses_are_those_of_the_model() -> None:
 def test_unit_features_are_what_a_calibration_sees() -> None:
     spec = job("spherefed", silos=4, hidden=(16, 12))
     state = dict(initial_state(spec))
-    recipe = spec.method.recipe
-    model = build_model(spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=recipe)
-    load_arrays(model, state)
+    model = built_model(spec, state)
     places_N = np.arange(20)
     with torch.inference_mode():
         expected_ND = model.eval().embed(model.features(torch.tensor(digits().take(places_N).features)))

@@ -36,6 +36,7 @@ from strategies.parts.closing.ccvr import (
 from strategies.parts.heads import HEAD, HEAD_BIAS
 from tests.support.objectives import make_data, make_job, make_model, make_setting
 from tests.support.simulation import simulate
+from tests.support.small_methods import sum_of
 
 CLASSES, WIDTH = 4, 5
 JOB = make_job({"preset": "ccvr"}, classes=CLASSES, input_shape=(WIDTH,), rounds=1)
@@ -65,8 +66,7 @@ def values_of(data: SiloData, rows: tuple[bool, ...] = (True,) * CLASSES) -> Map
 
 
 def sums_of(*parts: SiloData, rows: tuple[bool, ...] = (True,) * CLASSES) -> dict[str, Array]:
-    values = [values_of(data, rows) for data in parts]
-    return {name: np.asarray(sum(each[name] for each in values)) for name in values[0]}
+    return sum_of(values_of(data, rows) for data in parts)
 
 
 def context(bias: bool = True) -> PhaseContext:

@@ -13,11 +13,9 @@ from torch import Tensor
 from chorale.spec.job_spec import JobSpec, ModelSpec
 from chorale.spec.state import trained_names
 from silo_agent.training.base.loss import SampleLoss, TaskLoss
-from silo_agent.training.base.passes import Outputs
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.local_loss import evaluation_loss_for, loss_for
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, load_arrays
 from silo_agent.training.parts.losses.softmax import BalancedSoftmax, ClientAdapted
 from silo_agent.training.torch_objective import TorchObjective
@@ -32,15 +30,12 @@ from tests.support.objectives import (
     make_work,
     task_loss,
 )
+from tests.support.small_methods import built_model, logits_alone
 
 COUNTS = torch.tensor([30.0, 0.0, 10.0, 60.0], dtype=torch.float64)
 LOGITS = torch.tensor([[0.4, -1.0, 2.0, 0.1], [1.5, 3.0, -0.5, 0.0]], dtype=torch.float64)
 LABELS = torch.tensor([2, 0])
 BOTH = ("fedetf", "fedgela")
-
-
-def outputs(logits_NC: Tensor) -> Outputs:
-    return Outputs(features_ND=logits_NC, logits_NC=logits_NC)
 
 
 def loss_named(preset: str) -> SampleLoss:
@@ -62,12 +57,12 @@ def test_balanced_softmax_is_the_softmax_weighted_by_counts() -> None:
     for row, label in ((0, 2), (1, 0)):
         weights = COUNTS.numpy() * np.exp(LOGITS[row].numpy())
         expected = -math.log(weights[label] / weights.sum())
-        found = loss_named("fedetf").per_sample(outputs(LOGITS), LABELS)[row]
+        found = loss_named("fedetf").per_sample(logits_alone(LOGITS), LABELS)[row]
         assert float(found) == pytest.approx(expected, abs=1e-12)
 
 
 def test_balanced_softmax_raises_the_counts_to_its_exponent() -> None:
-    found = BalancedSoftmax(COUNTS, balance=0.5).per_sample(outputs(LOGITS), LABELS)[0]
+    found = BalancedSoftmax(COUNTS, balance=0.5).per_sample(logits_alone(LOGITS), LABELS)[0]
     weights = np.sqrt(COUNTS.numpy()) * np.exp(LOGITS[0].numpy())
     assert float(found) == pytest.approx(-math.log(weights[2] / weights.sum()), abs=1e-12)
 
@@ -76,7 +71,7 @@ def test_client_adapted_logits_are_scaled_by_the_silos_shares() -> None:
     scaled = LOGITS[0].numpy() * 4 * COUNTS.numpy() / 100
     assert scaled[1] == 0
     expected = -math.log(np.exp(scaled[2]) / np.exp(scaled).sum())
-    found = loss_named("fedgela").per_sample(outputs(LOGITS), LABELS)[0]
+    found = loss_named("fedgela").per_sample(logits_alone(LOGITS), LABELS)[0]
     assert float(found) == pytest.approx(expected, abs=1e-12)
 
 
@@ -84,14 +79,14 @@ def test_client_adapted_logits_are_scaled_by_the_silos_shares() -> None:
 def test_even_counts_give_plain_cross_entropy(preset: str) -> None:
     even = torch.full((4,), 25.0, dtype=torch.float64)
     loss = BalancedSoftmax(even, balance=1.0) if preset == "fedetf" else ClientAdapted(even)
-    plain = task_loss().per_sample(outputs(LOGITS), LABELS)
-    torch.testing.assert_close(loss.per_sample(outputs(LOGITS), LABELS), plain, rtol=0, atol=1e-12)
+    plain = task_loss().per_sample(logits_alone(LOGITS), LABELS)
+    torch.testing.assert_close(loss.per_sample(logits_alone(LOGITS), LABELS), plain, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("preset", BOTH)
 def test_absent_class_takes_no_gradient_and_no_nan(preset: str) -> None:
     def total(logits_NC: Tensor) -> Tensor:
-        return loss_named(preset).per_sample(outputs(logits_NC), LABELS).sum()
+        return loss_named(preset).per_sample(logits_alone(logits_NC), LABELS).sum()
 
     gradient = gradient_by_backward(total, LOGITS)
     assert torch.isfinite(gradient).all()
@@ -107,9 +102,9 @@ def test_counts_are_of_the_silos_own_training_labels(preset: str) -> None:
     loss = loss_for(setting)
     counts = torch.tensor(np.bincount(data.train.labels, minlength=4)).double()
     expected = BalancedSoftmax(counts, balance=1.0) if preset == "fedetf" else ClientAdapted(counts)
-    found = loss.per_sample(outputs(LOGITS.float()), LABELS)
+    found = loss.per_sample(logits_alone(LOGITS.float()), LABELS)
     torch.testing.assert_close(
-        found.double(), expected.per_sample(outputs(LOGITS), LABELS), rtol=0, atol=1e-6
+        found.double(), expected.per_sample(logits_alone(LOGITS), LABELS), rtol=0, atol=1e-6
     )
 
 
@@ -126,7 +121,7 @@ def test_silo_is_tested_with_plain_logits(preset: str) -> None:
     holdout = work.data.holdout
     with torch.no_grad():
         logits_NC = model(torch.tensor(holdout.features))
-        plain = task_loss().per_sample(outputs(logits_NC), torch.tensor(holdout.labels))
+        plain = task_loss().per_sample(logits_alone(logits_NC), torch.tensor(holdout.labels))
     assert float(values["loss_sum"]) == pytest.approx(float(plain.sum()), rel=1e-6)
     assert int(values["correct"]) == int((logits_NC.argmax(dim=1) == torch.tensor(holdout.labels)).sum())
 
@@ -145,7 +140,7 @@ def test_round_of_a_silo_without_a_class_is_finite_and_learns(preset: str) -> No
 
 def build_for(job: JobSpec) -> FederatedModel:
     torch.manual_seed(0)
-    return build_model(job.model, classes=job.classes, input_shape=job.input_shape, recipe=job.method.recipe)
+    return built_model(job)
 
 
 def test_projection_scale_and_a_square_simplex_stand_before_the_logits() -> None:
@@ -209,7 +204,7 @@ def test_gradient_through_projection_and_scale_agrees_with_differences() -> None
         logits = torch.func.functional_call(
             _Logits(model), {f"model.{k}": v for k, v in values.items()}, features
         )
-        return loss_named("fedetf").per_sample(outputs(logits), labels).mean()
+        return loss_named("fedetf").per_sample(logits_alone(logits), labels).mean()
 
     at = torch.cat([weight.flatten(), torch.tensor([1.3], dtype=torch.float64)])
     gradient = gradient_by_backward(loss, at)

@@ -323,16 +323,11 @@ def same(left: dict[str, Array], right: dict[str, Array]) -> bool:
     return all(np.array_equal(left[name], right[name]) for name in left.keys() | right.keys())
 
 
-def test_without_weight_it_is_fedavg_bit_for_bit() -> None:
+def test_without_weight_it_is_fedavg_bit_for_bit_and_the_weight_acts_from_the_second_round() -> None:
     plain = models_by_round({"parts": {"head": "trained-unbiased"}})
-    unweighted = models_by_round({"preset": "feddw", "options": {"mu": 0.0}})
-    assert [same(*pair) for pair in zip(plain, unweighted, strict=True)] == [True, True]
-
-
-def test_the_first_round_is_the_same_for_every_weight_and_the_second_is_not() -> None:
-    plain = models_by_round({"preset": "feddw", "options": {"mu": 0.0}})
-    pulled = models_by_round({"preset": "feddw", "options": {"mu": 100.0}})
-    assert [same(*pair) for pair in zip(plain, pulled, strict=True)] == [True, False]
+    for mu, is_same in ((0.0, [True, True]), (100.0, [True, False])):
+        pulled = models_by_round({"preset": "feddw", "options": {"mu": mu}})
+        assert [same(*pair) for pair in zip(plain, pulled, strict=True)] == is_same
 
 
 def test_the_penalty_does_not_depend_on_the_batch() -> None:

@@ -16,9 +16,10 @@ from strategies.parts.personalization import ALONE, OWN_BODY
 from strategies.presets import PRESETS
 from strategies.update_scale import RMS
 from tests.support.agents import Hub
-from tests.support.objectives import make_data, make_job
+from tests.support.objectives import make_job
 from tests.support.simulation import Simulated, phases, simulate
-from tests.unit.methods.test_presets_in_sessions import Trained
+from tests.support.small_methods import clustered
+from tests.support.trained import Trained
 
 SILOS, CLASSES = 4, 3
 JOB: Mapping[str, Any] = {
@@ -31,10 +32,7 @@ JOB: Mapping[str, Any] = {
 
 
 def data_of(place: int) -> SiloData:
-    generator = np.random.default_rng(place)
-    labels = np.resize([0, 1, 2], 60)
-    features = np.eye(CLASSES, 4)[labels] + 0.3 * generator.normal(size=(60, 4))
-    return make_data(features, labels, holdout=(features[:20], labels[:20]))
+    return clustered(np.random.default_rng(place), np.resize([0, 1, 2], 60), tested=20)
 
 
 def run(preset: str, **fields: Any) -> list[Simulated]:
@@ -72,7 +70,7 @@ async def test_masked_sessions_agree_on_the_bound_and_the_projection(tmp_path: P
         hub.state = initial_state(hub.sign(**fields).spec)
         hub.job = hub.sign(**fields)
         for place, name in enumerate(hub.names):
-            hub.add(name, objective=Trained(data_of(place)))
+            hub.add(name, objective=Trained(data_of(place), is_seeded=True))
         start_P = model_of(hub.state)
         for round, kind in phases(hub.job.spec):
             await hub.run(round, kind if kind == "train" else f"{kind}.0")

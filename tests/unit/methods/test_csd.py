@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.parts.computed_parts import REGULARIZERS
 from silo_agent.training.parts.regularizers.csd import ClassSimilarityDistillation, mask_of, similarities
@@ -33,6 +32,7 @@ from tests.support.objectives import (
     make_work,
     task_loss,
 )
+from tests.support.small_methods import logits_alone
 
 
 def rows(values: Any) -> Tensor:
@@ -47,11 +47,7 @@ LABELS = torch.tensor([0, 1, 2])
 PRINTED = 6e-7  # half a unit of the sixth decimal
 
 
-def outputs(logits_NC: Tensor) -> Outputs:
-    return Outputs(features_ND=logits_NC.new_empty((len(logits_NC), 0)), logits_NC=logits_NC)
-
-
-def csd(prototypes_CC: Tensor = PROTOTYPES, **options: Any) -> ClassSimilarityDistillation:
+def csd(prototypes_CC: Tensor | None = PROTOTYPES, **options: Any) -> ClassSimilarityDistillation:
     return ClassSimilarityDistillation(prototypes_CC, CsdOptions.model_validate({"tau": 10.0} | options))
 
 
@@ -61,7 +57,7 @@ def losses(
     teacher: Tensor = TEACHER,
     labels: Tensor = LABELS,
 ) -> Tensor:
-    return part.per_sample(outputs(student), outputs(teacher), labels)
+    return part.per_sample(logits_alone(student), logits_alone(teacher), labels)
 
 
 def gradient(part: ClassSimilarityDistillation, **changes: Any) -> Tensor:
@@ -107,7 +103,7 @@ def test_w2_similarities_mask_and_cross_entropy() -> None:
         [[1, 0.175750, -0.324102], [0.195180, 0.960480, 0.398527], [-0.667105, 0.299873, 0.873156]],
     )
     assert mask_of(Mask.ADAPTIVE, TEACHER, LABELS).tolist() == [1, 0, 1]
-    close(task_loss().per_sample(outputs(STUDENT), LABELS).mean(), 0.4328817332, within=1e-10)
+    close(task_loss().per_sample(logits_alone(STUDENT), LABELS).mean(), 0.4328817332, within=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +132,7 @@ def test_w2_loss_by_sample_before_the_mask(tau: float, expected: list[float]) ->
 
 @pytest.mark.parametrize(("tau", "mu", "expected"), [(10.0, 0.001, 0.5063198331), (4.0, 0.5, 6.3896580214)])
 def test_w2_total(tau: float, mu: float, expected: float) -> None:
-    plain = task_loss().per_sample(outputs(STUDENT), LABELS)
+    plain = task_loss().per_sample(logits_alone(STUDENT), LABELS)
     close((plain + mu * losses(csd(tau=tau))).mean(), expected, within=6e-11)
 
 
@@ -331,18 +327,19 @@ def test_n15_zero_rows_give_ordinary_gradients(
     assert float(gradient(part, student=rows(student), teacher=teacher, labels=labels).abs().max()) < 100.0
 
 
-def test_without_similarity_the_teachers_logits_stay_as_they_are() -> None:
-    """Weights of 1, not of 1/C, which would make a nearly flat target."""
-    part = csd(tau=4.0, similarity=False)
-    target = torch.softmax(TEACHER / 4.0, dim=1)
-    taught = mask_of(Mask.ADAPTIVE, TEACHER, LABELS)[:, None]
-    close(gradient(part), taught / 3 * 4.0 * (torch.softmax(STUDENT / 4.0, dim=1) - target), within=1e-14)
-
-
-def test_without_prototypes_every_weight_is_one_of_c() -> None:
-    """The mean of delta-hat, so that target and student stay on the method's own scale."""
-    part = ClassSimilarityDistillation(None, CsdOptions.model_validate({"tau": 4.0}))
-    target = torch.softmax(TEACHER / 3.0 / 4.0, dim=1)
+@pytest.mark.parametrize(
+    ("prototypes", "options", "weight"),
+    [
+        # weights of 1, not of 1/C, which would make a nearly flat target
+        (PROTOTYPES, {"similarity": False}, 1.0),
+        # the mean of delta-hat, so that target and student stay on the method's own scale
+        (None, {}, 1 / 3),
+    ],
+    ids=["without similarity", "without prototypes"],
+)
+def test_teachers_logits_are_weighted_alike(prototypes: Any, options: dict[str, Any], weight: float) -> None:
+    part = csd(prototypes, tau=4.0, **options)
+    target = torch.softmax(TEACHER * weight / 4.0, dim=1)
     taught = mask_of(Mask.ADAPTIVE, TEACHER, LABELS)[:, None]
     close(gradient(part), taught / 3 * 4.0 * (torch.softmax(STUDENT / 4.0, dim=1) - target), within=1e-14)
 

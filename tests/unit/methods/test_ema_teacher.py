@@ -19,9 +19,7 @@ from chorale.observability import logs
 from crypto.errors import RemoteProtocolError
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.state import initial_state
 from silo_agent.training.objective import Work
 from silo_agent.training.parts.regularizers.csd import teacher_answers
 from silo_agent.training.torch_objective import TorchObjective
@@ -29,20 +27,13 @@ from strategies.base import Array, PhaseContext
 from strategies.methods import strategy_for
 from strategies.parts.csd import EmaTeacher, teacher_state
 from tests.support.objectives import CPU, make_data, make_job, make_work
+from tests.support.small_methods import built_model, make_context
 
 ALL = np.ones(10, dtype=np.bool_)
 
 
 def context(state: dict[str, Array], alpha: float) -> PhaseContext:
-    return PhaseContext(
-        round=1,
-        members=4,
-        classes=2,
-        state=state,
-        trained=("a",),
-        buffers=("n.running_var",),
-        options={"alpha": alpha},
-    )
+    return make_context(state, trained=("a",), buffers=("n.running_var",), options={"alpha": alpha})
 
 
 def states_of(values: list[float], alpha: float) -> Iterator[dict[str, Array]]:
@@ -140,15 +131,6 @@ def fedcsd_work(*, kind: str = "train", mu: float = 0.5, preset: str = "fedcsd",
     return dataclasses.replace(work, state={**work.state, **prototypes}, class_rows=ALL)
 
 
-def model_of(work: Work) -> FederatedModel:
-    spec = work.spec
-    model = build_model(
-        spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
-    )
-    load_arrays(model, work.state)
-    return model
-
-
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_n1_without_weight_fedcsd_is_fedavg_bit_for_bit(norm: str) -> None:
     """The teacher draws no random number and leaves BatchNorm's running means alone."""
@@ -167,7 +149,7 @@ def test_n1_without_weight_fedcsd_is_fedavg_bit_for_bit(norm: str) -> None:
 def test_the_teacher_is_in_eval_mode_and_stays_as_it_is() -> None:
     """A BatchNorm layer in training mode would answer by the batch, and learn from it."""
     work = fedcsd_work(model={"name": "cnn", "norm": "batch", "seed": 1})
-    received = model_of(work).train()
+    received = built_model(work.spec, work.state).train()
     before = {name: tensor.clone() for name, tensor in received.state_dict().items()}
     samples = Tensors.of(work.data.train, CPU)
     setting = Setting(work=work, received=received, device=CPU)
@@ -190,8 +172,8 @@ def test_the_teacher_is_the_kept_one_not_the_received_model() -> None:
     }
     with_teacher = dataclasses.replace(work, state={**work.state, **teacher})
     samples = Tensors.of(work.data.train, CPU)
-    setting = Setting(work=with_teacher, received=model_of(work), device=CPU)
-    halved = model_of(work)
+    setting = Setting(work=with_teacher, received=built_model(work.spec, work.state), device=CPU)
+    halved = built_model(work.spec, work.state)
     with torch.no_grad():
         for parameter in halved.parameters():
             parameter.mul_(0.5)
@@ -202,7 +184,9 @@ def test_a_teacher_of_another_model_is_refused() -> None:
     work = fedcsd_work()
     odd = {"method/teacher/head.weight": np.zeros((3, 3), dtype=np.float32)}
     setting = Setting(
-        work=dataclasses.replace(work, state={**work.state, **odd}), received=model_of(work), device=CPU
+        work=dataclasses.replace(work, state={**work.state, **odd}),
+        received=built_model(work.spec, work.state),
+        device=CPU,
     )
     with pytest.raises(RemoteProtocolError, match=r"head\.weight is float32 \(3, 3\)"):
         teacher_answers(setting, Tensors.of(work.data.train, CPU))

@@ -25,6 +25,7 @@ from strategies.parts.statistics.feature_prototypes import (
 )
 from tests.support.objectives import CPU, make_data, make_job, make_model, make_setting
 from tests.support.simulation import simulate
+from tests.support.small_methods import sum_of
 
 CLASSES, WIDTH = 3, 4
 JOB = make_job({"preset": "fedproto"}, classes=CLASSES, input_shape=(WIDTH,), rounds=2)
@@ -47,8 +48,8 @@ def setting_of(data: SiloData, *, rows: tuple[bool, ...] = (True,) * CLASSES, st
 
 
 def sums_of(*parts: SiloData, rows: tuple[bool, ...] = (True,) * CLASSES) -> dict[str, Array]:
-    values = [feature_prototypes(setting_of(data, rows=rows), Tensors.of(data.train, CPU)) for data in parts]
-    return {name: np.asarray(sum(each[name] for each in values)) for name in values[0]}
+    settings = [(setting_of(data, rows=rows), Tensors.of(data.train, CPU)) for data in parts]
+    return sum_of(feature_prototypes(*each) for each in settings)
 
 
 def after(sums: dict[str, Array], state: dict[str, Array] | None = None) -> dict[str, Array]:

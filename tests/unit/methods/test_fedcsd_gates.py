@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 
 import numpy as np
@@ -25,13 +24,13 @@ from torch.nn.functional import kl_div, log_softmax
 from chorale.spec.job_spec import JobSpec
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.data.partition import cut_dirichlet, split_holdout
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.regularizers.csd import mask_of
 from strategies.base import MODEL, TOTAL, Array, Arrays
 from strategies.parts.csd import Mask, teacher_state
 from strategies.phases.training import unflatten
+from tests.support.objectives import make_job
 from tests.support.simulation import Simulated, simulate
+from tests.support.small_methods import built_model
 
 SILOS, CLASSES, ROUNDS, SEED = 5, 10, 3, 1
 TEACHING = (0.0, 0.01, 0.1, 1.0)  # mu
@@ -48,7 +47,7 @@ class Run:
 
 @cache
 def run(*, mu: float) -> Run:
-    return run_of(make_job(mu=mu, rounds=ROUNDS), *cut_digits(), state=None)
+    return run_of(gate_job(mu=mu, rounds=ROUNDS), *cut_digits(), state=None)
 
 
 def run_of(job: JobSpec, silos: Sequence[SiloData], test: Samples, *, state: Arrays | None) -> Run:
@@ -63,26 +62,22 @@ def run_of(job: JobSpec, silos: Sequence[SiloData], test: Samples, *, state: Arr
     return Run(drift_by_round=tuple(drifts), left_out_by_round=tuple(left_out), state=before)
 
 
-def make_job(*, mu: float, rounds: int, local_epochs: int = 5) -> JobSpec:
-    return JobSpec.model_validate(
-        {
-            "name": "gate",
-            "federation": "gate",
-            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
-            "silos": tuple(f"silo-{place}" for place in range(SILOS)),
-            "rounds": rounds,
-            "strategy": {"preset": "fedcsd", "options": {"mu": mu, "tau": 10.0}},
-            "model": {"name": "mlp", "hidden": (64,), "seed": SEED},
-            "training": {
-                "local_epochs": local_epochs,
-                "batch_size": 32,
-                "learning_rate": 0.05,
-                "weight_decay": 1e-5,
-            },
-            "classes": CLASSES,
-            "input_shape": (64,),
-            "seed": SEED,
-        }
+def gate_job(*, mu: float, rounds: int, local_epochs: int = 5) -> JobSpec:
+    return make_job(
+        {"preset": "fedcsd", "options": {"mu": mu, "tau": 10.0}},
+        name="gate",
+        federation="gate",
+        silos=tuple(f"silo-{place}" for place in range(SILOS)),
+        rounds=rounds,
+        model={"name": "mlp", "hidden": (64,), "seed": SEED},
+        training={
+            "local_epochs": local_epochs,
+            "batch_size": 32,
+            "learning_rate": 0.05,
+            "weight_decay": 1e-5,
+        },
+        input_shape=(64,),
+        seed=SEED,
     )
 
 
@@ -137,8 +132,7 @@ def share_left_out(job: JobSpec, before: Arrays, silos: Sequence[SiloData]) -> f
 
 @torch.no_grad()
 def logits(job: JobSpec, state: Arrays, samples: Samples) -> Tensor:
-    model = build_model(job.model, classes=CLASSES, input_shape=job.input_shape, recipe=job.method.recipe)
-    load_arrays(model, {name: array.astype(np.float32) for name, array in state.items()})
+    model = built_model(job, {name: array.astype(np.float32) for name, array in state.items()})
     found_NC: Tensor = model.eval()(torch.tensor(samples.features))
     return found_NC
 
@@ -170,7 +164,7 @@ def test_b2_drift_grows_with_local_epochs_and_fedcsd_holds_it_back() -> None:
         [
             [
                 run_of(
-                    make_job(mu=mu, rounds=1, local_epochs=epochs), *cut_digits(), state=trained
+                    gate_job(mu=mu, rounds=1, local_epochs=epochs), *cut_digits(), state=trained
                 ).drift_by_round[0]
                 for epochs in (1, 10)
             ]

@@ -22,12 +22,12 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import trained_names
 from silo_agent.training.data.base import Samples
 from silo_agent.training.data.partition import cut_shards
-from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import load_arrays
 from strategies.base import MODEL, Array, Arrays
 from strategies.phases.training import unflatten
 from tests.support.objectives import make_data, make_job
 from tests.support.simulation import simulate
+from tests.support.small_methods import built_model
 
 FloatArray = NDArray[np.float64]
 CLASSES = 20
@@ -67,7 +67,7 @@ def mixtures(
 
 
 def view(job: JobSpec, state: Arrays, test: Samples) -> View:
-    model = build_model(job.model, classes=job.classes, input_shape=job.input_shape, recipe=job.method.recipe)
+    model = built_model(job)
     load_arrays(model, state)
     model.eval()
     with torch.no_grad():

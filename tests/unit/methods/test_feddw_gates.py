@@ -9,7 +9,6 @@ eight points of accuracy, paired differences by about three.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 
 import numpy as np
@@ -20,12 +19,12 @@ from sklearn.datasets import load_digits
 from chorale.spec.job_spec import JobSpec
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.data.partition import cut_dirichlet, split_holdout
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.statistics.soft_labels import relations_of
 from strategies.base import Arrays
 from strategies.parts.statistics.soft_labels import SOFT_LABELS
+from tests.support.objectives import make_job
 from tests.support.simulation import simulate
+from tests.support.small_methods import built_model
 
 SILOS, CLASSES = 10, 10
 STRONG, MILD = 0.1, 0.5  # Dirichlet: the card's pathological and practical settings
@@ -55,7 +54,7 @@ class Run:
 @cache
 def run(setting: Setting, *, mu: float) -> Run:
     train, test = digits(setting.seed)
-    job = make_job(setting, mu=mu)
+    job = gate_job(setting, mu=mu)
     accuracies, state = [], None
     for phase in simulate(job, silos_of(train, setting), takes_part=lambda round: drawn(setting, round)):
         if phase.phase == "train":
@@ -65,21 +64,17 @@ def run(setting: Setting, *, mu: float) -> Run:
     return Run(accuracy_by_round=tuple(accuracies), gap=consistency_gap(state))
 
 
-def make_job(setting: Setting, *, mu: float) -> JobSpec:
-    return JobSpec.model_validate(
-        {
-            "name": "gate",
-            "federation": "gate",
-            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
-            "silos": tuple(f"silo-{place}" for place in range(SILOS)),
-            "rounds": setting.rounds,
-            "strategy": {"preset": "feddw", "options": {"mu": mu}},
-            "model": {"name": "mlp", "hidden": (128, 128, 128), "seed": setting.seed},
-            "training": {"local_epochs": 5, "batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3},
-            "classes": CLASSES,
-            "input_shape": (64,),
-            "seed": setting.seed,
-        }
+def gate_job(setting: Setting, *, mu: float) -> JobSpec:
+    return make_job(
+        {"preset": "feddw", "options": {"mu": mu}},
+        name="gate",
+        federation="gate",
+        silos=tuple(f"silo-{place}" for place in range(SILOS)),
+        rounds=setting.rounds,
+        model={"name": "mlp", "hidden": (128, 128, 128), "seed": setting.seed},
+        training={"local_epochs": 5, "batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3},
+        input_shape=(64,),
+        seed=setting.seed,
     )
 
 
@@ -111,10 +106,7 @@ def drawn(setting: Setting, round: int) -> list[int]:
 
 @torch.no_grad()
 def accuracy(job: JobSpec, state: Arrays, test: Samples) -> float:
-    model = build_model(
-        job.model, classes=CLASSES, input_shape=job.input_shape, recipe=job.method.recipe
-    ).eval()
-    load_arrays(model, state)
+    model = built_model(job, state).eval()
     answers_N = model(torch.tensor(test.features)).argmax(dim=1).numpy()
     return 100.0 * float(np.mean(answers_N == test.labels))
 

@@ -19,6 +19,7 @@ from strategies.methods import strategy_for
 from strategies.parts.closing.ffc import CalibratePhase, least_squares, packed, squared_error, unpacked
 from strategies.parts.heads import HEAD, orthonormal_head
 from tests.support.numbers import numbers
+from tests.support.small_methods import make_context
 
 Floats = NDArray[np.float64]
 
@@ -368,7 +369,7 @@ def test_one_more_sample_changes_each_sum_by_no_more_than_its_sensitivity() -> N
 def test_a_state_without_head_or_total_cannot_be_calibrated(missing: str, why: str) -> None:
     of = context(np.zeros((3, 5)))
     state = {name: array for name, array in of.state.items() if name != missing}
-    bare = PhaseContext(round=1, members=3, classes=3, state=state, trained=())
+    bare = make_context(state)
     with pytest.raises(ConfigError, match=f"calibrate: expected the array {missing} .*: .*{why}"):
         CalibratePhase().quantities(bare)
 
@@ -381,9 +382,7 @@ def test_a_state_whose_head_or_total_has_another_shape_cannot_be_calibrated(
 ) -> None:
     """TypeError and ValueError left: a silo refused it for a fault of its own, not for the coordinator's."""
     of = context(np.zeros((3, 5)))
-    odd = PhaseContext(
-        round=1, members=3, classes=3, state={**of.state, name: np.ones(shape, np.float32)}, trained=()
-    )
+    odd = make_context({**of.state, name: np.ones(shape, np.float32)})
     with pytest.raises(ConfigError, match=f"{name}: expected .*, got an array of shape"):
         CalibratePhase().quantities(odd)
 

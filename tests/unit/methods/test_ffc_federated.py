@@ -20,14 +20,14 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.state import initial_state
 from silo_agent.training.objective import Cancelled, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.parts.closing.ffc import least_squares, unpacked
 from strategies.parts.heads import HEAD
 from tests.support.objectives import make_data, make_job, make_work
+from tests.support.small_methods import built_model
 
 Floats = NDArray[np.float64]
 
@@ -106,11 +106,7 @@ def revealed(
 
 def pooled_features(spec: JobSpec, state: dict[str, Array], data: Sequence[SiloData]) -> tuple[Floats, Array]:
     """What the head is given, in float64; silo by silo, because float32 products depend on the batch."""
-    model = build_model(
-        spec.model, classes=spec.classes, input_shape=spec.input_shape, recipe=spec.method.recipe
-    )
-    load_arrays(model, state)
-    model.eval()
+    model = built_model(spec, state).eval()
     with torch.inference_mode():
         parts = [model.embed(model.features(torch.tensor(silo.train.features))) for silo in data]
     unit_ND = torch.cat(parts).double().numpy()

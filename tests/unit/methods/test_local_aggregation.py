@@ -18,8 +18,6 @@ from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import load_arrays
 from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.personalization.local_aggregation import (
     TRAINED,
@@ -28,8 +26,9 @@ from silo_agent.training.parts.personalization.local_aggregation import (
     aggregated_model,
 )
 from silo_agent.training.torch_objective import TorchObjective
-from tests.support.objectives import CPU, make_data, make_job, make_work, task_loss
+from tests.support.objectives import CPU, make_job, make_work, task_loss
 from tests.support.simulation import simulate
+from tests.support.small_methods import built_model, clustered
 
 CLASSES, WIDTH = 3, 4
 MODEL_FIELDS = {"name": "mlp", "hidden": (6,), "seed": 2}
@@ -37,17 +36,15 @@ FIELDS: dict[str, Any] = {"classes": CLASSES, "input_shape": (WIDTH,), "model": 
 
 
 def data_of(place: int, count: int = 24) -> SiloData:
-    generator = np.random.default_rng(place)
     labels = np.resize(np.arange(CLASSES), count)
-    features = 2 * np.eye(CLASSES, WIDTH)[labels] + 0.5 * generator.normal(size=(count, WIDTH))
-    return make_data(features, (labels + place) % CLASSES)
+    named = (labels + place) % CLASSES
+    return clustered(np.random.default_rng(place), labels, apart=2.0, spread=0.5, named=named)
 
 
 def setting_of(local: dict[str, Any] | None = None, **options: float) -> Setting:
     spec = make_job({"preset": "fedala", "options": options}, training={"batch_size": 24}, **FIELDS)
     work = replace(make_work(spec, data_of(0)), local=LocalState(local or {}))
-    model = build_model(spec.model, classes=CLASSES, input_shape=(WIDTH,), recipe=spec.method.recipe)
-    load_arrays(model, work.state)
+    model = built_model(spec, work.state)
     return Setting(work=work, received=model, device=CPU)
 
 

@@ -26,6 +26,7 @@ from strategies.base import Array, PhaseContext
 from strategies.parts.statistics.logit_prototypes import PROTOTYPES, PrototypesPhase
 from strategies.phases.enrollment import ClassPresencePhase
 from tests.support.objectives import CPU, make_data, make_job, make_model, make_work
+from tests.support.small_methods import make_context, sum_of
 
 ALL = np.ones(3, dtype=np.bool_)
 SILO_A = ([[2, 0, -1], [4, 2, -3], [1, 3, 0]], [0, 0, 1])
@@ -49,15 +50,12 @@ def make_setting(
 
 def context(**changes: Any) -> PhaseContext:
     state = {"model/head.weight": np.eye(3, dtype=np.float32)}
-    return dataclasses.replace(
-        PhaseContext(round=1, members=3, classes=3, state=state, trained=("head.weight",)), **changes
-    )
+    return make_context(state, **({"trained": ("head.weight",)} | changes))
 
 
 def summed(silos: list[Mapping[str, Array]], of: PhaseContext) -> Array:
     """method/prototypes from the plain sums."""
-    sums = {name: np.sum([silo[name] for silo in silos], axis=0) for name in silos[0]}
-    state = PrototypesPhase().next_state(of, {**sums, CLIPPED: np.zeros(())}).state
+    state = PrototypesPhase().next_state(of, {**sum_of(silos), CLIPPED: np.zeros(())}).state
     assert state is not None
     return state[PROTOTYPES]
 
@@ -134,20 +132,20 @@ def test_n12_neither_order_nor_batches_change_the_sums() -> None:
 # the sums
 
 
-def test_w1_every_silo_weighs_the_same() -> None:
-    silos = [logit_prototypes(make_setting(*data)) for data in (SILO_A, SILO_B)]
-    got = summed(silos, context(members=2))
-    np.testing.assert_allclose(got, [[1.5, 0.5, -1.0], [0.0, 3.0, 0.5], [0.5, 0.0, 2.0]], rtol=0, atol=1e-12)
-    assert got.dtype == np.float64
-
-
-def test_w1_count_weighted_is_the_mean_over_all_samples() -> None:
-    options = {"count_weighted": True}
+@pytest.mark.parametrize(
+    ("is_count_weighted", "expected"),
+    [
+        (False, [[1.5, 0.5, -1.0], [0.0, 3.0, 0.5], [0.5, 0.0, 2.0]]),
+        (True, [[3.0, 1.0, -2.0], [-1 / 3, 3.0, 2 / 3], [1.0, 0.0, 4.0]]),
+    ],
+    ids=["every silo weighs the same", "mean over all samples"],
+)
+def test_w1_sums(is_count_weighted: bool, expected: Any) -> None:
+    options = {"count_weighted": is_count_weighted}
     silos = [logit_prototypes(make_setting(*data, options=options)) for data in (SILO_A, SILO_B)]
-    got = summed(silos, context(options=options))
-    np.testing.assert_allclose(
-        got, [[3.0, 1.0, -2.0], [-1 / 3, 3.0, 2 / 3], [1.0, 0.0, 4.0]], rtol=0, atol=1e-12
-    )
+    got = summed(silos, context(members=2 if not is_count_weighted else 3, options=options))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+    assert got.dtype == np.float64
 
 
 def test_w4_both_ways_of_joining_point_elsewhere() -> None:

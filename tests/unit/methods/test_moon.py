@@ -14,14 +14,14 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.state import initial_state
 from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.regularizers.moon import PREVIOUS, ModelContrast, both_models
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
-from tests.support.objectives import CPU, make_data, make_job, make_work
+from tests.support.objectives import CPU, make_job, make_work
 from tests.support.simulation import Simulated, simulate
+from tests.support.small_methods import built_model, clustered
 
 CLASSES, WIDTH = 3, 4
 FIELDS = {"classes": CLASSES, "input_shape": (WIDTH,), "model": {"name": "mlp", "hidden": (5,), "seed": 2}}
@@ -29,9 +29,7 @@ MOON = {"preset": "moon", "options": {"mu": 5.0}}
 
 
 def data_of(place: int) -> SiloData:
-    generator = np.random.default_rng(place)
-    labels = np.resize([place % CLASSES, (place + 1) % CLASSES], 40)
-    return make_data(np.eye(CLASSES, WIDTH)[labels] + 0.3 * generator.normal(size=(40, WIDTH)), labels)
+    return clustered(np.random.default_rng(place), np.resize([place % CLASSES, (place + 1) % CLASSES], 40))
 
 
 def outputs(features: list[list[float]]) -> Outputs:
@@ -80,8 +78,7 @@ def with_previous(work: Work, seed: int) -> Work:
 
 def setting_of(work: Work) -> Setting:
     spec = work.spec
-    model = build_model(spec.model, classes=CLASSES, input_shape=(WIDTH,), recipe=spec.method.recipe)
-    load_arrays(model, work.state)
+    model = built_model(spec, work.state)
     return Setting(work=work, received=model, device=CPU)
 
 

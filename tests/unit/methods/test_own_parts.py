@@ -14,16 +14,16 @@ from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.state import initial_state
 from silo_agent.training.objective import LocalState, PersonalModel, Work
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, write_gradient
 from silo_agent.training.parts.personalization.own_model import OWN_MODEL
 from silo_agent.training.parts.personalization.own_part import OWN_HEAD
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
-from tests.support.objectives import CPU, make_data, make_job, make_work, task_loss
+from tests.support.objectives import CPU, make_job, make_work, task_loss
 from tests.support.simulation import Simulated, simulate
+from tests.support.small_methods import built_model, clustered
 
 CLASSES, WIDTH = 3, 4
 FIELDS = {"classes": CLASSES, "input_shape": (WIDTH,), "model": {"name": "mlp", "hidden": (8,), "seed": 2}}
@@ -32,10 +32,9 @@ OWN = ("fedper", "fedrep", "ditto", "per_fedavg")
 
 def data_of(place: int) -> SiloData:
     """The silos do not agree on which cluster is which class, so no one head serves them all."""
-    generator = np.random.default_rng(place)
     clusters = np.resize(np.arange(CLASSES), 60)
-    features = 2 * np.eye(CLASSES, WIDTH)[clusters] + 0.3 * generator.normal(size=(60, WIDTH))
-    return make_data(features, (clusters + place) % CLASSES)
+    named = (clusters + place) % CLASSES
+    return clustered(np.random.default_rng(place), clusters, apart=2.0, named=named)
 
 
 def job_of(preset: str, *, rounds: int = 4, **options: float) -> Any:
@@ -48,13 +47,6 @@ def run(preset: str, **fields: Any) -> list[Simulated]:
 
 def work_of(preset: str, **options: float) -> Work:
     return make_work(job_of(preset, **options), data_of(0))
-
-
-def model_of(work: Work) -> FederatedModel:
-    spec = work.spec
-    model = build_model(spec.model, classes=CLASSES, input_shape=(WIDTH,), recipe=spec.method.recipe)
-    load_arrays(model, work.state)
-    return model
 
 
 @pytest.mark.parametrize("preset", OWN[:3])
@@ -166,8 +158,8 @@ def test_dittos_own_model_goes_on_from_where_it_was() -> None:
 
 
 def test_gradient_of_per_fedavg_is_that_of_the_outer_batch_after_the_inner_step() -> None:
-    rate = 0.5
-    model = model_of(work_of("per_fedavg")).double()
+    rate, work = 0.5, work_of("per_fedavg")
+    model = built_model(work.spec, work.state).double()
     generator = torch.Generator().manual_seed(1)
     places_N = torch.arange(6)
     inner, outer = (
@@ -200,7 +192,7 @@ def test_gradient_of_per_fedavg_is_that_of_the_outer_batch_after_the_inner_step(
 def test_adapted_model_is_one_step_of_the_whole_gradient() -> None:
     rate = 0.3
     work = work_of("per_fedavg", inner_rate=rate)
-    setting = Setting(work=work, received=model_of(work), device=CPU)
+    setting = Setting(work=work, received=built_model(work.spec, work.state), device=CPU)
     samples = Tensors.of(work.data.train, CPU)
     loss = torch.nn.functional.cross_entropy(setting.received(samples.features), samples.labels)
     parameters = dict(setting.received.named_parameters())

@@ -40,6 +40,7 @@ from tests.support.objectives import (
     task_loss,
 )
 from tests.support.simulation import simulate
+from tests.support.small_methods import clustered
 
 FINE_TUNED = [preset for preset, recipe in PRESETS.items() if recipe.closing.after_evaluation]
 CONTEXT = PhaseContext(round=3, members=4, classes=2, state={"model/w": np.ones(2)}, trained=("w",))
@@ -200,10 +201,8 @@ def job_of(strategy: dict[str, Any], **fields: Any) -> JobSpec:
 
 def skewed(place: int = 0, *, tested: int = 20) -> SiloData:
     """Two of three classes, which differ in their means."""
-    generator = np.random.default_rng(place)
     labels = np.resize([place % 3, (place + 1) % 3], 60)
-    features = np.eye(3, 4)[labels] + 0.2 * generator.normal(size=(60, 4))
-    return make_data(features, labels, holdout=(features[:tested], labels[:tested]))
+    return clustered(np.random.default_rng(place), labels, spread=0.2, tested=tested)
 
 
 def phase_of(spec: JobSpec, data: SiloData) -> tuple[dict[str, Array], PersonalModel, Work]:

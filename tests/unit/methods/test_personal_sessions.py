@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from crypto.errors import Refusal
 from silo_agent.local_storage.personal_models import KeptModel
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.state import initial_state
-from silo_agent.training.objective import Work
-from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Array, PhaseContext
 from strategies.parts.closing.fine_tuning import FINE_TUNE_PHASE
-from tests.support.agents import Hub, OneHot
-from tests.support.objectives import make_data
+from tests.support.agents import Hub
+from tests.support.small_methods import clustered
+from tests.support.trained import Trained
 
 SILOS, CLASSES = 4, 3
 JOB: dict[str, Any] = {
@@ -36,24 +34,8 @@ JOB: dict[str, Any] = {
 
 def data_of(place: int) -> SiloData:
     """Silo 3 has no hold-out."""
-    generator = np.random.default_rng(place)
     labels = np.resize([place % 3, (place + 1) % 3], 100)
-    features = np.eye(CLASSES, 4)[labels] + 0.4 * generator.normal(size=(100, 4))
-    tested = 0 if place == 3 else 40
-    return make_data(features, labels, holdout=(features[:tested], labels[:tested]))
-
-
-class Trained(OneHot):
-    """The built-in training on data of the test's own."""
-
-    def __init__(self, data: SiloData) -> None:
-        super().__init__()
-        self._objective = TorchObjective(device="cpu")
-        self._own = data
-
-    def compute(self, work: Work) -> Mapping[str, Array]:
-        self.works.append(work)
-        return self._objective.compute(dataclasses.replace(work, data=self._own))
+    return clustered(np.random.default_rng(place), labels, spread=0.4, tested=0 if place == 3 else 40)
 
 
 @pytest_asyncio.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ import pytest_asyncio
 from crypto import encoding
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.state import initial_state
-from silo_agent.training.objective import Work
-from silo_agent.training.torch_objective import TorchObjective
-from strategies.base import Array
 from strategies.presets import PRESETS
 from strategies.published import PUBLISHED
-from tests.support.agents import Hub, OneHot
-from tests.support.objectives import make_data
-from tests.support.simulation import phases, seeded_work, simulate
+from tests.support.agents import Hub
+from tests.support.simulation import phases, simulate
+from tests.support.small_methods import clustered
 from tests.support.soak import cases, one_for_each_sum
+from tests.support.trained import Trained
 
 SILOS, CLASSES = 4, 3
 # four silos of 100 samples; each lacks one class or another, and no silo is alone with one
@@ -43,23 +40,7 @@ OPEN: dict[str, Any] = {"class_statistics": "allow", "local_state": "allow", "mi
 
 
 def data_of(place: int) -> SiloData:
-    generator = np.random.default_rng(place)
-    labels = np.resize(HELD[place], 100)
-    means = np.eye(CLASSES, 4)[labels]
-    features = means + 0.3 * generator.normal(size=(100, 4))
-    return make_data(features, labels, holdout=(features[:20], labels[:20]))
-
-
-class Trained(OneHot):
-    """The built-in training on data of the test's own, seeded as a simulation is."""
-
-    def __init__(self, data: SiloData) -> None:
-        super().__init__()
-        self._objective = TorchObjective(device="cpu")
-        self._own = data
-
-    def compute(self, work: Work) -> Mapping[str, Array]:
-        return self._objective.compute(dataclasses.replace(seeded_work(work), data=self._own))
+    return clustered(np.random.default_rng(place), np.resize(HELD[place], 100), tested=20)
 
 
 @pytest_asyncio.fixture
@@ -69,7 +50,7 @@ async def hub(tmp_path: Path, strategy: dict[str, str]) -> AsyncIterator[Hub]:
     hub.state = initial_state(hub.sign(**fields).spec)
     hub.job = hub.sign(**fields)
     for place, name in enumerate(hub.names):
-        hub.add(name, objective=Trained(data_of(place)), **OPEN)
+        hub.add(name, objective=Trained(data_of(place), is_seeded=True), **OPEN)
     yield hub
     await hub.close()
 

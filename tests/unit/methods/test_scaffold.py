@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.registry import build_model
 from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.server_updates import OWN_CONTROL, drift_correction, next_control
 from silo_agent.training.torch_objective import TorchObjective
@@ -22,6 +21,7 @@ from strategies.base import Array
 from strategies.parts.server_updates.scaffold import CONTROL, CONTROL_BOUND, CONTROL_DELTA
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import Simulated, simulate
+from tests.support.small_methods import built_model, clustered
 
 CLASSES, WIDTH = 3, 4
 SILOS = ([0, 1], [1, 2], [0, 2], [0, 1, 2])
@@ -29,11 +29,8 @@ FIELDS = {"classes": CLASSES, "input_shape": (WIDTH,), "model": {"name": "mlp", 
 
 
 def data_of(place: int) -> SiloData:
-    generator = np.random.default_rng(place)
-    labels = np.resize(SILOS[place], 40 + 20 * place)  # no two weigh the same
-    return make_data(
-        np.eye(CLASSES, WIDTH)[labels] + 0.3 * generator.normal(size=(len(labels), WIDTH)), labels
-    )
+    """No two weigh the same."""
+    return clustered(np.random.default_rng(place), np.resize(SILOS[place], 40 + 20 * place))
 
 
 def train_phases(rounds: int, *, momentum: float, takes_part: object = None) -> list[Simulated]:
@@ -187,8 +184,7 @@ def test_correction_enters_every_step_as_it_is() -> None:
     work = make_work(make_job({"preset": "scaffold"}, **FIELDS), data_of(0))
     c_P, own_P = np.arange(43, dtype=np.float32), np.ones(43, np.float32)
     penalty = drift_correction(with_controls(work, c_P, own_P))
-    spec = work.spec
-    model = build_model(spec.model, classes=CLASSES, input_shape=(WIDTH,), recipe=spec.method.recipe)
+    model = built_model(work.spec)
     gradients = dict(model.named_parameters())
 
     def found() -> Array:

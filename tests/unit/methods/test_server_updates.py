@@ -20,6 +20,7 @@ from strategies.parts.server_updates.fedexp import extrapolation
 from strategies.parts.server_updates.fedopt import MOMENT, SQUARES
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import simulate
+from tests.support.small_methods import make_context
 
 # two silos, p = 0.25 and 0.5; a third, p = 0.25, is not in the sum
 WEIGHTS = (0.25, 0.5)
@@ -29,14 +30,7 @@ MEAN = (DELTAS[0] + 2 * DELTAS[1]) / 3  # [-1/3, -1/3]
 
 def context(options: Mapping[str, Any], state: Mapping[str, Array] | None = None) -> PhaseContext:
     model: dict[str, Array] = {"model/w": np.zeros(2, dtype=np.float32)}
-    return PhaseContext(
-        round=1,
-        members=3,
-        classes=2,
-        state=model if state is None else state,
-        trained=("w",),
-        options=options,
-    )
+    return make_context(model if state is None else state, classes=2, trained=("w",), options=options)
 
 
 def sums(**changes: Any) -> dict[str, Array]:

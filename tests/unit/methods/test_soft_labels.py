@@ -18,8 +18,6 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.statistics.soft_labels import probability_sums, soft_labels
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, PRESENCE, Array, PhaseContext
@@ -27,6 +25,7 @@ from strategies.methods import strategy_for
 from strategies.parts.statistics.soft_labels import KNOWN_ROWS, SOFT_LABELS, SoftLabels
 from tests.support.objectives import CPU, make_data, make_job, make_model, make_work
 from tests.support.simulation import simulate
+from tests.support.small_methods import built_model, make_context, sum_of
 
 # the card's example 1 and, as the third silo, its example 4: logits and labels
 SILOS: list[tuple[list[list[float]], list[int]]] = [
@@ -67,19 +66,13 @@ def values_of(
 
 
 def context(state: dict[str, Array] | None = None, **options: Any) -> PhaseContext:
-    return PhaseContext(
-        round=1, members=3, classes=3, state=state or {}, trained=(), options=feddw(**options).method.options
-    )
-
-
-def summed(values: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    return {name: np.sum([one[name] for one in values], axis=0) for name in values[0]}
+    return make_context(state, options=feddw(**options).method.options)
 
 
 def omega(
     values: Sequence[dict[str, Array]], state: dict[str, Array] | None = None, **options: Any
 ) -> tuple[Array, list[int]]:
-    arrays = STATISTIC.arrays(context(state, **options), summed(values))
+    arrays = STATISTIC.arrays(context(state, **options), sum_of(values))
     return arrays[SOFT_LABELS], arrays[KNOWN_ROWS].tolist()
 
 
@@ -128,7 +121,7 @@ def test_matrix_through_ring_and_masks_is_exact_to_the_rounding() -> None:
 
 
 def test_sums_that_do_not_belong_to_their_counts_show_in_the_figures() -> None:
-    sums = summed([values_of(*silo) for silo in SILOS])
+    sums = sum_of([values_of(*silo) for silo in SILOS])
     sums["soft_labels"][1, 2] += 0.25
     figures = STATISTIC.figures(context(), sums)
     assert figures["soft_label_row_error"] == pytest.approx(0.25, abs=1e-7)
@@ -252,7 +245,7 @@ def test_training_sends_the_soft_labels_of_the_trained_model() -> None:
 
 
 def test_matrix_survives_the_state_file() -> None:
-    arrays = STATISTIC.arrays(context(), summed([values_of(*silo) for silo in SILOS]))
+    arrays = STATISTIC.arrays(context(), sum_of([values_of(*silo) for silo in SILOS]))
     kept = state_from_bytes(state_to_bytes(arrays))
     np.testing.assert_array_equal(kept[SOFT_LABELS], arrays[SOFT_LABELS])
     np.testing.assert_array_equal(kept[KNOWN_ROWS], arrays[KNOWN_ROWS])
@@ -283,9 +276,7 @@ def moved(work: Any, delta_P: Array) -> dict[str, Array]:
 
 
 def asks(job: Any, state: dict[str, Array], data: Any) -> Array:
-    model = build_model(job.model, classes=3, input_shape=job.input_shape, recipe=job.method.recipe)
-    load_arrays(model, state)
-    logits_NC = model.eval()(torch.tensor(data.train.features)).detach()
+    logits_NC = built_model(job, state).eval()(torch.tensor(data.train.features)).detach()
     return np.asarray(sums_of(logits_NC, torch.tensor(data.train.labels)))
 
 
