@@ -82,10 +82,6 @@ class CoordinatorSettings(BaseModel):
     max_state_bytes: int = Field(
         default=4 * GIB, ge=1024, le=256 * GIB, description="largest initial state that is accepted"
     )
-    keep_checkpoints: int = Field(
-        default=3, ge=2, le=1000, description="newest checkpoints kept of a job; the final one always is"
-    )
-
     required_software: tuple[Sha256, ...] = Field(
         default=(),
         max_length=100,

@@ -21,6 +21,7 @@ from coordinator.jobs.selection import Kept, Selection
 from coordinator.jobs.sequence import completed_rounds
 from coordinator.reasons import standstill_in_words
 from coordinator.resources import Resources
+from coordinator.storage.checkpoints import KEPT_CHECKPOINTS
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.session.cohort import SMALLEST_FEDERATION
@@ -151,7 +152,7 @@ class JobManager:
             raise RemoteProtocolError(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
         settings = self._resources.settings
         # what it keeps at once: states, the one that is written among them, and two sums, masked and revealed
-        needed_bytes = (settings.keep_checkpoints + 1) * received.stat().st_size + 2 * largest_bytes
+        needed_bytes = (KEPT_CHECKPOINTS + 1) * received.stat().st_size + 2 * largest_bytes
         disk.check_room(settings.directory, needed_bytes, what=f"job {job.id}")
 
     def _start(self, job: Job, *, is_paused: bool = False) -> None:

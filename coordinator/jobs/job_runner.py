@@ -38,6 +38,7 @@ from coordinator.jobs.statements import Statements
 from coordinator.phase_machine import PhaseState
 from coordinator.reasons import AHEAD, WAITED_FOR, WAY_OUT, Absent, Awaited, FailureReason
 from coordinator.resources import Resources
+from coordinator.storage.checkpoints import KEPT_CHECKPOINTS
 from coordinator.storage.store import Absence, JobStatus, PhaseRow
 from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
 from crypto.session.coordinator_session import CoordinatorState
@@ -293,7 +294,7 @@ class JobRunner:
         completed = completed_rounds(self._resources.store, self.job)
         self._resources.metrics.rounds_completed.labels(federation_job=self.job.id).set(completed)
         newest = [record.state_digest, *(row.state_digest for row in reversed(self._history.rows()))]
-        kept = list(dict.fromkeys(newest))[: self._resources.settings.keep_checkpoints]
+        kept = list(dict.fromkeys(newest))[:KEPT_CHECKPOINTS]
         best = self.selection.kept
         kept += [] if best is None else [best.state_digest]
         self._resources.checkpoints.keep_only(self.job.digest, kept)

@@ -15,6 +15,8 @@ from chorale.spec.state import GlobalState, state_from_file, state_parts
 from crypto.errors import RemoteProtocolError
 
 SUFFIX = ".safetensors"
+# newest states kept of a job, besides its best and its last: a silo may still be downloading the one before
+KEPT_CHECKPOINTS = 3
 
 
 class Checkpoints:

@@ -30,7 +30,6 @@ def test_best_round_and_early_stop_survive_a_kill_after_a_phase_was_stored(
     with LocalFederation(
         folder=tmp_path,
         silos=3,
-        coordinator={"keep_checkpoints": 2},
         silo={"objective": "tests.support.scripted:objective"},
     ) as federation:
         federation.start_coordinator(halt=halt)
@@ -56,7 +55,7 @@ def test_best_round_and_early_stop_survive_a_kill_after_a_phase_was_stored(
             2,
             "loss 1.000 (no interval, 60 tested), the lowest",
         )
-        # the model after round 2 is what round 3 starts from; of the last five rounds two states are kept
+        # the model after round 2 is what round 3 starts from; of the last five rounds three states are kept
         np.testing.assert_allclose(federation.fetch(job_id)["model/votes"], np.full(3, 2 / 3), atol=1e-6)
         _, facts = read_model(tmp_path / "fetched.safetensors")
         assert (facts["job"][:12], facts["round"], facts["method"]) == (job_id, "2", "fedavg")

@@ -24,6 +24,7 @@ from tests.support.ceremony import Ceremony
 from web.console.app import Console, application
 from web.console.coordinator import Coordinator, Overview, Watched
 from web.console.logins import CertificateLogins
+from web.console.server import IDLE_SECONDS, LONGEST_SECONDS
 from web.console.settings import ConsoleSettings
 from web.console.under_way import LoginsUnderWay
 from web.shared.serving import CERTIFICATE
@@ -140,8 +141,8 @@ class Pages:
         )
         self.sessions: Sessions[Any] = Sessions(
             clock=lambda: self.seconds,
-            idle_seconds=60.0 * self.settings.idle_minutes,
-            longest_seconds=60.0 * self.settings.session_minutes,
+            idle_seconds=IDLE_SECONDS,
+            longest_seconds=LONGEST_SECONDS,
             cookie="__Host-chorale",
         )
         self.console = Console(

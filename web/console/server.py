@@ -12,6 +12,10 @@ from chorale.observability.logs import get_logger
 from chorale.transport import tls
 from web.console.settings import ConsoleSettings
 
+IDLE_SECONDS = 30 * 60.0  # a session that rests so long ends
+# a provider is asked at the login alone: whose account it closes can read here until then
+LONGEST_SECONDS = 4 * 3600.0
+
 log = get_logger("web.console.server")
 
 
@@ -50,8 +54,8 @@ async def serve(settings: ConsoleSettings) -> None:
             provider=None if settings.oidc is None else Provider(settings.oidc, url=settings.url),
             sessions=Sessions(
                 clock=time.monotonic,
-                idle_seconds=60.0 * settings.idle_minutes,
-                longest_seconds=60.0 * settings.session_minutes,
+                idle_seconds=IDLE_SECONDS,
+                longest_seconds=LONGEST_SECONDS,
                 cookie="__Host-chorale",
             ),
             under_way=LoginsUnderWay(clock=time.monotonic),

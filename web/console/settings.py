@@ -85,13 +85,6 @@ class ConsoleSettings(LineSettings):
         description="the authority's signed roster, whose operators log in by certificate; null: nobody does",
     )
     oidc: OidcSettings | None = Field(default=None, description="login by a provider; null: none")
-    idle_minutes: int = Field(default=30, ge=1, le=480, description="a session that rests so long ends")
-    session_minutes: int = Field(
-        default=240,
-        ge=5,
-        le=720,
-        description="after so long every session ends, and the person logs in again",
-    )
 
     @model_validator(mode="after")
     def _lets_somebody_in(self) -> ConsoleSettings:
