@@ -74,25 +74,12 @@ JobId = str | SubmittedJob
 class Federation:
     """One operator of one federation. Each call opens a connection of its own and closes it.
 
-    config: the operator's settings file (docs/examples/operator.yaml). The other arguments stand above it,
-    as the options of `chorale job` do. Raises ConfigError that names what is missing.
+    config: the operator's settings file (docs/examples/operator.yaml), whose fields variables of the
+    environment may give instead. Raises ConfigError that names what is missing.
     """
 
-    def __init__(
-        self,
-        config: File | None = None,
-        *,
-        coordinator: str | None = None,
-        federation: str | None = None,
-        certificate: File | None = None,
-        key: File | None = None,
-        authority: File | None = None,
-    ) -> None:
-        self.settings: OperatorSettings = operator_settings(
-            None if config is None else Path(config),
-            given={"coordinator": coordinator, "federation": federation, "authority": authority},
-            identity={"certificate": certificate, "key": key},
-        )
+    def __init__(self, config: File | None = None) -> None:
+        self.settings: OperatorSettings = operator_settings(None if config is None else Path(config))
 
     def __repr__(self) -> str:
         return f"Federation({self.settings.federation!r} at {self.settings.coordinator!r})"
@@ -251,10 +238,10 @@ class Federation:
 
 
 class AsyncFederation:
-    """A Federation whose calls are awaited: each runs in a thread. Arguments and errors are Federation's."""
+    """A Federation whose calls are awaited: each runs in a thread. Errors are Federation's."""
 
-    def __init__(self, config: File | None = None, **arguments: Any) -> None:
-        self._federation = Federation(config, **arguments)
+    def __init__(self, config: File | None = None) -> None:
+        self._federation = Federation(config)
 
     async def plan(self, job: JobFile, *, init: File | None = None) -> Plan:
         """Federation.plan."""

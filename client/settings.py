@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from chorale.spec.line_settings import LineSettings
@@ -17,24 +16,11 @@ class OperatorSettings(LineSettings):
     """Who submits jobs, and to whom. Paths are relative to the working directory."""
 
 
-def operator_settings(
-    config: Path | None,
-    *,
-    given: Mapping[str, object],
-    identity: Mapping[str, object],
-    options: Mapping[str, str] | None = None,
-) -> OperatorSettings:
-    """Settings from file and environment, with the options that were given on top.
-
-    options: what errors call them, by field. Raises ConfigError that names what is missing.
-    """
+def operator_settings(config: Path | None) -> OperatorSettings:
+    """Settings from file and environment. Raises ConfigError that names what is missing."""
     values = load_mapping(config, ENV_PREFIX)
-    values |= {name: value for name, value in given.items() if value is not None}
-    chosen = {name: value for name, value in identity.items() if value is not None}
-    if chosen:
-        values["identity"] = {**values.get("identity", {}), **chosen}
-    given_by = str(config or "options")
+    source = str(config or "environment")
     try:
-        return check_values(OperatorSettings, values, source=given_by, env_prefix=ENV_PREFIX, options=options)
+        return check_values(OperatorSettings, values, source=source, env_prefix=ENV_PREFIX)
     except ConfigError as error:
         raise error if config else with_hint(error, "--config FILE names the operator's settings") from None

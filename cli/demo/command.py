@@ -198,7 +198,7 @@ def _run(plan: Plan, processes: Processes) -> dict[str, Any]:
     hold_ceremony(plan)
     address, silos = _start(plan, processes)
     config = write_operator(plan, coordinator=address)
-    with connect(operator_settings(config, given={}, identity={})) as (operations, identity):
+    with connect(operator_settings(config)) as (operations, identity):
         processes.wait_until(
             lambda: sum(silo.connected for silo in operations.silos().silos) == len(plan.silos),
             what="all silos connected",

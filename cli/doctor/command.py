@@ -113,7 +113,7 @@ def _examination(
         return partial(silo.examine, settings, job_file, machine, say=say, findings=findings)
     from cli.doctor import operator
 
-    own = operator_settings(config, given={}, identity={})
+    own = operator_settings(config)
     return partial(operator.examine, own, machine, say=say, findings=findings)
 
 

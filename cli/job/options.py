@@ -26,7 +26,7 @@ def operator_options(*, is_optional: bool) -> Callable[[Command], Command]: ...
 def operator_options(
     command: Command | None = None, *, is_optional: bool = False
 ) -> Command | Callable[[Command], Command]:
-    """Gives a command `settings`, from --config, the environment and single options.
+    """Gives a command `settings`, from --config and the environment.
 
     is_optional: None where nothing names a coordinator.
     """
@@ -45,32 +45,12 @@ def check_out_file(out: Path) -> None:
 
 
 def _with_options(command: Command, *, is_optional: bool) -> Command:
-    path = click.Path(path_type=Path)
-
-    @click.option("--config", type=path, help="The operator's settings file.")
-    @click.option("--coordinator", help="host:port of the coordinator.")
-    @click.option("--certificate", type=path, help="The operator's certificate.")
-    @click.option("--key", type=path, help="The operator's private key.")
-    @click.option("--authority", type=path, help="Certificate of the federation's authority.")
-    @click.option("--federation", help="Name of the federation.")
+    @click.option("--config", type=click.Path(path_type=Path), help="The operator's settings file.")
     @wraps(command)
-    def with_settings(
-        config: Path | None,
-        coordinator: str | None,
-        certificate: Path | None,
-        key: Path | None,
-        authority: Path | None,
-        federation: str | None,
-        **arguments: Any,
-    ) -> None:
-        identity = {"certificate": certificate, "key": key}
-        given = {"coordinator": coordinator, "authority": authority, "federation": federation}
-        named = (config, coordinator, os.environ.get(f"{ENV_PREFIX}COORDINATOR"))
-        if is_optional and not any(named):
+    def with_settings(config: Path | None, **arguments: Any) -> None:
+        if is_optional and config is None and f"{ENV_PREFIX}COORDINATOR" not in os.environ:
             command(settings=None, **arguments)
-            return
-        of_fields = {name: f"--{name}" for name, value in given.items() if value is not None}
-        settings = operator_settings(config, given=given, identity=identity, options=of_fields)
-        command(settings=settings, **arguments)
+        else:
+            command(settings=operator_settings(config), **arguments)
 
     return with_settings

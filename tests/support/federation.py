@@ -173,7 +173,7 @@ class LocalFederation:
 
     def report(self, job_id: str) -> dict[str, Any]:
         """The report of an ended job."""
-        with operations.connect(operator_settings(self.operator_file(), given={}, identity={})) as (
+        with operations.connect(operator_settings(self.operator_file())) as (
             commands,
             _,
         ):

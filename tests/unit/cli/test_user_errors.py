@@ -131,8 +131,14 @@ HERE = {
         prepare=_roster_of_another_authority,
     ),
     "key of another certificate": Mistake(
-        "job list --config {operator} --key {folder}/members/silo-silo-0.key",
+        "job list --config {operator}",
         r"the key does not belong to the certificate",
+        settings={
+            "identity": {
+                "certificate": "{folder}/members/operator-ops.crt",
+                "key": "{folder}/members/silo-silo-0.key",
+            }
+        },
     ),
     "silo as operator": Mistake(
         "job list --config {operator}",
@@ -144,11 +150,8 @@ HERE = {
             }
         },
     ),
-    "settings are not given": Mistake("job list", r"options: federation, .*, authority: values are required"),
-    # its error named the settings file, which holds an address
-    "coordinator option is no address": Mistake(
-        "job list --config {operator} --coordinator nowhere",
-        r"error: --coordinator: expected host:port .*, got 'nowhere'",
+    "settings are not given": Mistake(
+        "job list", r"environment: federation, .*, authority: values are required"
     ),
     # it was found out once the coordinator had answered
     "tracker is no address": Mistake(
