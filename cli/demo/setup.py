@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from chorale.runtime import plain_yaml
 from cli.demo.plan import AUTHORITY, COORDINATOR, OPERATOR, Plan, Settings
 from cli.demo.processes import run_commands
+from cli.settings_files import own_files, settings_file
 from crypto.errors import ConfigError
 
 HOSTS = ["--host", "127.0.0.1", "--host", "localhost"]
@@ -76,7 +76,7 @@ def write_coordinator(plan: Plan) -> Path:
         "heartbeat_seconds": 0.5,
         "reconnect_grace_seconds": 1.0,
     }
-    return _write(plan.folder(COORDINATOR) / "coordinator.yaml", settings)
+    return _write(plan.folder(COORDINATOR), "coordinator", settings)
 
 
 def write_silo(plan: Plan, name: str, *, coordinator: str) -> Path:
@@ -87,33 +87,30 @@ def write_silo(plan: Plan, name: str, *, coordinator: str) -> Path:
         "name": name,
         "coordinator": coordinator,
         "directory": str(folder / "state"),
-        "policy": str(_write(folder / "policy.yaml", plan.policy)),
+        "policy": str(_write(folder, "policy", plan.policy)),
         **plan.silos[name],
     }
-    return _write(folder / "silo.yaml", settings)
+    return _write(folder, "silo", settings)
 
 
 def write_operator(plan: Plan, *, coordinator: str) -> Path:
     settings = {**_membership(plan, OPERATOR), "coordinator": coordinator}
-    return _write(plan.folder(OPERATOR) / "operator.yaml", settings)
+    return _write(plan.folder(OPERATOR), "operator", settings)
 
 
 def write_job(plan: Plan) -> Path:
     """The operator's job file."""
-    return _write(plan.folder(OPERATOR) / "job.yaml", plan.job)
+    return _write(plan.folder(OPERATOR), "job", plan.job)
 
 
 def _membership(plan: Plan, name: str) -> Settings:
-    folder = plan.folder(name)
-    return {
-        "federation": plan.federation,
-        "identity": {"certificate": str(folder / f"{name}.crt"), "key": str(folder / f"{name}.key")},
-        "authority": str(plan.folder(AUTHORITY) / "authority.crt"),
-    }
+    own = own_files(plan.folder(name), name, authority=plan.folder(AUTHORITY))
+    return {"federation": plan.federation, **own}
 
 
-def _write(path: Path, settings: Settings) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(plain_yaml.dump(settings) + "...\n")
+def _write(folder: Path, kind: str, settings: Settings) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{kind}.yaml"
+    path.write_bytes(settings_file(kind, settings))
     os.chmod(path, 0o600)
     return path

@@ -8,13 +8,11 @@ from typing import Any
 
 import click
 
-from chorale.spec.settings_file import check_values
 from cli.authority.commands import LONGEST_DAYS, found
 from cli.authority.folder import CERTIFICATE
 from cli.authority.history import ROSTER
-from cli.init.commented import commented
 from cli.keys import check_new, make_request, write_new
-from cli.schema import model_of
+from cli.settings_files import own_files, settings_file
 from client.errors import with_hint
 from crypto.errors import ConfigError
 from crypto.identity.certificates import MemberId, Role
@@ -76,15 +74,16 @@ def federation(federation: str, coordinator: str, silos: tuple[str, ...], operat
     authority, home = out / "authority", out / operator
     member = MemberId(federation=federation, role=Role.OPERATOR, name=operator)
     files = {
-        home / "operator.yaml": _filled(
+        home / "operator.yaml": settings_file(
             "operator",
-            {"federation": federation, "coordinator": coordinator, **_own_files(home, operator)},
-            title="Settings of an operator: chorale job ... --config operator.yaml",
+            {
+                "federation": federation,
+                "coordinator": coordinator,
+                **own_files(home, operator, authority=home),
+            },
         ),
-        home / "job.yaml": _filled(
-            "job",
-            {**FIRST_JOB, "federation": federation, "silos": list(silos)},
-            title="A first job, on scikit-learn's handwritten digits: chorale job submit job.yaml",
+        home / "job.yaml": settings_file(
+            "job", {**FIRST_JOB, "federation": federation, "silos": list(silos)}
         ),
     }
     _check_all_new(*files, home / f"{operator}.key", authority / CERTIFICATE)
@@ -125,12 +124,11 @@ def coordinator(federation: str, name: str, hosts: tuple[str, ...], port: int, o
     values = {
         "federation": federation,
         "listen": f"0.0.0.0:{port}",
-        **_own_files(home, name),
+        **own_files(home, name, authority=home),
         "roster": str(home / "roster.json"),
         "directory": str(home / "state"),
     }
-    title = "Settings of the coordinator: chorale coordinator run --config coordinator.yaml"
-    files = {path: _filled("coordinator", values, title=title)}
+    files = {path: settings_file("coordinator", values)}
     _check_all_new(*files, home / f"{name}.key")
     _write(files)
     make_request(MemberId(federation=federation, role=Role.COORDINATOR, name=name), hosts, home)
@@ -169,19 +167,14 @@ def silo(
     values = {
         "federation": federation,
         "coordinator": coordinator,
-        **_own_files(home, name),
+        **own_files(home, name, authority=home),
         "name": name,
         "directory": str(home / "state"),
         "policy": str(home / "policy.yaml"),
         "data": {"format": data_format} | ({} if data is None else {"path": str(data)}),
     }
     policy = {"federation": federation, **FIRST_POLICY}
-    files = {
-        path: _filled("silo", values, title="Settings of a silo agent: chorale silo run --config silo.yaml"),
-        home / "policy.yaml": _filled(
-            "policy", policy, title="What may leave this silo; it has the last word."
-        ),
-    }
+    files = {path: settings_file("silo", values), home / "policy.yaml": settings_file("policy", policy)}
     _check_all_new(*files, home / f"{name}.key")
     _write(files)
     make_request(MemberId(federation=federation, role=Role.SILO, name=name), (), home)
@@ -192,20 +185,6 @@ def silo(
         f"chorale doctor --config {path}",
         f"chorale silo run --config {path}",
     )
-
-
-def _own_files(home: Path, name: str) -> dict[str, Any]:
-    """Where a member's own key and certificates will lie."""
-    identity = {"certificate": str(home / f"{name}.crt"), "key": str(home / f"{name}.key")}
-    return {"identity": identity, "authority": str(home / CERTIFICATE)}
-
-
-def _filled(kind: str, values: Mapping[str, Any], *, title: str) -> bytes:
-    """A file of a kind of cli.schema. Raises ConfigError for a value that is not allowed."""
-    model = model_of(kind)
-    later = {"not_after": "9999-12-31T00:00:00Z"} if kind == "job" else {}  # which `job submit` fills in
-    check_values(model, {**later, **values}, source="init")
-    return commented(model, values, title=title, kind=kind).encode()
 
 
 def _check_all_new(*paths: Path) -> None:

@@ -104,8 +104,9 @@ ROOMS = {
     "web.shared": "templating < charts < serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
-    "cli": "startup < errors < schema < keys < output < audit < authority < coordinator < operator "
-    "< evidence < model < job < console < given_data < silo < doctor < init < demo < simulate < main",
+    "cli": "startup < errors < schema < keys < output < audit < authority < settings_files < coordinator "
+    "< operator < evidence < model < job < console < given_data < silo < doctor < init < demo < simulate "
+    "< main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

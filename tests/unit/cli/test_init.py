@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from chorale.spec.settings_file import parse_mapping
-from cli.init.commented import commented
 from cli.schema import model_of
+from cli.settings_files import settings_file
 from silo_agent.training.data.settings import DataFormat
 from tests.unit.cli.conftest import Calls
 
@@ -52,7 +52,7 @@ LATER = {"not_after": "2099-12-31T00:00:00Z"}  # which `job submit` fills in
 
 
 def text_of(kind: str) -> str:
-    return commented(model_of(kind), GIVEN[kind], title="A file.", kind=kind)
+    return settings_file(kind, GIVEN[kind]).decode()
 
 
 @pytest.mark.parametrize("kind", GIVEN)

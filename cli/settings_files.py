@@ -1,4 +1,5 @@
-"""A settings file: the fields that are given, each under its model's own sentence, and the names of the rest.
+"""What writes settings files and jobs, for `chorale init` and `chorale demo`: the fields that are given, each
+under its model's own sentence, and the names of the rest.
 
 There is no second text: a description that is wrong in a file is wrong in the model.
 """
@@ -15,24 +16,42 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from chorale.runtime import plain_yaml
+from chorale.spec.settings_file import END, check_values
+from cli.authority.folder import CERTIFICATE
+from cli.schema import model_of
 
 WIDTH = 100
+TITLES = {
+    "coordinator": "Settings of the coordinator: chorale coordinator run --config coordinator.yaml",
+    "silo": "Settings of a silo agent: chorale silo run --config silo.yaml",
+    "policy": "What may leave this silo; it has the last word.",
+    "operator": "Settings of an operator: chorale job ... --config operator.yaml",
+    "job": "A job: chorale job submit job.yaml --config operator.yaml",
+}
+LATER = {"job": {"not_after": "9999-12-31T00:00:00Z"}}  # which `job submit` fills in
 
 
-def commented(model: type[BaseModel], values: Mapping[str, Any], *, title: str, kind: str) -> str:
-    """YAML. values: by name, of the fields that are given; a mapping for a part with fields of its own.
-    kind: as `chorale schema` names it."""
+def settings_file(kind: str, values: Mapping[str, Any]) -> bytes:
+    """A file of a kind of cli.schema, in YAML. values: by name, of the fields that are given; a mapping for a
+    part with fields of its own. Raises ConfigError for a value that is not allowed."""
+    model = model_of(kind)
+    check_values(model, {**LATER.get(kind, {}), **values}, source=f"{kind}.yaml")
     head = (
-        title,
+        TITLES[kind],
         "An unknown field is an error. Paths are relative to the folder that the command is called in. "
         "The last line says that the file is whole.",
     )
     others = ", ".join(key for key, _ in _keys(model) if key not in values)
     rest = f"Further fields, each with a default that `chorale schema {kind}` explains: {others}."
     lines = [line for text in head for line in _sentence(text, indent="")]
-    return (
-        "\n".join([*lines, *_fields(model, values, indent=""), "", *_sentence(rest, indent=""), "..."]) + "\n"
-    )
+    lines += [*_fields(model, values, indent=""), "", *_sentence(rest, indent=""), END.decode()]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def own_files(folder: Path, name: str, *, authority: Path) -> dict[str, Any]:
+    """Where a member's own key and certificates lie. authority: folder of the federation's certificate."""
+    identity = {"certificate": str(folder / f"{name}.crt"), "key": str(folder / f"{name}.key")}
+    return {"identity": identity, "authority": str(authority / CERTIFICATE)}
 
 
 def _keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
