@@ -253,9 +253,10 @@ def _software(version: str, digest: bytes) -> str:
     return f"{word}, sha256:{digest.hex()[:64] or 'none'}"
 
 
-def phase_facts(record: PhaseRecord) -> dict[str, Any]:
-    """A phase as `--json` and report.json have it."""
+def phase_facts(record: PhaseRecord, *, title: str) -> dict[str, Any]:
+    """A phase as `--json`, report.json and the pages have it. title: of JobHistory, for people."""
     return {
+        "title": title if kind_of(record) == TRAIN else record.phase,
         "round": record.round,
         "phase": record.phase,
         "result": record.result,
@@ -263,24 +264,27 @@ def phase_facts(record: PhaseRecord) -> dict[str, Any]:
         "attempts": record.attempts,
         "cohort": list(record.cohort),
         "left_out": left_out_facts(record),
-        "data_share": record.data_share,
+        "data_share": finite(record.data_share),
         "figures": {name: finite(value) for name, value in sorted(record.figures.items())},
-        "wall_seconds": record.wall_seconds,
-        "approval_seconds": record.approval_seconds,
+        "wall_seconds": finite(record.wall_seconds),
+        "approval_seconds": finite(record.approval_seconds),
         "upload_bytes": record.upload_bytes,
         "verified_by": record.verified_by,
+        "threshold": record.threshold,
         "state_digest": record.state_digest.hex(),
     }
 
 
 def left_out_facts(record: PhaseRecord) -> list[dict[str, Any]]:
-    """rule: policy field that refused. text: what a person who rejected the job typed. Absent without one."""
+    """words: for people. rule: policy field that refused. text: what a person who rejected the job typed.
+    Both are absent without one."""
     return [
         {
             "round": record.round,
             "silo": left.silo,
             "stage": left.stage,
             "reason": left.reason,
+            "words": left_out_in_words(left, record),
             **({"rule": left.rule} if left.rule else {}),
             **({"text": left.text} if left.text else {}),
         }

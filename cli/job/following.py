@@ -36,7 +36,7 @@ def follow_json(operations: Operations, job_digest: bytes) -> JobHistory:
     for event in operations.watch(job_digest):
         record = history.add(event)
         if record is not None:
-            click.echo(json.dumps({"phase": phase_facts(record)}))
+            click.echo(json.dumps({"phase": phase_facts(record, title=history.title(record))}))
         if (facts := summary_facts(history.summary)) != state and history.summary.job_digest:
             state = facts
             click.echo(json.dumps({"job": facts}))

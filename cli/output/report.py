@@ -1,15 +1,13 @@
-"""The report of a job: report.json's document, rounds.csv, and the files of both with a page. Other programs
+"""The report of a job: report.json's document, and its file beside rounds.csv and a page. Other programs
 read the document's keys: none is renamed.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,8 @@ from client.history import (
 from strategies.figure import Figure
 from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN
-from web.report.page import Document, page
+from web.report.page import page
+from web.shared.phases import Document, phases_csv
 
 UNUSUAL = "allow_unusual"
 MAX_AXES = 4  # of a table; a task's own have three at most
@@ -111,42 +110,19 @@ def document(
         "is_private": _is_private(history, promise),
         **_privacy(promise, spent or {}),
         "policy": policy or {},
-        "phases": [phase_facts(record) for record in history.records],
+        "phases": [phase_facts(record, title=history.title(record)) for record in history.records],
         # as it was signed: its SHA-256 is `job`
         "job_file": history.signed and history.signed.spec_bytes.decode(errors="replace"),
     }
 
 
-def rounds_csv(report: Document) -> str:
-    """One row a phase; each figure that some phase has is a column."""
-    figures = sorted({name for phase in report["phases"] for name in phase["figures"]})
-    rows = io.StringIO()
-    writer = csv.writer(rows, lineterminator="\n")
-    fixed = ("round", "phase", "result", "reason", "attempts", "data_share", "upload_bytes", "wall_seconds")
-    writer.writerow([*fixed, "cohort", "left_out", *(_cell(name) for name in figures)])
-    for phase in report["phases"]:
-        left_out = "; ".join(f"{left['silo']} {left['reason']}" for left in phase["left_out"])
-        cells = [*(phase[name] for name in fixed), " ".join(phase["cohort"]), left_out]
-        writer.writerow([_cell(cell) for cell in [*cells, *(phase["figures"].get(name) for name in figures)]])
-    return rows.getvalue()
-
-
 def write_report(report: Document, folder: Path) -> None:
     """report.json, report.html and rounds.csv."""
     folder.mkdir(parents=True, exist_ok=True)
-    made: dict[str, Callable[[Document], str]] = {"rounds.csv": rounds_csv, "report.html": page}
     write_atomic(folder / "report.json", json.dumps(report, indent=2).encode() + b"\n", mode=0o644)
-    for name, make in made.items():  # the figures first, whatever becomes of their pages
-        write_atomic(folder / name, make(report).encode(), mode=0o644)
-
-
-def _cell(value: object) -> object:
-    """Security: a spreadsheet runs what begins so, and words in here are the coordinator's."""
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    # the figures first, whatever becomes of their page
+    write_atomic(folder / "rounds.csv", phases_csv(report["phases"]).encode(), mode=0o644)
+    write_atomic(folder / "report.html", page(report).encode(), mode=0o644)
 
 
 def _intervals(history: JobHistory) -> Document:

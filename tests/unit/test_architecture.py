@@ -101,7 +101,7 @@ ROOMS = {
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
-    "web.shared": "templating < charts < serving < pages < sessions < streams",
+    "web.shared": "templating < phases < charts < serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < output < audit < authority < settings_files < coordinator "

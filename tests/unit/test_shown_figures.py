@@ -8,14 +8,12 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-import web.console
 from chorale.evidence import PhaseFacts
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, PhaseRecord, Table
@@ -34,6 +32,7 @@ from tests.support.task_samples import TASK_JOBS, job_of
 from web.console import rounds
 from web.report.page import page
 from web.shared.charts import chart
+from web.shared.phases import phase_rows, phases_csv
 from web.shared.templating import environment
 
 SUMS = {"correct": np.array(949.4), "tested": np.array(1298.4), "loss_sum": np.array(4904.0)}
@@ -63,9 +62,9 @@ def the_table(found: JobHistory) -> str:
 
 
 def the_consoles_table(found: JobHistory) -> str:
-    templates = environment(Path(web.console.__file__).parent / "templates")
-    macros = templates.get_template("_phases.html").module
-    return str(macros.phase_table(rounds.rows(found), found.main))  # type: ignore[attr-defined]
+    macros = environment().get_template("_macros.html").module
+    rows = phase_rows(rounds.phases(found), main=found.main)
+    return str(macros.phase_table(found.main, rows))  # type: ignore[attr-defined]
 
 
 def the_model_card(found: JobHistory) -> str:
@@ -140,10 +139,9 @@ def of_mlflow(found: JobHistory) -> dict[str, float]:
 
 DOCUMENTS: dict[str, Callable[[JobHistory], Any]] = {
     "report.json": lambda found: json.loads(json.dumps(report.document(found), allow_nan=False)),
-    "rounds.csv": lambda found: flat_rows(report.rounds_csv(report.document(found))),
-    "job watch --json": lambda found: [phase_facts(each) for each in found.records],
+    "rounds.csv": lambda found: flat_rows(phases_csv(rounds.phases(found))),
+    "job watch --json": lambda found: [phase_facts(each, title="") for each in found.records],
     "console, rounds.json": lambda found: json.loads(rounds.as_json(found)),
-    "console, rounds.csv": lambda found: flat_rows(rounds.as_csv(found).decode()),
     "rounds.jsonl": lambda found: results_of(found).rounds[0].to_json(),
     "notebook, frame": a_frame,
     "MLflow": of_mlflow,

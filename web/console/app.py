@@ -31,6 +31,7 @@ from web.console.oidc import CALLBACK, Provider
 from web.console.settings import ConsoleSettings
 from web.console.under_way import LoginsUnderWay
 from web.shared.pages import Guard, form_of, page
+from web.shared.phases import phase_rows, phases_csv
 from web.shared.serving import CERTIFICATE, MAX_BODY_BYTES, static_folder
 from web.shared.sessions import Session, Sessions, comes_from, is_own_form
 from web.shared.streams import Streams
@@ -318,7 +319,7 @@ async def all_rounds(console: Console, request: Request, session: Session[Login]
     async with console.coordinator.watched(_digest(request)) as job:
         values = {
             **_job_values(console, job, session),
-            "rows": rounds.rows(job.history, newest=rounds.MOST_ROWS),
+            "rows": phase_rows(rounds.phases(job.history, newest=rounds.MOST_ROWS), main=job.history.main),
         }
         return console.render(request, "rounds.html", session, **values)
 
@@ -328,7 +329,7 @@ async def download(console: Console, request: Request, session: Session[Login]) 
     kind, digest = request.url.path.rpartition(".")[2], _digest(request)
     async with console.coordinator.watched(digest) as job:
         data, media = (
-            (rounds.as_csv(job.history), "text/csv")
+            (phases_csv(rounds.phases(job.history)), "text/csv")
             if kind == "csv"
             else (rounds.as_json(job.history), "application/json")
         )
@@ -422,7 +423,7 @@ def _job_values(console: Console, job: Watched, session: Session[Login]) -> dict
     return {
         "job": summary,
         "id": summary.job_digest.hex(),
-        "rows": rounds.rows(job.history, newest=rounds.NEWEST),
+        "rows": phase_rows(rounds.phases(job.history, newest=rounds.NEWEST), main=job.history.main),
         "phases": len(job.history.records),
         "newest": rounds.NEWEST,
         "main": job.history.main,

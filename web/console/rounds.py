@@ -1,65 +1,31 @@
-"""A job's history as rows and curves: what the page's table, its chart and the downloads hold."""
+"""A job's history as rows and curves: what the page's table, its charts and rounds.json hold."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from typing import Any
 
-from chorale.results import finite
 from chorale.spec.settings_file import parse_mapping
 from client.history import (
     JobHistory,
     curves_facts,
     figure_by_round,
-    kind_of,
-    left_out_in_words,
     personal_figures,
+    phase_facts,
 )
 from crypto.errors import ConfigError
-from strategies.figure import figure_in, parts_of
 from strategies.phases.training import TRAIN
 from web.shared.charts import Curve, charts
+from web.shared.phases import Document
 from web.shared.templating import size
 
 NEWEST = 25  # phases on a job's own page; another page has more
 MOST_ROWS = 2_000  # of that one; the downloads have all
 
 
-def rows(history: JobHistory, *, newest: int | None = None) -> list[dict[str, Any]]:
-    """One row for each phase, the newest first."""
-    main = history.main
+def phases(history: JobHistory, *, newest: int | None = None) -> list[Document]:
+    """Oldest first."""
     records = history.records if newest is None else history.records[-newest:]
-    return [
-        {
-            "title": history.title(record),
-            "phase": kind_of(record),
-            "round": record.round,
-            "result": record.result,
-            "reason": record.reason,
-            "attempts": record.attempts,
-            "figure": figure_in(record.figures, main),
-            "loss": figure_in(record.figures, "loss"),
-            "silos": len(record.cohort),
-            "data_share": record.data_share,
-            "left_out": [
-                {
-                    "silo": left.silo,
-                    "stage": left.stage,
-                    "reason": left.reason,
-                    "message": left.rule or left.text,
-                    "words": left_out_in_words(left, record),
-                }
-                for left in record.left_out
-            ],
-            "seconds": record.wall_seconds,
-            "upload_bytes": record.upload_bytes,
-            "verified_by": record.verified_by,
-            "threshold": record.threshold,
-        }
-        for record in reversed(records)
-    ]
+    return [phase_facts(record, title=history.title(record)) for record in records]
 
 
 def figures(history: JobHistory) -> list[tuple[str, list[Curve]]]:
@@ -71,36 +37,12 @@ def figures(history: JobHistory) -> list[tuple[str, list[Curve]]]:
     return [(name, charts(points, name, silos=len(history.summary.silos))) for name in names]
 
 
-def as_csv(history: JobHistory) -> bytes:
-    """rounds.csv, oldest first. A text that a spreadsheet would take for a formula gets a quote before it."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    columns = ("title", "phase", "round", "result", "reason", "attempts", "silos")
-    more = ("data_share", "seconds", "upload_bytes", "verified_by", "threshold")
-    parts = [part for name in ("figure", "loss") for part in parts_of(name)]
-    writer.writerow([*columns, *more, *parts, "left_out"])
-    for row in reversed(rows(history)):
-        left = "; ".join(f"{each['silo']} ({each['stage']}: {each['reason']})" for each in row["left_out"])
-        figures = [each.flat(name) for name in ("figure", "loss") if (each := row[name]) is not None]
-        numbers = {part: finite(value) for each in figures for part, value in each.items()}
-        cells = [*(row[name] for name in (*columns, *more)), *map(numbers.get, parts), left]
-        writer.writerow(map(_cell, cells))
-    return text.getvalue().encode()
-
-
 def as_json(history: JobHistory) -> bytes:
     """rounds.json, oldest first."""
     summary = history.summary
     head = {"job": summary.job_digest.hex(), "name": summary.name, "status": summary.status}
-    phases = [
-        {**row, **{name: row[name] and row[name].to_json() for name in ("figure", "loss")}}
-        for row in reversed(rows(history))
-    ]
-    return to_json({**head, "main": history.main, "phases": phases})
-
-
-def to_json(value: object) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False).encode()
+    document = {**head, "main": history.main, "phases": phases(history)}
+    return json.dumps(document, indent=1, allow_nan=False).encode()
 
 
 def facts(history: JobHistory) -> list[tuple[str, str]]:
@@ -176,9 +118,3 @@ def _words(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(_words(each) for each in value)
     return "" if value is None else str(value)
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return "" if value is None else value

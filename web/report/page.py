@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -19,11 +18,10 @@ from chorale.results import APPLIED
 from client.history import score_word
 from strategies.figure import Figure, figure_in, in_words, names_of_figures, parts_of
 from strategies.phases.evaluation import EVALUATE
-from strategies.phases.training import TRAIN
 from web.shared.charts import charts
+from web.shared.phases import Document, phase_rows
 from web.shared.templating import environment
 
-Document = dict[str, Any]
 Rows = Sequence[Sequence[object]]
 
 EXACT, NOISED = "exact in fixed point", "after noise on all that depends on data"
@@ -52,9 +50,8 @@ def page(report: Document) -> str:
         personal=_personal(report),
         final=_final_figures(report),
         classes=_classes(report),
-        rounds=_rounds(report["phases"], figure=main),
+        phases=phase_rows(report["phases"], main=main, has_names=True),
         took_part=_took_part(report),
-        left_out=_left_out(report),
         exactness=EXACT if report["epsilon"] is None else NOISED,
         verification=_verification(report),
         privacy=_privacy(report),
@@ -201,32 +198,4 @@ def _took_part(report: Document) -> Rows:
             [f"{times} times {why}" for why, times in part["left_out"].items()],
         )
         for silo, part in report["took_part"].items()
-    ]
-
-
-def _left_out(report: Document) -> Rows:
-    return [
-        (
-            left["round"],
-            left["silo"],
-            left["stage"],
-            ": ".join(filter(None, [left["reason"], left.get("rule"), left.get("text")])),
-        )
-        for left in report["dropped"]
-    ]
-
-
-def _rounds(phases: Sequence[Document], *, figure: str) -> Rows:
-    return [
-        (
-            phase["round"],
-            phase["phase"],
-            phase["result"] if not phase["reason"] else f"{phase['result']}: {phase['reason']}",
-            phase["cohort"],
-            f"{phase['data_share']:.0%}" if phase["phase"].startswith(TRAIN) else "",
-            in_words(phase["figures"], figure),
-            f"{phase['upload_bytes']:,}",
-            f"{phase['wall_seconds']:.1f}",
-        )
-        for phase in phases
     ]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from markupsafe import Markup
+
 from chorale.runtime.audit import read_entries
 from crypto.errors import ConfigError, Refusal
 from silo_agent.account_units import account_budgets
@@ -18,6 +20,8 @@ from silo_agent.disclosure.ledger.decisions import Given
 from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, Ledger, LedgerJob
 from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
+from web.shared.phases import with_note
+from web.shared.templating import plain
 
 REFUSED_EVENT = "refused"
 NEWEST = 100  # entries of each kind on a page
@@ -26,29 +30,29 @@ NEWEST = 100  # entries of each kind on a page
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Of all jobs. waiting: those that wait for approval. given: approvals that wait for another person's.
-    sent and refused: entries of the audit log, the newest first. budgets: by data set."""
+    sent, refused (of the audit log, the newest first) and budgets: rows of the page's tables."""
 
     jobs: tuple[LedgerJob, ...]
     waiting: frozenset[bytes]
     given: Mapping[bytes, Given]
-    sent: tuple[dict[str, Any], ...]
+    sent: tuple[list[object], ...]
     sent_by_job: Mapping[str, int]
-    refused: tuple[dict[str, Any], ...]
-    budgets: tuple[tuple[str, BudgetBalance], ...]
+    refused: tuple[list[object], ...]
+    budgets: tuple[list[object], ...]
 
 
 def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Facts:
     """Raises ConfigError for files that cannot be read, and for an audit log whose chain is broken."""
-    sent: deque[dict[str, Any]] = deque(maxlen=NEWEST)
-    refused: deque[dict[str, Any]] = deque(maxlen=NEWEST)
+    sent: deque[list[object]] = deque(maxlen=NEWEST)
+    refused: deque[list[object]] = deque(maxlen=NEWEST)
     sent_by_job: dict[str, int] = {}
     try:
         for entry in read_entries(settings.audit_path) if settings.audit_path.exists() else ():
             if entry["event"] == REVEALED_EVENT:
-                sent.appendleft(entry)
+                sent.appendleft([*_phase(entry), entry["survivors"]])
                 sent_by_job[entry["job"]] = sent_by_job.get(entry["job"], 0) + 1
             elif entry["event"] == REFUSED_EVENT and entry["code"] != Refusal.JOB_NOT_APPROVED:  # it waits
-                refused.appendleft(entry)
+                refused.appendleft([*_phase(entry), [with_note(entry["reason"], entry["code"])]])
     except ConfigError as error:
         raise ConfigError(f"the audit log {settings.audit_path} does not hold: {error}") from None
     with closing(open_ledger()) as ledger:
@@ -57,7 +61,7 @@ def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Fac
         jobs = sorted(ledger.jobs(), key=lambda job: job.offered, reverse=True)
         waiting = frozenset(job.job_digest for job in jobs if job.waits(now))
         budgets = tuple(
-            (
+            _budget(
                 each.name,
                 ledger.budget(
                     policy=load_policy(settings.policy_of(each)),
@@ -76,3 +80,21 @@ def read_facts(open_ledger: Callable[[], Ledger], settings: SiloSettings) -> Fac
             refused=tuple(refused),
             budgets=budgets,
         )
+
+
+def _phase(entry: dict[str, Any]) -> list[object]:
+    job = Markup("<code>{}</code>").format(plain(entry["job"][:12]))
+    return [entry["time"][:19].replace("T", " "), job, entry["round"], entry["phase"]]
+
+
+def _budget(name: str, balance: BudgetBalance) -> list[object]:
+    spent, left = f"{balance.spent:.4g}", f"{balance.left:.4g}"
+    unnoised = f"{balance.unnoised} inputs: the data set as a whole has no finite epsilon"
+    return [
+        name,
+        spent,
+        left,
+        f"{balance.budget:g}",
+        f"{balance.delta:g}",
+        unnoised if balance.unnoised else "none",
+    ]

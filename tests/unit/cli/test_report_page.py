@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import pytest
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut, PhaseRecord, Table
 from cli.output.progress import doing, plain_line
-from cli.output.report import document, rounds_csv, write_report
+from cli.output.report import document, write_report
 from client.history import JobHistory, state_in_words, summary_facts
 from client.planning import Plan, timing_of
+from web.console import rounds
 from web.report.page import SITE, page
+from web.shared.phases import phase_rows, phases_csv
+from web.shared.templating import environment
 
 JOB = b"j" * 32
 LEFT = LeftOut(silo="south", stage="waiting", reason="policy", rule="max_rounds")
@@ -49,7 +53,7 @@ def test_page_has_a_dark_form_a_viewport_and_rows_that_become_blocks_on_a_phone(
     # on a phone every cell is shown with the name of its column: none is cut off
     cells = re.findall(r"<td([^>]*)>", text)
     assert len(cells) > 30
-    assert all(attributes.startswith(' data-label="') for attributes in cells)
+    assert all(' data-label="' in attributes for attributes in cells)
     assert "http" not in text.replace("http-equiv", "")
 
 
@@ -78,9 +82,9 @@ def test_report_has_classes_who_took_part_and_by_which_rule_others_did_not() -> 
     assert report["loss_by_round"] == [1.5, 1.5]
     assert report["upload_bytes_per_silo"] == 240
     text = page(report)
-    assert '<td data-label="class">0</td><td data-label="f1 (95 %)">0.840 (no interval)</td>' in text
-    assert '<td data-label="class">1</td><td data-label="f1 (95 %)"></td>' in text  # a class without samples
-    assert "rejected: not before May" in text
+    assert '<th scope="row">0</th>\n<td data-label="f1 (95 %)">0.840 (no interval)</td>' in text
+    assert '<th scope="row">1</th>\n<td data-label="f1 (95 %)"></td>' in text  # a class without samples
+    assert 'east <span class="note">rejected: &#34;not before May&#34;</span>' in text
     assert "2 times rejected: &#34;not before May&#34;" in text
 
 
@@ -102,12 +106,12 @@ def test_table_of_no_values_or_of_many_axes_takes_no_room(shape: list[int]) -> N
 def test_csv_has_a_row_a_phase_and_nothing_that_a_spreadsheet_would_run() -> None:
     job_history = history()
     job_history.records[1].reason = "=cmd|' /C calc'!A0"
-    rows = list(csv.DictReader(io.StringIO(rounds_csv(document(job_history)))))
+    rows = list(csv.DictReader(io.StringIO(phases_csv(document(job_history)["phases"]))))
     assert [(row["round"], row["phase"], row["accuracy"]) for row in rows] == [
         ("0", "enrollment.0", ""), ("1", "train", "0.5"), ("2", "train", "0.75"), ("2", "evaluate.0", "0.75"),
     ]  # fmt: skip
     assert rows[1]["reason"].startswith("'=")
-    assert rows[0]["left_out"] == "south policy; east rejected"
+    assert rows[0]["left_out"] == "south (waiting: policy); east (waiting: rejected)"
 
 
 def test_lines_name_the_rule_and_nothing_in_them_moves_a_cursor() -> None:
@@ -151,6 +155,25 @@ def test_every_silo_of_a_large_sum_is_named() -> None:
     assert all(name in text for name in names)
 
 
+def test_console_and_report_have_the_same_table_of_phases() -> None:
+    """The console had neither rounds nor results, the report neither attempts nor how many silos checked."""
+    job_history = history()
+    job_history.records[1].MergeFrom(PhaseRecord(attempts=2, verified_by=3, threshold=2))
+    job_history.records[2].MergeFrom(PhaseRecord(result="used-up", reason="too-few-silos"))
+    macros = environment().get_template("_macros.html").module
+    rows = phase_rows(rounds.phases(job_history), main="accuracy", has_names=True)
+    table = str(macros.phase_table("accuracy", rows, has_names=True))  # type: ignore[attr-defined]
+    assert table.strip() in page(document(job_history))
+    for cell in (
+        '2.0 <span class="note">attempt 2</span>',
+        "3, 2 needed",
+        '<span class="state failed">used-up</span> too-few-silos',
+        'south <span class="note">refused by its policy: max_rounds</span>',
+    ):
+        assert cell in table
+    assert table.index("evaluate.0") < table.index("round 1/2") < table.index("enrollment.0")
+
+
 def test_report_is_written_of_figures_that_are_no_numbers(tmp_path: Path) -> None:
     job_history = history()
     job_history.records[1].figures["class_rows_by_default"] = float("nan")
@@ -158,4 +181,5 @@ def test_report_is_written_of_figures_that_are_no_numbers(tmp_path: Path) -> Non
     for value in (1e308, -1e308):
         job_history.records[2].figures["accuracy"] = value
         write_report(document(job_history), tmp_path)
+        assert "NaN" not in json.dumps(document(job_history)["phases"])
         assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.html", "rounds.csv"}
