@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from chorale.job import JobSpec, SignedJob, sign_job
-from chorale.spec.state import state_digest, state_to_bytes
+from chorale.spec.state import state_digest, state_from_bytes, state_to_bytes
 from chorale.transport import tls
 from chorale.transport.tls import IdentityFiles
 from chorale.v1 import federation_pb2 as fpb
@@ -24,6 +24,7 @@ from coordinator.process import Clock
 from coordinator.service.hosting import Host
 from coordinator.settings import CoordinatorSettings
 from crypto.identity.certificates import Identity, Role
+from strategies.base import Arrays
 from tests.support.ceremony import Ceremony
 from tests.unit.coordinator.fake_silo import FakeSilo
 
@@ -149,6 +150,41 @@ class Hub:
                 summary = event.summary
         return summary, records
 
+    async def run(self, **fields: Any) -> tuple[bytes, records_pb2.JobSummary, list[records_pb2.PhaseRecord]]:
+        """Submit a job and watch it to its end."""
+        digest = await self.submit(**fields)
+        return digest, *await self.finish(digest)
+
+    async def control(self, digest: bytes, action: str, identity: Identity | None = None) -> str:
+        """PAUSE, RESUME, CANCEL or SKIP_ROUND; the job's status then."""
+        number = pb.ControlRequest.Action.Value(f"ACTION_{action}")
+        request = pb.ControlRequest(job_digest=digest, action=number)
+        return str((await self.operations(identity).ControlJob(request)).status)
+
+    async def jobs(self) -> list[records_pb2.JobSummary]:
+        return list((await self.operations().ListJobs(pb.ListJobsRequest())).jobs)
+
+    async def restart(self, *, kind: type[FakeSilo] = FakeSilo, keeps: Sequence[str] = ()) -> None:
+        """The coordinator, and all silos, which keep of what an agent has on disk all or these alone."""
+        await self.stop()
+        await self.stop_silos()
+        kept = {name: fake.kept for name, fake in self.fakes.items()}
+        await self.start()
+        for name, files in kept.items():
+            self.silo(name, kind=kind, **{each: files[each] for each in keeps or files})
+
+    async def welcomed(self) -> None:
+        """All silos that dialed are connected."""
+        for fake in self.fakes.values():
+            await fake.wait_for("welcome")
+
+    async def state(self, digest: bytes) -> Arrays:
+        return state_from_bytes(await self.fetch(digest))
+
+    async def check_votes(self, digest: bytes, expected: Any) -> None:
+        """Each round adds e_i of every silo i in its sum, by its share: one that is there twice shows."""
+        np.testing.assert_allclose((await self.state(digest))["model/votes"], expected, atol=1e-6)
+
     async def fetch(self, digest: bytes) -> bytes:
         stream = self.operations().FetchModel(pb.FetchRequest(job_digest=digest))
         return b"".join([message.chunk.data async for message in stream if message.HasField("chunk")])
@@ -173,3 +209,28 @@ async def make_hub(tmp_path: Path) -> AsyncIterator[Callable[..., Hub]]:
         await hub.stack.aclose()
         if hasattr(hub, "host"):
             await hub.stop()
+
+
+@pytest.fixture
+def start_hub(make_hub: Callable[..., Hub]) -> Callable[..., Awaitable[Hub]]:
+    """A hub whose coordinator runs."""
+
+    async def start(silos: int = 4, **overrides: Any) -> Hub:
+        hub = make_hub(silos, **overrides)
+        await hub.start()
+        return hub
+
+    return start
+
+
+@pytest.fixture
+def attended_hub(start_hub: Callable[..., Awaitable[Hub]]) -> Callable[..., Awaitable[Hub]]:
+    """A hub that all silos dial; silo_0=...: what is odd about one of them, the others are settings."""
+
+    async def start(silos: int = 4, **fields: Any) -> Hub:
+        odd = {name: fields.pop(name) for name in [*fields] if name.startswith("silo_")}
+        hub = await start_hub(silos, **fields)
+        hub.start_silos(**odd)
+        return hub
+
+    return start

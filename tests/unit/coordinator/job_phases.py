@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from chorale.job import Job, SignedJob
-from chorale.spec.job_spec import JobSpec
 from coordinator.jobs.sequence import Step
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import PhaseRow
+from tests.support.settings import job_spec
 
 
 def make_job(preset: str = "fedavg", **fields: Any) -> Job:
     """Three rounds and two attempts at a phase, unless the test says otherwise."""
-    spec = JobSpec.model_validate(
-        {
-            "name": "test",
-            "federation": "test",
-            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
-            "silos": ("a", "b", "c", "d"),
-            **({} if "steps" in fields else {"rounds": 3}),
-            "enrollment_every": 1,
-            "max_attempts": 2,
-            "strategy": {"preset": preset},
-            "model": {"name": "mlp"},
-            "training": {"learning_rate": 0.1},
-            "classes": 10,
-            "input_shape": (4,),
-        }
-        | fields
-    )
+    often = {"enrollment_every": 1, "max_attempts": 2, **({} if "steps" in fields else {"rounds": 3})}
+    spec = job_spec(**{"strategy": {"preset": preset}, "input_shape": (4,), **often} | fields)
     signed = SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b"")
     return Job(spec=spec, signed=signed, operator="ops")
 

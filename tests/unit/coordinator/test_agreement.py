@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from chorale.job import open_job
-from chorale.spec.state import state_from_bytes
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from coordinator.phase_machine import PhaseState
@@ -88,9 +87,7 @@ async def test_statements_of_t_silos_suffice_and_no_other_counts(make_hub, odd):
     train = await train_of(hub, digest)
     assert (train.result, list(train.cohort)) == ("applied", hub.names)
     assert train.verified_by == 3
-    np.testing.assert_allclose(
-        state_from_bytes(await hub.fetch(digest))["model/votes"], np.full(4, 0.25), atol=1e-6
-    )
+    await hub.check_votes(digest, np.full(4, 0.25))
 
 
 @pytest.mark.parametrize("odd", ["refuses", "another state", "bad signature"])
@@ -100,7 +97,7 @@ async def test_a_round_ends_at_once_where_too_few_silos_can_sign(make_hub, odd):
     digest = await hub.submit(rounds=1)
     train = await train_of(hub, digest)
     assert (train.result, train.reason, train.verified_by) == ("used-up", "too-few-statements", 0)
-    state = state_from_bytes(await hub.fetch(digest))
+    state = await hub.state(digest)
     np.testing.assert_array_equal(state["model/votes"], np.zeros(4, np.float32))  # the one before stands
 
 
@@ -128,9 +125,8 @@ async def test_a_proof_is_kept_that_every_silo_can_check(make_hub):
     proof.check(job_digest=digest, roster=fake._roster, names=tuple(hub.names), rule=rule)
 
 
-async def test_a_silo_that_connects_again_gets_the_sum_again(make_hub):
-    hub = make_hub(silos=4, **PATIENT)
-    await hub.start()
+async def test_a_silo_that_connects_again_gets_the_sum_again(start_hub):
+    hub = await start_hub(silos=4, **PATIENT)
     for name in hub.names:
         gone = ("train", "revealed_sum") if name in ("silo-0", "silo-1") else None
         hub.silo(name, kind=OddSilo, vanish_on=gone)
@@ -168,14 +164,9 @@ async def test_a_coordinator_that_stops_with_a_revealed_sum_asks_for_the_same_st
     for name in hub.names:
         await hub.fakes[name].wait_for("revealed_sum", 2)
     before = hub.fakes["silo-0"].received["revealed_sum"][-1]
-    await hub.stop()
-    await hub.stop_silos()
     with closing(Store(hub.settings.directory / "coordinator.sqlite")) as store:
         assert store.phases(digest)[-1].state is PhaseState.REVEALED
-    kept = {name: fake.kept for name, fake in hub.fakes.items()}
-    await hub.start()
-    for name in hub.names:
-        hub.silo(name, kind=OddSilo, **kept[name])
+    await hub.restart(kind=OddSilo)
     train = await train_of(hub, digest)
     assert (train.result, train.attempts, list(train.cohort)) == ("applied", 1, hub.names)
     for fake in hub.fakes.values():

@@ -11,6 +11,7 @@ from client.evidence.pack import archive_of, shown_of
 from client.evidence.verify import Verified, examine, verify_archive
 from crypto.errors import EvidenceMismatch, RemoteProtocolError
 from crypto.identity.certificates import Role
+from tests.support.rpc_errors import rpc_fails
 
 
 async def _messages(hub, digest, identity=None):
@@ -32,14 +33,13 @@ def _results(held: Verified) -> list[tuple[int, str, str, int]]:
     return [(each.round, each.phase, each.result, each.verified_by) for each in held.statement.phases]
 
 
-async def test_round_without_effect_and_lost_silo_stand_in_the_evidence(make_hub):
-    hub = make_hub(silos=4)
-    await hub.start()
-    hub.start_silos(
-        silo_3={"lies": (1, {"weight": -0.75 + 2.0**-28})}, silo_2={"vanish_on": ("train", "envelopes")}
+async def test_round_without_effect_and_lost_silo_stand_in_the_evidence(attended_hub):
+    hub = await attended_hub(
+        silos=4,
+        silo_3={"lies": (1, {"weight": -0.75 + 2.0**-28})},
+        silo_2={"vanish_on": ("train", "envelopes")},
     )
-    digest = await hub.submit(rounds=2)
-    await hub.finish(digest)
+    digest, _, _ = await hub.run(rounds=2)
     held = await _verified(hub, digest)
     assert held.statement.status in ("done", "failed")
     assert (1, "train", "used-up") in [each[:3] for each in _results(held)]
@@ -47,12 +47,9 @@ async def test_round_without_effect_and_lost_silo_stand_in_the_evidence(make_hub
     assert held.notes == ()
 
 
-async def test_evidence_of_drawn_rounds_names_whom_the_draw_names(make_hub):
-    hub = make_hub(silos=6)
-    await hub.start()
-    hub.start_silos()
-    digest = await hub.submit(rounds=3, fraction=0.6)
-    await hub.finish(digest)
+async def test_evidence_of_drawn_rounds_names_whom_the_draw_names(attended_hub):
+    hub = await attended_hub(silos=6)
+    digest, _, _ = await hub.run(rounds=3, fraction=0.6)
     held = await _verified(hub, digest)
     trained = [each for each in held.statement.phases if each.phase == "train"]
     assert [len(each.cohort) for each in trained] == [4, 4, 4]
@@ -60,14 +57,11 @@ async def test_evidence_of_drawn_rounds_names_whom_the_draw_names(make_hub):
     assert ({each.named for each in held.facts.phases}, held.statement.status) == ({4, 6}, "done")
 
 
-async def test_evidence_of_a_job_that_was_cancelled_under_two_rosters(make_hub):
-    hub = make_hub(silos=4)
-    await hub.start()
+async def test_evidence_of_a_job_that_was_cancelled_under_two_rosters(start_hub):
+    hub = await start_hub(silos=4)
     digest = await hub.submit(rounds=2)  # nobody attends
     hub.ceremony.publish()
-    await hub.operations().ControlJob(
-        pb.ControlRequest(job_digest=digest, action=pb.ControlRequest.ACTION_CANCEL)
-    )
+    await hub.control(digest, "CANCEL")
     archive, authority = _archive(hub, digest, await _messages(hub, digest)), hub.ceremony.anchors
     held = examine(archive, authority=authority)
     assert (held.statement.status, held.statement.phases) == ("cancelled", ())
@@ -82,20 +76,16 @@ async def test_another_operator_gets_no_evidence(make_hub):
     hub.ceremony.publish(admins=("other",))
     await hub.start()
     digest = await hub.submit()
-    with pytest.raises(grpc.aio.AioRpcError, match="only this operator may fetch its model and") as raised:
+    with rpc_fails("PERMISSION_DENIED", "only this operator may fetch its model and"):
         await _messages(hub, digest, other)
-    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert await _messages(hub, digest)
     with pytest.raises(grpc.aio.AioRpcError, match="not allowed to a silo"):
         await _messages(hub, digest, hub.ceremony.enroll(Role.SILO, "silo-0"))
 
 
-async def test_what_a_coordinator_leaves_out_or_exchanges_is_found_before_an_archive_is_written(make_hub):
-    hub = make_hub(silos=4)
-    await hub.start()
-    hub.start_silos()
-    digest = await hub.submit(rounds=2)
-    await hub.finish(digest)
+async def test_what_a_coordinator_leaves_out_or_exchanges_is_found_before_an_archive_is_written(attended_hub):
+    hub = await attended_hub(silos=4)
+    digest, _, _ = await hub.run(rounds=2)
     messages = await _messages(hub, digest)
     files = files_of(_archive(hub, digest, messages))
     assert not [name for name in files if "safetensors" in name]

@@ -21,6 +21,7 @@ from coordinator.service import access, federation_service
 from coordinator.service.access import FEDERATION_METHODS
 from coordinator.service.federation_service import SERVICE, FederationService
 from crypto.errors import Refusal
+from tests.support.rpc_errors import rpc_fails
 
 KEY = wire.PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
 REFUSED = pb.SiloMessage(refused=wire.refused_to_wire(wire.Refused(code=Refusal.POLICY), KEY))
@@ -52,61 +53,55 @@ def test_every_method_of_the_service_is_served_as_it_is_declared():
         assert handler.response_streaming is method.server_streaming
 
 
-async def test_other_protocol_version_is_told_both_versions(make_hub):
-    hub = make_hub()
-    await hub.start()
-    stub = await stub_of(hub)
-    with pytest.raises(grpc.aio.AioRpcError, match="this coordinator speaks 4, the silo 99") as raised:
-        await first_answer(stub, pb.SiloMessage(hello=pb.Hello(protocol_version=99)))
-    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+def greeting(**fields):
+    return pb.SiloMessage(hello=pb.Hello(**{"protocol_version": wire.PROTOCOL_VERSION, **fields}))
 
 
-@pytest.mark.parametrize("size", [1, 31, 33, 4096])
-async def test_software_digest_of_another_length_is_malformed(make_hub, size):
-    hub = make_hub()
-    await hub.start()
-    stub = await stub_of(hub)
-    hello = pb.Hello(protocol_version=wire.PROTOCOL_VERSION, software_digest=b"d" * size)
-    with pytest.raises(grpc.aio.AioRpcError, match=f"expected none or 32 bytes, got {size}") as raised:
-        await first_answer(stub, pb.SiloMessage(hello=hello))
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+GREETINGS = {
+    "another version": (
+        greeting(protocol_version=99),
+        "FAILED_PRECONDITION",
+        "this coordinator speaks 4, the silo 99",
+    ),
+    "no hello": (pb.SiloMessage(heartbeat=pb.Heartbeat()), "INVALID_ARGUMENT", "expected a hello first"),
+    **{
+        f"a digest of {size}": (
+            greeting(software_digest=b"d" * size),
+            "INVALID_ARGUMENT",
+            f"expected none or 32 bytes, got {size}",
+        )
+        for size in (1, 31, 33, 4096)
+    },
+}
+
+
+@pytest.mark.parametrize(("said", "code", "sentence"), GREETINGS.values(), ids=GREETINGS)
+async def test_stream_that_does_not_begin_as_it_should_is_refused(start_hub, said, code, sentence):
+    hub = await start_hub()
+    with rpc_fails(code, sentence):
+        await first_answer(await stub_of(hub), said)
 
 
 @pytest.mark.parametrize(("digest", "said"), [(b"", "no digest"), (b"x" * 32, "78" * 32)])
-async def test_silo_that_runs_other_software_than_required_is_refused(make_hub, digest, said):
-    hub = make_hub(required_software=["61" * 32, "62" * 32])
-    await hub.start()
+async def test_silo_that_runs_other_software_than_required_is_refused(start_hub, digest, said):
+    hub = await start_hub(required_software=["61" * 32, "62" * 32])
     stub = await stub_of(hub)
-    agreed = pb.Hello(protocol_version=wire.PROTOCOL_VERSION, software_digest=b"b" * 32)
-    assert (await first_answer(stub, pb.SiloMessage(hello=agreed))).WhichOneof("kind") == "welcome"
-    other = pb.Hello(protocol_version=wire.PROTOCOL_VERSION, software_digest=digest)
-    with pytest.raises(grpc.aio.AioRpcError, match=f"software: this silo reports {said}, which") as raised:
-        await first_answer(stub, pb.SiloMessage(hello=other))
-    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    agreed = greeting(software_digest=b"b" * 32)
+    assert (await first_answer(stub, agreed)).WhichOneof("kind") == "welcome"
+    with rpc_fails("PERMISSION_DENIED", f"software: this silo reports {said}, which"):
+        await first_answer(stub, greeting(software_digest=digest))
 
 
-async def test_stream_that_does_not_say_hello_is_refused(make_hub):
-    hub = make_hub()
-    await hub.start()
-    stub = await stub_of(hub)
-    with pytest.raises(grpc.aio.AioRpcError, match="expected a hello first") as raised:
-        await first_answer(stub, pb.SiloMessage(heartbeat=pb.Heartbeat()))
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_stream_that_says_nothing_is_ended(make_hub, monkeypatch):
+async def test_stream_that_says_nothing_is_ended(start_hub, monkeypatch):
     monkeypatch.setattr("coordinator.service.federation_service.HELLO_SECONDS", 0.05)
-    hub = make_hub()
-    await hub.start()
+    hub = await start_hub()
     call = (await stub_of(hub)).Attend()  # opened, and not a word
-    with pytest.raises(grpc.aio.AioRpcError, match="expected a hello first") as raised:
+    with rpc_fails("INVALID_ARGUMENT", "expected a hello first"):
         await call.read()
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_newer_connection_replaces_the_older(make_hub):
-    hub = make_hub()
-    await hub.start()
+async def test_newer_connection_replaces_the_older(start_hub):
+    hub = await start_hub()
     older = hub.silo("silo-0")
     await older.wait_for("heartbeat")
     newer = hub.silo("silo-0")
@@ -117,13 +112,12 @@ async def test_newer_connection_replaces_the_older(make_hub):
     await older.stop()
 
 
-async def test_grpc_is_asked_who_calls_when_a_call_begins_and_never_again(make_hub, monkeypatch):
+async def test_grpc_is_asked_who_calls_when_a_call_begins_and_never_again(start_hub, monkeypatch):
     """It frees a call when its handler ends, and crashes the process where that call is asked later."""
     ask, asked = access.caller_of, []
     for module in (access, federation_service):
         monkeypatch.setattr(module, "caller_of", lambda context: asked.append(context) or ask(context))
-    hub = make_hub()
-    await hub.start()
+    hub = await start_hub()
     fake = hub.silo("silo-0")
     await fake.wait_for("heartbeat")
     asked_at_first = len(asked)
@@ -133,17 +127,16 @@ async def test_grpc_is_asked_who_calls_when_a_call_begins_and_never_again(make_h
     assert len(asked) == asked_at_first
 
 
-async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(make_hub):
+async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(start_hub):
     """gRPC cannot end its call before it reads what was sent to it."""
-    hub = make_hub()
-    await hub.start()
+    hub = await start_hub()
     fake = hub.silo("silo-1")
     await fake.wait_for("welcome")
     await fake.stop()  # it would replace the call, or be replaced
     channel = fake.channel([("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)])
     hub.stack.push_async_callback(channel.close)
     call = federation_pb2_grpc.FederationStub(channel).Attend()
-    await call.write(pb.SiloMessage(hello=pb.Hello(protocol_version=wire.PROTOCOL_VERSION)))
+    await call.write(greeting())
     await call.read()
     kept = hub.silo("silo-2")
     await kept.wait_for("heartbeat")
@@ -173,10 +166,9 @@ async def test_revoked_silo_that_reads_nothing_counts_as_gone_and_is_not_heard(m
 
 
 @pytest.mark.parametrize("method", ["on_connected", "on_message", "on_lost"])
-async def test_a_stream_whose_reader_fails_ends_and_its_silo_is_not_connected(make_hub, caplog, method):
+async def test_a_stream_whose_reader_fails_ends_and_its_silo_is_not_connected(start_hub, caplog, method):
     """The reader's task died of InvalidVersion, and the silo stayed connected without being heard."""
-    hub = make_hub()
-    await hub.start()
+    hub = await start_hub()
     attendance = hub.host.resources.attendance
     kept = hub.silo("silo-1")
     await kept.wait_for("heartbeat")
@@ -212,9 +204,8 @@ async def test_a_stream_whose_reader_fails_ends_and_its_silo_is_not_connected(ma
     await kept.wait_for("heartbeat", count=3)
 
 
-async def test_a_stream_whose_checks_fail_ends_with_them(make_hub, monkeypatch):
-    hub = make_hub()
-    await hub.start()
+async def test_a_stream_whose_checks_fail_ends_with_them(start_hub, monkeypatch):
+    hub = await start_hub()
     fake = hub.silo("silo-0")
     await fake.wait_for("heartbeat")
 
@@ -228,9 +219,8 @@ async def test_a_stream_whose_checks_fail_ends_with_them(make_hub, monkeypatch):
         await asyncio.sleep(0.01)
 
 
-async def test_stopping_ends_streams_with_a_reason(make_hub):
-    hub = make_hub()
-    await hub.start()
+async def test_stopping_ends_streams_with_a_reason(start_hub):
+    hub = await start_hub()
     fake = hub.silo("silo-0")
     await fake.wait_for("heartbeat")
     await hub.stop()
@@ -240,31 +230,25 @@ async def test_stopping_ends_streams_with_a_reason(make_hub):
     assert "shutting down" in error.details()
 
 
-async def test_download_of_a_job_that_does_not_name_the_silo_is_refused(make_hub):
-    hub = make_hub(silos=4)
-    await hub.start()
+async def test_download_of_a_job_that_does_not_name_the_silo_is_refused(start_hub):
+    hub = await start_hub(silos=4)
     digest = await hub.submit(silos=hub.names[:3])
     _, state = hub.job(silos=hub.names[:3])
     request = pb.DownloadRequest(job_digest=digest, digest=hashlib.sha256(state).digest())
     stub = await stub_of(hub, "silo-3")
-    with pytest.raises(
-        grpc.aio.AioRpcError, match="not a present state or sum of a job of this silo"
-    ) as raised:
+    with rpc_fails("FAILED_PRECONDITION", "not a present state or sum of a job of this silo"):
         await anext(aiter(stub.Download(request)))
-    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_upload_for_no_running_attempt_is_refused(make_hub):
-    hub = make_hub()
-    await hub.start()
+async def test_upload_for_no_running_attempt_is_refused(start_hub):
+    hub = await start_hub()
     stub = await stub_of(hub)
     key = wire.PhaseKey(job_digest=b"j" * 32, round=1, phase="train", attempt=1)
     call = stub.Upload()
     header = pb.UploadHeader(key=wire.key_to_wire(key), total_bytes=10)
     await call.write(pb.UploadMessage(header=header))
-    with pytest.raises(grpc.aio.AioRpcError, match="no such job is running") as raised:
+    with rpc_fails("FAILED_PRECONDITION", "no such job is running"):
         await call.read()
-    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize(
@@ -274,27 +258,23 @@ async def test_upload_for_no_running_attempt_is_refused(make_hub):
         (pb.UploadMessage(header=pb.UploadHeader(total_bytes=10)), "job digest: expected 32 bytes"),
     ],
 )
-async def test_malformed_upload_is_refused(make_hub, first, sentence):
-    hub = make_hub()
-    await hub.start()
+async def test_malformed_upload_is_refused(start_hub, first, sentence):
+    hub = await start_hub()
     call = (await stub_of(hub)).Upload()
     await call.write(first)
-    with pytest.raises(grpc.aio.AioRpcError, match=sentence) as raised:
+    with rpc_fails("INVALID_ARGUMENT", sentence):
         await call.read()
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 QUICK = {"stage_deadline_seconds": 0.1, "min_upload_bytes_per_second": 10**9}  # of transfers that stand still
 
 
-async def test_an_upload_that_never_says_what_it_is_ends(make_hub):
+async def test_an_upload_that_never_says_what_it_is_ends(start_hub):
     # it held its call for as long as the silo liked
-    hub = make_hub(**QUICK)
-    await hub.start()
+    hub = await start_hub(**QUICK)
     call = (await stub_of(hub)).Upload()
-    with pytest.raises(grpc.aio.AioRpcError, match=r"upload: nothing came for 0\.1.* seconds") as raised:
+    with rpc_fails("DEADLINE_EXCEEDED", r"upload: nothing came for 0\.1.* seconds"):
         await call.read()
-    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def big_job(hub):
@@ -341,9 +321,8 @@ async def read_to_the_end(call):
 NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
 
 
-async def test_a_download_that_nobody_reads_gives_its_file_back(make_hub):
-    hub = make_hub(**QUICK)
-    await hub.start()
+async def test_a_download_that_nobody_reads_gives_its_file_back(start_hub):
+    hub = await start_hub(**QUICK)
     digest, state, path = await hand_in(hub)
     channel = hub.silo("silo-0").channel([*NARROW, ("grpc.max_receive_message_length", 8 << 20)])
     hub.stack.push_async_callback(channel.close)
@@ -357,14 +336,12 @@ async def test_a_download_that_nobody_reads_gives_its_file_back(make_hub):
     call = stub.Download(request)
     await call.read()
     await closed(path, before)
-    with pytest.raises(grpc.aio.AioRpcError, match=r"download: nothing was read for 0\.1") as raised:
+    with rpc_fails("DEADLINE_EXCEEDED", r"download: nothing was read for 0\.1"):
         await read_to_the_end(call)
-    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_a_model_that_its_operator_does_not_read_gives_its_file_back(make_hub):
-    hub = make_hub(**QUICK)
-    await hub.start()
+async def test_a_model_that_its_operator_does_not_read_gives_its_file_back(start_hub):
+    hub = await start_hub(**QUICK)
     digest, state, path = await hand_in(hub)
     before = times_open(path)
     assert await hub.fetch(digest) == state  # the control
@@ -372,40 +349,35 @@ async def test_a_model_that_its_operator_does_not_read_gives_its_file_back(make_
     call = hub.operations(options=NARROW).FetchModel(operations_pb2.FetchRequest(job_digest=digest))
     await call.read()
     await closed(path, before)
-    with pytest.raises(grpc.aio.AioRpcError, match=r"fetch: nothing was read for 0\.1") as raised:
+    with rpc_fails("DEADLINE_EXCEEDED", r"fetch: nothing was read for 0\.1"):
         await read_to_the_end(call)
-    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("says", ["nothing", "a job", "half a state"])
-async def test_a_submission_that_stands_still_ends_and_leaves_nothing(make_hub, says):
-    hub = make_hub(**QUICK)
-    await hub.start()
+async def test_a_submission_that_stands_still_ends_and_leaves_nothing(start_hub, says):
+    hub = await start_hub(**QUICK)
     signed, state = big_job(hub)
     call = hub.operations().SubmitJob()
     if says != "nothing":
         await call.write(operations_pb2.SubmitMessage(job=signed.to_wire()))
     if says == "half a state":
         await call.write(operations_pb2.SubmitMessage(chunk=pb.Chunk(offset=0, data=state[:100])))
-    with pytest.raises(grpc.aio.AioRpcError, match=r"submit: nothing came for 0\.1.* seconds") as raised:
+    with rpc_fails("DEADLINE_EXCEEDED", r"submit: nothing came for 0\.1.* seconds"):
         await call
-    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert not list(hub.settings.spool_directory.glob("submit-*"))
 
 
-async def test_a_member_has_only_so_many_calls_of_a_method_over_all_its_connections(make_hub, monkeypatch):
+async def test_a_member_has_only_so_many_calls_of_a_method_over_all_its_connections(start_hub, monkeypatch):
     monkeypatch.setattr(access, "MIN_CALLS", 2)
-    hub = make_hub(max_jobs=1)
-    await hub.start()
+    hub = await start_hub(max_jobs=1)
     stubs = [await stub_of(hub) for _ in range(3)]  # a connection each
     for fake in hub.fakes.values():
         await fake.stop()
     calls = [stub.Upload() for stub in stubs]
     reads = {asyncio.ensure_future(call.read()): call for call in calls}
     done, waiting = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
-    with pytest.raises(grpc.aio.AioRpcError, match="2 calls of silo silo-0 are under way already") as raised:
+    with rpc_fails("RESOURCE_EXHAUSTED", "2 calls of silo silo-0 are under way already"):
         done.pop().result()
-    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (len(done), len(waiting)) == (0, 2)
 
     # the control: another silo's call, and one of this silo when one of the two has ended

@@ -24,12 +24,11 @@ async def test_port_that_is_in_use_is_one_clear_line(make_hub):
     del second.host
 
 
-async def test_peer_that_never_shakes_hands_is_dropped(make_hub, monkeypatch):
+async def test_peer_that_never_shakes_hands_is_dropped(start_hub, monkeypatch):
     options = {**dict(hosting.OPTIONS), "grpc.server_handshake_timeout_ms": 200}
     assert dict(hosting.OPTIONS).keys() == options.keys()  # 20 seconds, where gRPC has two minutes
     monkeypatch.setattr(hosting, "OPTIONS", tuple(options.items()))
-    hub = make_hub()
-    await hub.start()
+    hub = await start_hub()
     host, _, port = hub.host.grpc_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     with suppress(ConnectionResetError):
@@ -37,12 +36,11 @@ async def test_peer_that_never_shakes_hands_is_dropped(make_hub, monkeypatch):
     writer.close()
 
 
-async def test_connections_beyond_the_most_are_closed_at_once(make_hub, monkeypatch):
+async def test_connections_beyond_the_most_are_closed_at_once(start_hub, monkeypatch):
     options = {**dict(hosting.OPTIONS), "grpc.max_allowed_incoming_connections": 2}
     assert dict(hosting.OPTIONS).keys() == options.keys()
     monkeypatch.setattr(hosting, "OPTIONS", tuple(options.items()))
-    hub = make_hub()
-    await hub.start()
+    hub = await start_hub()
     host, _, port = hub.host.grpc_address.rpartition(":")
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
     reads = {asyncio.ensure_future(reader.read()): writer for reader, writer in silent}
@@ -55,18 +53,16 @@ async def test_connections_beyond_the_most_are_closed_at_once(make_hub, monkeypa
         writer.close()
 
 
-async def test_two_coordinators_never_share_a_directory(make_hub):
-    hub = make_hub()
-    await hub.start()
+async def test_two_coordinators_never_share_a_directory(start_hub):
+    hub = await start_hub()
     running = hub.host
     with pytest.raises(AuditInUse, match="another coordinator runs there"):
         await hub.start()
     hub.host = running
 
 
-async def test_real_ports_are_written_where_tests_and_people_find_them(make_hub):
-    hub = make_hub(metrics_listen="127.0.0.1:0")
-    await hub.start()
+async def test_real_ports_are_written_where_tests_and_people_find_them(start_hub):
+    hub = await start_hub(metrics_listen="127.0.0.1:0")
     endpoint = json.loads((hub.settings.directory / hosting.ENDPOINT_FILE).read_text())
     assert endpoint == {"grpc": hub.host.grpc_address, "metrics": hub.host.metrics_address}
     assert not endpoint["grpc"].endswith(":0")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chorale.spec.state import state_from_bytes
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
+from tests.support.records import left_out, train_of
 from tests.unit.coordinator.fake_silo import FakeSilo
 
 # no deadline helps: a stage that waits for the silo that is silent never ends within the test
@@ -41,11 +41,11 @@ class LateSilo(FakeSilo):
             super().say(message)
 
 
-async def start(hub, **last):
+async def start(hub, *, keeps, **others):
+    """The last silo is late with these messages."""
     await hub.start()
-    for name in hub.names[:-1]:
-        hub.silo(name)
-    return hub.silo(hub.names[-1], kind=LateSilo, **last)
+    hub.start_silos(silo_3={"kind": LateSilo, "keeps": keeps}, **others)
+    return hub.fakes["silo-3"]
 
 
 def check_all_in(records, *, rounds):
@@ -59,19 +59,14 @@ def check_all_in(records, *, rounds):
 async def test_silo_that_signs_late_is_not_waited_for_and_not_left_out(make_hub):
     hub = make_hub(silos=4, **PATIENT)
     late = await start(hub, keeps="consistency")
-    digest = await hub.submit(rounds=2)
-
-    _, records = await hub.finish(digest)
-
+    digest, _, records = await hub.run(rounds=2)
     check_all_in(records, rounds=2)
     assert len(late.withheld) == 2
     # asked for its shares like the others, and its input is in both sums
     asked = [request for request in late.received["signatures"] if request.key.phase == "train"]
     assert [request.key.round for request in asked] == [1, 2]
     assert all(len(request.signatures) == 3 for request in asked)
-    np.testing.assert_allclose(
-        state_from_bytes(await hub.fetch(digest))["model/votes"], np.full(4, 0.5), atol=1e-6
-    )
+    await hub.check_votes(digest, np.full(4, 0.5))
 
 
 async def test_shares_that_come_late_are_ignored_and_their_silo_is_not_left_out(make_hub):
@@ -85,18 +80,12 @@ async def test_shares_that_come_late_are_ignored_and_their_silo_is_not_left_out(
     _, records = await hub.finish(digest)
 
     check_all_in(records, rounds=2)
-    np.testing.assert_allclose(
-        state_from_bytes(await hub.fetch(digest))["model/votes"], np.full(4, 0.5), atol=1e-6
-    )
+    await hub.check_votes(digest, np.full(4, 0.5))
 
 
 async def test_false_shares_count_for_nothing_and_their_giver_is_named(make_hub):
     hub = make_hub(silos=4, **PATIENT)
-    await hub.start()
-    hub.silo("silo-0", kind=LateSilo, is_lying=True)
-    for name in ("silo-1", "silo-2"):
-        hub.silo(name)
-    late = hub.silo("silo-3", kind=LateSilo, keeps="unmask_shares")
+    late = await start(hub, keeps="unmask_shares", silo_0={"kind": LateSilo, "is_lying": True})
     digest = await hub.submit(rounds=1)
     liars: dict[str, str] = {}
     while not liars:
@@ -110,9 +99,7 @@ async def test_false_shares_count_for_nothing_and_their_giver_is_named(make_hub)
 
     _, records = await hub.finish(digest)
 
-    train = next(record for record in records if record.phase == "train")
+    train = train_of(records)
     assert train.result == "applied"
-    assert [(out.silo, out.stage, out.reason) for out in train.left_out] == [("silo-0", "unmask", "lied")]
-    np.testing.assert_allclose(
-        state_from_bytes(await hub.fetch(digest))["model/votes"], np.full(4, 0.25), atol=1e-6
-    )
+    assert left_out(train) == [("silo-0", "unmask", "lied")]
+    await hub.check_votes(digest, np.full(4, 0.25))

@@ -39,25 +39,20 @@ async def summary_with(hub: Any, digest: bytes, state: str) -> Any:
     pytest.fail(f"never told {state!r}, but {states}")
 
 
-async def test_job_that_nobody_approved_waits_for_approval_and_says_where(make_hub):
-    hub = make_hub(silos=4)
-    await hub.start()
-    hub.start_silos(silo_0={"refuse_with": WAITING}, silo_2={"refuse_with": WAITING})
-    for fake in hub.fakes.values():
-        await fake.wait_for("welcome")
+async def test_job_that_nobody_approved_waits_for_approval_and_says_where(attended_hub):
+    hub = await attended_hub(silos=4, silo_0={"refuse_with": WAITING}, silo_2={"refuse_with": WAITING})
+    await hub.welcomed()
     digest = await hub.submit(rounds=1)
 
     summary = await summary_with(hub, digest, "waiting for approval at silo-0, silo-2")
 
     assert {each.silo for each in summary.awaited if each.why == "approval"} == {"silo-0", "silo-2"}
     assert (summary.status, summary.operator) == ("running", "ops")
-    listed = (await hub.operations().ListJobs(pb.ListJobsRequest())).jobs
-    assert [job.state for job in listed] == ["waiting for approval at silo-0, silo-2"]
+    assert [job.state for job in await hub.jobs()] == ["waiting for approval at silo-0, silo-2"]
 
 
-async def test_job_whose_silos_are_away_says_how_many_are_connected(make_hub):
-    hub = make_hub(silos=4)
-    await hub.start()
+async def test_job_whose_silos_are_away_says_how_many_are_connected(start_hub):
+    hub = await start_hub(silos=4)
     for name in hub.names[:2]:
         await hub.silo(name).wait_for("welcome")
     digest = await hub.submit(rounds=1)
@@ -65,9 +60,8 @@ async def test_job_whose_silos_are_away_says_how_many_are_connected(make_hub):
     assert [each.silo for each in summary.awaited if each.why == "connection"] == ["silo-2", "silo-3"]
 
 
-async def test_silo_that_loads_torch_is_told_until_it_has(make_hub):
-    hub = make_hub(silos=3)
-    await hub.start()
+async def test_silo_that_loads_torch_is_told_until_it_has(start_hub):
+    hub = await start_hub(silos=3)
     for name in hub.names[:2]:
         hub.silo(name)
     slow = hub.silo("silo-2", kind=IdleSilo)
@@ -83,9 +77,8 @@ async def test_silo_that_loads_torch_is_told_until_it_has(make_hub):
     assert (summary.status, summary.state) == ("done", "done")
 
 
-async def test_stage_that_is_not_on_the_list_ends_the_line(make_hub):
-    hub = make_hub(silos=3)
-    await hub.start()
+async def test_stage_that_is_not_on_the_list_ends_the_line(start_hub):
+    hub = await start_hub(silos=3)
     slow = hub.silo("silo-2", kind=IdleSilo)
     await hub.submit(rounds=1)
     await slow.wait_for("task")
@@ -94,14 +87,12 @@ async def test_stage_that_is_not_on_the_list_ends_the_line(make_hub):
     assert "stage: the word is not on the closed list" in error.details()
 
 
-async def test_refusal_names_the_rule_to_the_operator_and_to_no_other_silo(make_hub):
-    hub = make_hub(silos=3)
-    await hub.start()
+async def test_refusal_names_the_rule_to_the_operator_and_to_no_other_silo(start_hub):
+    hub = await start_hub(silos=3)
     refused = wire.Refused(code=Refusal.POLICY, rule=Rule.MAX_ROUNDS)
     hub.silo("silo-0", refuse_with=refused)
     other = hub.silo("silo-1", kind=IdleSilo)
-    for fake in hub.fakes.values():
-        await fake.wait_for("welcome")
+    await hub.welcomed()
 
     summary, records = await hub.finish(await hub.submit(rounds=1))
 
@@ -127,14 +118,12 @@ def test_time_until_people_approve_is_that_of_no_phase():
     assert wait.seconds(now=31.0) == 8.0
 
 
-async def test_silo_that_has_not_approved_yet_is_not_among_those_that_refused(make_hub):
+async def test_silo_that_has_not_approved_yet_is_not_among_those_that_refused(start_hub):
     # one silo's rejection blamed others, whose people nobody had asked yet
-    hub = make_hub(silos=3)
-    await hub.start()
+    hub = await start_hub(silos=3)
     for name in hub.names[:2]:
         hub.silo(name, refuse_with=WAITING)
-    for fake in hub.fakes.values():
-        await fake.wait_for("welcome")
+    await hub.welcomed()
     digest = await hub.submit(rounds=1)
     await summary_with(hub, digest, "waiting for approval at silo-0, silo-1; for silos: 2 of 3 connected")
     hub.silo("silo-2", refuse_with=wire.Refused(code=Refusal.REJECTED, text=TEXT))
@@ -147,14 +136,12 @@ async def test_silo_that_has_not_approved_yet_is_not_among_those_that_refused(ma
     assert records[0].approval_seconds > 0
 
 
-async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(make_hub):
-    hub = make_hub(silos=3)
-    await hub.start()
+async def test_rejection_ends_the_job_and_only_its_operator_reads_the_text(start_hub):
+    hub = await start_hub(silos=3)
     refused = wire.Refused(code=Refusal.REJECTED, text=TEXT)
     hub.silo("silo-0", refuse_with=refused)
     other = hub.silo("silo-1", kind=IdleSilo)
-    for fake in hub.fakes.values():
-        await fake.wait_for("welcome")
+    await hub.welcomed()
 
     summary, records = await hub.finish(await hub.submit(rounds=1))
 

@@ -100,21 +100,22 @@ def test_opening_phase_that_is_used_up_too_often_ends_the_job():
         step_after(ended)
 
 
-def test_enrollment_is_repeated_between_rounds_under_the_number_of_the_last():
-    ended = rows((0, "enrollment.0", DONE), (1, "train", DONE))
-    assert step_after(ended, is_outdated=True) == (1, "enrollment.1")
-    again = [*ended, *rows((1, "enrollment.1", DONE))]
-    assert step_after(again, is_outdated=True) == (2, "train")
+OPENED, FIRST = (0, "enrollment.0", DONE), (1, "train", DONE)
 
 
-def test_enrollment_is_not_repeated_sooner_than_the_job_allows():
-    ended = rows((0, "enrollment.0", DONE), (1, "train", DONE))
-    assert step_after(ended, is_outdated=True, enrollment_every=2) == (2, "train")
-    later = rows((0, "enrollment.0", DONE), (1, "train", DONE), (2, "train", LOST))
-    assert step_after(later, is_outdated=True, enrollment_every=2) == (2, "enrollment.1")
-
-
-def test_enrollment_is_not_repeated_before_the_first_round_or_the_closing_phase():
-    assert step_after(rows((0, "enrollment.0", DONE)), is_outdated=True) == (1, "train")
-    ended = rows((0, "enrollment.0", DONE), (3, "train", DONE))
-    assert step_after(ended, is_outdated=True) == (3, "evaluate.0")
+@pytest.mark.parametrize(
+    ("ended", "every", "following"),
+    [
+        # between rounds, under the number of the last
+        ([OPENED, FIRST], 1, (1, "enrollment.1")),
+        ([OPENED, FIRST, (1, "enrollment.1", DONE)], 1, (2, "train")),
+        # not sooner than the job allows
+        ([OPENED, FIRST], 2, (2, "train")),
+        ([OPENED, FIRST, (2, "train", LOST)], 2, (2, "enrollment.1")),
+        # not before the first round or the closing phase
+        ([OPENED], 1, (1, "train")),
+        ([OPENED, (3, "train", DONE)], 1, (3, "evaluate.0")),
+    ],
+)
+def test_outdated_enrollment_is_repeated_between_rounds(ended, every, following):
+    assert step_after(rows(*ended), is_outdated=True, enrollment_every=every) == following

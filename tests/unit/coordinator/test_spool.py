@@ -22,6 +22,17 @@ def session_spool(folder, budget_bytes=0):
     return SessionSpool(folder / "1-1", total_bytes=len(DATA), memory=memory)
 
 
+async def upload(spool, data=DATA, digest=DIGEST):
+    """All of a vector, and its end."""
+    await spool.append(0, data)
+    await end(spool, digest)
+
+
+async def end(spool, digest=DIGEST):
+    await spool.settle(digest)
+    spool.finish(digest)
+
+
 @pytest.fixture(params=[1000, 0], ids=["in memory", "on disk"])
 def session(request, tmp_path):
     with session_spool(tmp_path, request.param) as spool:
@@ -39,8 +50,7 @@ async def test_upload_goes_on_at_the_offset_where_the_stream_broke(session):
     again = session.open("a")
     assert again.received_bytes == 120
     await again.append(120, DATA[120:])
-    await again.settle(DIGEST)
-    again.finish(DIGEST)
+    await end(again)
     assert again.is_complete
     assert again.data() == DATA
 
@@ -61,11 +71,8 @@ async def test_more_bytes_than_the_layout_has_are_refused_before_they_are_writte
 
 
 async def test_short_upload_cannot_end(session):
-    spool = session.open("a")
-    await spool.append(0, DATA[:10])
-    await spool.settle(DIGEST)
     with pytest.raises(RemoteProtocolError, match="ended after 10 bytes, expected 200"):
-        spool.finish(DIGEST)
+        await upload(session.open("a"), DATA[:10])
 
 
 async def test_upload_with_another_digest_begins_again(session):
@@ -75,17 +82,13 @@ async def test_upload_with_another_digest_begins_again(session):
     with pytest.raises(RemoteProtocolError, match="digest of the vector does not match"):
         spool.finish(hashlib.sha256(b"other").digest())
     assert (spool.received_bytes, spool.is_complete) == (0, False)
-    await spool.append(0, DATA)
-    await spool.settle(DIGEST)
-    spool.finish(DIGEST)
+    await upload(spool)
     assert spool.data() == DATA
 
 
 async def test_complete_upload_takes_nothing_more(session):
     spool = session.open("a")
-    await spool.append(0, DATA)
-    await spool.settle(DIGEST)
-    spool.finish(DIGEST)
+    await upload(spool)
     with pytest.raises(RemoteProtocolError, match="already complete"):
         await spool.append(200, b"x")
 
@@ -105,9 +108,7 @@ async def test_uploads_beyond_the_budget_go_to_disk_until_one_gives_its_room_bac
     ):
         spools = [first.open("a"), second.open("a"), first.open("b"), second.open("b")]
         for spool in spools:
-            await spool.append(0, DATA)
-            await spool.settle(DIGEST)
-            spool.finish(DIGEST)
+            await upload(spool)
             assert spool.data() == DATA
         on_disk = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*.part"))]
         assert on_disk == ["1-1/b.part", "2-1/b.part"]
@@ -140,23 +141,19 @@ async def test_upload_that_ends_after_the_session_is_refused_before_its_digest_i
 async def test_vector_of_one_stream_needs_no_digest(session):
     spool = session.open("a")
     spool.begin_stream()
-    await spool.append(0, DATA)
-    await spool.settle(b"")
-    spool.finish(b"")
+    await upload(spool, digest=b"")
     assert spool.is_complete
     assert spool.data() == DATA
 
 
 async def test_vector_of_several_streams_is_held_to_its_digest(session):
     spool = session.open("a")
-    for start, end in ((0, 50), (50, 120), (120, 200)):
+    for start, stop in ((0, 50), (50, 120), (120, 200)):
         spool.begin_stream()
-        await spool.append(start, DATA[start:end])
-    await spool.settle(b"")
+        await spool.append(start, DATA[start:stop])
     with pytest.raises(RemoteProtocolError, match="a vector of several streams needs its digest"):
-        spool.finish(b"")
-    await spool.settle(DIGEST)
-    spool.finish(DIGEST)
+        await end(spool, b"")
+    await end(spool)
     assert spool.is_complete
 
 
@@ -166,12 +163,9 @@ async def test_upload_that_began_again_is_of_one_stream(session):
     await spool.append(0, DATA)
     spool.begin_stream()
     wrong = hashlib.sha256(b"other").digest()
-    await spool.settle(wrong)
     with pytest.raises(RemoteProtocolError, match="digest of the vector does not match"):
-        spool.finish(wrong)
-    await spool.append(0, DATA)
-    await spool.settle(b"")
-    spool.finish(b"")
+        await end(spool, wrong)
+    await upload(spool, digest=b"")
     assert spool.data() == DATA
 
 
@@ -190,8 +184,7 @@ async def test_writing_and_hashing_leave_the_event_loop_alone(on_disk, monkeypat
     spool = on_disk.open("a")
     for start in range(0, 200, 40):
         await spool.append(start, DATA[start : start + 40])
-    await spool.settle(DIGEST)
-    spool.finish(DIGEST)
+    await end(spool)
     assert threads
     assert threading.main_thread() not in threads
 
@@ -211,9 +204,7 @@ async def test_upload_begins_again_where_the_disk_was_full(on_disk, monkeypatch)
         with pytest.raises(OSError, match="no space left"):
             await spool.settle(b"")
     assert spool.received_bytes == 0
-    await spool.append(0, DATA)
-    await spool.settle(DIGEST)
-    spool.finish(DIGEST)
+    await upload(spool)
     assert spool.data() == DATA
 
 

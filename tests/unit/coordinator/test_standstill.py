@@ -15,6 +15,7 @@ import pytest
 from chorale.v1 import federation_pb2 as fpb
 from chorale.v1 import operations_pb2 as pb
 from chorale.v1.records_pb2 import JobSummary
+from tests.support.records import left_out, train_of
 from tests.unit.coordinator.fake_silo import FakeSilo
 
 SILENT, ROUNDS = "silo-2", 4
@@ -40,13 +41,12 @@ class Silent(FakeSilo):
             await super()._receive(message)
 
 
-async def submitted(make_hub: Any, message: str, **settings: Any) -> tuple[Any, bytes]:
-    hub = make_hub(silos=3, **settings)
-    await hub.start()
-    for name in hub.names[:2]:
-        hub.silo(name)
-    hub.silo(SILENT, kind=Silent, silent_on=message)
-    return hub, await hub.submit(rounds=ROUNDS)
+async def submitted(
+    attended_hub: Any, message: str, *, rounds: int = ROUNDS, **settings: Any
+) -> tuple[Any, bytes]:
+    silent = {"kind": Silent, "silent_on": message}
+    hub = await attended_hub(silos=3, silo_2=silent, **settings)
+    return hub, await hub.submit(rounds=rounds)
 
 
 async def first_summary(hub: Any, digest: bytes, holds: Callable[[JobSummary], bool]) -> JobSummary:
@@ -54,11 +54,6 @@ async def first_summary(hub: Any, digest: bytes, holds: Callable[[JobSummary], b
         if event.HasField("summary") and holds(event.summary):
             return event.summary
     pytest.fail("the job ended before")
-
-
-async def skip(hub: Any, digest: bytes) -> None:
-    action = pb.ControlRequest.ACTION_SKIP_ROUND
-    await hub.operations().ControlJob(pb.ControlRequest(job_digest=digest, action=action))
 
 
 def overdue(hub: Any) -> float:
@@ -75,10 +70,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @silences
 async def test_silo_without_which_a_round_stands_still_is_named_and_its_rounds_are_skipped(
-    make_hub: Any, message: str
+    attended_hub: Any, message: str
 ) -> None:
     """Each round took an hour, nobody was named, and its record left nobody out."""
-    hub, digest = await submitted(make_hub, message)
+    hub, digest = await submitted(attended_hub, message)
     for round in range(1, ROUNDS + 1):
         summary = await first_summary(
             hub,
@@ -88,34 +83,31 @@ async def test_silo_without_which_a_round_stands_still_is_named_and_its_rounds_a
         assert {each.silo: each.why for each in summary.awaited} == {SILENT: "overdue"}
         assert summary.state == (AWAITED if round < ROUNDS else IN_THE_WAY)
         assert overdue(hub) == 1
-        await skip(hub, digest)
+        await hub.control(digest, "SKIP_ROUND")
     summary, records = await hub.finish(digest)
 
     assert summary.status == "done"
     trains = [record for record in records if record.phase == "train"]
     assert {(record.result, record.reason) for record in trains} == {("used-up", "skipped")}
-    assert [[(left.silo, left.stage, left.reason) for left in record.left_out] for record in trains] == [
-        [(SILENT, SILENCES[message][0], "no-answer")]
-    ] * ROUNDS
+    assert [left_out(record) for record in trains] == [[(SILENT, SILENCES[message][0], "no-answer")]] * ROUNDS
     assert overdue(hub) == 0
 
 
 @silences
 async def test_silo_that_a_round_was_given_up_for_at_its_cap_is_in_the_record(
-    make_hub: Any, message: str
+    attended_hub: Any, message: str
 ) -> None:
     stage, reason = SILENCES[message]
-    hub, digest = await submitted(make_hub, message, unmask_hard_cap_seconds=1.0)
+    hub, digest = await submitted(attended_hub, message, rounds=1, unmask_hard_cap_seconds=1.0)
     _, records = await hub.finish(digest)
 
-    train = next(record for record in records if record.phase == "train")
+    train = train_of(records)
     assert (train.result, train.reason) == ("used-up", reason)
-    assert [(left.silo, left.stage, left.reason) for left in train.left_out] == [(SILENT, stage, "no-answer")]
+    assert left_out(train) == [(SILENT, stage, "no-answer")]
 
 
-async def test_round_whose_inputs_are_not_there_cannot_be_skipped(make_hub: Any) -> None:
-    hub = make_hub(silos=3)
-    await hub.start()
+async def test_round_whose_inputs_are_not_there_cannot_be_skipped(start_hub: Any) -> None:
+    hub = await start_hub(silos=3)
     digest = await hub.submit(rounds=1)
     with pytest.raises(grpc.aio.AioRpcError, match="no round to skip: none waits in unmask or revealed"):
-        await skip(hub, digest)
+        await hub.control(digest, "SKIP_ROUND")

@@ -12,11 +12,11 @@ import grpc
 import numpy as np
 import pytest
 
-from chorale.spec.state import state_from_bytes
 from chorale.v1 import federation_pb2 as pb
 from crypto.fixed_point.encoder import Encoder
 from crypto.masking.masks import Masker
 from crypto.session.messages import SessionTerms
+from tests.support.records import left_out, train_of
 from tests.unit.coordinator.fake_silo import FakeSilo
 
 
@@ -94,15 +94,13 @@ class Nonsense(Uploader):
 
 async def run_with(hub, kind):
     await hub.start()
-    fakes = [hub.silo(name, kind=kind) if name == "silo-0" else hub.silo(name) for name in hub.names]
-    digest = await hub.submit(rounds=1)
-    summary, records = await hub.finish(digest)
+    hub.start_silos(silo_0={"kind": kind})
+    digest, summary, records = await hub.run(rounds=1)
     assert summary.status == "done"
     assert [record.attempts for record in records] == [1, 1, 1]
     assert all(list(record.cohort) == hub.names for record in records)
-    votes = state_from_bytes(await hub.fetch(digest))["model/votes"]
-    np.testing.assert_allclose(votes, np.full(3, 1 / 3), atol=1e-6)
-    return fakes[0]
+    await hub.check_votes(digest, np.full(3, 1 / 3))
+    return hub.fakes["silo-0"]
 
 
 async def test_upload_that_broke_goes_on_where_it_was(make_hub):
@@ -145,18 +143,14 @@ async def test_vector_of_a_stage_that_has_closed_is_refused(make_hub):
                 await self.finish(call, data, start=0)
 
     await hub.start()
-    for name in hub.names:
-        hub.silo(name, kind=Late) if name == "silo-0" else hub.silo(name)
-    digest = await hub.submit(rounds=1)
-    _, records = await hub.finish(digest)
-    assert [(entry.silo, entry.stage, entry.reason) for entry in records[0].left_out] == [
-        ("silo-0", "masked", "no-answer")
-    ]
+    hub.start_silos(silo_0={"kind": Late})
+    digest, _, records = await hub.run(rounds=1)
+    assert left_out(records[0]) == [("silo-0", "masked", "no-answer")]
     call, data = late["call"], late["data"]
     await call.write(pb.UploadMessage(chunk=pb.Chunk(offset=0, data=data)))
     with pytest.raises(grpc.aio.AioRpcError, match="FAILED_PRECONDITION(?s:.)*the stage has closed"):
         await call.read()
-    assert int(state_from_bytes(await hub.fetch(digest))["method/total"]) == 300
+    assert int((await hub.state(digest))["method/total"]) == 300
 
 
 async def test_an_upload_whose_chunks_stop_ends_and_the_silo_may_go_on_where_it_was(make_hub):
@@ -175,11 +169,11 @@ async def test_an_upload_whose_chunks_stop_ends_and_the_silo_may_go_on_where_it_
             await self.finish(call, data, start=start)
 
     await hub.start()
-    fakes = [hub.silo(name, kind=Standing) if name == "silo-0" else hub.silo(name) for name in hub.names]
+    hub.start_silos(silo_0={"kind": Standing})
     await hub.submit(rounds=1)
     await held.wait()
     # the settings' 0.5 s and a chunk at the minimum rate, 1.05 s; the rest is what three silos take
-    (refusal,) = fakes[0].refusals
+    (refusal,) = hub.fakes["silo-0"].refusals
     assert re.fullmatch(r"DEADLINE_EXCEEDED: upload: nothing came for 1\.5[5-9]\d* seconds", refusal)
 
 
@@ -207,5 +201,5 @@ async def test_silo_that_asks_again_for_its_receipt_is_not_waited_for_the_longer
     for name in hub.names:
         hub.silo(name, kind=Unsigned)
     _, records = await hub.finish(await hub.submit(rounds=1, max_attempts=1))
-    train = next(record for record in records if record.phase == "train")
+    train = train_of(records)
     assert (train.result, train.reason) == ("used-up", "too-few-silos")
