@@ -6,7 +6,7 @@ N = samples, D = feature width, C = classes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from datetime import UTC, datetime
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,29 +33,16 @@ from strategies.base import Array, PhaseContext
 from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head
 from strategies.tasks.classification import CLASSIFICATION
+from tests.support.settings import job_spec
 
 CPU = torch.device("cpu")
 
 
 def make_job(strategy: dict[str, Any] | None = None, **fields: Any) -> JobSpec:
     """Four silos and an mlp, ten classes of 8 x 8 images; `training` takes over single fields."""
-    training = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.1, **fields.pop("training", {})}
-    values = {
-        "name": "test",
-        "federation": "test",
-        "not_after": datetime(2100, 1, 1, tzinfo=UTC),
-        "silos": ("a", "b", "c", "d"),
-        "rounds": 10,
-        "strategy": strategy or {"preset": "fedavg"},
-        "model": {"name": "mlp", "hidden": (32,), "seed": 1},
-        "training": training,
-        "classes": 10,
-        "input_shape": (1, 8, 8),
-        "seed": 7,
-    }
-    if "steps" in fields:
-        del values["rounds"]
-    return JobSpec.model_validate(values | fields)
+    training = {"local_epochs": 2, "batch_size": 16, **fields.pop("training", {})}
+    values = {"strategy": strategy or {"preset": "fedavg"}, "training": training, "seed": 7}
+    return job_spec(**values | fields)
 
 
 def make_data(features: Any, labels: Any, *, holdout: tuple[Any, Any] | None = None) -> SiloData:
@@ -75,15 +62,19 @@ def make_work(
     state: dict[str, Array] | None = None,
     kind: str = "train",
     round: int = 1,
+    trained: tuple[str, ...] | None = None,
+    silo: str = "a",
+    weight: float = 0.25,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Work:
-    """Weight 1/4, trained parameters as the method says."""
+    """Parameters are trained as the method says, unless the test does."""
     arrays = initial_state(job) if state is None else state
     context = PhaseContext(
         round=round,
         members=4,
         classes=job.classes,
         state=arrays,
-        trained=tuple(name for name in trained_names(arrays) if job.method.trains(name)),
+        trained=tuple(filter(job.method.trains, trained_names(arrays))) if trained is None else trained,
         buffers=buffer_names(arrays) if job.method.averages_buffers else (),
         options=job.method.options,
     )
@@ -91,13 +82,13 @@ def make_work(
         spec=job,
         phase_kind=kind,
         round=round,
-        silo="a",
+        silo=silo,
         state=arrays,
         context=context,
         data=data,
-        weight=0.25,
-        seed=training_seed(job_seed=job.seed, silo="a", round=round),
-        is_cancelled=lambda: False,
+        weight=weight,
+        seed=training_seed(job_seed=job.seed, silo=silo, round=round),
+        is_cancelled=is_cancelled,
     )
 
 

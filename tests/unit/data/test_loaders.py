@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from chorale_models import Data
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Samples
 from silo_agent.training.data.formats import digits
-from silo_agent.training.data.settings import DataSettings
+from tests.support.own_loader import OWN, gives
 from tests.unit.data.loading import load, make_job
 
 # digits, holdout and partition
@@ -88,19 +85,23 @@ def test_end_of_the_holdout_is_not_all_one_class(tmp_path: Path) -> None:
     assert 0 < data.holdout.labels[-10:].sum() < 10
 
 
-def test_job_with_another_number_of_classes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="classes: expected 10 for the digits data, got 3"):
-        load(make_job(classes=3), format="digits")
-
-
-def test_job_with_another_input_shape_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"shape \(1, 8, 8\), the job's input_shape is \(3, 32, 32\)"):
-        load(make_job(shape=(3, 32, 32)), format="digits")
-
-
-def test_more_silos_than_samples_leaves_an_empty_silo_which_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no training samples in this silo"):
-        load(make_job(), format="digits", partition={"kind": "iid", "silos": 2000, "index": 1999})
+@pytest.mark.parametrize(
+    ("job", "fields", "message"),
+    [
+        ({"classes": 3}, {}, "classes: expected 10 for the digits data, got 3"),
+        ({"shape": (3, 32, 32)}, {}, r"shape \(1, 8, 8\), the job's input_shape is \(3, 32, 32\)"),
+        (
+            {},
+            {"partition": {"kind": "iid", "silos": 2000, "index": 1999}},
+            "no training samples in this silo",
+        ),
+    ],
+)
+def test_job_that_the_digits_do_not_fit_is_refused(
+    job: dict[str, Any], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(make_job(**job), format="digits", **fields)
 
 
 # npz
@@ -227,64 +228,38 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 # module
 
 
-@pytest.fixture
-def own_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = ModuleType("own_hospital_data")
-    monkeypatch.setitem(sys.modules, "own_hospital_data", module)
-    return module
-
-
-def test_module_function_of_the_silo_gives_its_data(own_module: ModuleType) -> None:
+def test_module_function_of_the_silo_gives_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Samples(features=np.ones((4, 2), dtype=np.float64), labels=np.array([0, 1, 0, 1]))
-    own_module.__dict__["read"] = lambda settings: Data(train=samples, holdout=samples)
-    data = load(make_job(2, (2,)), format="module", module="own_hospital_data:read", name="ward")
+    gives(monkeypatch, Data(train=samples, holdout=samples))
+    data = load(make_job(2, (2,)), **OWN, name="ward")
     assert data.name == "ward"
     assert data.train.features.dtype == np.float32
 
 
-def test_module_data_is_checked_like_any_other(own_module: ModuleType) -> None:
-    samples = Samples(features=np.ones((4, 2)), labels=np.array([0, 1, 0, 5]))
-    own_module.__dict__["read"] = lambda settings: Data(train=samples, holdout=samples)
-    with pytest.raises(ConfigError, match=r"record 3: labels must be 0 to 1 .* got 5"):
-        load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
+def data_with(*labels: float) -> Data:
+    samples = Samples(features=np.ones((len(labels), 2)), labels=np.array(labels))
+    return Data(train=samples, holdout=samples)
 
 
-def test_module_labels_are_whole_numbers(own_module: ModuleType) -> None:
-    labels: Any = np.array([0.0, 1.0])
-    samples = Samples(features=np.ones((2, 2)), labels=labels)
-    own_module.__dict__["read"] = lambda settings: Data(train=samples, holdout=samples)
-    with pytest.raises(ConfigError, match="labels are whole numbers, got float64"):
-        load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (data_with(0, 1, 0, 5), r"record 3: labels must be 0 to 1 .* got 5"),
+        (data_with(0.0, 1.0), "labels are whole numbers, got float64"),
+        ([1, 2], "own_loader:load returned list, expected chorale_models.Data"),
+    ],
+)
+def test_module_data_is_checked_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, given: Any, message: str
+) -> None:
+    gives(monkeypatch, given)
+    with pytest.raises(ConfigError, match=message):
+        load(make_job(2, (2,)), **OWN)
 
 
 def test_samples_need_a_label_each() -> None:
     with pytest.raises(ConfigError, match=r"one label per sample, got features \(3, 2\) and labels \(2,\)"):
         Samples(features=np.ones((3, 2)), labels=np.zeros(2, dtype=np.int64))
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"format": "npz"}, "path: a value is required with format npz"),
-        ({"format": "digits", "path": "somewhere"}, "path: not allowed with format digits"),
-        ({"format": "module"}, "module: a value is required with format module"),
-        (
-            {"format": "digits", "partition": {"kind": "iid", "silos": 2, "index": 2}},
-            "expected 0 to 1, got 2",
-        ),
-    ],
-)
-def test_settings_that_contradict_themselves_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        DataSettings.model_validate(fields)
-
-
-def test_module_that_returns_something_else_is_named(own_module: ModuleType) -> None:
-    own_module.__dict__["read"] = lambda settings: [1, 2]
-    with pytest.raises(
-        ConfigError, match="own_hospital_data:read returned list, expected chorale_models.Data"
-    ):
-        load(make_job(2, (2,)), format="module", module="own_hospital_data:read")
 
 
 def test_module_that_does_not_exist_is_named() -> None:

@@ -7,7 +7,6 @@ import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.private import FARTHEST
 from silo_agent.training.data.settings import DataSettings
+from tests.support.own_loader import OWN, gives
 from tests.unit.data import loading
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1}
@@ -268,11 +268,9 @@ def test_an_idx_label_beyond_the_classes_leaves_that_image_out(tmp_path: Path) -
 
 
 def test_a_loader_of_the_institutions_own_keeps_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("own_loader")
     samples = Samples(features=np.full((3, 4), np.inf), labels=np.array([0, 5, 1]))
-    module.load = lambda _: Data(train=samples, holdout=samples)  # type: ignore[attr-defined]
-    monkeypatch.setitem(__import__("sys").modules, "own_loader", module)
-    data = load_data(DataSettings(format="module", module="own_loader:load"), make_job())
+    gives(monkeypatch, Data(train=samples, holdout=samples))
+    data = load_data(DataSettings(**OWN), make_job())
     assert data.train.labels.tolist() == data.holdout.labels.tolist() == [0, 1]
     assert not data.train.features.any()
 
@@ -306,10 +304,8 @@ def test_a_token_beyond_the_vocabulary_leaves_its_record_out(
 
 
 def load_of(monkeypatch: pytest.MonkeyPatch, x: Any, y: Any, job: JobSpec) -> SiloData:
-    module = ModuleType("own_loader")
-    module.load = lambda _: Data(train=Samples(features=x, labels=y))  # type: ignore[attr-defined]
-    monkeypatch.setitem(__import__("sys").modules, "own_loader", module)
-    return load_data(DataSettings(format="module", module="own_loader:load"), job)
+    gives(monkeypatch, Data(train=Samples(features=x, labels=y)))
+    return load_data(DataSettings(**OWN), job)
 
 
 def test_whole_numbers_of_a_private_job_of_floats_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:

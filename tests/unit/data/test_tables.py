@@ -21,6 +21,7 @@ from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.unit_marks import UnitKey
 from tests.fuzz.data import PRIVACY
+from tests.support.databases import write_table
 from tests.unit.data.loading import load, make_job
 
 FORMATS = ("csv", "parquet", "sql")
@@ -61,17 +62,8 @@ def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
             arrays = [pyarrow.array(list(column)) for column in zip(*rows, strict=True)]
             parquet.write_table(pyarrow.table(arrays, names=list(headings)), tmp_path / "t.parquet")
             return {"format": "parquet", "path": tmp_path / "t.parquet", "holdout": 0.0}
-        with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database, database:
-            database.execute("DROP TABLE IF EXISTS patients")
-            database.execute(f"CREATE TABLE patients ({', '.join(headings)})")
-            places = ", ".join("?" * len(headings))
-            database.executemany(f"INSERT INTO patients VALUES ({places})", rows)
-        monkeypatch.setenv(URL_ENV, f"sqlite:///{tmp_path}/t.sqlite")
-        return {
-            "format": "sql",
-            "database": {"url_env": URL_ENV, "table": "patients"},
-            "holdout": 0.0,
-        }
+        monkeypatch.setenv(URL_ENV, write_table(tmp_path, headings, rows))
+        return {"format": "sql", "database": {"url_env": URL_ENV, "table": "t"}, "holdout": 0.0}
 
     return write
 
@@ -137,10 +129,7 @@ def test_no_choice_of_columns_moves_a_private_record_to_the_holdout(
             arrays = [pyarrow.array(list(column)) for column in zip(*part, strict=True)]
             parquet.write_table(pyarrow.table(arrays, names=["a", "b", "y"]), tmp_path / f"{name}.parquet")
     else:
-        with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database, database:
-            database.execute("CREATE TABLE t (a, b, y)")
-            database.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
-        (tmp_path / "url").write_text(f"sqlite:///{tmp_path}/t.sqlite\n")
+        write_table(tmp_path, "aby", rows)
         query = "SELECT * FROM t ORDER BY random()"  # as a database that gives rows in any order
         settings["database"] = {"url_file": tmp_path / "url", "query": query}
     of_a, of_b = (
@@ -209,10 +198,7 @@ def test_a_text_in_a_column_of_a_database_changes_how_no_other_cell_is_read(
 
 
 def test_a_table_of_a_database_is_in_one_order_however_it_is_read(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database, database:
-        database.execute("CREATE TABLE t (a, y)")
-        database.executemany("INSERT INTO t VALUES (?, ?)", [(number, number % 2) for number in range(50)])
-    (tmp_path / "url").write_text(f"sqlite:///{tmp_path}/t.sqlite")
+    write_table(tmp_path, "ay", [(number, number % 2) for number in range(50)])
     read = [
         load(
             table_job([ColumnSpec(name="a")], "y"),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import sqlite3
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +26,7 @@ from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.data.units import Units
 from tests.fuzz.data import PRIVACY
+from tests.support.databases import write_table
 from tests.unit.data import loading
 
 HEADINGS = ("patient", "a", "b", "ill")
@@ -68,12 +67,8 @@ def settings_of(
         parquet.write_table(pyarrow.table(arrays, names=list(HEADINGS)), folder / "t.parquet")
         return DataSettings.model_validate({"format": "parquet", "path": folder / "t.parquet", **named})
     if kind == "sql":
-        with closing(sqlite3.connect(folder / "t.sqlite")) as database, database:
-            database.execute("DROP TABLE IF EXISTS visits")
-            database.execute(f"CREATE TABLE visits ({', '.join(HEADINGS)})")
-            database.executemany("INSERT INTO visits VALUES (?, ?, ?, ?)", rows)
-        (folder / "url").write_text(f"sqlite:///{folder}/t.sqlite")
-        given = {"url_file": folder / "url", "table": "visits"}
+        write_table(folder, HEADINGS, rows)
+        given = {"url_file": folder / "url", "table": "t"}
         return DataSettings.model_validate({"format": "sql", "database": given, **named})
     inputs, labels = np.array([columns[1], columns[2]]).T, np.array(columns[3])
     if kind == "npz":

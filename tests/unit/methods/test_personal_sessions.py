@@ -120,11 +120,9 @@ async def test_a_later_phase_exchanges_no_confirmed_model(hub: Hub) -> None:
     computed = len(works)
     forged = {name: np.zeros_like(array) if "head" in name else array for name, array in hub.state.items()}
     exchange = hub.begin(1, "fine-tune.1", state=forged)
-    hub.agents["silo-1"].tell(task=exchange.task)
-    assert await hub.agents["silo-1"].refusal() == Refusal.STATE.value
+    assert await hub.agents["silo-1"].refusal(task=exchange.task) == Refusal.STATE.value
     assert len(works) == computed
-    hub.agents["silo-1"].tell(task=hub.begin(1, "fine-tune.1").task)
-    await hub.agents["silo-1"].answer("advert")
+    await hub.agents["silo-1"].answer("advert", task=hub.begin(1, "fine-tune.1").task)
     assert [work.phase_kind for work in works[computed:]] == ["fine-tune"]
     assert kept(hub, "silo-1").path.read_bytes() == first
 
@@ -138,5 +136,4 @@ async def test_personal_sums_of_nearly_the_same_silos_are_refused(hub: Hub) -> N
     await hub.mask(exchange, without=["silo-2"])
     survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
     for name in ("silo-0", "silo-1", "silo-3"):
-        hub.agents[name].tell(survivors=survivors)
-        assert await hub.agents[name].refusal() == Refusal.OVERLAPPING_COHORT.value
+        assert await hub.agents[name].refusal(survivors=survivors) == Refusal.OVERLAPPING_COHORT.value

@@ -149,21 +149,9 @@ def privacy(**records: Any) -> dict[str, Any]:
 
 
 def make_job(**fields: Any) -> JobSpec:
-    training = {"local_epochs": 1, "batch_size": 16, "learning_rate": 0.1, **fields.pop("training", {})}
-    values = {
-        "name": "test",
-        "federation": "test",
-        "not_after": "2100-01-01T00:00:00Z",
-        "silos": ("a", "b", "c", "d"),
-        "rounds": 10,
-        "model": {"name": "mlp", "norm": "group", "hidden": (32,), "seed": 1},
-        "training": training,
-        "classes": 10,
-        "input_shape": (1, 8, 8),
-        "seed": 7,
-        "privacy": privacy(),
-    }
-    return JobSpec.model_validate(values | fields)
+    training = {"local_epochs": 1, **fields.pop("training", {})}
+    model = {"name": "mlp", "norm": "group", "hidden": (32,), "seed": 1}
+    return objectives.make_job(**{"model": model, "training": training, "privacy": privacy()} | fields)
 
 
 def strategy_of(parts: dict[str, Any]) -> dict[str, Any]:
@@ -225,4 +213,4 @@ def quantity_of(values: int, *, batch_size: int, scale: float, clip_norm: float 
 
 def step_job(**fields: Any) -> JobSpec:
     records = privacy(noise="sum", sample_rate=1.0)
-    return make_job(**{"privacy": records, "rounds": 7, "steps": 5, "spare_steps": 2} | fields)
+    return make_job(**{"privacy": records, "steps": 5, "spare_steps": 2} | fields)

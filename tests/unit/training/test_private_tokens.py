@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from silo_agent.training.data.settings import DataSettings  # noqa: E402
 from silo_agent.training.models import registry  # noqa: E402
 from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
 from tests.support.objectives import make_job, make_work  # noqa: E402
+from tests.support.own_loader import OWN, gives  # noqa: E402
 from tests.unit.training.dp_sgd import RECORDS  # noqa: E402
 
 WORDS, LENGTH = 11, 6
@@ -63,9 +62,7 @@ def test_a_private_job_over_tokens_trains_and_tests_beside_an_unknown_token(
     x = rng.integers(0, WORDS, (61, LENGTH))
     y = rng.integers(-1, WORDS, (61, LENGTH)) if "task" in fields else rng.integers(0, 2, 61)
     x[60] = 500
-    module = ModuleType("own_words")
-    module.load = lambda _: Data(train=Samples(features=x, labels=y))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_words", module)
+    gives(monkeypatch, Data(train=Samples(features=x, labels=y)))
     monkeypatch.setattr(registry, "loaded", lambda *_, **__: made)
     job = make_job(
         model={"name": "words", "from": "hospital-models==1.0", "seed": 3},
@@ -75,7 +72,7 @@ def test_a_private_job_over_tokens_trains_and_tests_beside_an_unknown_token(
         training={"local_epochs": 1},
         **fields,
     )
-    data = load_data(DataSettings(format="module", module="own_words:load"), job)
+    data = load_data(DataSettings(**OWN), job)
     assert len(data.train) + len(data.holdout) == 60
     work = make_work(job, data)
     delta = TorchObjective(device="cpu").compute(work)["delta"]

@@ -30,31 +30,19 @@ from silo_agent.training.processes.group import SharedTraining, check_devices
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_job, make_work
 from tests.support.processes import wait_until
+from tests.support.settings import silo_settings
 
 TOLERANCE = 2e-6  # of a float32 delta of 0.1: the order in which gradients are added up
 
 
 def settings_in(folder: Path, **fields: object) -> SiloSettings:
-    values = {
-        "name": "a",
-        "federation": "test",
-        "coordinator": "localhost:1",
-        "identity": {"certificate": "a.crt", "key": "a.key"},
-        "authority": "authority.crt",
-        "directory": str(folder),
-        "policy": "policy.yaml",
-        "data": [
-            {
-                "name": name,
-                "format": "digits",
-                "partition": {"kind": "shards", "silos": 10, "shards_per_silo": 2, "index": place},
-            }
-            for place, name in enumerate(("strict", "open"))
-        ],
-        "device": "cpu",
-        "devices": 2,
-    }
-    return SiloSettings.model_validate(values | fields)
+    cut = {"kind": "shards", "silos": 10, "shards_per_silo": 2}
+    data = [
+        {"name": name, "format": "digits", "partition": {**cut, "index": place}}
+        for place, name in enumerate(("strict", "open"))
+    ]
+    values = {"name": "a", "directory": folder, "data": data, "device": "cpu", "devices": 2}
+    return silo_settings(folder, **values | fields)
 
 
 def work_of(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -12,40 +10,28 @@ import pytest
 import torch
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import buffer_names, trained_names
+from chorale.spec.state import trained_names
 from crypto.errors import ConfigError, QuantizationError, RemoteProtocolError
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.settings import DataSettings
-from silo_agent.training.machine.seeding import derive_seed, seeded, shuffler, training_seed
+from silo_agent.training.machine.seeding import derive_seed, seeded, shuffler
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.models.state import initial_state, model_arrays
 from silo_agent.training.objective import Cancelled, Work
 from silo_agent.training.torch_objective import TorchObjective
-from strategies.base import MODEL, Array, PhaseContext
+from strategies.base import MODEL, Array
 from strategies.methods import strategy_for
+from tests.support import objectives
 from tests.support.objectives import figures_of
 
 SHAPE = (1, 8, 8)
 
 
 def make_job(model: str = "mlp", *, norm: str = "none", **training: Any) -> JobSpec:
-    values = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.05, **training}
-    return JobSpec.model_validate(
-        {
-            "name": "test",
-            "federation": "test",
-            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
-            "silos": ("a", "b", "c", "d"),
-            "rounds": 10,
-            "model": {"name": model, "norm": norm, "hidden": (32,), "seed": 1},
-            "training": values,
-            "classes": 10,
-            "input_shape": SHAPE,
-            "seed": 7,
-        }
-    )
+    named = {"name": model, "norm": norm, "hidden": (32,), "seed": 1}
+    return objectives.make_job(model=named, training={"learning_rate": 0.05, **training})
 
 
 def make_data(samples: int | None = 120) -> SiloData:
@@ -53,39 +39,8 @@ def make_data(samples: int | None = 120) -> SiloData:
     return SiloData(train=data.train.first(samples or len(data.train)), holdout=data.holdout, name=data.name)
 
 
-def make_work(
-    job: JobSpec,
-    *,
-    kind: str = "train",
-    data: SiloData | None = None,
-    state: dict[str, Array] | None = None,
-    trained: tuple[str, ...] | None = None,
-    silo: str = "a",
-    round: int = 1,
-    weight: float = 0.25,
-    is_cancelled: Callable[[], bool] = lambda: False,
-) -> Work:
-    arrays = initial_state(job) if state is None else state
-    context = PhaseContext(
-        round=round,
-        members=4,
-        classes=job.classes,
-        state=arrays,
-        trained=trained_names(arrays) if trained is None else trained,
-        buffers=buffer_names(arrays),
-    )
-    return Work(
-        spec=job,
-        phase_kind=kind,
-        round=round,
-        silo=silo,
-        state=arrays,
-        context=context,
-        data=data or make_data(),
-        weight=weight,
-        seed=training_seed(job_seed=job.seed, silo=silo, round=round),
-        is_cancelled=is_cancelled,
-    )
+def make_work(job: JobSpec, *, data: SiloData | None = None, **fields: Any) -> Work:
+    return objectives.make_work(job, data or make_data(), **fields)
 
 
 def compute(work: Work) -> dict[str, Array]:
