@@ -66,6 +66,7 @@ from strategies.base import Array, Arrays, PhaseResult
 from strategies.phases.enrollment import draw_seed_in
 from tests.support.ceremony import issue
 from tests.support.sessions import NOW
+from tests.support.settings import silo_settings
 
 FEDERATION = "test"
 PATIENCE_SECONDS = 100.0  # the first answer may load scipy and dp-accounting: 15 s on an idle machine
@@ -219,15 +220,17 @@ class Agent:
     def tell(self, **kind: Any) -> None:
         self.handler.receive(pb.CoordinatorMessage(**kind))
 
-    async def answer(self, kind: str) -> Any:
-        """The next message out, which must be of this kind."""
+    async def answer(self, kind: str, **asked: Any) -> Any:
+        """The next message out, which must be of this kind; `asked` is what it is told before."""
+        if asked:
+            self.tell(**asked)
         async with asyncio.timeout(PATIENCE_SECONDS):
             message = await self.sent.get()
         assert message.WhichOneof("kind") == kind, message
         return getattr(message, kind)
 
-    async def refusal(self) -> str:
-        return str((await self.answer("refused")).code)
+    async def refusal(self, **asked: Any) -> str:
+        return str((await self.answer("refused", **asked)).code)
 
     async def uploaded(self) -> tuple[PhaseKey, bytes]:
         """The next masked vector out."""
@@ -327,18 +330,7 @@ class Agent:
         """Settings of a real agent, and its policy file."""
         path = self.folder / "policy.yaml"
         write_policy(path, self.policy.model_dump(mode="json", exclude_unset=True))
-        settings = SiloSettings.model_validate(
-            {
-                "name": self.name,
-                "federation": FEDERATION,
-                "coordinator": "127.0.0.1:9",
-                "identity": {"certificate": "none.crt", "key": "none.key"},
-                "authority": "none.crt",
-                "directory": self.folder,
-                "policy": path,
-                "data": {"format": "digits"},
-            }
-        )
+        settings = silo_settings(self.folder, name=self.name, directory=self.folder, policy=path)
         return settings, HeldPolicy.read(path, federation=FEDERATION)
 
     async def _sleep(self, seconds: float) -> None:
@@ -366,6 +358,22 @@ class Exchange:
     @property
     def wire_key(self) -> Any:
         return wire.key_to_wire(self.key)
+
+    # what the coordinator sends after each stage
+
+    def close_advertise(self) -> Any:
+        return wire.to_silo(self.session.close_advertise(), self.key).cohort
+
+    def close_share(self) -> dict[str, Any]:
+        """By silo."""
+        sent = self.session.close_share()
+        return {name: wire.to_silo(each, self.key).envelopes for name, each in sent.items()}
+
+    def close_masked(self) -> Any:
+        return wire.to_silo(self.session.close_masked(), self.key).survivors
+
+    def unmask_request(self) -> Any:
+        return wire.to_silo(self.session.unmask_request(), self.key).signatures
 
 
 class Hub:
@@ -541,8 +549,8 @@ class Hub:
         )
 
     async def ask_abandon(self, exchange: Exchange, name: str) -> Any:
-        self.agents[name].tell(abandon=session_pb2.Abandon(key=exchange.wire_key))
-        return await self.agents[name].answer("abandoned")
+        abandon = session_pb2.Abandon(key=exchange.wire_key)
+        return await self.agents[name].answer("abandoned", abandon=abandon)
 
     # the stages
 
@@ -554,7 +562,7 @@ class Hub:
             exchange.session.on_advert(name, wire.from_silo(pb.SiloMessage(advert=advert)))
 
     async def share(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
-        cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
+        cohort = exchange.close_advertise()
         for name in self._here(exchange.session.cohort, without):
             self.agents[name].tell(cohort=cohort)
             shares = await self.agents[name].answer("shares")
@@ -565,17 +573,17 @@ class Hub:
         self, exchange: Exchange, *, without: Sequence[str] = (), late: Sequence[str] = ()
     ) -> None:
         """`late` silos send vectors that do not arrive."""
-        for name, envelopes in exchange.session.close_share().items():
+        for name, envelopes in exchange.close_share().items():
             if name in without:
                 continue
-            self.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
+            self.agents[name].tell(envelopes=envelopes)
             key, exchange.vectors[name] = await self.agents[name].uploaded()
             assert key == exchange.key
             if name not in late:
                 exchange.session.on_masked(name)
 
     async def consistency(self, exchange: Exchange, *, without: Sequence[str] = ()) -> None:
-        survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
+        survivors = exchange.close_masked()
         for name in self._here(exchange.session.survivors, without):
             self.agents[name].tell(survivors=survivors)
             signed = await self.agents[name].answer("consistency")
@@ -592,9 +600,7 @@ class Hub:
         return self.reveal(exchange, plan)
 
     async def ask_shares(self, exchange: Exchange, name: str) -> Any:
-        request = wire.to_silo(exchange.session.unmask_request(), exchange.key).signatures
-        self.agents[name].tell(signatures=request)
-        return await self.agents[name].answer("unmask_shares")
+        return await self.agents[name].answer("unmask_shares", signatures=exchange.unmask_request())
 
     def reveal(self, exchange: Exchange, plan: UnmaskPlan) -> dict[str, np.ndarray[Any, Any]]:
         layout = exchange.session.terms.layout
@@ -610,10 +616,27 @@ class Hub:
         self, exchange: Exchange, *, lost: Sequence[str] = (), late: Sequence[str] = ()
     ) -> None:
         """All stages before UNMASK; `lost` silos send no vector, those of `late` ones do not arrive."""
+        await self.until_masked(exchange, lost=lost, late=late)
+        await self.consistency(exchange)
+
+    async def until_shared(self, exchange: Exchange) -> None:
         await self.advertise(exchange)
         await self.share(exchange)
+
+    async def until_masked(
+        self, exchange: Exchange, *, lost: Sequence[str] = (), late: Sequence[str] = ()
+    ) -> None:
+        await self.until_shared(exchange)
         await self.mask(exchange, without=lost, late=late)
-        await self.consistency(exchange)
+
+    async def until_revealed(
+        self, round: int, phase: str = "train", *, lost: Sequence[str] = (), late: Sequence[str] = ()
+    ) -> Exchange:
+        """A phase whose sum the coordinator knows, and no silo."""
+        exchange = self.begin(round, phase)
+        await self.until_signed(exchange, lost=lost, late=late)
+        await self.unmask(exchange)
+        return exchange
 
     async def run(self, round: int, phase: str, *, attempt: int = 1) -> dict[str, np.ndarray[Any, Any]]:
         """One whole phase; every silo computes what follows and is told the outcome."""
@@ -697,8 +720,12 @@ class Hub:
         )
 
     async def ask_state(self, exchange: Exchange, name: str, revealed: RevealedSum) -> Any:
-        self.agents[name].tell(revealed_sum=wire.to_silo(revealed, exchange.key).revealed_sum)
-        return await self.agents[name].answer("next_state")
+        shown = wire.to_silo(revealed, exchange.key).revealed_sum
+        return await self.agents[name].answer("next_state", revealed_sum=shown)
+
+    def shown(self, exchange: Exchange) -> Any:
+        """The message that asks for the state after this sum."""
+        return wire.to_silo(self.revealed(exchange), exchange.key).revealed_sum
 
     def tell_outcome(self, exchange: Exchange, *, cohort: Sequence[str], result: str = "applied") -> None:
         record = records_pb2.PhaseRecord(

@@ -198,8 +198,7 @@ class Line:
 
     async def is_quiet(self) -> None:
         """Nothing was answered but what was taken: the next answer is to a question about nothing."""
-        self.tell(survivors=session_pb2.Survivors(key=wire.key_to_wire(NOWHERE)))
-        refused = await self.answer("refused")
+        refused = await self.answer("refused", survivors=session_pb2.Survivors(key=wire.key_to_wire(NOWHERE)))
         assert wire.key_from_wire(refused.key) == NOWHERE, refused
 
     async def settle(self) -> None:

@@ -28,6 +28,7 @@ from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.unit_marks import Marks, UnitKey
 from tests.support.sessions import NOW
+from tests.support.settings import silo_settings
 from tests.unit.data import loading
 from tests.unit.silo_agent.privacy_book import MEMBERS, RECORDS, STATE, policy
 
@@ -69,19 +70,7 @@ class AccountBook:
 
     @property
     def settings(self) -> SiloSettings:
-        nowhere = self.folder / "nowhere"
-        return SiloSettings.model_validate(
-            {
-                "name": "clinic",
-                "federation": "test",
-                "coordinator": "127.0.0.1:9",
-                "identity": {"certificate": nowhere, "key": nowhere},
-                "authority": nowhere,
-                "directory": self.folder / "state",
-                "policy": nowhere,
-                "data": list(self.fields.values()),
-            }
-        )
+        return silo_settings(self.folder, data=list(self.fields.values()))
 
     def start(self, **clock: Callable[[], float]) -> None:
         self.stop()

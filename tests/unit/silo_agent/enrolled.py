@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.support.agents import Hub
 from tests.unit.silo_agent.conftest import MakeHub
 
 
-async def enrolled(make_hub: MakeHub, **options: Any) -> Hub:
-    """Four silos whose enrollment is done."""
+async def enrolled(
+    make_hub: MakeHub, *, each: Callable[[str], Mapping[str, Any]] = lambda name: {}, **options: Any
+) -> Hub:
+    """Four silos whose enrollment is done; each: what a silo is and what its policy says, by its name."""
     hub = make_hub(**options)
-    hub.add_all()
+    for name in hub.names:
+        hub.add(name, **each(name))
     await hub.run(0, "enrollment.0")
     return hub
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from chorale.job import Job
 from chorale.privacy.releases import Gaussian, Release
 from chorale.privacy.renyi import ORDERS
 from chorale.transport.wire import PhaseKey
-from crypto.errors import PolicyRefusal, Refusal
+from crypto.errors import Refusal
 from silo_agent.disclosure.ledger.budget import Budget, Charge, Spend
 from silo_agent.disclosure.ledger.costs import BudgetBalance
 from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL, Arrays
+from tests.support import refusals
 from tests.support.agents import Hub
 from tests.support.sessions import NOW
 
@@ -96,9 +96,7 @@ class Book:
 
 
 def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.BUDGET) -> None:
-    with pytest.raises(PolicyRefusal, match=words) as caught:
-        act()
-    assert caught.value.code is code
+    refusals.refused(words, act, code)
 
 
 def by_hand(releases: list[Release], delta: float) -> float:

@@ -8,9 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from crypto.errors import PolicyRefusal, Refusal
+from crypto.errors import Refusal
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.session.cohort import CohortRule
 from crypto.session.messages import SessionTerms, UnmaskShares
@@ -18,6 +16,7 @@ from crypto.session.reveal import PendingReveal
 from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.ledger.reveals import Reveals
 from silo_agent.disclosure.policy.policy import Policy
+from tests.support import refusals
 from tests.support.agents import Hub
 from tests.support.sessions import NOW
 
@@ -129,6 +128,4 @@ def make_pending(terms: SessionTerms, survivors: tuple[str, ...]) -> PendingReve
 
 
 def refused(code: Refusal, words: str, act: Callable[[], object]) -> None:
-    with pytest.raises(PolicyRefusal, match=words) as caught:
-        act()
-    assert caught.value.code is code
+    refusals.refused(words, act, code)

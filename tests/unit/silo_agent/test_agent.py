@@ -10,7 +10,8 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT
 from silo_agent.settings import SiloSettings
 from silo_agent.start import AgentFailed
 from tests.support.ceremony import Ceremony
+from tests.support.settings import silo_settings
 
 MakeSettings = Callable[..., SiloSettings]
 
@@ -40,49 +42,41 @@ def make_settings(tmp_path: Path) -> MakeSettings:
     policy.write_text("federation: test\n...\n")
 
     def make(member: tuple[Role, str] = (Role.SILO, "clinic-a"), **changes: Any) -> SiloSettings:
-        values: dict[str, Any] = {
-            "name": "clinic-a",
-            "federation": "test",
-            "coordinator": "127.0.0.1:9",
-            "identity": {
-                "certificate": ceremony.path_of(*member, "crt"),
-                "key": ceremony.path_of(*member, "key"),
-            },
-            "authority": ceremony.certificate_path,
-            "directory": tmp_path / "state",
-            "policy": policy,
-            "data": {"format": "digits"},
-        }
-        return SiloSettings.model_validate(values | changes)
+        files = {"certificate": ceremony.path_of(*member, "crt"), "key": ceremony.path_of(*member, "key")}
+        values = {"name": "clinic-a", "identity": files, "authority": ceremony.certificate_path}
+        return silo_settings(tmp_path, **values | {"policy": policy} | changes)
 
     return make
+
+
+@asynccontextmanager
+async def started(settings: SiloSettings) -> AsyncIterator[Path]:
+    """An agent that runs, until SIGTERM stops it; where it says its addresses."""
+    endpoint = settings.directory / "endpoint.json"
+    endpoint.unlink(missing_ok=True)
+    running = asyncio.ensure_future(run_agent(settings))
+    while not endpoint.exists() and not running.done():
+        await asyncio.sleep(0)
+    yield endpoint
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(asyncio.shield(running), 20)
 
 
 async def test_an_agent_serves_probes_while_it_dials_and_stops_on_sigterm(
     make_settings: MakeSettings,
 ) -> None:
-    settings = make_settings()
-    running = asyncio.ensure_future(run_agent(settings))
-    endpoint = settings.directory / "endpoint.json"
-    while not endpoint.exists() and not running.done():
-        await asyncio.sleep(0)
-    address = json.loads(endpoint.read_text())["metrics"]
-    assert await asyncio.to_thread(status, f"http://{address}/livez") == 200
-    assert await asyncio.to_thread(status, f"http://{address}/readyz") == 503
-    os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(asyncio.shield(running), 20)
+    async with started(make_settings()) as endpoint:
+        address = json.loads(endpoint.read_text())["metrics"]
+        assert await asyncio.to_thread(status, f"http://{address}/livez") == 200
+        assert await asyncio.to_thread(status, f"http://{address}/readyz") == 503
 
 
 async def test_a_policy_with_another_delta_than_the_account_is_refused(make_settings: MakeSettings) -> None:
     settings = make_settings()
     for delta in ("1.0e-6", "1.0e-6"):  # the control: a second start with the same one
         settings.policy.write_text(f"federation: test\nprivacy:\n  delta: {delta}\n...\n")
-        (settings.directory / "endpoint.json").unlink(missing_ok=True)
-        running = asyncio.ensure_future(run_agent(settings))
-        while not (settings.directory / "endpoint.json").exists() and not running.done():
-            await asyncio.sleep(0)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(asyncio.shield(running), 20)
+        async with started(settings):
+            pass
     settings.policy.write_text("federation: test\n...\n")
     sentence = "expected that of account data, 1e-06, .* got 1e-05: set it back, or change the account's"
     with pytest.raises(ConfigError, match=sentence):
@@ -115,11 +109,8 @@ async def test_an_agent_of_several_devices_says_what_private_jobs_use_and_clears
     left.parent.mkdir(parents=True)
     left.touch()
     logs.configure(silo=settings.name)
-    running = asyncio.ensure_future(run_agent(settings))
-    while not (settings.directory / "endpoint.json").exists() and not running.done():
-        await asyncio.sleep(0)
-    os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(asyncio.shield(running), 20)
+    async with started(settings):
+        pass
     assert "private jobs train in one process" in capsys.readouterr().err
     assert not settings.processes_directory.exists()
 
@@ -144,6 +135,7 @@ async def test_a_metrics_port_in_use_is_one_clear_line(make_settings: MakeSettin
 async def test_files_that_do_not_fit_are_named_before_anything_is_opened(
     make_settings: MakeSettings, changes: dict[str, Any], words: str
 ) -> None:
+
     settings = make_settings(**changes)
     with pytest.raises(ConfigError, match=words):
         await run_agent(settings)

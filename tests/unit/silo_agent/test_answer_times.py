@@ -56,8 +56,7 @@ async def offered(
         agent.seconds = 0.0
     exchange = hub.begin(1, "train")
     for agent in hub.agents.values():
-        agent.tell(task=exchange.task)
-        await agent.answer("refused" if fails else "advert")
+        await agent.answer("refused" if fails else "advert", task=exchange.task)
     await hub.close()
     return {name: agent.seconds for name, agent in hub.agents.items()}
 

@@ -24,6 +24,7 @@ from silo_agent.disclosure.policy.policy import Policy
 from simulation.engine import unsigned_job
 from strategies.base import TOTAL
 from strategies.presets import PRESETS
+from tests.support.settings import job_spec
 from tests.unit.silo_agent.reveal_book import Book
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}
@@ -49,19 +50,9 @@ def book(tmp_path: Path) -> Iterator[Book]:
 
 
 def spec_of(**changes: Any) -> JobSpec:
-    values: dict[str, Any] = {
-        "name": "job",
-        "federation": "test",
-        "not_after": "2099-12-31T00:00:00Z",
-        "silos": ["a", "b", "c", "d", "e"],
-        "rounds": 20,
-        "enrollment_every": 8,
-        "model": {"name": "mlp"},
-        "classes": 3,
-        "input_shape": [1, 2, 3],
-        "training": {"learning_rate": 0.1},
-    }
-    return JobSpec.model_validate(values | changes)
+    shape = {"model": {"name": "mlp"}, "classes": 3, "input_shape": [1, 2, 3]}
+    jobs = {"name": "job", "silos": ["a", "b", "c", "d", "e"], "rounds": 20, "enrollment_every": 8}
+    return job_spec(**shape | jobs | changes)
 
 
 @pytest.mark.parametrize("name", JOBS)

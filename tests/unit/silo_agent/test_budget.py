@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from silo_agent.disclosure.ledger.accounts import DELTA_EVENT
 from silo_agent.disclosure.ledger.budget import Budget
 from silo_agent.disclosure.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
 from tests.support.sessions import NOW
+from tests.support.writers import at_once, outcome_of
 from tests.unit.silo_agent.privacy_book import (
     MEMBERS,
     RECORDS,
@@ -424,25 +426,14 @@ def test_another_data_sets_lower_budget_takes_nothing_from_what_the_own_one_paid
 def test_two_threads_cannot_both_reserve_what_fits_once(make_book: MakeBook, job: Job) -> None:
     one = by_hand(list(JobReleases(job.spec, STATE).cost("train", MEMBERS)), 1e-5)
     book = make_book(epsilon=one * 1.1)
-    barrier, outcomes = threading.Barrier(2), []
 
-    def reserve(round: int) -> None:
-        ledger = Ledger(book.folder / "ledger.sqlite", clock=lambda: NOW)
-        own = ledger.budget(policy=book.policy, data_set="data")
-        barrier.wait()
-        try:
-            book.reserve(job, round=round, budget=own)
-            outcomes.append("reserved")
-        except PolicyRefusal:
-            outcomes.append("refused")
-        ledger.close()
+    def reserve(round: int, barrier: threading.Barrier) -> str:
+        with closing(Ledger(book.folder / "ledger.sqlite", clock=lambda: NOW)) as ledger:
+            own = ledger.budget(policy=book.policy, data_set="data")
+            barrier.wait()
+            return outcome_of(lambda: book.reserve(job, round=round, budget=own))
 
-    writers = [threading.Thread(target=reserve, args=(round,)) for round in (1, 2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert sorted(outcomes) == ["refused", "reserved"]
+    assert at_once(reserve, [1, 2]) == ["done", "refused"]
 
 
 def _reserve_all(folder: str, rounds: range, most: float, counts: Any) -> None:

@@ -15,13 +15,12 @@ from chorale.privacy.composition import AccountReleases
 from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from chorale.runtime.audit import read_entries
-from chorale.transport import wire
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.masking.masks import Masker, Source
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL
 from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub, MemoryTransfers, write_policy
-from tests.unit.silo_agent.conftest import MakeHub
+from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 SUMS = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
 DELTA = 1e-5
@@ -75,8 +74,7 @@ async def test_after_epsilon_fell_what_was_reserved_keeps_to_both_budgets(make_h
     for name, epsilon in {ME: 0.9 * one, "silo-1": 1.1 * one}.items():
         agent = hub.add(name, privacy={"epsilon": 2 * one, "partial_jobs": "allow"})
         exchange = hub.begin(0, "enrollment.0")
-        agent.tell(task=exchange.task)
-        await agent.answer("advert")
+        await agent.answer("advert", task=exchange.task)
         privacy = {"epsilon": epsilon, "partial_jobs": "allow"}
         write_policy(agent.folder / "policy.yaml", names | {"privacy": privacy})
         agent.handler.poll()
@@ -84,10 +82,9 @@ async def test_after_epsilon_fell_what_was_reserved_keeps_to_both_budgets(make_h
     for name in ("silo-2", "silo-3"):
         hub.add(name, privacy={"epsilon": 2 * one, "partial_jobs": "allow"})
     again = hub.begin(0, "enrollment.0", attempt=2)
-    await hub.advertise(again)
-    await hub.share(again)
-    for name, envelopes in again.session.close_share().items():
-        hub.agents[name].tell(envelopes=wire.to_silo(envelopes, again.key).envelopes)
+    await hub.until_shared(again)
+    for name, envelopes in again.close_share().items():
+        hub.agents[name].tell(envelopes=envelopes)
     assert (await hub.agents[ME].answer("refused")).code == "budget"
     await hub.agents["silo-1"].uploaded()
     assert [spent(hub.agents[name]) for name in (ME, "silo-1")] == [0.0, pytest.approx(one)]
@@ -97,9 +94,7 @@ async def test_an_attempt_that_sends_the_same_input_again_is_no_new_spend(make_h
     hub = make_hub()
     hub.add_all()
     first = hub.begin(0, "enrollment.0")
-    await hub.advertise(first)
-    await hub.share(first)
-    await hub.mask(first)
+    await hub.until_masked(first)
     assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "enrollment"))
     await hub.run(0, "enrollment.0", attempt=2)
     assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "enrollment"))
@@ -109,9 +104,7 @@ async def test_an_input_that_is_made_again_after_a_crash_is_paid_again(make_hub:
     hub = make_hub()
     hub.add_all()
     first = hub.begin(0, "enrollment.0")
-    await hub.advertise(first)
-    await hub.share(first)
-    await hub.mask(first)
+    await hub.until_masked(first)
     await hub.agents[ME].restart()
     await hub.run(0, "enrollment.0", attempt=2)
     assert spent(hub.agents[ME]) == pytest.approx(costs(hub, "enrollment", "enrollment"))
@@ -152,8 +145,7 @@ async def test_what_does_not_fit_is_refused_before_the_data_are_touched(make_hub
     await hub.run(1, "train")
     trained = len(agent.objective.works)
     task = hub.begin(2, "train").task
-    agent.tell(task=task)
-    answer = await agent.answer("refused")
+    answer = await agent.answer("refused", task=task)
     assert answer.code == "budget"
     assert {field.name for field, _ in answer.ListFields()} == {"code", "key"}  # and no number
     assert len(agent.objective.works) == trained
@@ -167,16 +159,14 @@ async def test_a_refused_job_loads_no_data(make_hub: MakeHub) -> None:
     agent = hub.add(ME, privacy={"epsilon": 0.01, "partial_jobs": "allow"})
     touched: list[object] = []
     agent.handler._inputs._load_data = lambda job, _: touched.append(job)  # type: ignore
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "budget"
+    assert await agent.refusal(task=hub.begin(0, "enrollment.0").task) == "budget"
     assert touched == []
 
 
 async def test_a_job_that_plans_too_much_is_refused_at_its_first_phase(make_hub: MakeHub) -> None:
     hub = make_hub()
     agent = hub.add(ME, privacy={"epsilon": costs(hub, "enrollment", "train")})
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "budget"
+    assert await agent.refusal(task=hub.begin(0, "enrollment.0").task) == "budget"
     assert (held(agent), agent.objective.works) == (0.0, [])
 
 
@@ -191,8 +181,7 @@ async def test_a_job_that_leaves_too_little_if_all_others_collude_is_refused_at_
     strict = hub.add(ME, privacy={"shared_noise": 0.35})
     if first[0] > 0:
         hub.prove({**hub.state, TOTAL: np.array(400)}, 0, "enrollment.0")
-    strict.tell(task=hub.begin(*first).task)
-    assert await strict.refusal() == "policy"
+    assert await strict.refusal(task=hub.begin(*first).task) == "policy"
     assert (held(strict), strict.objective.works) == (0.0, [])
     planned = strict.metrics.epsilon_planned.labels(data_set="data")._value.get()
     collude = strict.metrics.epsilon_planned_if_all_others_collude.labels(data_set="data")._value.get()
@@ -202,14 +191,11 @@ async def test_a_job_that_leaves_too_little_if_all_others_collude_is_refused_at_
 async def test_a_job_without_privacy_is_refused_where_policy_requires_it(make_hub: MakeHub) -> None:
     hub = make_hub(privacy=None)
     agent = hub.add(ME, privacy={"required": True})
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "policy"
+    assert await agent.refusal(task=hub.begin(0, "enrollment.0").task) == "policy"
 
 
 async def test_a_job_without_privacy_is_distinguished_in_the_ledger(make_hub: MakeHub) -> None:
-    hub = make_hub(privacy=None)
-    hub.add_all()
-    await hub.run(0, "enrollment.0")
+    hub = await enrolled(make_hub, privacy=None)
     balance = hub.agents[ME].budget.balance()
     assert (balance.spent, balance.unnoised, balance.jobs[0].inputs) == (0.0, 1, 1)
 
@@ -240,8 +226,7 @@ async def test_terms_with_less_noise_than_the_job_promises_are_not_the_silos(
     key = PhaseKey(job_digest=honest.digest, round=1, phase="train", attempt=1)
     forged.task.key.CopyFrom(Exchange(key=key, session=forged.session, task=forged.task).wire_key)
     forged.task.proofs.extend(hub.begin(1, "train").task.proofs)
-    agent.tell(task=forged.task)
-    assert await agent.refusal() == "terms"
+    assert await agent.refusal(task=forged.task) == "terms"
     assert (held(agent), agent.objective.works) == (0.0, [])
 
 
@@ -290,8 +275,8 @@ async def test_nothing_leaves_where_the_spend_cannot_be_written(make_hub: MakeHu
 
         agent.budget.spend = full  # type: ignore[method-assign]
     await hub.share(exchange)
-    envelopes = exchange.session.close_share()[ME]
-    agent.tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
+    envelopes = exchange.close_share()[ME]
+    agent.tell(envelopes=envelopes)
     running = agent.handler._tasks.of(exchange.key)
     assert running is not None
     assert running.upload is not None
@@ -310,7 +295,7 @@ async def test_no_sequence_of_phases_and_restarts_lets_out_more_than_was_spent(
 ) -> None:
     """What left is counted by the carrier, each input once, and composed from scratch."""
     chance = random.Random(seed)
-    hub = make_hub(rounds=40, max_attempts=20)
+    hub = make_hub(rounds=14, max_attempts=20)
     boundless = {"epsilon": 30.0, "partial_jobs": "allow"}
     hub.add_all(privacy=boundless)
     left: list[Release] = []

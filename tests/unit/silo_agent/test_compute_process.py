@@ -18,11 +18,11 @@ from chorale.job import Job
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.rounds.inputs.compute_process import Asked, ComputeProcess, ComputingFailed, _Computing
-from silo_agent.settings import SiloSettings
 from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.objective import Cancelled, LocalState
 from silo_agent.training.phase_input import PhaseRequest
 from tests.support.gated import BEGUN, FOLDER, GATE, gate
+from tests.support.settings import silo_settings
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, policy, private_job
 
 SHORT_LOOK = partial(threading.Event().wait, 0.01)
@@ -32,21 +32,10 @@ class Desk:
     """A process whose computing waits for a word, and looks at it that the test lets happen."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, nowhere = folder, folder / "nowhere"
+        self.folder = folder
         gate(folder)
-        self.settings = SiloSettings.model_validate(
-            {
-                "name": "clinic",
-                "federation": "test",
-                "coordinator": "127.0.0.1:9",
-                "identity": {"certificate": nowhere, "key": nowhere},
-                "authority": nowhere,
-                "directory": folder / "state",
-                "policy": nowhere,
-                "objective": "tests.support.gated:Gated",
-                "data": {"format": "module", "module": "tests.support.one_hot:data"},
-            }
-        )
+        data = {"format": "module", "module": "tests.support.one_hot:data"}
+        self.settings = silo_settings(folder, objective="tests.support.gated:Gated", data=data)
         job = private_job(folder, SUMS)
         key = PhaseKey(job_digest=job.digest, round=1, phase="train", attempt=1)
         self.request = PhaseRequest.of(job, key, STATE, members=MEMBERS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +90,15 @@ class Agent:
     def poll(self) -> None:
         self.polls += 1
 
-    def stream(self, stub: Any, probe: Callable[[], Awaitable[LineFailed]] | None = None) -> ControlStream:
+    def stream(
+        self, stub: Any, probe: Callable[[], Awaitable[LineFailed]] | None = None, served: Any = None
+    ) -> ControlStream:
         return ControlStream(
             stub,
             target="chorale.example:8443",
             probe=probe or found_nothing,
             software=Software(version="1.0", sha256="ab" * 32),
-            served=self,
+            served=served or self,
             moved_bytes=lambda: self.moved_bytes,
             outbox=self.outbox,
             metrics=self.metrics,
@@ -145,7 +146,7 @@ def welcome(*, version: int = PROTOCOL_VERSION, skew_seconds: float = 0.0) -> pb
     return pb.CoordinatorMessage(
         welcome=pb.Welcome(
             protocol_version=version,
-            unix_seconds=(NOW + timedelta(seconds=skew_seconds)).timestamp(),
+            unix_seconds=NOW.timestamp() + skew_seconds,
             heartbeat_seconds=5.0,
             roster=wire.signed_body_to_wire(signed),
         )
@@ -249,13 +250,6 @@ async def test_an_agent_that_another_one_excludes_waits_minutes(make_stub: MakeS
     assert SECOND_AGENT_SECONDS <= waited[-1] <= 2 * SECOND_AGENT_SECONDS
 
 
-async def test_another_protocol_version_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
-    stub = await make_stub(Attend=attend(welcome(version=1)))
-    with pytest.raises(RemoteProtocolError, match=f"expected protocol version {PROTOCOL_VERSION}, got 1"):
-        await agent.stream(stub).run()
-    assert agent.received == []
-
-
 async def test_a_version_that_the_coordinator_refuses_ends_the_agent(
     make_stub: MakeStub, agent: Agent
 ) -> None:
@@ -267,22 +261,26 @@ async def test_a_version_that_the_coordinator_refuses_ends_the_agent(
         await agent.stream(await make_stub(Attend=Attend)).run()
 
 
-@pytest.mark.parametrize(("skew_seconds", "shown"), [(301.0, "-301"), (-301.0, r"\+301")])
-async def test_a_clock_five_minutes_off_ends_the_agent(
-    make_stub: MakeStub, agent: Agent, skew_seconds: float, shown: str
-) -> None:
-    stub = await make_stub(Attend=attend(welcome(skew_seconds=skew_seconds)))
-    with pytest.raises(ConnectionFailed, match=f"differs from the coordinator's by {shown} seconds"):
-        await agent.stream(stub).run()
+LATE = pb.CoordinatorMessage(heartbeat=pb.Heartbeat(unix_seconds=NOW.timestamp() + 1000))
 
 
-async def test_a_clock_that_goes_off_during_the_connection_ends_the_agent(
-    make_stub: MakeStub, agent: Agent
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        ([welcome(skew_seconds=301.0)], ConnectionFailed, "differs from the coordinator's by -301 seconds"),
+        ([welcome(skew_seconds=-301.0)], ConnectionFailed, r"differs from the coordinator's by \+301 sec"),
+        ([welcome(skew_seconds=math.nan)], ConnectionFailed, "clock: "),
+        ([welcome(), LATE], ConnectionFailed, "at most 300 are allowed"),  # off during the connection
+        ([welcome(version=1)], RemoteProtocolError, f"protocol version {PROTOCOL_VERSION}, got 1"),
+    ],
+    ids=["behind", "ahead", "no number", "later", "version"],
+)
+async def test_a_clock_five_minutes_off_or_another_version_ends_the_agent(
+    make_stub: MakeStub, agent: Agent, said: list[pb.CoordinatorMessage], kind: type[Exception], words: str
 ) -> None:
-    late = pb.CoordinatorMessage(heartbeat=pb.Heartbeat(unix_seconds=NOW.timestamp() + 1000))
-    stub = await make_stub(Attend=attend(welcome(), late))
-    with pytest.raises(ConnectionFailed, match="at most 300 are allowed"):
-        await agent.stream(stub).run()
+    with pytest.raises(kind, match=words):
+        await agent.stream(await make_stub(Attend=attend(*said))).run()
+    assert agent.received == ["roster"] * (len(said) - 1)
 
 
 async def test_a_clock_one_minute_off_is_a_warning(
@@ -365,13 +363,6 @@ async def test_a_coordinator_is_not_left_while_a_transfer_fills_the_line(
     assert next(chunks, None) is None, "left while bytes moved"
 
 
-async def test_a_clock_that_is_no_number_ends_the_agent(make_stub: MakeStub, agent: Agent) -> None:
-    message = welcome()
-    message.welcome.unix_seconds = math.nan
-    with pytest.raises(ConnectionFailed, match="clock: "):
-        await agent.stream(await make_stub(Attend=attend(message))).run()
-
-
 async def test_bytes_that_are_no_message_are_left_even_where_the_coordinator_keeps_the_call_open(
     agent: Agent,
 ) -> None:
@@ -422,20 +413,7 @@ async def test_an_error_beside_the_reader_ends_the_stream_and_the_agent_dials_ag
         yield welcome()
         await asyncio.Event().wait()  # this side never ends it
 
-    stream = ControlStream(
-        await make_stub(Attend=Attend),
-        target="chorale.example:8443",
-        probe=found_nothing,
-        software=Software(version="1.0", sha256="ab" * 32),
-        served=Broken(),
-        moved_bytes=lambda: 0,
-        outbox=agent.outbox,
-        metrics=agent.metrics,
-        renewal=Renewal(agent),
-        clock=lambda: NOW,
-        random=lambda: 0.0,
-        sleep=agent._sleep,
-    )
+    stream = agent.stream(await make_stub(Attend=Attend), served=Broken())
     with pytest.raises(Enough):
         await stream.run()
     assert calls == 2

@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chorale.job import Job
-from chorale.runtime import audit
-from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, Refusal
 from silo_agent.disclosure.ledger.data_refusals import DataRefusals
 from silo_agent.disclosure.ledger.decisions import Grants
@@ -65,20 +62,6 @@ def test_what_is_granted_to_a_job_is_used_by_it_alone(book: Book) -> None:
     refused(Refusal.POLICY, "max_data_refusals", lambda: refusals_of(book, 0).check(other))
     assert refusals_of(book, 0).record(job, suspends=True) == 1
     refused(Refusal.POLICY, "max_data_refusals", lambda: refusals_of(book, 0).check(job))
-
-
-def test_a_grant_is_told_to_the_audit_log_once(book: Book) -> None:
-    grant(book.ledger, book.job.digest, 3)
-    with closing(AuditLog(book.folder / "audit.jsonl")) as log:
-        book.ledger.decisions().tell(log)
-        book.ledger.decisions().tell(log)
-    [approved, granted] = audit.read_entries(book.folder / "audit.jsonl")
-    assert (approved["event"], approved["job"]) == ("job_approved", book.job.digest.hex())
-    assert (granted["event"], granted["job"], granted["refusals"]) == (
-        "data refusals granted",
-        book.job.digest.hex(),
-        3,
-    )
 
 
 class Source:
@@ -156,8 +139,7 @@ async def test_a_failure_of_another_kind_counts_once_a_job_and_may_be_tried_agai
     await hub.run(0, "enrollment.0")
     agent = hub.agents["silo-0"]
     for attempt in (1, 2):
-        agent.tell(task=hub.begin(1, "train", attempt=attempt).task)
-        assert await agent.refusal() == "internal"
+        assert await agent.refusal(task=hub.begin(1, "train", attempt=attempt).task) == "internal"
         assert counted(agent) == 1
     assert [job.decision for job in agent.ledger.jobs()] == ["approved"]
 
@@ -175,15 +157,12 @@ async def test_a_failure_in_a_private_job_is_counted_and_beyond_the_number_none_
     await hub.run(0, "enrollment.0")
     agent = hub.agents["silo-0"]
     for attempt in (1, 2):  # counts once a job
-        agent.tell(task=hub.begin(1, "train", attempt=attempt).task)
-        assert await agent.refusal() == "internal"
+        assert await agent.refusal(task=hub.begin(1, "train", attempt=attempt).task) == "internal"
     agent.data_sets.of(hub.job.digest).failures.record(bytes(32), suspends=False)  # of another job
     assert counted(agent) == 0  # jobs without noise are not concerned
-    agent.tell(task=hub.begin(1, "train", attempt=3).task)
-    assert await agent.refusal() == "policy"
+    assert await agent.refusal(task=hub.begin(1, "train", attempt=3).task) == "policy"
     grant(agent.ledger, hub.job.digest, 2)
-    agent.tell(task=hub.begin(1, "train", attempt=4).task)
-    assert await agent.refusal() == "internal"
+    assert await agent.refusal(task=hub.begin(1, "train", attempt=4).task) == "internal"
 
 
 async def test_refusals_of_a_private_job_are_not_counted(
@@ -200,5 +179,4 @@ async def test_refusals_of_a_private_job_are_not_counted(
     refusals = agent.data_sets.of(hub.job.digest).refusals
     refusals.record(bytes(32), suspends=True)
     refused(Refusal.POLICY, "max_data_refusals", refusals.check)  # of a job without noise
-    agent.tell(task=hub.begin(0, "enrollment.0", attempt=2).task)
-    assert await agent.refusal() == "data"
+    assert await agent.refusal(task=hub.begin(0, "enrollment.0", attempt=2).task) == "data"

@@ -11,27 +11,8 @@ import pytest
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import session_pb2
-from tests.support.agents import changed
 from tests.support.sessions import NOW
 from tests.unit.silo_agent.enrolled import MakeHub, enrolled, refusals
-
-
-async def test_terms_that_are_not_the_silos_own_are_refused(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0")
-    task = hub.begin(0, "enrollment.0").task
-    agent.tell(task=changed(task, session_digest=bytes(32)))
-    assert await agent.refusal() == "terms"
-    agent.tell(task=task)
-    await agent.answer("advert")
-
-
-async def test_a_first_state_that_the_operator_did_not_sign_is_refused(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0")
-    planted = {"model/votes": np.ones(4, np.float32)}
-    agent.tell(task=hub.begin(0, "enrollment.0", state=planted).task)
-    assert await agent.refusal() == "state"
 
 
 async def test_another_state_for_a_phase_that_was_begun_is_refused_also_after_a_restart(
@@ -39,39 +20,31 @@ async def test_another_state_for_a_phase_that_was_begun_is_refused_also_after_a_
 ) -> None:
     hub = await enrolled(make_hub)
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(1, "train").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(1, "train").task)
     flipped = {**hub.state, "model/votes": np.array([0, 0, 0, 1e-30], np.float32)}
     for _ in range(2):
-        agent.tell(task=hub.begin(1, "train", attempt=2, state=flipped).task)
-        assert await agent.refusal() == "state"
+        assert await agent.refusal(task=hub.begin(1, "train", attempt=2, state=flipped).task) == "state"
         await agent.restart()
 
 
 async def test_a_second_state_within_one_attempt_is_refused(make_hub: MakeHub) -> None:
     hub = await enrolled(make_hub)
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(1, "train").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(1, "train").task)
     flipped = {**hub.state, "model/votes": np.array([0, 0, 0, 1e-30], np.float32)}
-    agent.tell(task=hub.begin(1, "train", state=flipped).task)
-    assert await agent.refusal() == "terms"
+    assert await agent.refusal(task=hub.begin(1, "train", state=flipped).task) == "terms"
 
 
 async def test_a_silo_that_enrollment_did_not_count_refuses_to_train(make_hub: MakeHub) -> None:
     hub = make_hub()
     hub.add_all()
-    exchange = hub.begin(0, "enrollment.0")
-    await hub.until_signed(exchange, lost=["silo-3"])
-    await hub.unmask(exchange)
+    exchange = await hub.until_revealed(0, "enrollment.0", lost=["silo-3"])
     await hub.agree(exchange)
     assert hub.state["method/total"] == 300
     hub.tell_outcome(exchange, cohort=exchange.session.survivors)
     task = hub.begin(1, "train").task
-    hub.agents["silo-0"].tell(task=task)
-    await hub.agents["silo-0"].answer("advert")
-    hub.agents["silo-3"].tell(task=task)
-    assert await hub.agents["silo-3"].refusal() == "not-enrolled"
+    await hub.agents["silo-0"].answer("advert", task=task)
+    assert await hub.agents["silo-3"].refusal(task=task) == "not-enrolled"
 
 
 async def test_a_total_smaller_than_the_silos_own_count_is_refused(make_hub: MakeHub) -> None:
@@ -79,23 +52,18 @@ async def test_a_total_smaller_than_the_silos_own_count_is_refused(make_hub: Mak
     hub = await enrolled(make_hub)
     smaller = {**hub.state, "method/total": np.array(90, np.int64)}
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(1, "train", state=smaller).task)
-    assert await agent.refusal() == "state"
+    assert await agent.refusal(task=hub.begin(1, "train", state=smaller).task) == "state"
     hub.prove(smaller, 0, "enrollment.1")
-    agent.tell(task=hub.begin(1, "train").task)
-    assert await agent.refusal() == "not-enrolled"
+    assert await agent.refusal(task=hub.begin(1, "train").task) == "not-enrolled"
     assert agent.objective.works == []
 
 
 async def test_a_revealed_phase_is_never_joined_again_also_after_a_restart(make_hub: MakeHub) -> None:
     hub = await enrolled(make_hub)
-    exchange = hub.begin(1, "train")
-    await hub.until_signed(exchange)
-    await hub.unmask(exchange)
+    await hub.until_revealed(1, "train")
     agent = hub.agents["silo-0"]
     for _ in range(2):
-        agent.tell(task=hub.begin(1, "train", attempt=2).task)
-        assert await agent.refusal() == "already-revealed"
+        assert await agent.refusal(task=hub.begin(1, "train", attempt=2).task) == "already-revealed"
         await agent.restart()
     assert len(agent.objective.works) == 1
 
@@ -115,44 +83,29 @@ async def test_a_phase_whose_outcome_is_known_is_never_joined_again_also_after_a
     assert len(agent.objective.works) == 1
 
 
-async def test_rounds_never_go_back(make_hub: MakeHub) -> None:
-    hub = await enrolled(make_hub)
-    agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(2, "train").task)
-    await agent.answer("advert")
-    agent.tell(task=hub.begin(1, "train").task)
-    assert await agent.refusal() == "stage"
-
-
 async def test_an_attempt_before_the_present_one_is_refused(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0")
-    agent.tell(task=hub.begin(0, "enrollment.0", attempt=2).task)
-    await agent.answer("advert")
-    agent.tell(task=hub.begin(0, "enrollment.0", attempt=1).task)
-    assert await agent.refusal() == "stage"
+    agent = make_hub().add("silo-0")
+    await agent.answer("advert", task=agent.hub.begin(0, "enrollment.0", attempt=2).task)
+    assert await agent.refusal(task=agent.hub.begin(0, "enrollment.0", attempt=1).task) == "stage"
 
 
 async def test_an_attempt_beyond_the_jobs_number_is_refused(make_hub: MakeHub) -> None:
     hub = make_hub(max_attempts=2)
     agent = hub.add("silo-0")
-    agent.tell(task=hub.begin(0, "enrollment.0", attempt=3).task)
-    assert await agent.refusal() == "terms"
+    assert await agent.refusal(task=hub.begin(0, "enrollment.0", attempt=3).task) == "terms"
 
 
 async def test_a_round_keeps_the_roster_it_began_with_and_older_rosters_stay_out(make_hub: MakeHub) -> None:
     hub = await enrolled(make_hub)
     agent, first = hub.agents["silo-0"], hub.roster
-    agent.tell(task=hub.begin(1, "train").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(1, "train").task)
     newer = hub.members.roster(version=8)
     agent.tell(roster=pb.RosterUpdate(roster=wire.signed_body_to_wire(newer.signed)))
-    agent.tell(task=hub.begin(1, "train", attempt=2).task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(1, "train", attempt=2).task)
     agent.tell(roster=pb.RosterUpdate(roster=wire.signed_body_to_wire(first.signed)))
     assert refusals(hub, "silo-0", "roster") == 1
-    agent.tell(task=hub.begin(2, "train").task)
-    assert await agent.refusal() == "terms"  # the coordinator still computes with the older roster
+    later = hub.begin(2, "train")  # the coordinator still computes with the older roster
+    assert await agent.refusal(task=later.task) == "terms"
 
 
 async def test_a_roster_older_than_the_policys_age_serves_no_phase(make_hub: MakeHub) -> None:
@@ -160,19 +113,7 @@ async def test_a_roster_older_than_the_policys_age_serves_no_phase(make_hub: Mak
     agent = hub.add("silo-0")
     task = hub.begin(0, "enrollment.0").task
     hub.now += timedelta(days=8)
-    agent.tell(task=task)
-    assert await agent.refusal() == "roster"
-
-
-async def test_a_job_that_was_never_offered_is_refused(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0")
-    task = hub.begin(0, "enrollment.0").task
-    stranger = pb.PhaseTask()
-    stranger.CopyFrom(task)
-    stranger.key.job_digest = bytes(32)
-    agent.tell(task=stranger)
-    assert await agent.refusal() == "job-invalid"
+    assert await agent.refusal(task=task) == "roster"
 
 
 async def test_shares_asked_without_signatures_of_the_survivors_do_not_leave(make_hub: MakeHub) -> None:
@@ -181,29 +122,24 @@ async def test_shares_asked_without_signatures_of_the_survivors_do_not_leave(mak
     await hub.until_signed(exchange)
     request = wire.to_silo(exchange.session.close_consistency(), exchange.key).signatures
     del request.signatures[2:]
-    hub.agents["silo-0"].tell(signatures=request)
-    assert await hub.agents["silo-0"].refusal() == "signatures"
+    assert await hub.agents["silo-0"].refusal(signatures=request) == "signatures"
     assert hub.agents["silo-0"].is_silent()
 
 
 async def test_malformed_messages_are_counted_and_change_nothing(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0")
+    agent = make_hub().add("silo-0")
     agent.tell(task=pb.PhaseTask())
     agent.tell(cohort=session_pb2.Cohort())
     agent.tell(job=pb.JobOffer())
     agent.handler.receive(pb.CoordinatorMessage())
-    assert refusals(hub, "silo-0", "malformed") == 3
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    await agent.answer("advert")
+    assert refusals(agent.hub, "silo-0", "malformed") == 3
+    await agent.answer("advert", task=agent.hub.begin(0, "enrollment.0").task)
 
 
 async def test_messages_of_a_session_that_never_was_are_refused(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0")
-    key = wire.key_to_wire(hub.begin(0, "enrollment.0").key)
-    agent.tell(survivors=session_pb2.Survivors(key=key, survivors=hub.names))
-    assert await agent.refusal() == "stage"
+    agent = make_hub().add("silo-0")
+    key = wire.key_to_wire(agent.hub.begin(0, "enrollment.0").key)
+    assert await agent.refusal(survivors=session_pb2.Survivors(key=key, survivors=agent.hub.names)) == "stage"
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -222,14 +158,11 @@ async def test_what_a_phase_entered_in_the_audit_log_is_on_disk_before_the_next_
         if os.path.sameopenfile(handle, agent.audit._file.fileno()):
             flushed_bytes.append(os.fstat(handle).st_size)
 
-    exchange = hub.begin(0, "enrollment.0")
-    await hub.until_signed(exchange)
-    await hub.unmask(exchange)
+    exchange = await hub.until_revealed(0, "enrollment.0")
     await hub.agree(exchange)
     monkeypatch.setattr(os, "fsync", counted)
     if is_told:
         hub.tell_outcome(exchange, cohort=hub.names)
-    agent.tell(task=hub.begin(1, "train").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(1, "train").task)
 
     assert b'"spent"' in log.read_bytes()[: flushed_bytes[-1]]

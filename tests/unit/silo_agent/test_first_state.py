@@ -74,8 +74,7 @@ async def test_a_crafted_first_state_is_refused_by_every_silo(make_hub: MakeHub)
     hub.add_all(initial_state="computed")
     exchange = hub.begin(0, OPENING)
     for agent in hub.agents.values():
-        agent.tell(task=exchange.task)
-        assert await agent.refusal() == Refusal.POLICY.value
+        assert await agent.refusal(task=exchange.task) == Refusal.POLICY.value
         assert agent.is_silent()
         assert agent.objective.works == []
 
@@ -93,16 +92,14 @@ async def test_a_list_takes_no_other_given_state(make_hub: MakeHub) -> None:
     hub = make_hub()
     given_job(hub)
     agent = hub.add("silo-0", initial_state=["ab" * 32])
-    agent.tell(task=hub.begin(0, OPENING).task)
-    assert await agent.refusal() == Refusal.POLICY.value
+    assert await agent.refusal(task=hub.begin(0, OPENING).task) == Refusal.POLICY.value
 
 
 async def test_a_silo_that_comes_late_refuses_a_given_first_state_too(make_hub: MakeHub) -> None:
     hub = make_hub()
     given_job(hub)
     late = hub.add("silo-0", initial_state="computed")
-    late.tell(task=hub.begin(3, "evaluate.0").task)
-    assert await late.refusal() == Refusal.POLICY.value
+    assert await late.refusal(task=hub.begin(3, "evaluate.0").task) == Refusal.POLICY.value
 
 
 @pytest.mark.parametrize(
@@ -119,8 +116,7 @@ async def test_a_given_first_state_holds_a_model_alone(make_hub: MakeHub, array:
     hub.state = {**hub.state, name: np.asarray(values)}
     hub.job = hub.sign(**FIELDS, initial_state=hub.put(hub.state).hex())
     agent = hub.add("silo-0", initial_state="given")
-    agent.tell(task=hub.begin(0, OPENING).task)
-    assert await agent.refusal() == Refusal.TERMS.value
+    assert await agent.refusal(task=hub.begin(0, OPENING).task) == Refusal.TERMS.value
     assert agent.objective.works == []
 
 
@@ -132,8 +128,7 @@ async def test_a_first_state_serves_the_opening_enrollment_alone(
     hub = make_hub()
     drawn_job(hub)
     agent = hub.add("silo-0", initial_state="computed")
-    agent.tell(task=hub.begin(round, phase).task)
-    assert await agent.refusal() == Refusal.TERMS.value
+    assert await agent.refusal(task=hub.begin(round, phase).task) == Refusal.TERMS.value
     agent.tell(task=hub.begin(0, OPENING).task)  # the control
     await agent.answer("advert")
 
@@ -144,16 +139,15 @@ async def test_a_drawn_state_of_another_job_is_given(make_hub: MakeHub) -> None:
     drawn_job(hub, nonce="1" * 32)
     hub.job = hub.sign(**FIELDS, initial_state=hub.put(hub.state).hex())
     agent = hub.add("silo-0", initial_state="computed")
-    agent.tell(task=hub.begin(0, OPENING).task)
-    assert await agent.refusal() == Refusal.POLICY.value
+    assert await agent.refusal(task=hub.begin(0, OPENING).task) == Refusal.POLICY.value
 
 
 async def test_the_coordinator_cannot_put_another_state_in_place_of_the_drawn_one(make_hub: MakeHub) -> None:
     hub = make_hub()
     drawn_job(hub)
     agent = hub.add("silo-0", initial_state="computed")
-    agent.tell(task=hub.begin(0, OPENING, state=crafted(hub.state)).task)
-    assert await agent.refusal() == Refusal.STATE.value
+    other = hub.begin(0, OPENING, state=crafted(hub.state))
+    assert await agent.refusal(task=other.task) == Refusal.STATE.value
 
 
 async def test_a_first_state_is_drawn_once_for_all_attempts_and_deleted_with_its_job(

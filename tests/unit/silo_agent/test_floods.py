@@ -29,11 +29,9 @@ async def test_tasks_of_strange_jobs_are_refused_and_forgotten(agent: Agent) -> 
     for place in range(20):
         strange = changed(task)
         strange.key.job_digest = place.to_bytes(32, "big")
-        agent.tell(task=strange)
-        assert await agent.refusal() == "job-invalid"
+        assert await agent.refusal(task=strange) == "job-invalid"
     assert len(agent.handler._tasks) == 0
-    agent.tell(task=task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=task)
 
 
 async def test_outcomes_of_strange_jobs_are_not_remembered(agent: Agent) -> None:
@@ -48,8 +46,7 @@ async def test_a_phase_that_the_job_cannot_come_to_downloads_no_state(agent: Age
     for phase in ("evaluate.0", "enrollment.5"):
         strange = changed(task, state_digest=bytes(32))
         strange.key.phase = phase
-        agent.tell(task=strange)
-        assert await agent.refusal() == "terms"  # and not a state that no silo has
+        assert await agent.refusal(task=strange) == "terms"  # and not a state that no silo has
 
 
 async def test_one_phase_of_a_job_is_prepared_at_a_time(
@@ -69,8 +66,8 @@ async def test_one_phase_of_a_job_is_prepared_at_a_time(
         agent.tell(task=exchange.task)
         assert await asyncio.wait_for(downloads.get(), 20) == exchange.task.state_digest
     assert [key.round for key in agent.handler.preparing] == [19]
-    agent.tell(task=hub.begin(20, "train", state={"model/votes": np.ones(4, np.float32)}).task)
-    assert await agent.refusal() == "state"  # a state that nobody computed is not fetched
+    planted = hub.begin(20, "train", state={"model/votes": np.ones(4, np.float32)})
+    assert await agent.refusal(task=planted.task) == "state"  # nobody computed it, so it is not fetched
     assert downloads.empty()
 
 
@@ -95,8 +92,7 @@ async def test_a_flood_of_refusals_does_not_fill_the_audit_trail(
     monkeypatch.setattr(replies, "MAX_NOTES", 3)
     task = agent.hub.begin(0, "enrollment.0").task
     for _ in range(5):
-        agent.tell(task=changed(task, session_digest=bytes(32)))
-        assert await agent.refusal() == "terms"
+        assert await agent.refusal(task=changed(task, session_digest=bytes(32))) == "terms"
     assert len((agent.folder / "audit.jsonl").read_bytes().splitlines()) == 3
 
 

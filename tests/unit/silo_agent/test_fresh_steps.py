@@ -6,8 +6,7 @@ one charge. So a reveal uses its step up, and the next one draws, rounds and noi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from silo_agent.training.objective import Work
 from strategies.base import Array
 from strategies.phases.step import GRADIENT
 from tests.support.agents import Agent, Hub, OneHot
+from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 PRIVACY = {
     "records": {"clip_norm": 1.0, "noise_multiplier": 10.0, "sample_rate": 0.1, "noise": "sum"},
@@ -36,13 +36,10 @@ class Stepping(OneHot):
 
 
 @pytest_asyncio.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    made = Hub(tmp_path, privacy=PRIVACY, rounds=5, steps=3, spare_steps=2)
-    for name in made.names:
-        made.add(name, objective=Stepping(), privacy={"shared_noise": "allow"})
-    await made.run(0, "enrollment.0")
-    yield made
-    await made.close()
+async def hub(make_hub: MakeHub) -> Hub:
+    own = {"privacy": {"shared_noise": "allow"}}
+    each = lambda name: {"objective": Stepping(), **own}  # noqa: E731
+    return await enrolled(make_hub, privacy=PRIVACY, rounds=5, steps=3, spare_steps=2, each=each)
 
 
 @pytest.fixture
@@ -75,8 +72,8 @@ async def test_a_repeat_after_a_reveal_is_another_step(hub: Hub, left: list[Word
     await hub.unmask(second)
     await hub.agree(second)
     for name in hub.names:
-        hub.agents[name].tell(task=hub.begin(1, "train", attempt=3, state=before).task)
-        assert await hub.agents[name].refusal() == "later-state"
+        third = hub.begin(1, "train", attempt=3, state=before)
+        assert await hub.agents[name].refusal(task=third.task) == "later-state"
     left.clear()
     await hub.run(2, "train")
     assert not {tuple(words) for words in left} & {tuple(words) for words in of_first}
@@ -102,11 +99,8 @@ async def test_a_step_that_a_crash_loses_is_computed_and_charged_again(hub: Hub,
 
 
 async def test_a_crash_after_the_reveal_gives_no_second_sum(hub: Hub) -> None:
-    exchange = hub.begin(1, "train")
-    await hub.until_signed(exchange)
-    await hub.unmask(exchange)
+    await hub.until_revealed(1, "train")
     for agent in hub.agents.values():
         await agent.restart()
-        agent.tell(task=hub.begin(1, "train", attempt=2).task)
-        assert await agent.refusal() == "already-revealed"
+        assert await agent.refusal(task=hub.begin(1, "train", attempt=2).task) == "already-revealed"
         assert spent(agent, 1) == 1

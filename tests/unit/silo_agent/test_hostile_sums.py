@@ -19,24 +19,14 @@ from silo_agent.connection.transfer import Transfer
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds import message_handler
 from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub
+from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 VICTIM = "silo-1"
 
 
 @pytest_asyncio.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    hub = Hub(tmp_path, rounds=20)
-    hub.add_all()
-    await hub.run(0, "enrollment.0")
-    yield hub
-    await hub.close()
-
-
-async def revealed(hub: Hub, round: int) -> Exchange:
-    exchange = hub.begin(round, "train")
-    await hub.until_signed(exchange)
-    await hub.unmask(exchange)
-    return exchange
+async def hub(make_hub: MakeHub) -> Hub:
+    return await enrolled(make_hub, rounds=20)
 
 
 def show(agent: Agent, exchange: Exchange) -> None:
@@ -51,13 +41,12 @@ def cached(agent: Agent) -> set[str]:
 async def test_the_check_is_kept_where_the_survivors_come_before_the_upload_began(hub: Hub) -> None:
     """The session drops it then. y(u) left, and the silo could not check the sum of it."""
     exchange = hub.begin(1, "train")
-    await hub.advertise(exchange)
-    await hub.share(exchange)
-    envelopes = exchange.session.close_share()
+    await hub.until_shared(exchange)
+    envelopes = exchange.close_share()
     for name in hub.names:
-        hub.agents[name].tell(envelopes=wire.to_silo(envelopes[name], exchange.key).envelopes)
+        hub.agents[name].tell(envelopes=envelopes[name])
         exchange.session.on_masked(name)
-    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
+    survivors = exchange.close_masked()
     for name in hub.names:
         hub.agents[name].tell(survivors=survivors)
     for name in hub.names:
@@ -71,15 +60,14 @@ async def test_the_check_is_kept_where_the_survivors_come_before_the_upload_bega
 async def test_no_input_leaves_once_a_later_state_is_known(hub: Hub) -> None:
     """A proof that arrives in the middle of a session ends what was computed from the state before."""
     exchange = hub.begin(1, "train")
-    await hub.advertise(exchange)
-    await hub.share(exchange)
+    await hub.until_shared(exchange)
     hub.prove({**hub.state, "model/votes": hub.state["model/votes"] + 1}, 1, "train")
     later = hub.begin(2, "train")
     agent = hub.agents[VICTIM]
     job = hub.job
     await asyncio.to_thread(agent.handler._chain.accept, later.key, later.task, job, roster=hub.roster)
-    for name, envelopes in exchange.session.close_share().items():
-        hub.agents[name].tell(envelopes=wire.to_silo(envelopes, exchange.key).envelopes)
+    for name, envelopes in exchange.close_share().items():
+        hub.agents[name].tell(envelopes=envelopes)
         if name != VICTIM:  # the control: the others' leave
             await hub.agents[name].uploaded()
     running = agent.handler._tasks.of(exchange.key)
@@ -92,7 +80,7 @@ async def test_no_input_leaves_once_a_later_state_is_known(hub: Hub) -> None:
 
 
 async def test_a_check_is_not_kept_over_a_state_that_is_not_the_newest(hub: Hub) -> None:
-    exchange = await revealed(hub, 1)
+    exchange = await hub.until_revealed(1)
     agent = hub.agents[VICTIM]
     check = agent.known.check_of(exchange.key)
     assert check is not None
@@ -106,7 +94,7 @@ async def test_a_download_of_a_sum_without_end_does_not_fill_the_cache(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator can draw it out: no state is kept for it, and the tasks that follow are taken up."""
-    first = await revealed(hub, 1)
+    first = await hub.until_revealed(1)
     agent = hub.agents[VICTIM]
     download, begun = agent.transfers.download, asyncio.Event()
 
@@ -123,7 +111,7 @@ async def test_a_download_of_a_sum_without_end_does_not_fill_the_cache(
     await asyncio.wait_for(begun.wait(), 20)
     await hub.agree(first, without=[VICTIM])
     for round in range(2, 6):
-        exchange = await revealed(hub, round)
+        exchange = await hub.until_revealed(round)
         await hub.agree(exchange, without=[VICTIM])
         # once the sum is behind the newest state, no task waits for it at all
         monkeypatch.setattr(message_handler, "MAX_SUM_SECONDS", None)
@@ -137,7 +125,7 @@ async def test_a_task_waits_for_a_sum_for_as_long_as_its_download_moves(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After two minutes the state was fetched besides: both took the line."""
-    first = await revealed(hub, 1)
+    first = await hub.until_revealed(1)
     agent, looks = hub.agents[VICTIM], 0
     download, begun, ended = agent.transfers.download, asyncio.Event(), asyncio.Event()
 
@@ -166,15 +154,14 @@ async def test_a_task_waits_for_a_sum_for_as_long_as_its_download_moves(
     await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
     await hub.agree(first, without=[VICTIM])
     second = hub.begin(2, "train")
-    agent.tell(task=second.task)
-    await agent.answer("next_state")
+    await agent.answer("next_state", task=second.task)
     await agent.answer("advert")
     assert second.task.state_digest not in agent.transfers.downloaded, "fetched, not computed"
 
 
 async def test_nothing_is_left_of_sums_that_broke_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may have gigabytes, and a coordinator can announce any number of them."""
-    exchange = await revealed(hub, 1)
+    exchange = await hub.until_revealed(1)
     agent = hub.agents[VICTIM]
     download = agent.transfers.download
 
@@ -198,7 +185,7 @@ async def test_nothing_is_left_of_a_sum_that_was_on_its_way_when_the_job_ended(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silo behind a slow line kept what had come of it until the next job."""
-    exchange = await revealed(hub, 1)
+    exchange = await hub.until_revealed(1)
     agent, begun = hub.agents[VICTIM], asyncio.Event()
 
     async def stalled(*, target: Path, **_: Any) -> None:
@@ -219,7 +206,7 @@ async def test_nothing_is_left_of_a_sum_that_was_on_its_way_when_the_job_ended(
 
 async def test_false_sums_of_one_phase_are_looked_at_once_and_noted_once(hub: Hub) -> None:
     """Each look is another chance of 2^-66, and each note another line of the audit log."""
-    exchange = await revealed(hub, 1)
+    exchange = await hub.until_revealed(1)
     agent = hub.agents[VICTIM]
     true = hub.revealed(exchange)
     for word in range(5):
@@ -228,11 +215,9 @@ async def test_false_sums_of_one_phase_are_looked_at_once_and_noted_once(hub: Hu
         assert await agent.refusal() == "sum"
     noted = (agent.folder / "audit.jsonl").read_text().count('"sum_refused"')
     assert noted == 1
-    agent.tell(revealed_sum=wire.to_silo(true, exchange.key).revealed_sum)
-    assert await agent.refusal() == "sum"
+    assert await agent.refusal(revealed_sum=wire.to_silo(true, exchange.key).revealed_sum) == "sum"
     await agent.restart()
-    agent.tell(revealed_sum=wire.to_silo(true, exchange.key).revealed_sum)
-    assert await agent.refusal() == "sum"
+    assert await agent.refusal(revealed_sum=wire.to_silo(true, exchange.key).revealed_sum) == "sum"
     assert agent.is_silent()
 
 
@@ -274,7 +259,7 @@ class Stub:
 
 async def test_what_a_killed_process_left_of_a_sum_is_not_taken_for_it(hub: Hub) -> None:
     """Its name says what it should hold; after a power loss it may hold anything."""
-    exchange = await revealed(hub, 1)
+    exchange = await hub.until_revealed(1)
     agent = hub.agents[VICTIM]
     digest = hub.revealed(exchange).sum_digest
     (agent.folder / "cache" / f"{digest.hex()}.sum").write_bytes(b"torn")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from crypto.fixed_point.encoder import Encoder
 from crypto.masking.masks import Masker
 from silo_agent.training.objective import Work
 from silo_agent.training.phase_input import taken_over
 from strategies.base import Array
-from tests.support.agents import Hub, OneHot
+from tests.support.agents import OneHot
+from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 
 def test_arrays_that_an_objective_made_are_locked_and_not_copied() -> None:
@@ -53,14 +52,9 @@ class Reusing(OneHot):
         return {**values, "delta": self.memory[:]}
 
 
-@pytest_asyncio.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    made = Hub(tmp_path, silos=12)
-    yield made
-    await made.close()
-
-
-async def test_every_attempt_sends_the_words_of_the_first(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_attempt_sends_the_words_of_the_first(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rounded again, or with what the memory holds by then, two attempts would tell more than one."""
     sent: list[dict[int, list[int]]] = []
     read_by = Masker.stream
@@ -70,15 +64,11 @@ async def test_every_attempt_sends_the_words_of_the_first(hub: Hub, monkeypatch:
         return read_by(masker, source, **options)
 
     monkeypatch.setattr(Masker, "stream", recorded)
-    for name in hub.names:
-        hub.add(name, objective=Reusing())
-    await hub.run(0, "enrollment.0")
+    hub = await enrolled(make_hub, silos=12, each=lambda name: {"objective": Reusing()})
     sent.clear()
     for attempt in (1, 2):
         exchange = hub.begin(1, "train", attempt=attempt)
-        await hub.advertise(exchange)
-        await hub.share(exchange)
-        await hub.mask(exchange)
+        await hub.until_masked(exchange)
         for agent in hub.agents.values():
             agent.objective.memory[:] = 0.9
     silos = len(hub.names)

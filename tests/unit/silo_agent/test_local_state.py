@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from chorale.runtime.files import write_atomic
-from chorale.transport import wire
 from chorale.transport.wire import PhaseKey
 from chorale.v1 import federation_pb2 as pb
 from crypto.errors import ConfigError
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.training.objective import LocalState, Work
 from strategies.base import Array
-from tests.support.agents import PATIENCE_SECONDS, Agent, Exchange, Hub, OneHot
+from tests.support.agents import PATIENCE_SECONDS, Agent, Hub, OneHot
+from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 JOB = b"j" * 32
 MALFORMED = "chorale_silo_refusals_total"
@@ -53,13 +53,8 @@ class Counting(OneHot):
 
 
 @pytest_asyncio.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    made = Hub(tmp_path, silos=4, enrollment_every=1)
-    for name in made.names:
-        made.add(name, objective=Counting())
-    await made.run(0, "enrollment.0")
-    yield made
-    await made.close()
+async def hub(make_hub: MakeHub) -> Hub:
+    return await enrolled(make_hub, enrollment_every=1, each=lambda name: {"objective": Counting()})
 
 
 def kept(agent: Agent) -> int:
@@ -84,16 +79,6 @@ def all_kept(hub: Hub) -> list[int]:
     return [kept(agent) for agent in hub.agents.values()]
 
 
-async def revealed(
-    hub: Hub, round: int = 1, *, lost: Sequence[str] = (), late: Sequence[str] = ()
-) -> Exchange:
-    """A training whose sum no silo was shown."""
-    exchange = hub.begin(round, "train")
-    await hub.until_signed(exchange, lost=lost, late=late)
-    await hub.unmask(exchange)
-    return exchange
-
-
 async def test_each_applied_round_starts_from_what_the_one_before_left(hub: Hub) -> None:
     for round in (1, 2, 3):
         await hub.run(round, "train")
@@ -105,13 +90,12 @@ async def test_phase_that_keeps_nothing_leaves_the_state_and_what_is_pending(hub
     await hub.run(1, "train")
     await hub.run(1, "enrollment.1")
     assert all_kept(hub) == [1] * 4
-    exchange = await revealed(hub, 2)
+    exchange = await hub.until_revealed(2)
     await hub.run(2, "enrollment.1")
     assert all_kept(hub) == [1] * 4
     assert all(pending(agent) == [f"{hub.job.digest.hex()}.2.train.safetensors"] for agent in _agents(hub))
     agent = hub.agents[hub.names[0]]
-    agent.tell(revealed_sum=wire.to_silo(hub.revealed(exchange), exchange.key).revealed_sum)
-    assert await agent.refusal() == "state"  # a later one is known
+    assert await agent.refusal(revealed_sum=hub.shown(exchange)) == "state"  # a later one is known
     assert all_kept(hub) == [1] * 4
 
 
@@ -119,7 +103,7 @@ async def test_round_that_was_not_applied_leaves_the_state(hub: Hub) -> None:
     for agent in _agents(hub):
         agent.objective.weighs = 0
     before = hub.state
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     await hub.agree(exchange)
     hub.tell_outcome(exchange, cohort=hub.names)  # whatever the coordinator says
     assert hub.put(hub.state) == hub.put(before)
@@ -145,7 +129,7 @@ async def test_silo_outside_the_sum_keeps_its_state_whatever_the_coordinator_say
     hub: Hub, fate: str
 ) -> None:
     """A late one computes the next state itself, a lost one gets the others' proof."""
-    exchange = await revealed(hub, **{fate: hub.names[:1]})  # type: ignore[arg-type]
+    exchange = await hub.until_revealed(1, **{fate: hub.names[:1]})  # type: ignore[arg-type]
     await hub.agree(exchange)
     hub.tell_outcome(exchange, cohort=hub.names)
     assert all_kept(hub) == [0, 1, 1, 1]
@@ -155,7 +139,7 @@ async def test_silo_outside_the_sum_keeps_its_state_whatever_the_coordinator_say
 
 async def test_silo_that_is_in_the_sum_moves_with_what_the_others_prove(hub: Hub) -> None:
     """It never saw the sum."""
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     await hub.agree(exchange, without=hub.names[:1])
     assert all_kept(hub) == [0, 1, 1, 1]
     await hub.run(2, "train")
@@ -163,8 +147,8 @@ async def test_silo_that_is_in_the_sum_moves_with_what_the_others_prove(hub: Hub
 
 
 async def test_sum_of_an_earlier_round_comes_too_late_for_a_later_input(hub: Hub) -> None:
-    first = await revealed(hub, 1)
-    await revealed(hub, 2)
+    first = await hub.until_revealed(1)
+    await hub.until_revealed(2)
     await hub.agree(first)
     assert all_kept(hub) == [0] * 4
     await hub.run(3, "train")
@@ -172,7 +156,7 @@ async def test_sum_of_an_earlier_round_comes_too_late_for_a_later_input(hub: Hub
 
 
 async def test_restart_between_reveal_and_statement_loses_nothing(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     agent = hub.agents[hub.names[0]]
     await agent.restart()
     await hub.agree(exchange)
@@ -194,13 +178,12 @@ async def test_training_after_a_restart_starts_from_the_same_state(hub: Hub) -> 
 
 async def test_job_that_ended_leaves_no_arrays_and_is_not_served_again(hub: Hub) -> None:
     await hub.run(1, "train")
-    await revealed(hub, 2)
+    await hub.until_revealed(2)
     agent = hub.agents[hub.names[0]]
     agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest, status="done"))
     assert list((agent.folder / "local").glob("*safetensors")) == []
     await agent.restart()
-    agent.tell(task=hub.begin(3, "train").task)
-    assert await agent.refusal() == "policy"
+    assert await agent.refusal(task=hub.begin(3, "train").task) == "policy"
 
 
 @pytest.mark.parametrize("is_ended", [True, False])

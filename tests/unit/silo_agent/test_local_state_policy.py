@@ -139,7 +139,6 @@ async def test_by_default_the_job_is_refused_at_its_offer_and_touches_no_data(
     }
     exchange = hub.begin(0, "enrollment.0")
     for agent in hub.agents.values():
-        agent.tell(task=exchange.task)
-        assert await agent.refusal() == "policy"
+        assert await agent.refusal(task=exchange.task) == "policy"
         assert agent.objective.works == []
     await hub.close()

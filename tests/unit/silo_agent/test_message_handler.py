@@ -69,15 +69,13 @@ async def test_what_the_coordinator_repeats_is_answered_with_the_same_bytes(make
     hub.add_all()
     exchange, agent = hub.begin(0, "enrollment.0"), hub.agents["silo-0"]
     await hub.advertise(exchange)
-    agent.tell(task=exchange.task)
-    again = await agent.answer("advert")
+    again = await agent.answer("advert", task=exchange.task)
     exchange.session.on_advert(
         "silo-0", wire.from_silo(pb.SiloMessage(advert=again))
     )  # refuses any other advert
-    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
+    cohort = exchange.close_advertise()
     agent.tell(cohort=cohort)
-    agent.tell(cohort=cohort)
-    assert await agent.answer("shares") == await agent.answer("shares")
+    assert await agent.answer("shares", cohort=cohort) == await agent.answer("shares")
 
 
 async def test_an_upload_that_failed_is_told_and_begins_again_with_the_next_envelopes(
@@ -86,12 +84,8 @@ async def test_an_upload_that_failed_is_told_and_begins_again_with_the_next_enve
     """It ended the session, the coordinator waited out its deadline, and repeated envelopes met silence."""
     hub = await enrolled(make_hub)
     exchange = hub.begin(1, "train")
-    await hub.advertise(exchange)
-    await hub.share(exchange)
-    envelopes = {
-        name: wire.to_silo(each, exchange.key).envelopes
-        for name, each in exchange.session.close_share().items()
-    }
+    await hub.until_shared(exchange)
+    envelopes = exchange.close_share()
     silo, failures = (
         hub.agents["silo-0"],
         [RemoteProtocolError("closed", code=Refusal.STAGE), OSError("full")],
@@ -105,8 +99,7 @@ async def test_an_upload_that_failed_is_told_and_begins_again_with_the_next_enve
 
     monkeypatch.setattr(silo.transfers, "upload", failing)
     for code in ("stage", "internal"):
-        silo.tell(envelopes=envelopes["silo-0"])
-        assert await silo.refusal() == code
+        assert await silo.refusal(envelopes=envelopes["silo-0"]) == code
     for name, agent in hub.agents.items():
         agent.tell(envelopes=envelopes[name])
         _, exchange.vectors[name] = await agent.uploaded()
@@ -150,8 +143,7 @@ async def test_batches_are_drawn_afresh_for_every_input_and_by_nothing_that_the_
     hub = await enrolled(make_hub)
     agent, seeds = hub.agents["silo-0"], list[int]()
     for attempt in (1, 2, 3):  # a restart computes the same phase again
-        agent.tell(task=hub.begin(1, "train", attempt=attempt).task)
-        await agent.answer("advert")
+        await agent.answer("advert", task=hub.begin(1, "train", attempt=attempt).task)
         seeds.append(agent.objective.works[-1].seed)
         await agent.restart()
     known = {training_seed(job_seed=hub.job.spec.seed, silo="silo-0", round=round) for round in range(4)}
@@ -161,9 +153,8 @@ async def test_batches_are_drawn_afresh_for_every_input_and_by_nothing_that_the_
 
 async def test_the_event_loop_answers_while_training_runs(make_hub: MakeHub) -> None:
     opened = threading.Event()
-    hub = make_hub()
-    hub.add_all(objective=OneHot(gate=lambda work: _wait(opened)))
-    await hub.run(0, "enrollment.0")
+    objective = OneHot(gate=lambda work: _wait(opened))
+    hub = await enrolled(make_hub, each=lambda name: {"objective": objective})
     exchange, agent = hub.begin(1, "train"), hub.agents["silo-0"]
     agent.tell(task=exchange.task)
     await asyncio.sleep(0)
@@ -201,9 +192,8 @@ async def test_a_restart_before_the_signature_ends_the_session_and_the_next_atte
     exchange = hub.begin(1, "train")
     await hub.advertise(exchange)
     await hub.agents["silo-0"].restart()
-    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
-    hub.agents["silo-0"].tell(cohort=cohort)
-    assert await hub.agents["silo-0"].refusal() == "stage"
+    cohort = exchange.close_advertise()
+    assert await hub.agents["silo-0"].refusal(cohort=cohort) == "stage"
     sums = await hub.run(1, "train", attempt=2)
     np.testing.assert_allclose(sums["delta"], np.full(4, 0.25), atol=1e-6)
 
@@ -212,13 +202,11 @@ async def test_a_restart_before_the_signature_ends_the_session_and_the_next_atte
 
 
 async def test_a_job_waits_for_approval_and_goes_on_when_it_is_given(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0", approval="manual")
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "job-not-approved"
+    agent = make_hub().add("silo-0", approval="manual")
+    assert await agent.refusal(task=agent.hub.begin(0, "enrollment.0").task) == "job-not-approved"
     agent.handler.poll()
     assert agent.is_silent()
-    agent.ledger.decisions().approve(hub.job.digest, by="ann")
+    agent.ledger.decisions().approve(agent.hub.job.digest, by="ann")
     agent.handler.poll()
     await agent.answer("advert")
 
@@ -231,8 +219,7 @@ async def test_a_task_that_was_asked_again_does_not_come_back_when_the_approval_
     for name in hub.names:
         hub.add(name, approval="manual")
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "job-not-approved"
+    assert await agent.refusal(task=hub.begin(0, "enrollment.0").task) == "job-not-approved"
     for each in hub.agents.values():
         each.ledger.decisions().approve(hub.job.digest, by="ann")
     await hub.run(0, "enrollment.0")
@@ -245,24 +232,21 @@ async def test_a_refusal_is_told_though_no_disk_takes_its_note(
     make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended the task that computes the input, and the coordinator waited for an answer in vain."""
-    hub = make_hub()
-    agent = hub.add("silo-0", approval="manual")
+    agent = make_hub().add("silo-0", approval="manual")
 
     def full(event: str, **fields: object) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(agent.audit, "append", full)
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    agent.tell(task=agent.hub.begin(0, "enrollment.0").task)
 
     assert await agent.refusal() == "job-not-approved"
 
 
 async def test_a_rejected_job_is_refused_even_where_approval_is_automatic(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0")
-    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    refused = await agent.answer("refused")
+    agent = make_hub().add("silo-0")
+    agent.ledger.decisions().reject(agent.hub.job.digest, by="ann", reason="not this one")
+    refused = await agent.answer("refused", task=agent.hub.begin(0, "enrollment.0").task)
     assert (refused.code, refused.text, refused.rule) == ("rejected", "not this one", "")
 
 
@@ -270,45 +254,39 @@ async def test_rejection_reaches_a_coordinator_that_waits_and_an_approval_after_
     make_hub: MakeHub,
 ) -> None:
     """Nobody told the coordinator no: the job stood there as one that waits for approval."""
-    hub = make_hub()
-    agent = hub.add("silo-0", approval="manual")
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "job-not-approved"
-    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
+    agent = make_hub().add("silo-0", approval="manual")
+    assert await agent.refusal(task=agent.hub.begin(0, "enrollment.0").task) == "job-not-approved"
+    agent.ledger.decisions().reject(agent.hub.job.digest, by="ann", reason="not this one")
     agent.handler.poll()
     refused = await agent.answer("refused")
     assert (refused.code, refused.text) == ("rejected", "not this one")
     agent.handler.poll()
     assert agent.is_silent()  # told once
-    agent.ledger.decisions().approve(hub.job.digest, by="ann")
+    agent.ledger.decisions().approve(agent.hub.job.digest, by="ann")
     agent.handler.poll()
     await agent.answer("advert")
 
 
 async def test_rejection_of_an_earlier_version_has_no_text(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0")
-    agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
+    agent = make_hub().add("silo-0")
+    agent.ledger.decisions().reject(agent.hub.job.digest, by="ann", reason="not this one")
     with agent.ledger._database.transaction() as connection:
         connection.execute("DELETE FROM persons_decisions")
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    refused = await agent.answer("refused")
+    refused = await agent.answer("refused", task=agent.hub.begin(0, "enrollment.0").task)
     assert (refused.code, refused.text) == ("job-not-approved", "")
 
 
 async def test_job_of_two_approvals_is_served_after_the_second_name_alone(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0", approval="manual", required_approvals=2)
+    agent = make_hub().add("silo-0", approval="manual", required_approvals=2)
     decisions = agent.ledger.decisions()
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "job-not-approved"
-    assert decisions.approve(hub.job.digest, by="Ann Lee", required=2) == 1
+    assert await agent.refusal(task=agent.hub.begin(0, "enrollment.0").task) == "job-not-approved"
+    assert decisions.approve(agent.hub.job.digest, by="Ann Lee", required=2) == 1
     for same in ("Ann Lee", "ann lee", "\uff21nn Lee"):
         with pytest.raises(ConfigError, match="approved this job already; the policy asks for 2"):
-            decisions.approve(hub.job.digest, by=same, required=2)
+            decisions.approve(agent.hub.job.digest, by=same, required=2)
     agent.handler.poll()
     assert agent.is_silent()
-    assert decisions.approve(hub.job.digest, by="Bo", required=2) == 0
+    assert decisions.approve(agent.hub.job.digest, by="Bo", required=2) == 0
     agent.handler.poll()
     await agent.answer("advert")
     entries = [each for each in read_entries(agent.folder / "audit.jsonl") if each["event"] == "job_approved"]
@@ -325,10 +303,8 @@ async def test_job_of_two_approvals_is_served_after_the_second_name_alone(make_h
     ],
 )
 async def test_policy_refuses_before_data_is_touched(make_hub: MakeHub, policy: dict[str, Any]) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0", **policy)
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "policy"
+    agent = make_hub().add("silo-0", **policy)
+    assert await agent.refusal(task=agent.hub.begin(0, "enrollment.0").task) == "policy"
     assert agent.objective.works == []
     assert agent.is_silent()
 
@@ -339,11 +315,9 @@ async def test_no_envelope_leaves_for_a_cohort_below_the_policys_least(make_hub:
         hub.add(name, **({"min_silos": 5} if name == "silo-0" else {}))
     exchange = hub.begin(0, "enrollment.0")
     await hub.advertise(exchange, without=["silo-4"])
-    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
-    hub.agents["silo-1"].tell(cohort=cohort)
-    await hub.agents["silo-1"].answer("shares")
-    hub.agents["silo-0"].tell(cohort=cohort)
-    assert await hub.agents["silo-0"].refusal() == "cohort-too-small"
+    cohort = exchange.close_advertise()
+    await hub.agents["silo-1"].answer("shares", cohort=cohort)
+    assert await hub.agents["silo-0"].refusal(cohort=cohort) == "cohort-too-small"
     assert hub.agents["silo-0"].is_silent()
 
 
@@ -353,12 +327,10 @@ async def test_near_cohorts_are_refused_when_the_policy_allows_no_change(make_hu
     await hub.run(0, "enrollment.0")
     await hub.run(1, "train")
     exchange = hub.begin(2, "train")
-    await hub.advertise(exchange)
-    await hub.share(exchange)
+    await hub.until_shared(exchange)
     await hub.mask(exchange, without=["silo-3"])
-    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
-    hub.agents["silo-0"].tell(survivors=survivors)
-    assert await hub.agents["silo-0"].refusal() == "overlapping-cohort"
+    survivors = exchange.close_masked()
+    assert await hub.agents["silo-0"].refusal(survivors=survivors) == "overlapping-cohort"
 
 
 # data
@@ -371,16 +343,13 @@ async def test_an_update_that_is_not_finite_never_leaves(make_hub: MakeHub, spoi
         hub.add(name, objective=OneHot(spoil=spoil if name == "silo-0" else 1.0))
     await hub.run(0, "enrollment.0")
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(1, "train").task)
-    assert await agent.refusal() == "data"
+    assert await agent.refusal(task=hub.begin(1, "train").task) == "data"
     assert agent.is_silent()
 
 
 async def test_fewer_samples_than_the_granularity_are_refused(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0", samples=9)
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "data"
+    agent = make_hub().add("silo-0", samples=9)
+    assert await agent.refusal(task=agent.hub.begin(0, "enrollment.0").task) == "data"
 
 
 async def test_an_objective_that_fails_is_refused_as_internal_and_tried_again(make_hub: MakeHub) -> None:
@@ -395,10 +364,8 @@ async def test_an_objective_that_fails_is_refused_as_internal_and_tried_again(ma
         hub.add(name, objective=OneHot(gate=fail_once if name == "silo-0" else lambda work: None))
     await hub.run(0, "enrollment.0")
     agent = hub.agents["silo-0"]
-    agent.tell(task=hub.begin(1, "train").task)
-    assert await agent.refusal() == "internal"
-    agent.tell(task=hub.begin(1, "train").task)
-    await agent.answer("advert")
+    assert await agent.refusal(task=hub.begin(1, "train").task) == "internal"
+    await agent.answer("advert", task=hub.begin(1, "train").task)
 
 
 # ends
@@ -412,31 +379,28 @@ async def test_an_ended_job_stops_its_training(make_hub: MakeHub) -> None:
             stopped.wait(0.01)
         stopped.set()
 
-    hub = make_hub()
-    hub.add_all(objective=OneHot(gate=train_until_cancelled))
-    await hub.run(0, "enrollment.0")
+    objective = OneHot(gate=train_until_cancelled)
+    hub = await enrolled(make_hub, each=lambda name: {"objective": objective})
     agent = hub.agents["silo-0"]
     agent.tell(task=hub.begin(1, "train").task)
     while not agent.objective.works:
         await asyncio.sleep(0)
     agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest, status="cancelled"))
     assert await asyncio.to_thread(stopped.wait, 10)
-    agent.tell(task=hub.begin(1, "train").task)
-    assert await agent.refusal() == "job-invalid"
+    assert await agent.refusal(task=hub.begin(1, "train").task) == "job-invalid"
 
 
 async def test_an_ended_job_is_over_until_it_is_offered_again(make_hub: MakeHub) -> None:
     """It stood among those that wait for approval for good. The coordinator's word decides nothing: a job
     that it offers again is served as before."""
-    hub = make_hub()
-    agent = hub.add("silo-0")
-    agent.tell(job=pb.JobOffer(job=hub.job.signed.to_wire()))
+    agent = make_hub().add("silo-0")
+    agent.tell(job=pb.JobOffer(job=agent.hub.job.signed.to_wire()))
     for status in ("done", "done", "\x1b[2J"):  # the coordinator says it again when this silo connects
-        agent.tell(job_ended=pb.JobEnded(job_digest=hub.job.digest, status=status))
+        agent.tell(job_ended=pb.JobEnded(job_digest=agent.hub.job.digest, status=status))
         agent.tell(job_ended=pb.JobEnded(job_digest=bytes(32), status=status))
     (job,) = agent.ledger.jobs()
-    assert (job.is_over, job.decision, job.waits(hub.now)) == (True, Decision.APPROVED, False)
-    agent.tell(job=pb.JobOffer(job=hub.job.signed.to_wire()))
+    assert (job.is_over, job.decision, job.waits(agent.hub.now)) == (True, Decision.APPROVED, False)
+    agent.tell(job=pb.JobOffer(job=agent.hub.job.signed.to_wire()))
     (job,) = agent.ledger.jobs()
     assert (job.is_over, job.decision) == (False, Decision.APPROVED)
 
@@ -446,11 +410,10 @@ async def test_an_ended_session_answers_nothing_more(make_hub: MakeHub) -> None:
     hub.add_all()
     exchange = hub.begin(0, "enrollment.0")
     await hub.advertise(exchange)
-    cohort = wire.to_silo(exchange.session.close_advertise(), exchange.key).cohort
+    cohort = exchange.close_advertise()
     agent = hub.agents["silo-0"]
     agent.tell(session_ended=session_pb2.SessionEnded(key=exchange.wire_key, reason="restarted"))
-    agent.tell(cohort=cohort)
-    assert await agent.refusal() == "stage"
+    assert await agent.refusal(cohort=cohort) == "stage"
 
 
 async def test_the_audit_trail_tells_of_adverts_spends_and_refusals_without_numbers(
@@ -458,8 +421,7 @@ async def test_the_audit_trail_tells_of_adverts_spends_and_refusals_without_numb
 ) -> None:
     hub = await enrolled(make_hub)
     agent = hub.agents["silo-0"]
-    agent.tell(task=changed(hub.begin(1, "train").task, session_digest=bytes(32)))
-    assert await agent.refusal() == "terms"
+    assert await agent.refusal(task=changed(hub.begin(1, "train").task, session_digest=bytes(32))) == "terms"
     entries = list(read_entries(agent.folder / "audit.jsonl"))
     assert [(entry["event"], entry["phase"]) for entry in entries] == [
         ("advertised", "enrollment.0"),

@@ -77,16 +77,12 @@ async def later_state(hub: Hub, agent: Agent) -> None:
 
 async def revealed_before(hub: Hub, agent: Agent) -> None:
     await hub.run(0, "enrollment.0")
-    exchange = hub.begin(1, "train")
-    await hub.until_signed(exchange)
-    await hub.unmask(exchange)
+    await hub.until_revealed(1, "train")
     agent.tell(task=hub.begin(1, "train", attempt=2).task)
 
 
 async def left_out_of_enrollment(hub: Hub, agent: Agent) -> None:
-    exchange = hub.begin(0, "enrollment.0")
-    await hub.until_signed(exchange, lost=[agent.name])
-    await hub.unmask(exchange)
+    exchange = await hub.until_revealed(0, "enrollment.0", lost=[agent.name])
     await hub.agree(exchange, without=[agent.name])
     hub.tell_outcome(exchange, cohort=exchange.session.survivors)
     agent.tell(task=hub.begin(1, "train").task)
@@ -94,8 +90,7 @@ async def left_out_of_enrollment(hub: Hub, agent: Agent) -> None:
 
 async def earlier_round(hub: Hub, agent: Agent) -> None:
     await hub.run(0, "enrollment.0")
-    agent.tell(task=hub.begin(2, "train").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(2, "train").task)
     agent.tell(task=hub.begin(1, "train").task)
 
 
@@ -107,9 +102,8 @@ async def looser_file(hub: Hub, agent: Agent) -> None:
 
 async def one_envelope(hub: Hub, agent: Agent) -> None:
     exchange = hub.begin(0, "enrollment.0")
-    await hub.advertise(exchange)
-    await hub.share(exchange)
-    envelopes = wire.to_silo(exchange.session.close_share()[agent.name], exchange.key).envelopes
+    await hub.until_shared(exchange)
+    envelopes = exchange.close_share()[agent.name]
     del envelopes.envelopes[1:]
     agent.tell(envelopes=envelopes)
 

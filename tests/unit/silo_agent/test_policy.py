@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 from chorale.job import JobSpec, StrategySpec, TrainingSpec
-from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
+from chorale.transport import wire
+from crypto.errors import ConfigError, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.noise.sensitivity import Noise
 from silo_agent.disclosure.policy import drawn_rounds
@@ -21,6 +21,7 @@ from silo_agent.disclosure.policy.policy import Policy, load_policy
 from silo_agent.disclosure.policy.privacy_policy import PrivacyPolicy
 from strategies.presets import PRESETS
 from tests.support.agents import Hub
+from tests.support.refusals import refused
 from tests.support.sessions import make_federation, make_terms
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -35,31 +36,35 @@ def policy(**fields: Any) -> Policy:
     return Policy.model_validate({"federation": "test", "initial_state": "given"} | fields)
 
 
-def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.POLICY) -> None:
-    with pytest.raises(PolicyRefusal, match=words) as caught:
-        act()
-    assert caught.value.code is code
-
-
 def test_a_job_within_the_policy_passes(spec: JobSpec) -> None:
     open_wide = policy(operators=["ops"], max_rounds=3, min_silos=4)
     open_wide.check_job(spec, operator="ops")
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "words", "rule"),
     [
-        ({"federation": "other"}, "expected other, got federation test"),
-        ({"operators": ["alice", "bob"]}, "expected alice, bob, got operator ops"),
-        ({"max_rounds": 2}, "expected at most 2, got 3 rounds"),
-        ({"min_silos": 5}, "expected at least 5, got 4 silos"),
-        ({"allowed_quantities": ["silos"]}, r"silos \(allowed_quantities\), got quantity samples"),
+        ({"federation": "other"}, "expected other, got federation test", Rule.FEDERATION),
+        ({"operators": ["alice", "bob"]}, "expected alice, bob, got operator ops", Rule.OPERATORS),
+        ({"max_rounds": 2}, "expected at most 2, got 3 rounds", Rule.MAX_ROUNDS),
+        ({"require_purpose": True}, "purpose", Rule.REQUIRE_PURPOSE),
+        ({"min_silos": 5}, "expected at least 5, got 4 silos", Rule.MIN_SILOS),
+        (
+            {"allowed_quantities": ["silos"]},
+            r"silos \(allowed_quantities\), got quantity samples",
+            Rule.ALLOWED_QUANTITIES,
+        ),
+        ({"privacy": {"required": True}}, "privacy.required", Rule.REQUIRED),
     ],
 )
-def test_a_job_outside_the_policy_is_refused_by_name(
-    spec: JobSpec, fields: dict[str, Any], words: str
+def test_a_job_outside_the_policy_is_refused_by_name_and_only_the_field_leaves(
+    spec: JobSpec, fields: dict[str, Any], words: str, rule: Rule
 ) -> None:
-    refused(words, lambda: policy(**fields).check_job(spec, operator="ops"))
+    policy().check_job(spec, operator="ops")  # the control
+    error = refused(words, lambda: policy(**fields).check_job(spec, operator="ops"))
+    assert error.rule is rule
+    message = wire.refused_of(error)
+    assert (message.code, message.rule, message.text) == (Refusal.POLICY, rule, "")
 
 
 def test_a_given_initial_state_is_refused_unless_policy_says_given_or_lists_its_digest(spec: JobSpec) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import pytest
 from chorale.job import JobSpec, StrategySpec
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.releases import SampledGaussian
-from crypto.errors import ConfigError, PolicyRefusal, Refusal
+from crypto.errors import ConfigError, Refusal
 from silo_agent.disclosure.policy.in_words import described
 from silo_agent.disclosure.policy.policy import Policy, load_policy
 from tests.support.agents import Hub
+from tests.support.refusals import refused
 
 RECORDS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}
 SUMS = {"clip_norm": 0.5, "noise_multiplier": 4.0}
@@ -36,12 +36,6 @@ def sharing(folder: Path, *, steps: int = 3) -> JobSpec:
 
 def policy(**privacy: Any) -> Policy:
     return Policy.model_validate({"federation": "test", "initial_state": "given", "privacy": privacy})
-
-
-def refused(words: str, act: Callable[[], object], code: Refusal = Refusal.POLICY) -> None:
-    with pytest.raises(PolicyRefusal, match=words) as caught:
-        act()
-    assert caught.value.code is code
 
 
 @pytest.mark.parametrize("value", ["nan", ".nan", ".inf", "-.inf", "0", "-1", "1e400"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import pytest_asyncio
 from silo_agent.training.objective import Work
 from strategies.base import Array
 from tests.support.agents import PATIENCE_SECONDS, Agent, Hub, OneHot
+from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 SECRET = 4.125  # the largest value of a feature at this silo
 PLANTED = "model/votes"
@@ -32,12 +32,9 @@ class Threshold(OneHot):
 
 
 @pytest_asyncio.fixture
-async def hub(make_hub: Callable[..., Hub]) -> Hub:
-    hub = make_hub(rounds=30)
-    for name in hub.names:
-        hub.add(name, objective=Threshold() if name == "silo-0" else OneHot())
-    await hub.run(0, "enrollment.0")
-    return hub
+async def hub(make_hub: MakeHub) -> Hub:
+    asked = {"silo-0": Threshold()}
+    return await enrolled(make_hub, rounds=30, each=lambda name: {"objective": asked.get(name, OneHot())})
 
 
 def ask(hub: Hub, threshold: float, *, round: int, attempt: int = 1) -> Agent:
@@ -54,8 +51,7 @@ async def test_a_state_that_nobody_signed_is_asked_about_in_vain(hub: Hub) -> No
     agent, enrolled = hub.agents["silo-0"], len(hub.agents["silo-0"].objective.works)
     for threshold in (8.0, 4.0):
         planted = {**hub.state, PLANTED: np.full(4, threshold, np.float32)}
-        agent.tell(task=hub.begin(1, "train", state=planted).task)
-        assert await agent.refusal() == "state"
+        assert await agent.refusal(task=hub.begin(1, "train", state=planted).task) == "state"
     assert len(agent.objective.works) == enrolled
     assert [job.decision for job in agent.ledger.jobs()] == ["approved"]
 
@@ -77,12 +73,10 @@ async def test_a_model_that_overflows_on_the_data_is_the_last_that_is_tried(
     assert len(agent.objective.works) == computed
 
 
-async def test_questions_asked_at_once_get_one_answer(make_hub: Callable[..., Hub]) -> None:
+async def test_questions_asked_at_once_get_one_answer(make_hub: MakeHub) -> None:
     gate = threading.Event()
-    hub = make_hub(rounds=30)
-    for name in hub.names:
-        hub.add(name, objective=Threshold(gate=lambda work: _until(gate)))
-    await hub.run(0, "enrollment.0")
+    waiting = {"objective": Threshold(gate=lambda work: _until(gate))}
+    hub = await enrolled(make_hub, rounds=30, each=lambda name: waiting)
     agent = ask(hub, 3.0, round=1)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not agent.objective.works:
@@ -94,32 +88,26 @@ async def test_questions_asked_at_once_get_one_answer(make_hub: Callable[..., Hu
     assert agent.is_silent()
 
 
-async def test_a_total_below_the_silos_count_is_the_last_that_is_tried(make_hub: Callable[..., Hub]) -> None:
+async def test_a_total_below_the_silos_count_is_the_last_that_is_tried(make_hub: MakeHub) -> None:
     """Else totals that rise by one step of the granularity count the samples of one silo."""
-    hub = make_hub()
-    hub.add_all()
-    await hub.run(0, "enrollment.0")
+    hub = await enrolled(make_hub)
     agent = hub.agents["silo-0"]
     for number, total, code in ((1, 90, "not-enrolled"), (2, 100, "data")):
         hub.prove({**hub.state, "method/total": np.array(total, np.int64)}, 0, f"enrollment.{number}")
-        agent.tell(task=hub.begin(1, "train").task)
-        assert await agent.refusal() == code
+        assert await agent.refusal(task=hub.begin(1, "train").task) == code
 
 
 @pytest.mark.parametrize(
     "total", [np.array([400, 400]), np.array([400]), np.array(np.nan), np.array(np.inf, np.float32)]
 )
 async def test_a_total_that_is_no_whole_number_is_the_coordinators_fault(
-    make_hub: Callable[..., Hub], total: Array
+    make_hub: MakeHub, total: Array
 ) -> None:
     """TypeError, ValueError and OverflowError left: the silo said `internal`. It tells nothing of data."""
-    hub = make_hub()
-    hub.add_all()
-    await hub.run(0, "enrollment.0")
+    hub = await enrolled(make_hub)
     agent = hub.agents["silo-0"]
     hub.prove({**hub.state, "method/total": total}, 0, "enrollment.1")
-    agent.tell(task=hub.begin(1, "train").task)
-    assert await agent.refusal() == "data"
+    assert await agent.refusal(task=hub.begin(1, "train").task) == "data"
     assert [job.decision for job in agent.ledger.jobs()] == ["approved"]
 
 

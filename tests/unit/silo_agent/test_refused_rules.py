@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from chorale.job import JobSpec
 from chorale.transport import wire
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError, Rule
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.privacy_policy import PrivacyPolicy
-from tests.support.agents import Hub
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> JobSpec:
-    return Hub(tmp_path).job.spec
 
 
 def fields() -> set[str]:
@@ -45,29 +33,6 @@ def test_no_rule_is_compared_with_data_or_with_what_the_silo_computed() -> None:
     assert not about_data & rules
     # a new field stands in one of the three, so that nobody forgets to name it, or not to
     assert fields() | BOUNDS == rules | about_data | about_people
-
-
-@pytest.mark.parametrize(
-    ("policy", "rule"),
-    [
-        ({"federation": "other"}, Rule.FEDERATION),
-        ({"operators": ["ada"]}, Rule.OPERATORS),
-        ({"max_rounds": 1}, Rule.MAX_ROUNDS),
-        ({"require_purpose": True}, Rule.REQUIRE_PURPOSE),
-        ({"min_silos": 9}, Rule.MIN_SILOS),
-        ({"allowed_quantities": ["samples"]}, Rule.ALLOWED_QUANTITIES),
-        ({"privacy": {"required": True}}, Rule.REQUIRED),
-    ],
-)
-def test_a_refused_job_names_the_field(spec: JobSpec, policy: dict[str, Any], rule: Rule) -> None:
-    given = {"federation": spec.federation, "initial_state": "given"}
-    Policy.model_validate(given).check_job(spec, operator="olga")  # the control
-    refusing = Policy.model_validate(given | policy)
-    with pytest.raises(PolicyRefusal) as refused:
-        refusing.check_job(spec, operator="olga")
-    assert refused.value.rule is rule
-    message = wire.refused_of(refused.value)
-    assert (message.code, message.rule, message.text) == (Refusal.POLICY, rule, "")
 
 
 def test_a_sentence_of_the_silo_never_leaves_with_its_refusal() -> None:

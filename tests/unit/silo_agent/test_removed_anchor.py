@@ -60,8 +60,7 @@ async def test_silo_begins_no_phase_under_a_roster_of_a_key_that_it_removed(
         return
     with pytest.raises(RemoteProtocolError, match="signed with no key of the authority that is trusted now"):
         _ = rosters.current
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    assert await agent.refusal() == "roster"
+    assert await agent.refusal(task=hub.begin(0, "enrollment.0").task) == "roster"
     assert agent.is_silent()
 
 
@@ -88,8 +87,7 @@ async def test_session_in_progress_ends_when_the_anchor_goes(make_hub: MakeHub, 
         await hub.share(exchange)
         return
     remove_old(hub, agent)
-    agent.tell(cohort=session_pb2.Cohort(key=exchange.wire_key))
-    assert await agent.refusal() == "roster"
+    assert await agent.refusal(cohort=session_pb2.Cohort(key=exchange.wire_key)) == "roster"
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
@@ -99,15 +97,11 @@ async def test_session_of_the_ledger_is_not_taken_up_once_the_anchor_went(
     """A restart forgets what the silo trusted; the cohort's certificates tell it."""
     hub = make(make_hub, OLD)
     exchange = hub.begin(0, "enrollment.0")
-    await hub.advertise(exchange)
-    await hub.share(exchange)
-    await hub.mask(exchange)
-    await hub.consistency(exchange)
+    await hub.until_signed(exchange)
     agent = hub.agents["silo-0"]
     await agent.restart()
     if not is_removed:
         assert await hub.unmask(exchange)
         return
     remove_old(hub, agent)
-    agent.tell(signatures=session_pb2.Signatures(key=exchange.wire_key))
-    assert await agent.refusal() == "roster"
+    assert await agent.refusal(signatures=session_pb2.Signatures(key=exchange.wire_key)) == "roster"

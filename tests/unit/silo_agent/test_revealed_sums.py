@@ -29,20 +29,11 @@ async def hub(make_hub: MakeHub) -> Hub:
     return await enrolled(make_hub, rounds=6)
 
 
-async def revealed(hub: Hub, round: int = 1, *, late: tuple[str, ...] = ()) -> Exchange:
-    """A training whose sum the coordinator knows, and no silo."""
-    exchange = hub.begin(round, "train")
-    await hub.until_signed(exchange, late=late)
-    await hub.unmask(exchange)
-    return exchange
-
-
 async def refusal(hub: Hub, exchange: Exchange, shown: RevealedSum, *, name: str = ME) -> str:
     """Of the silo that is shown this; it knows no more than before."""
     agent = hub.agents[name]
     before = agent.known.newest(hub.job.digest)
-    agent.tell(revealed_sum=wire.to_silo(shown, exchange.key).revealed_sum)
-    code = await agent.refusal()
+    code = await agent.refusal(revealed_sum=wire.to_silo(shown, exchange.key).revealed_sum)
     assert agent.known.newest(hub.job.digest) == before
     assert agent.known.signed(exchange.key) is None
     assert not list((agent.folder / "cache").glob("*.sum"))
@@ -117,7 +108,7 @@ def _nothing(words: dict[int, Words]) -> None:
 async def test_a_changed_sum_is_refused_by_every_silo_and_only_the_true_one_moves_the_job(
     hub: Hub, change: Callable[[dict[int, Words]], None]
 ) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     shown = tampered(hub, exchange, change)
     assert shown.sum_digest != hub.revealed(exchange).sum_digest
     for name in hub.names[:3]:
@@ -134,7 +125,7 @@ async def test_words_swapped_in_a_sum_are_found(hub: Hub) -> None:
         assert words[64][0] != words[64][1]
         words[64][[0, 1]] = words[64][[1, 0]]
 
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     assert await refusal(hub, exchange, tampered(hub, exchange, swap)) == "sum"
 
 
@@ -160,7 +151,7 @@ def _without(hub: Hub, exchange: Exchange, name: str) -> Callable[[dict[int, Wor
 
 
 async def test_a_sum_that_lacks_a_survivor_is_refused_under_either_set(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     shown = tampered(hub, exchange, _without(hub, exchange, "silo-3"))
     fewer = replace(shown, survivors=("silo-0", "silo-1", "silo-2"))
     assert await refusal(hub, exchange, fewer) == "signatures"  # of another U3
@@ -168,7 +159,7 @@ async def test_a_sum_that_lacks_a_survivor_is_refused_under_either_set(hub: Hub)
 
 
 async def test_two_silos_are_not_shown_two_sums(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     other = tampered(hub, exchange, _without(hub, exchange, "silo-3"))
     await hub.ask_state(exchange, ME, hub.revealed(exchange))
     assert await refusal(hub, exchange, other, name="silo-1") == "sum"
@@ -178,10 +169,10 @@ async def test_two_silos_are_not_shown_two_sums(hub: Hub) -> None:
 
 
 async def test_the_sum_of_yesterday_is_refused(hub: Hub) -> None:
-    first = await revealed(hub, 1)
+    first = await hub.until_revealed(1)
     yesterday = hub.revealed(first)
     await hub.agree(first)
-    today = await revealed(hub, 2)
+    today = await hub.until_revealed(2)
     assert await refusal(hub, today, yesterday) == "signatures"
     mixed = replace(hub.revealed(today), sum_digest=yesterday.sum_digest)
     assert await refusal(hub, today, mixed) == "sum"
@@ -195,7 +186,7 @@ def replace_attempt(exchange: Exchange) -> Exchange:
 
 
 async def test_a_sum_that_is_not_what_its_digest_says_is_fetched_in_vain(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     true = hub.revealed(exchange)
     stream = hub.states[true.sum_digest]
     for damaged in (stream[:-8], stream + bytes(8), b""):
@@ -208,7 +199,7 @@ async def test_a_sum_that_is_not_what_its_digest_says_is_fetched_in_vain(hub: Hu
 
 
 async def test_survivors_are_those_that_t_of_them_signed(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     true = hub.revealed(exchange)
     signatures = true.signatures.signatures
     assert len(signatures) == 4
@@ -229,9 +220,7 @@ async def test_survivors_are_those_that_t_of_them_signed(hub: Hub) -> None:
 
 
 async def test_a_sum_of_a_phase_that_the_silo_had_no_part_in_is_refused(hub: Hub) -> None:
-    exchange = hub.begin(1, "train")
-    await hub.until_signed(exchange, lost=["silo-3"])
-    await hub.unmask(exchange)
+    exchange = await hub.until_revealed(1, "train", lost=["silo-3"])
     assert await refusal(hub, exchange, hub.revealed(exchange), name="silo-3") == "stage"
     await hub.ask_state(exchange, ME, hub.revealed(exchange))
 
@@ -240,9 +229,7 @@ async def test_an_opening_needs_the_seeds_that_survivors_committed_to(make_hub: 
     """Else the coordinator chooses whom the rounds name."""
     hub = make_hub(silos=6, fraction=0.75)
     hub.add_all(assumed_colluders=0)
-    exchange = hub.begin(0, "enrollment.0")
-    await hub.until_signed(exchange)
-    await hub.unmask(exchange)
+    exchange = await hub.until_revealed(0, "enrollment.0")
     true = hub.revealed(exchange)
     given = dict(true.self_mask_seeds)
     for seeds in (
@@ -262,22 +249,21 @@ async def test_an_opening_needs_the_seeds_that_survivors_committed_to(make_hub: 
 
 
 async def test_a_silo_whose_vector_did_not_arrive_computes_what_the_others_do(hub: Hub) -> None:
-    exchange = await revealed(hub, late=("silo-3",))
+    exchange = await hub.until_revealed(1, late=("silo-3",))
     assert exchange.session.survivors == ("silo-0", "silo-1", "silo-2")
     await hub.agree(exchange)
     newest = hub.agents["silo-3"].known.newest(hub.job.digest)
     assert newest is not None
     assert newest.state_digest == hub.put(hub.state)
     hub.proofs.clear()  # it needs none
-    hub.agents["silo-3"].tell(task=hub.begin(2, "train").task)
-    await hub.agents["silo-3"].answer("advert")
+    await hub.agents["silo-3"].answer("advert", task=hub.begin(2, "train").task)
 
 
 # durable first, and once
 
 
 async def test_a_statement_is_durable_before_it_is_sent(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     agent = hub.agents[ME]
     seen: list[tuple[Any, bool]] = []
 
@@ -292,7 +278,7 @@ async def test_a_statement_is_durable_before_it_is_sent(hub: Hub) -> None:
 
 
 async def test_a_restart_between_sum_and_statement_changes_nothing_in_it(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     true, agent = hub.revealed(exchange), hub.agents[ME]
     begun = asyncio.Event()
 
@@ -312,7 +298,7 @@ async def test_a_restart_between_sum_and_statement_changes_nothing_in_it(hub: Hu
 
 
 async def test_a_ledger_that_cannot_be_written_gives_no_statement(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     true, agent = hub.revealed(exchange), hub.agents[ME]
 
     def full(*_: object) -> None:
@@ -325,14 +311,13 @@ async def test_a_ledger_that_cannot_be_written_gives_no_statement(hub: Hub) -> N
 
 
 async def test_the_sum_asked_for_twice_at_once_is_answered_once(hub: Hub) -> None:
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     agent = hub.agents[ME]
-    shown = wire.to_silo(hub.revealed(exchange), exchange.key).revealed_sum
+    shown = hub.shown(exchange)
     agent.tell(revealed_sum=shown)
-    agent.tell(revealed_sum=shown)
-    await agent.answer("next_state")
-    agent.tell(task=hub.begin(1, "train", attempt=2).task)
-    assert await agent.refusal() == "later-state"  # and nothing in between
+    await agent.answer("next_state", revealed_sum=shown)
+    again = hub.begin(1, "train", attempt=2)
+    assert await agent.refusal(task=again.task) == "later-state"  # and nothing in between
 
 
 # sums that fail
@@ -341,7 +326,7 @@ async def test_the_sum_asked_for_twice_at_once_is_answered_once(hub: Hub) -> Non
 async def test_the_first_bad_sum_is_refused_and_the_second_suspends_the_job(hub: Hub) -> None:
     agent = hub.agents[ME]
     for round, expected in ((1, "approved"), (2, "suspended")):
-        exchange = await revealed(hub, round)
+        exchange = await hub.until_revealed(round)
         assert await refusal(hub, exchange, tampered(hub, exchange, _changed)) == "sum"
         assert decision(agent) == [expected]
         if round == 1:
@@ -350,16 +335,14 @@ async def test_the_first_bad_sum_is_refused_and_the_second_suspends_the_job(hub:
             hub.prove(hub.following(exchange), 1, "train")
     assert await refusal(hub, exchange, hub.revealed(exchange)) == "data"
     await agent.restart()
-    agent.tell(task=hub.begin(3, "train").task)
-    assert await agent.refusal() == "data"
+    assert await agent.refusal(task=hub.begin(3, "train").task) == "data"
     agent.ledger.decisions().approve(hub.job.digest, by="ann")
-    agent.tell(task=hub.begin(3, "train").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(3, "train").task)
 
 
 async def test_no_other_sum_of_a_phase_is_checked_after_one_that_failed(hub: Hub) -> None:
     """However many a coordinator tries, one of them is checked."""
-    exchange = await revealed(hub)
+    exchange = await hub.until_revealed(1)
     agent = hub.agents[ME]
     assert await refusal(hub, exchange, tampered(hub, exchange, _changed)) == "sum"
     await agent.restart()
@@ -367,8 +350,7 @@ async def test_no_other_sum_of_a_phase_is_checked_after_one_that_failed(hub: Hub
     assert decision(agent) == ["approved"]  # it is one phase
     # it goes on from what the others compute
     await hub.agree(exchange, without=[ME])
-    agent.tell(task=hub.begin(2, "train").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(2, "train").task)
 
 
 def _audit(agent: Agent) -> list[dict[str, Any]]:

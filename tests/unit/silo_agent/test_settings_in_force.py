@@ -15,7 +15,6 @@ import yaml
 from pydantic import BaseModel
 
 from chorale.runtime.audit import read_entries
-from chorale.transport import wire
 from crypto.errors import ConfigError, PolicyRefusal
 from silo_agent.disclosure.policy.policy import Policy, load_policy, read_policy
 from silo_agent.disclosure.policy.tightening import Tightens, loosened
@@ -117,8 +116,7 @@ async def test_a_policy_that_tightened_holds_for_the_next_phase_without_a_restar
     """The next job ran to its end with this silo's class sums, and the doctor found no problem."""
     hub = make_hub(**CLASS_SUMS)
     agent = hub.add("silo-0", class_statistics="allow")
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=hub.begin(0, "enrollment.0").task)
     rewrite(agent, class_statistics="refuse")
     agent.tell(task=hub.begin(0, "class-presence.0").task)
     assert await refusal(agent) == ("policy", "class_statistics")
@@ -131,19 +129,18 @@ async def test_what_a_policy_forbids_since_a_phase_began_is_neither_spent_nor_si
     hub = await enrolled(make_hub)
     masking, signing = hub.agents["silo-0"], hub.agents["silo-1"]
     exchange = hub.begin(1, "train")
-    await hub.advertise(exchange)
-    await hub.share(exchange)
-    envelopes = exchange.session.close_share()
+    await hub.until_shared(exchange)
+    envelopes = exchange.close_share()
     rewrite(masking, operators=["nobody"])
-    masking.tell(envelopes=wire.to_silo(envelopes["silo-0"], exchange.key).envelopes)
+    masking.tell(envelopes=envelopes["silo-0"])
     assert await refusal(masking) == ("policy", "operators")
     assert masking.budget.spent_inputs(hub.job.digest)["train"] == 0
     for name in hub.names[1:]:
-        hub.agents[name].tell(envelopes=wire.to_silo(envelopes[name], exchange.key).envelopes)
+        hub.agents[name].tell(envelopes=envelopes[name])
         await hub.agents[name].uploaded()
         exchange.session.on_masked(name)
     rewrite(signing, operators=["nobody"])
-    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
+    survivors = exchange.close_masked()
     signing.tell(survivors=survivors)
     assert await refusal(signing) == ("policy", "operators")
     assert signing.reveals.recorded(hub.job.digest, 1, "train") is None
@@ -174,10 +171,9 @@ LOOSER = {
 async def test_a_policy_that_may_allow_more_keeps_new_phases_waiting_until_it_is_changed_back(
     make_hub: MakeHub, fields: Mapping[str, Any], words: str
 ) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0", max_rounds=5)
+    agent = make_hub().add("silo-0", max_rounds=5)
     write_policy(agent.folder / "policy.yaml", fields)
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    agent.tell(task=agent.hub.begin(0, "enrollment.0").task)
     assert await refusal(agent) == ("settings", "")
     assert re.search(words, "; ".join(json.loads((agent.folder / "in-force.json").read_bytes())["waits"]))
     agent.handler.poll()
@@ -188,11 +184,10 @@ async def test_a_policy_that_may_allow_more_keeps_new_phases_waiting_until_it_is
 
 
 async def test_what_a_person_confirmed_is_taken_once(make_hub: MakeHub) -> None:
-    hub = make_hub()
-    agent = hub.add("silo-0", max_rounds=5)
+    agent = make_hub().add("silo-0", max_rounds=5)
     path = agent.folder / "policy.yaml"
     rewrite(agent, max_rounds=9)
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
+    agent.tell(task=agent.hub.begin(0, "enrollment.0").task)
     assert await refusal(agent) == ("settings", "")
     confirm(agent.settings, frozenset({bytes(32)}))  # of another file
     agent.handler.poll()
@@ -203,14 +198,13 @@ async def test_what_a_person_confirmed_is_taken_once(make_hub: MakeHub) -> None:
     for rounds in (5, 9):  # the confirmation does not stand for a second time
         rewrite(agent, max_rounds=rounds)
         agent.handler.poll()
-    agent.tell(task=hub.begin(0, "enrollment.0", attempt=2).task)
+    agent.tell(task=agent.hub.begin(0, "enrollment.0", attempt=2).task)
     assert await refusal(agent) == ("settings", "")
 
 
 async def test_a_policy_cut_at_any_byte_is_not_taken(make_hub: MakeHub, tmp_path: Path) -> None:
     """It is valid YAML with looser defaults; cut inside its last line it is even a tighter one."""
-    hub = make_hub()
-    agent = hub.add("silo-0")
+    agent = make_hub().add("silo-0")
     path = agent.folder / "policy.yaml"
     whole = path.read_bytes() + b""
     longer = (
@@ -227,8 +221,7 @@ async def test_a_policy_cut_at_any_byte_is_not_taken(make_hub: MakeHub, tmp_path
         entry for entry in read_entries(agent.folder / "audit.jsonl") if entry["event"] == TAKEN_EVENT
     ]
     path.write_bytes(longer)
-    agent.tell(task=hub.begin(0, "enrollment.0").task)
-    await agent.answer("advert")
+    await agent.answer("advert", task=agent.hub.begin(0, "enrollment.0").task)
 
 
 async def test_changed_data_settings_are_taken_when_no_phase_runs(tmp_path: Path, make_hub: MakeHub) -> None:

@@ -17,9 +17,7 @@ async def test_the_next_task_waits_for_the_sum_that_its_state_follows_from(
 ) -> None:
     """Else it fetches the state, too, and downloads twice what it uploads."""
     hub = await enrolled(make_hub)
-    exchange = hub.begin(1, "train")
-    await hub.until_signed(exchange)
-    await hub.unmask(exchange)
+    exchange = await hub.until_revealed(1, "train")
     revealed = hub.revealed(exchange)
     slow, others = hub.agents[hub.names[0]], hub.names[1:]
     gate, fetch, fetched = asyncio.Event(), slow.transfers.download, []
@@ -39,8 +37,7 @@ async def test_the_next_task_waits_for_the_sum_that_its_state_follows_from(
     following = hub.begin(2, "train")
     slow.tell(task=following.task)
     for name in others:
-        hub.agents[name].tell(task=following.task)
-        await hub.agents[name].answer("advert")
+        await hub.agents[name].answer("advert", task=following.task)
     assert slow.is_silent()
 
     gate.set()

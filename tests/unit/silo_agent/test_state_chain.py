@@ -22,7 +22,7 @@ from silo_agent.rounds.state_chain import StateChain
 from silo_agent.training.objective import LocalState
 from strategies.base import Arrays
 from tests.support.agents import Agent, Exchange, Hub, make_members
-from tests.unit.silo_agent.enrolled import MakeHub
+from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 KEPT = "method/kept"
 
@@ -265,9 +265,7 @@ def test_a_proof_settles_what_is_pending(hub: Hub, changes: dict[str, object], k
 
 async def signed_phase(make_hub: MakeHub) -> tuple[Hub, Exchange, Arrays]:
     """A training that the silos signed and silo-0 revealed nothing of, and the state that it read."""
-    hub = make_hub(rounds=4)
-    hub.add_all()
-    await hub.run(0, "enrollment.0")
+    hub = await enrolled(make_hub, rounds=4)
     exchange, state = hub.begin(1, "train"), hub.state
     await hub.until_signed(exchange)
     exchange.session.close_consistency()
@@ -357,9 +355,7 @@ async def test_what_t_silos_never_reveal_was_no_use(make_hub: MakeHub) -> None:
     proof = wire.abandoned_proof_to_wire(abandoned(hub, 3), hub.job.digest)
     accept(hub, 2, "train", brought(hub, abandoned=[proof]))
     assert over(hub, state, max_repeats=0) is None
-    hub.agents["silo-0"].tell(
-        signatures=wire.to_silo(exchange.session.unmask_request(), exchange.key).signatures
-    )
+    hub.agents["silo-0"].tell(signatures=exchange.unmask_request())
     assert await hub.agents["silo-0"].refusal() == "already-revealed"
 
 

@@ -18,7 +18,6 @@ import pytest_asyncio
 
 from chorale.job import Job, sign_job
 from chorale.spec.job_spec import JobSpec
-from chorale.transport import wire
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.formats.digits import read_all
@@ -92,7 +91,7 @@ async def asked_without(hub: TrainedHub, absent: str, round: int, phase: str) ->
     await hub.advertise(exchange, without=(absent,))
     await hub.share(exchange)
     await hub.mask(exchange)
-    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
+    survivors = exchange.close_masked()
     for name in exchange.session.survivors:
         hub.agents[name].tell(survivors=survivors)
     return exchange

@@ -67,6 +67,29 @@ async def chunks_of(data: bytes, offset: int) -> Any:
         yield pb.Chunk(offset=start, data=data[start : start + CHUNK_BYTES])
 
 
+def serving(data: bytes = STATE, *, offsets: list[int] | None = None) -> Any:
+    """A download that gives these bytes; `offsets` are those that it was asked for."""
+
+    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
+        if offsets is not None:
+            offsets.append(request.offset)
+        async for chunk in chunks_of(data, request.offset):
+            yield chunk
+
+    return Download
+
+
+def refusing(code: grpc.StatusCode, words: str, *, called: Callable[[], object] = lambda: None) -> Any:
+    """A method that ends every call so."""
+
+    async def refuse(self: Any, messages: Any, context: Any) -> Any:
+        called()
+        await context.abort(code, words)
+        yield
+
+    return refuse
+
+
 async def download(carrier: Transfer, folder: Path, size_bytes: int = len(STATE)) -> Path:
     target = folder / "state.safetensors"
     await carrier.download(job_digest=b"j" * 32, digest=DIGEST, size_bytes=size_bytes, target=target)
@@ -142,12 +165,7 @@ async def test_a_download_is_written_and_hashed_beside_the_event_loop(
 
     monkeypatch.setattr("silo_agent.connection.transfer.write_all", noted)
     monkeypatch.setattr(hashlib, "file_digest", digest)
-
-    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
-        async for chunk in chunks_of(STATE, request.offset):
-            yield chunk
-
-    path = await download(transfer(await make_stub(Download=Download)), tmp_path)
+    path = await download(transfer(await make_stub(Download=serving())), tmp_path)
     assert path.read_bytes() == STATE
     assert len(threads) == 1 + 3  # what was there before, and three chunks
     assert threading.main_thread() not in threads
@@ -158,13 +176,7 @@ async def test_a_download_goes_on_after_what_an_earlier_process_left(
     make_stub: MakeStub, tmp_path: Path, size: int
 ) -> None:
     offsets: list[int] = []
-
-    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
-        offsets.append(request.offset)
-        async for chunk in chunks_of(STATE, request.offset):
-            yield chunk
-
-    carrier = transfer(await make_stub(Download=Download))
+    carrier = transfer(await make_stub(Download=serving(offsets=offsets)))
     part = tmp_path / "state.part"
     part.write_bytes(STATE[:size])
     assert (await download(carrier, tmp_path)).read_bytes() == STATE
@@ -173,11 +185,7 @@ async def test_a_download_goes_on_after_what_an_earlier_process_left(
 
 
 async def test_a_part_longer_than_announced_is_thrown_away(make_stub: MakeStub, tmp_path: Path) -> None:
-    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
-        async for chunk in chunks_of(STATE, request.offset):
-            yield chunk
-
-    carrier = transfer(await make_stub(Download=Download))
+    carrier = transfer(await make_stub(Download=serving()))
     (tmp_path / "state.part").write_bytes(STATE + b"!")
     assert (await download(carrier, tmp_path)).read_bytes() == STATE
 
@@ -193,11 +201,7 @@ async def test_a_part_longer_than_announced_is_thrown_away(make_stub: MakeStub, 
 async def test_bytes_other_than_announced_are_refused(
     make_stub: MakeStub, tmp_path: Path, served: bytes, announced: int, words: str
 ) -> None:
-    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
-        async for chunk in chunks_of(served, request.offset):
-            yield chunk
-
-    carrier = transfer(await make_stub(Download=Download))
+    carrier = transfer(await make_stub(Download=serving(served)))
     with pytest.raises(RemoteProtocolError, match=words):
         await download(carrier, tmp_path, announced)
     assert not list(tmp_path.glob("*.safetensors"))
@@ -232,13 +236,7 @@ async def test_a_refused_download_that_never_ends_is_ended_here(make_stub: MakeS
 async def test_downloads_of_one_file_wait_for_each_other(make_stub: MakeStub, tmp_path: Path) -> None:
     """Two tasks may name the state that is being fetched."""
     offsets: list[int] = []
-
-    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
-        offsets.append(request.offset)
-        async for chunk in chunks_of(STATE, request.offset):
-            yield chunk
-
-    carrier = transfer(await make_stub(Download=Download))
+    carrier = transfer(await make_stub(Download=serving(offsets=offsets)))
     paths = await asyncio.gather(*(download(carrier, tmp_path) for _ in range(3)))
     assert paths[0].read_bytes() == STATE
     assert offsets == [0]
@@ -246,12 +244,9 @@ async def test_downloads_of_one_file_wait_for_each_other(make_stub: MakeStub, tm
 
 
 async def test_a_refused_download_is_not_tried_again(make_stub: MakeStub, tmp_path: Path) -> None:
-    async def Download(self: Any, request: pb.DownloadRequest, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not a present state")
-        yield
-
     clock = Clockless()
-    carrier = transfer(await make_stub(Download=Download), clock)
+    refused = refusing(grpc.StatusCode.FAILED_PRECONDITION, "not a present state")
+    carrier = transfer(await make_stub(Download=refused), clock)
     with pytest.raises(RemoteProtocolError, match="FAILED_PRECONDITION: not a present state"):
         await download(carrier, tmp_path)
     assert clock.waits == 0
@@ -287,7 +282,14 @@ class Spool:
         self.breaks = list(breaks)
         self.calls = 0
 
-    async def upload(self, messages: Any, context: Any) -> Any:
+    def serving(self) -> Any:
+        async def Upload(servicer: Any, messages: Any, context: Any) -> Any:
+            async for receipt in self._upload(messages, context):
+                yield receipt
+
+        return Upload
+
+    async def _upload(self, messages: Any, context: Any) -> Any:
         self.calls += 1
         first = await anext(aiter(messages))
         assert first.header.total_bytes == LAYOUT.total_bytes
@@ -310,13 +312,8 @@ async def test_an_upload_goes_on_where_the_line_broke_with_the_digest_of_the_who
     make_stub: MakeStub, tmp_path: Path
 ) -> None:
     spool = Spool(1, 1)
-
-    async def Upload(self: Any, messages: Any, context: Any) -> Any:
-        async for receipt in spool.upload(messages, context):
-            yield receipt
-
     masker, encoded, expected = masked_vector()
-    carrier = transfer(await make_stub(Upload=Upload))
+    carrier = transfer(await make_stub(Upload=spool.serving()))
     await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
     assert bytes(spool.data) == expected
     assert spool.sha256 == hashlib.sha256(expected).digest()
@@ -334,13 +331,8 @@ async def test_an_upload_goes_on_where_the_channel_closed_before_it_had_begun(
     turns: of the event loop until the channel closes.
     """
     spool = Spool()
-
-    async def Upload(self: Any, messages: Any, context: Any) -> Any:
-        async for receipt in spool.upload(messages, context):
-            yield receipt
-
     masker, encoded, expected = masked_vector()
-    stub = await make_stub(Upload=Upload)
+    stub = await make_stub(Upload=spool.serving())
     carrier = transfer(stub)
     uploading = asyncio.ensure_future(carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes))
     for _ in range(turns):
@@ -377,12 +369,7 @@ async def test_an_upload_goes_on_at_any_offset(make_stub: MakeStub, tmp_path: Pa
     masker, encoded, expected = masked_vector()
     spool = Spool()
     spool.data += expected[:start]
-
-    async def Upload(self: Any, messages: Any, context: Any) -> Any:
-        async for receipt in spool.upload(messages, context):
-            yield receipt
-
-    carrier = transfer(await make_stub(Upload=Upload))
+    carrier = transfer(await make_stub(Upload=spool.serving()))
     await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
     assert bytes(spool.data) == expected
     assert spool.sha256 == hashlib.sha256(expected).digest()
@@ -460,12 +447,9 @@ async def test_a_cancelled_upload_ends_the_masking(make_stub: MakeStub, tmp_path
 async def test_an_upload_that_is_refused_ends_with_the_coordinators_word(
     make_stub: MakeStub, tmp_path: Path
 ) -> None:
-    async def Upload(self: Any, messages: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the stage has closed")
-        yield
-
     masker, encoded, _ = masked_vector()
-    carrier = transfer(await make_stub(Upload=Upload))
+    refused = refusing(grpc.StatusCode.FAILED_PRECONDITION, "the stage has closed")
+    carrier = transfer(await make_stub(Upload=refused))
     with pytest.raises(RemoteProtocolError, match="FAILED_PRECONDITION: the stage has closed"):
         await carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes)
 
@@ -486,14 +470,9 @@ async def test_a_coordinator_that_claims_more_bytes_than_there_are_is_refused(
 
 async def test_a_cancelled_upload_stops_while_the_line_is_down(make_stub: MakeStub, tmp_path: Path) -> None:
     tried = asyncio.Event()
-
-    async def Upload(self: Any, messages: Any, context: Any) -> Any:
-        tried.set()
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
-        yield
-
     masker, encoded, _ = masked_vector()
-    carrier = transfer(await make_stub(Upload=Upload))
+    down = refusing(grpc.StatusCode.UNAVAILABLE, "restarting", called=tried.set)
+    carrier = transfer(await make_stub(Upload=down))
     uploading = asyncio.ensure_future(carrier.upload(KEY, masker, encoded, total_bytes=LAYOUT.total_bytes))
     await tried.wait()
     uploading.cancel()

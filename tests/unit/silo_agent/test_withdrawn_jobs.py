@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 import pytest_asyncio
 
-from chorale.transport import wire
 from chorale.v1 import session_pb2
-from tests.support.agents import Exchange, Hub
+from tests.support.agents import Hub
+from tests.unit.silo_agent.enrolled import MakeHub, enrolled
 
 
 @pytest_asyncio.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    hub = Hub(tmp_path)
-    hub.add_all()
-    await hub.run(0, "enrollment.0")
-    yield hub
-    await hub.close()
-
-
-async def masked(hub: Hub) -> Exchange:
-    exchange = hub.begin(1, "train")
-    await hub.advertise(exchange)
-    await hub.share(exchange)
-    await hub.mask(exchange)
-    return exchange
+async def hub(make_hub: MakeHub) -> Hub:
+    return await enrolled(make_hub)
 
 
 async def test_a_job_rejected_after_the_vector_left_is_not_signed(hub: Hub) -> None:
-    exchange = await masked(hub)
+    exchange = hub.begin(1, "train")
+    await hub.until_masked(exchange)
     agent = hub.agents["silo-0"]
     agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
-    survivors = wire.to_silo(exchange.session.close_masked(), exchange.key).survivors
-    agent.tell(survivors=survivors)
-    assert await agent.refusal() == "job-not-approved"
-    hub.agents["silo-1"].tell(survivors=survivors)
-    await hub.agents["silo-1"].answer("consistency")
+    survivors = exchange.close_masked()
+    assert await agent.refusal(survivors=survivors) == "job-not-approved"
+    await hub.agents["silo-1"].answer("consistency", survivors=survivors)
 
 
 async def test_a_job_rejected_after_the_signature_gets_no_share(hub: Hub) -> None:
-    exchange = await masked(hub)
+    exchange = hub.begin(1, "train")
+    await hub.until_masked(exchange)
     await hub.consistency(exchange)
     exchange.session.close_consistency()
     agent = hub.agents["silo-0"]
     agent.ledger.decisions().reject(hub.job.digest, by="ann", reason="not this one")
-    agent.tell(signatures=wire.to_silo(exchange.session.unmask_request(), exchange.key).signatures)
-    assert await agent.refusal() == "job-not-approved"
+    assert await agent.refusal(signatures=exchange.unmask_request()) == "job-not-approved"
     await hub.ask_shares(exchange, "silo-1")
 
 
