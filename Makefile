@@ -11,6 +11,9 @@ DEMO := .venv/.demo
 # four silos with two OpenMP threads each spin against one another, 30 times slower
 export OMP_NUM_THREADS := 1
 
+# where a shell keeps no bytecode, each process of tests would compile every module again
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo examples test test-gates cluster-test lint typecheck bench proto reference docs soak fuzz \
 	locks release verify-release
