@@ -59,7 +59,7 @@ def prepared(
         check_federation(spec.name, len(spec.silos))
         check_not_over(spec.name, spec.not_after, now=now)
         spec = with_code(spec)
-    of_head = head_notes(spec, init)
+    of_start = start_notes(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
     with about(source) if init is None else nullcontext():
         state = initial_bytes(spec, init, base=spec.base())
@@ -73,7 +73,7 @@ def prepared(
         "--init: silos refuse a given initial state unless initial_state in their policy says given or "
         f"lists {digest.hex()}"
     )
-    notes = [*draw_notes(spec), *of_head, *([] if init is None else [given]), *sums_notes(spec)]
+    notes = [*draw_notes(spec), *of_start, *([] if init is None else [given]), *sums_notes(spec)]
     return Submission(spec=spec, state=state, promised=tuple(promised), notes=tuple(notes))
 
 
@@ -150,10 +150,16 @@ def draw_notes(spec: JobSpec) -> list[str]:
     return notes
 
 
-def head_notes(spec: JobSpec, init: Path | None) -> list[str]:
-    """Where a job that trains a head alone leaves the rest of the model as it is drawn."""
-    is_drawn = init is None and spec.initial_state is None and spec.model.source is None
-    if spec.trains != "head" or not is_drawn:
+def start_notes(spec: JobSpec, init: Path | None) -> list[str]:
+    """What the weights of a job without given ones are."""
+    if init is not None or spec.initial_state is not None:
+        return []
+    if spec.model.source is not None:
+        return [
+            f"model {spec.model.name} of {spec.model.source}: the values that its code gives its weights are "
+            "not used: silos draw the first weights from the job; --init gives others"
+        ]
+    if spec.trains != "head":
         return []
     return [
         "trains head: without --init the head is trained on features of random weights, which stay as they "

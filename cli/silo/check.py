@@ -31,7 +31,7 @@ from chorale.spec.state import GlobalState, state_digest, state_from_bytes
 from cli.errors import CommandFailed
 from cli.output.facts import print_json
 from client.errors import require_extra
-from client.submission import head_notes, initial_bytes, read_spec, solved, with_code
+from client.submission import initial_bytes, read_spec, solved, start_notes, with_code
 from crypto.errors import ChoraleError, ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.account_units import account_budgets
@@ -227,7 +227,7 @@ def check_job(
             raise ConfigError(f"{file}: not_after: {spec.not_after.isoformat()} has passed")
         data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
         findings.fine("job", summary)
-        for note in head_notes(spec, init):
+        for note in start_notes(spec, init):
             click.echo(note)
     if spec is None or data_set is None:
         return

@@ -7,8 +7,7 @@ N = samples of a probe.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from chorale.spec.settings_file import check_values
 from chorale.spec.state import BUFFER_SUFFIXES
 from chorale_models.model import Model
 from chorale_models.task import Task
-from crypto.errors import ChoraleError, ConfigError
+from crypto.errors import ConfigError
 from silo_agent.training.dp_sgd.checks import check_keeps_samples_apart
 from silo_agent.training.machine.seeding import seeded
 from silo_agent.training.models.base import FederatedModel
@@ -31,6 +30,7 @@ from silo_agent.training.models.registry import (
     build_task,
     model_of,
 )
+from silo_agent.training.models.trial import author_errors, one_tensor, try_training_step
 
 PROBES = 2
 NEAR = 1e-4  # relative: one float32 product of matrices in another order
@@ -108,7 +108,7 @@ def _stated(named: TaskSpec, task: Task) -> TaskSpec:
 
 def _try(spec: JobSpec) -> None:
     model = model_of(spec.model, code=spec.code)
-    module = build_module(spec.model, model, spec.sizes).eval()
+    module = build_module(spec.model, model, spec.sizes)
     _check_constants(spec, model, module)
     if spec.method.needs_head and model.head is None:
         raise ConfigError(
@@ -116,10 +116,14 @@ def _try(spec: JobSpec) -> None:
             "last linear layer, and the model names none: model(head=...)"
         )
     inputs = _inputs(spec)
-    with torch.no_grad(), _errors(f"{_model(spec)}: given {PROBES} samples of the job's input_shape"):
-        outputs = module(inputs)
-    if not (isinstance(outputs, Tensor) and outputs.is_floating_point() and outputs.shape[:1] == (PROBES,)):
-        raise ConfigError(f"{_model(spec)}: expected one tensor of floating-point numbers, a row a sample")
+    trained = try_training_step(module, inputs, what=_model(spec))
+    with torch.no_grad(), author_errors(f"{_model(spec)}: given {PROBES} samples of the job's input_shape"):
+        outputs = one_tensor(module.eval()(inputs), what=_model(spec))
+    if trained.shape != outputs.shape:
+        raise ConfigError(
+            f"{_model(spec)}: it gives {tuple(trained.shape)} in training and {tuple(outputs.shape)} "
+            "otherwise, expected one shape"
+        )
     federated = _cut(spec, model, module, inputs, outputs)
     if spec.privacy is not None:
         check_keeps_samples_apart(federated)
@@ -129,12 +133,12 @@ def _try(spec: JobSpec) -> None:
 def _cut(spec: JobSpec, model: Model, module: nn.Module, inputs: Tensor, outputs: Tensor) -> FederatedModel:
     """The model without its last linear layer, which really is the last one."""
     last = None if model.head is None else _layer(module, model.head)
-    with _errors(_model(spec)):
+    with author_errors(_model(spec)):
         recipe = spec.method.recipe
         federated = FederatedModel(module, cut=model.head, head=recipe.head, features=recipe.features)
     if last is None:
         return federated
-    with torch.no_grad(), _errors(f"{_model(spec)}: {model.head} is not its last layer, without it"):
+    with torch.no_grad(), author_errors(f"{_model(spec)}: {model.head} is not its last layer, without it"):
         features_ND = module(inputs)
         again = last(features_ND)
     is_last = again.shape == outputs.shape and torch.allclose(again, outputs, rtol=NEAR, atol=NEAR)
@@ -163,14 +167,14 @@ def _try_losses(spec: JobSpec, outputs: Tensor) -> None:
         )
     rows: dict[str, Tensor] = {}
     with torch.no_grad():
-        with _errors(f"task {spec.method.task.word}"):
+        with author_errors(f"task {spec.method.task.word}"):
             measured = task.measure(outputs, targets)
             rows["loss"] = task.loss(outputs, targets) if strategy.loss is None else torch.zeros(PROBES)
         if strategy.loss is not None:
-            with _errors(f"strategy.loss {strategy.loss.name}"):
+            with author_errors(f"strategy.loss {strategy.loss.name}"):
                 rows["strategy.loss"] = build_loss(spec, strategy.loss).loss(outputs, targets)
         if strategy.regularizer is not None:
-            with _errors(f"strategy.regularizer {strategy.regularizer.name}"):
+            with author_errors(f"strategy.regularizer {strategy.regularizer.name}"):
                 regularizer = build_regularizer(spec, strategy.regularizer)
                 rows["strategy.regularizer"] = regularizer.penalty(outputs, outputs, targets)
     for name, row_N in rows.items():
@@ -222,14 +226,3 @@ def _inputs(spec: JobSpec) -> Tensor:
 def _model(spec: JobSpec) -> str:
     source = "" if spec.model.source is None else f" of {spec.model.source}"
     return f"model {spec.model.name}{source}"
-
-
-@contextmanager
-def _errors(where: str) -> Iterator[None]:
-    """What an author's code raises becomes one line."""
-    try:
-        yield
-    except ChoraleError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{where}: {error_line(error)}") from error

@@ -94,6 +94,16 @@ FILES = {
             return Random(4, sizes.classes)
 
 
+        class Pair(nn.Linear):
+            def forward(self, x):
+                return (super().forward(x), x) if self.training else super().forward(x)
+
+
+        @model()
+        def pair(sizes):
+            return Pair(4, sizes.classes)
+
+
         class Absolute(Task):
             target = Target(low=-10.0, high=10.0)
             sums = (
@@ -179,7 +189,7 @@ FILES = {
 OFFERS = {
     "chorale.models": {
         name: f"{PACKAGE}.code:{name}"
-        for name in ("net", "headless", "early", "narrow", "wide", "tied", "nameless", "random")
+        for name in ("net", "headless", "early", "narrow", "wide", "tied", "nameless", "random", "pair")
     },
     "chorale.tasks": {name.lower(): f"{PACKAGE}.code:{name}" for name in ("Absolute", "Flat", "Reserved")},
     "chorale.data": {name: f"{PACKAGE}.code:{name}" for name in ("line", "spoiled", "stored")},

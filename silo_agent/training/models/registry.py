@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from chorale.runtime import distributions
 from chorale.spec.image_specs import NormalizeSpec
@@ -150,6 +151,12 @@ def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"{_title('model', spec)} returned {type(module).__name__}, expected a torch nn.Module"
+        )
+    lazy = next((name for name, each in module.named_parameters() if is_lazy(each)), None)
+    if lazy is not None:
+        raise ConfigError(
+            f"{_title('model', spec)}: parameter {lazy} has no shape before the first sample (a lazy layer): "
+            "give the layer its sizes"
         )
     odd = next((name for name, each in module.named_parameters() if not each.is_floating_point()), None)
     if odd is not None:

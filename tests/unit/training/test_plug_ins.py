@@ -105,7 +105,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"model": of("net", options={"deep": 1})},
     ),
     (
-        r"model net of .*: given 2 samples of the job's input_shape: RuntimeError",
+        r"model net of .*: given 2 samples in training mode: RuntimeError",
         {"input_type": "int64"},
     ),
     (
@@ -114,6 +114,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     (r"model early of .*: 0 is not its last layer", {"model": of("early")}),
     (r"model: 1 shares its weight with 0.weight and cannot be taken out", {"model": of("tied")}),
+    (r"model pair of .*, in training mode: expected one tensor .*, got a tuple", {"model": of("pair")}),
     (r"model random of .*: buffer draw has other values each time", {"model": of("random")}),
     (
         r"strategy.regularizer: soft-labels is computed by the classes of samples, and task absolute has",
