@@ -342,6 +342,8 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
         if left := problems.unlisted:
             findings.problems += left
             click.echo(f"problem  data: and {left} more")
+        for note in problems.notes:
+            findings.fine("files", note)
     if data.rows_beyond:
         click.echo(rows_beyond_in_words(data_set, data.rows_beyond))
     train, held = (_counted(each) for each in (data.train, data.holdout))

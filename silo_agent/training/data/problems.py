@@ -14,12 +14,17 @@ class Problems:
 
     A job without privacy is refused for the first one, a private job counts them, and `chorale silo check`
     lists them. lines: the first MAX_LINES, where problems that are alike share one; count: of all problems.
+    notes: how many records of each folder are used and why not the others; nothing is refused for these.
     """
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}  # by what its problems have in common, the first of a line
         self._times: Counter[str] = Counter()  # of those that have a line
         self.count = 0
+        self.notes: list[str] = []
+
+    def say(self, note: str) -> None:
+        self.notes.append(note)
 
     def add(self, line: str, *, alike: str = "") -> None:
         """line: the file, the place in it, what is expected and what is there. alike: what it has in common
@@ -30,6 +35,7 @@ class Problems:
     def take(self, other: Problems) -> None:
         """Those of another one, after one's own."""
         self.count += other.count
+        self.notes += other.notes
         for alike, line in other._first.items():
             self._keep(alike, line, times=other._times[alike])
 

@@ -123,7 +123,7 @@ def test_each_image_that_cannot_be_used_is_named_and_left_out_alone(tmp_path: Pa
     data = load_data(settings, job, problems=problems)
     assert [line.removeprefix(f"{tmp_path}/images/") for line in problems.lines] == [
         f"d.nii: no mask of its name in {tmp_path}/masks",
-        "b.nii: not a readable image",
+        "b.nii: not a readable image (no header of NIfTI)",
         "c.nii: an image has shape (2, 4, 4, 4), expected (1, 4, 4, 4)",
     ]
     assert len(data.train) == 1

@@ -1,34 +1,34 @@
-"""Images whose labels lie beside them: plain ones, and DICOM and NIfTI of two or three dimensions, by MONAI.
+"""Images whose labels lie beside them: plain ones, and DICOM and NIfTI of two or three dimensions.
 
     images/NAME.nii.gz   one file an image, or for DICOM a folder of the files of one series
     masks/NAME.nii.gz    where a target is an image (segmentation): of the same name, whole numbers
     labels.csv           else: the column `image` holds NAME.nii.gz, the job's label_column the label
 
-Volumes are turned to right, anterior, superior (x, y, z), whatever way they were stored; slices stay as they
-are. All are resized to the job's input_shape, masks without mixing their numbers. Values stay what the
-file says (Hounsfield units of a CT): the job's `normalize` scales them.
+NAME may lie in sub-folders: an image is called by its whole relative path, or shorter where that fits one
+image alone (images/names.py). All are resized to the job's input_shape, masks without mixing their numbers.
+Values of volumes and slices stay what the file says (Hounsfield units of a CT): the job's `normalize` scales
+them.
 
 N = images.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Labels, RawData, Records, required_path
 from silo_agent.training.data.formats.csv import read_table
-from silo_agent.training.data.formats.memory import check_values
+from silo_agent.training.data.formats.images.grids import Picture, Values
+from silo_agent.training.data.formats.images.names import Endings, Listed, files_of, listed, some
 from silo_agent.training.data.formats.tables import labels_of
 from silo_agent.training.data.private import every
 from silo_agent.training.data.problems import Problems
@@ -36,10 +36,13 @@ from silo_agent.training.data.settings import DataFormat, DataSettings
 
 IMAGES, MASKS, LABELS = "images", "masks", "labels.csv"
 IMAGE_COLUMN = "image"
-SUFFIXES = {DataFormat.NIFTI: (".nii", ".nii.gz"), DataFormat.DICOM: ("",)}  # files of DICOM have any name
+LONGEST = 300  # characters of what a decoder says
+ENDINGS = {
+    DataFormat.NIFTI: Endings(known=(".nii", ".nii.gz")),
+    DataFormat.DICOM: Endings(known=(".dcm", ".dicom", ".ima"), has_series=True),
+}
 
-Image: TypeAlias = NDArray[Any]
-Read: TypeAlias = Callable[[Path, tuple[int, ...], bool], Image]  # a file, its size, and whether it is a mask
+Read: TypeAlias = Callable[[Path, tuple[int, ...], bool], Picture]  # a file, its size, whether it is a mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,27 +58,34 @@ class Scans:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, place: int) -> tuple[Image, Any]:
+    def __getitem__(self, place: int) -> tuple[Values, Any]:
         """Raises ConfigError for a file that is no such image."""
-        image, target = self._image(self.images[place], is_mask=False), self.targets[place]
+        image, target = self._picture(self.images[place], is_mask=False), self.targets[place]
         if not isinstance(target, Path):
-            return image, target
-        mask = self._image(target, is_mask=True)
-        if (mask != np.floor(mask)).any():
+            return image.values, target
+        mask = self._picture(target, is_mask=True)
+        image.grid.check_same(mask.grid, source=target)
+        if (mask.values != np.floor(mask.values)).any():
             raise ConfigError(f"{target}: a mask holds whole numbers")
-        return image, mask[0].astype(np.int64)
+        return image.values, mask.values[0].astype(np.int64)
 
-    def _image(self, path: Path, *, is_mask: bool) -> Image:
+    def _picture(self, path: Path, *, is_mask: bool) -> Picture:
         try:
-            image = self.read(path, self.shape[1:], is_mask)
+            picture = self.read(path, self.shape[1:], is_mask)
         except ConfigError:
             raise
         except Exception as error:  # what decoders raise is on no list
-            raise ConfigError(f"{path}: not a readable image") from error
+            raise ConfigError(f"{path}: {unreadable(error)}") from error
         expected = (1 if is_mask else self.shape[0], *self.shape[1:])
-        if image.shape != expected:
-            raise ConfigError(f"{path}: an image has shape {image.shape}, expected {expected}")
-        return image
+        if picture.values.shape != expected:
+            raise ConfigError(f"{path}: an image has shape {picture.values.shape}, expected {expected}")
+        return picture
+
+
+def unreadable(error: Exception) -> str:
+    """What a decoder raised, in one line."""
+    text = " ".join(str(error).split())
+    return f"not a readable image ({type(error).__name__}{': ' if text else ''}{text[:LONGEST]})"
 
 
 class Files:
@@ -90,21 +100,28 @@ class Files:
     def __getitem__(self, place: int) -> bytes:
         path = self._images[place]
         digest = hashlib.sha256(path.relative_to(self._root).as_posix().encode("utf-8", "surrogateescape"))
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        for file in files_of(path):
             digest.update(hashlib.sha256(file.read_bytes()).digest())
         return digest.digest()
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `load_with`, DICOM or NIfTI. Raises ConfigError, too, for a job of other images."""
-    _import_monai()
+    _import_readers()
+    from silo_agent.training.data.formats.images import nifti, series
+
     if len(job.input_shape) not in (3, 4):
         raise ConfigError(
             f"input_shape: format {settings.format} expects (channels, x, y) or (channels, x, y, z), "
             f"got {job.input_shape}"
         )
-    read = _read_nifti if settings.format is DataFormat.NIFTI else _read_dicom
-    raw = load_with(read, settings, job, suffixes=SUFFIXES[DataFormat(settings.format)])
+    form = DataFormat(settings.format)
+    read: Read = nifti.read
+    if form is DataFormat.DICOM:
+        if job.input_shape[0] not in (1, 3):
+            raise ConfigError(f"input_shape: format dicom expects 1 or 3 channels, got {job.input_shape}")
+        read = partial(series.read, channels=job.input_shape[0])
+    raw = load_with(read, settings, job, endings=ENDINGS[form])
     if settings.unit is None:
         return raw
     assert isinstance(raw.train, Scans)
@@ -115,13 +132,15 @@ def _tagged(images: Sequence[Path], tag: str) -> list[str | None]:
     """What each image's first file has under that keyword of DICOM; None where it cannot be read."""
     from pydicom import datadict, dcmread
 
+    from silo_agent.training.data.formats.images.dicom import check_not_deflated
+
     if datadict.tag_for_keyword(tag) is None:
         raise ConfigError(f"data.unit: {tag} is no keyword of DICOM, such as PatientID")
     found: list[str | None] = []
     for path in images:
         try:
-            first = min(path.iterdir()) if path.is_dir() else path
-            _check_not_deflated(first)
+            first = files_of(path)[0]
+            check_not_deflated(first)
             header = dcmread(first, stop_before_pixels=True, specific_tags=[tag])
             found.append(str(header.get(tag, "")))
         except Exception:  # what a decoder raises is on no list; the image is then told as unreadable
@@ -132,20 +151,20 @@ def _tagged(images: Sequence[Path], tag: str) -> list[str | None]:
 def records(settings: DataSettings) -> Records:
     """Every image in the folder, whether a job's table or masks name it or not. Raises ConfigError."""
     root = required_path(settings)
-    images = list(_listed(root / IMAGES, SUFFIXES[DataFormat(settings.format)]).values())
+    images = list(listed(root / IMAGES, ENDINGS[DataFormat(settings.format)]).images.values())
     units = None if settings.unit is None else _tagged(images, settings.unit)
     return Records(train=every(Files(images, root)), units=units)
 
 
-def stored_in(root: Path, suffixes: tuple[str, ...]) -> Iterator[bytes | None]:
+def stored_in(root: Path, endings: Endings) -> Iterator[bytes | None]:
     """What is stored of each image. Raises ConfigError."""
-    return every(Files(list(_listed(root / IMAGES, suffixes).values()), root))
+    return every(Files(list(listed(root / IMAGES, endings).images.values()), root))
 
 
-def load_with(read: Read, settings: DataSettings, job: JobSpec, *, suffixes: tuple[str, ...]) -> RawData:
+def load_with(read: Read, settings: DataSettings, job: JobSpec, *, endings: Endings) -> RawData:
     """Images by place. Raises ConfigError for folders or a table that are not there."""
     root, shape, problems = required_path(settings), job.input_shape, Problems()
-    images, targets = (_labelled if job.label_column else _masked)(root, settings, job, problems, suffixes)
+    images, targets = (_labelled if job.label_column else _masked)(root, settings, job, problems, endings)
     return RawData(
         train=Scans(images=images, targets=targets, read=read, shape=shape),
         identities=Files(images, root),
@@ -155,7 +174,7 @@ def load_with(read: Read, settings: DataSettings, job: JobSpec, *, suffixes: tup
 
 
 def _masked(
-    root: Path, settings: DataSettings, job: JobSpec, problems: Problems, suffixes: tuple[str, ...]
+    root: Path, settings: DataSettings, job: JobSpec, problems: Problems, endings: Endings
 ) -> tuple[list[Path], list[Path]]:
     """Every image that has a mask. Raises ConfigError where the task has none or a folder is missing."""
     if job.method.task.target.shape != job.input_shape[1:]:
@@ -163,123 +182,65 @@ def _masked(
             f"label_column: format {settings.format} needs the heading of the label in {LABELS}, or a "
             "task whose labels are masks"
         )
-    images, masks = (_listed(root / folder, suffixes) for folder in (IMAGES, MASKS))
-    found = []
-    for name, path in images.items():
-        if name in masks:
-            found.append((path, masks[name]))
+    images, masks = (listed(root / folder, endings) for folder in (IMAGES, MASKS))
+    found, without = dict[str, Path](), list[str]()
+    for key, path in images.images.items():
+        meant, alike = _masks_of(key, images, masks)
+        if len(meant) == 1 and len(alike) == 1:
+            found[key] = masks.images[meant[0]]
+            continue
+        without.append(key)
+        if meant:
+            named = f"{some(meant)} of {masks.folder} and {some(alike)} of {images.folder} have one name"
+            problems.add(f"{path}: which mask is its own cannot be told: {named}")
         else:
             problems.add(f"{path}: no mask of its name in {root / MASKS}")
-    return [path for path, _ in found], [mask for _, mask in found]
+    problems.say(images.flow(len(found), without, of="a mask"))
+    chosen = set(found.values())
+    unused = [key for key, path in masks.images.items() if path not in chosen]
+    problems.say(masks.flow(len(chosen), unused, of="an image"))
+    return [images.images[key] for key in found], [*found.values()]
+
+
+def _masks_of(key: str, images: Listed, masks: Listed) -> tuple[Sequence[str], Sequence[str]]:
+    """The masks that may be of this image, and the images that they may be of."""
+    if key in masks.images:
+        return (key,), (key,)
+    stem = images.stem(key)
+    taken = images.images.keys() & masks.images.keys()
+    return [each for each in masks.of_stem(stem) if each not in taken], images.of_stem(stem)
 
 
 def _labelled(
-    root: Path, settings: DataSettings, job: JobSpec, problems: Problems, suffixes: tuple[str, ...]
+    root: Path, settings: DataSettings, job: JobSpec, problems: Problems, endings: Endings
 ) -> tuple[list[Path], Labels]:
     """Every image of the table that is there, with its label."""
     wanted = (IMAGE_COLUMN, *job.label_columns)
     table, _ = read_table(root / LABELS, settings, wanted, is_private=job.privacy is not None)
-    labels, files = labels_of(table, settings.labels, job), _listed(root / IMAGES, suffixes)
+    labels, images = labels_of(table, settings.labels, job), listed(root / IMAGES, endings)
     problems.take(table.problems)
-    places, images = [], []
+    rows: dict[str, int] = {}  # by image
     for row, name in enumerate(table.texts(IMAGE_COLUMN)):
-        path = files.get(_stem(name))
-        if path is None:
-            problems.add(f"{table.place(row)}: no image {name[:100]!r} in {root / IMAGES}")
+        meant, place = images.meant(name), table.place(row)
+        if not meant:
+            problems.add(f"{place}: no image {name[:100]!r} in {images.folder}")
+        elif len(meant) > 1:
+            problems.add(f"{place}: {name[:100]!r} may be {some(meant)} of {images.folder}: write which")
+        elif meant[0] in rows:  # one image, one record: whatever its label, it counts once
+            problems.add(f"{place}: image {meant[0]} is that of {table.place(rows[meant[0]])}, too")
         else:
-            places.append(row)
-            images.append(path)
-    return images, labels[np.asarray(places, np.int64)]
+            rows[meant[0]] = row
+    without = [key for key in images.images if key not in rows]
+    problems.say(images.flow(len(rows), without, of=f"a line in {LABELS}"))
+    return [images.images[key] for key in rows], labels[np.asarray([*rows.values()], np.int64)]
 
 
-def _listed(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
-    """Images by their name without its ending, in the order of names."""
-    if not folder.is_dir():
-        raise ConfigError(f"data.path: {folder} is not a folder")
-    return {
-        _stem(path.name): path
-        for path in sorted(folder.iterdir())
-        if not path.name.startswith(".") and path.name.lower().endswith(suffixes)
-    }
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(".gz").rpartition(".")[0] or name
-
-
-def _import_monai() -> None:
+def _import_readers() -> None:
     try:
         import monai.transforms  # noqa: F401
-    except ModuleNotFoundError:
-        raise ConfigError("data.format: DICOM and NIfTI need MONAI: pip install '.[medical]'") from None
-
-
-def _read_nifti(path: Path, size: tuple[int, ...], is_mask: bool) -> Image:
-    from monai.data import NibabelReader
-    from nibabel import Nifti1Header, Nifti2Header
-
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rb") as file:
-        start = file.read(Nifti2Header.sizeof_hdr)
-    form: Any
-    for form in (Nifti1Header, Nifti2Header):
-        if form.may_contain_header(start):
-            header = form(start[: form.sizeof_hdr], check=False)
-            break
-    else:
-        raise ConfigError(f"{path}: not a readable image")
-    # what lies before the image is read, too
-    declared = math.prod(map(abs, header.get_data_shape())) + abs(int(header["vox_offset"]))
-    check_values(declared, size, source=path)
-    return _read(NibabelReader(), path, size, is_mask)
-
-
-def _read_dicom(path: Path, size: tuple[int, ...], is_mask: bool) -> Image:
-    from monai.data import PydicomReader
-
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    check_values(sum(map(_dicom_values, files)), size, source=path)
-    # a slice is rows by columns, as it is shown
-    return _read(PydicomReader(swap_ij=len(size) == 3), path, size, is_mask)
-
-
-def _dicom_values(file: Path) -> int:
-    """Of all frames; none where the file is not DICOM."""
-    from pydicom import dcmread
-    from pydicom.misc import is_dicom
-
-    if not is_dicom(file):
-        return 0
-    _check_not_deflated(file)
-    tags = ("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
-    header = dcmread(file, stop_before_pixels=True, specific_tags=list(tags))
-    return math.prod(abs(int(header.get(tag) or 1)) for tag in tags)
-
-
-def _check_not_deflated(file: Path) -> None:
-    """Raises ConfigError for a file whose header can only be read by inflating all of it."""
-    from pydicom.filereader import read_file_meta_info
-    from pydicom.uid import DeflatedExplicitVRLittleEndian
-
-    if read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
-        raise ConfigError(f"{file}: deflated DICOM does not declare its size: store it in another syntax")
-
-
-def _read(reader: Any, path: Path, size: tuple[int, ...], is_mask: bool) -> Image:
-    """Shapes: -> (channels, *size) float32. Raises whatever a decoder does."""
-    from monai.data import MetaTensor
-    from monai.transforms import EnsureChannelFirst, Orientation, Resize
-
-    # not by LoadImage, which tries every reader that MONAI has, by the file's ending
-    values, facts = reader.get_data(reader.read(str(path)))
-    image = EnsureChannelFirst()(MetaTensor(np.asarray(values, np.float32), meta=facts))
-    if len(size) == 3 and image.ndim == 4:
-        image = Orientation(axcodes="RAS", labels=(("L", "R"), ("P", "A"), ("I", "S")))(image)
-    if len(size) == 2 and image.ndim == 4 and image.shape[-1] == 1:
-        image = image[..., 0]
-    if image.ndim != len(size) + 1:
-        raise ConfigError(f"{path}: an image of {image.ndim - 1} dimensions, expected {len(size)}")
-    if is_mask:
-        return np.asarray(Resize(size, mode="nearest")(image), np.float32)
-    mode = "trilinear" if len(size) == 3 else "bilinear"
-    return np.asarray(Resize(size, mode=mode, anti_aliasing=True)(image), np.float32)
+        import nibabel  # noqa: F401
+        import pydicom  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"data.format: DICOM and NIfTI need {error.name}: pip install '.[medical]'"
+        ) from None

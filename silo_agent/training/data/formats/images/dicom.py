@@ -1,0 +1,186 @@
+"""The values of one DICOM file, as the standard defines them, by pydicom's own pixel pipeline.
+
+Gray: the modality's values (Hounsfield units of a CT) by its lookup table or rescale slope and intercept;
+stored windows are left alone. MONOCHROME1 and the presentation INVERSE are turned within the stored range, so
+a picture reads the same in either way. PixelPaddingValue is no value: such pixels get the lowest of
+their picture. Color: red, green and blue from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+
+GRAY = ("MONOCHROME1", "MONOCHROME2")
+COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "PALETTE COLOR")
+PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
+NEEDED = ("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated")
+OF_WHOLE_NUMBERS = ("BitsStored", "PixelRepresentation")
+WITH_A_UNIT = ("CT", "PT")  # whose rescaled values mean the same whatever way they are shown
+DECODERS = "python-gdcm"  # of every compressed syntax that pydicom lists; in the extra `medical`
+
+Dataset = Any  # of pydicom, whose types come with the extra
+
+
+def header(file: Path) -> Dataset:
+    """All but the pixels. Raises ConfigError for a file that is no DICOM or declares nothing of its size."""
+    from pydicom import dcmread
+    from pydicom.misc import is_dicom
+
+    if not is_dicom(file):
+        raise ConfigError(f"{file}: not a readable image (no DICOM file: no DICM at byte 128)")
+    check_not_deflated(file)
+    with warnings.catch_warnings(action="ignore"):  # of values that no reader here asks for
+        return dcmread(file, stop_before_pixels=True)
+
+
+def check_not_deflated(file: Path) -> None:
+    """Raises ConfigError for a file whose header can only be read by inflating all of it."""
+    from pydicom.filereader import read_file_meta_info
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    if read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+        raise ConfigError(f"{file}: deflated DICOM does not declare its size: store it in another syntax")
+
+
+def declared(found: Dataset) -> int:
+    """How many values it has, of all frames."""
+    tags = ("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
+    return math.prod(abs(int(found.get(tag) or 1)) for tag in tags)
+
+
+def values(file: Path, *, channels: int, is_mask: bool) -> NDArray[np.float32]:
+    """Shapes: -> (channels, rows, columns); NaN where a pixel is padding. A mask is what is stored.
+
+    Raises ConfigError for what this silo does not read, and whatever a decoder does.
+    """
+    from pydicom import dcmread
+    from pydicom.pixels import pixel_array
+
+    with warnings.catch_warnings(action="ignore"):
+        found = dcmread(file)
+        _check(found, file, channels=1 if is_mask else channels)
+        stored = pixel_array(found)
+        if is_mask:
+            return np.asarray(stored, np.float32)[np.newaxis]
+        if channels == 1:
+            return _gray(found, stored, file)[np.newaxis]
+        return _color(found, stored).transpose(2, 0, 1)
+
+
+def filled(picture: NDArray[np.float32], *, source: Path) -> NDArray[np.float32]:
+    """With the lowest value in place of padding. Raises ConfigError where there is nothing else."""
+    is_padding = np.isnan(picture)
+    if is_padding.all():
+        raise ConfigError(f"{source}: every pixel is padding (PixelPaddingValue)")
+    return np.where(is_padding, picture[~is_padding].min(), picture) if is_padding.any() else picture
+
+
+def _check(found: Dataset, file: Path, *, channels: int) -> None:
+    """Raises ConfigError that names the tag."""
+    if not any(tag in found for tag in PIXELS):
+        raise ConfigError(f"{file}: no PixelData, so no image (modality {found.get('Modality')})")
+    needed = (*NEEDED, *(OF_WHOLE_NUMBERS if "PixelData" in found else ()))
+    for tag in needed:
+        if found.get(tag) is None:
+            raise ConfigError(f"{file}: tag {tag} is missing")
+    if int(found.get("NumberOfFrames") or 1) > 1:
+        raise ConfigError(f"{file}: NumberOfFrames is {found.NumberOfFrames}, expected one frame a file")
+    if found.get("PresentationIntentType") == "FOR PROCESSING":
+        raise ConfigError(
+            f"{file}: PresentationIntentType is FOR PROCESSING, the detector's own numbers; expected those "
+            "for presentation"
+        )
+    if "DoseGridScaling" in found:
+        raise ConfigError(f"{file}: modality {found.get('Modality')}: a grid of doses is not an image")
+    photometric, expected = found.PhotometricInterpretation, GRAY if channels == 1 else COLOR
+    if photometric not in expected:
+        raise ConfigError(
+            f"{file}: PhotometricInterpretation is {photometric}, expected {' or '.join(expected)} for "
+            f"{channels} channel{'' if channels == 1 else 's'}"
+        )
+    _check_decoder(found, file)
+
+
+def _check_decoder(found: Dataset, file: Path) -> None:
+    """Raises ConfigError that names the syntax and what to install."""
+    from pydicom.pixels import get_decoder
+
+    syntax = found.file_meta.get("TransferSyntaxUID")
+    if syntax is None:
+        raise ConfigError(f"{file}: tag TransferSyntaxUID is missing")
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError:
+        raise ConfigError(f"{file}: transfer syntax {syntax.name} ({syntax}) is not read") from None
+    if not decoder.is_available:
+        raise ConfigError(
+            f"{file}: no decoder for transfer syntax {syntax.name} ({syntax}): pip install {DECODERS}"
+        )
+
+
+def _gray(found: Dataset, stored: NDArray[Any], file: Path) -> NDArray[np.float32]:
+    from pydicom.pixels import apply_modality_lut
+
+    scale = [tag for tag in ("RescaleSlope", "RescaleIntercept") if found.get(tag) is not None]
+    if len(scale) == 1:
+        raise ConfigError(f"{file}: {scale[0]} without its other half (RescaleSlope, RescaleIntercept)")
+    if scale and (not math.isfinite(float(found.RescaleSlope)) or float(found.RescaleSlope) == 0):
+        raise ConfigError(f"{file}: RescaleSlope is {found.RescaleSlope}, expected another number than 0")
+    if not np.isfinite(stored).all():
+        raise ConfigError(f"{file}: pixels hold NaN or infinity")
+    is_padding = _padding(found, stored)
+    has_table = bool(found.get("ModalityLUTSequence"))
+    if _is_inverted(found):
+        if stored.dtype.kind == "f" or (scale and found.get("Modality") in WITH_A_UNIT):
+            raise ConfigError(
+                f"{file}: PhotometricInterpretation is {found.PhotometricInterpretation} beside values with "
+                "a unit, expected MONOCHROME2"
+            )
+        if not has_table:
+            stored = _range_sum(found) - stored.astype(np.int64)
+    for tag in ("RescaleSlope", "RescaleIntercept"):
+        if not scale and tag in found:  # empty
+            del found[tag]
+    made = apply_modality_lut(stored, found)
+    if has_table and _is_inverted(found):
+        made = (1 << int(found.ModalityLUTSequence[0].LUTDescriptor[2])) - 1 - made.astype(np.int64)
+    return np.where(is_padding, np.float32(np.nan), made.astype(np.float32))
+
+
+def _is_inverted(found: Dataset) -> bool:
+    return found.PhotometricInterpretation == "MONOCHROME1" or found.get("PresentationLUTShape") == "INVERSE"
+
+
+def _range_sum(found: Dataset) -> int:
+    """Of the lowest and the highest value that its bits can hold."""
+    return -1 if found.PixelRepresentation else (1 << int(found.BitsStored)) - 1
+
+
+def _padding(found: Dataset, stored: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which pixels are none. Shapes: -> that of stored."""
+    kind = "Float" if "FloatPixelData" in found else "DoubleFloat" if "DoubleFloatPixelData" in found else ""
+    ends = [found.get(f"{kind}PixelPadding{each}") for each in ("Value", "RangeLimit")]
+    if ends[0] is None:
+        return np.zeros(stored.shape, np.bool_)
+    low, high = sorted((ends[0], ends[0] if ends[1] is None else ends[1]))
+    return np.asarray((stored >= low) & (stored <= high))
+
+
+def _color(found: Dataset, stored: NDArray[Any]) -> NDArray[np.float32]:
+    """Shapes: -> (rows, columns, 3). pydicom has made RGB of YBR."""
+    from pydicom.pixels import apply_color_lut
+
+    if found.PhotometricInterpretation == "PALETTE COLOR":
+        made = apply_color_lut(stored, found)[..., :3]
+        top = np.iinfo(made.dtype).max
+    else:
+        made, top = stored, (1 << int(found.BitsStored)) - 1
+    return made.astype(np.float32) / np.float32(top)

@@ -1,0 +1,61 @@
+"""NIfTI by nibabel: scaled values, and the axes of sform, else of qform."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crypto.errors import ConfigError
+from silo_agent.training.data.formats.images.grids import Affine, Grid, Picture, resized, turned
+from silo_agent.training.data.formats.memory import check_values
+
+
+def read(path: Path, size: tuple[int, ...], is_mask: bool) -> Picture:
+    """As scans.Read; a fourth axis is the channels. Raises ConfigError, and whatever a decoder does."""
+    import nibabel
+
+    _check_declared(path, size)
+    file: Any = nibabel.load(path)
+    if file.get_data_dtype().kind not in "iuf":
+        raise ConfigError(f"{path}: values of type {file.get_data_dtype()}, expected one number each")
+    affine = _affine(file.header, path)
+    found = np.asarray(file.dataobj, np.float32)
+    if len(size) == 2 and found.ndim == 3 and found.shape[2] == 1:
+        found = found[..., 0]
+    if found.ndim not in (len(size), len(size) + 1):
+        raise ConfigError(f"{path}: an image of {found.ndim} dimensions, expected {len(size)}")
+    values = found[np.newaxis] if found.ndim == len(size) else np.moveaxis(found, -1, 0)
+    if len(size) == 3:
+        values, affine = turned(values, affine, source=path)
+    grid = Grid(size=values.shape[1:], affine=affine)
+    return Picture(values=resized(values, size, is_mask=is_mask), grid=grid)
+
+
+def _check_declared(path: Path, size: tuple[int, ...]) -> None:
+    """Raises ConfigError for a file that is no NIfTI, or declares too much."""
+    from nibabel import Nifti1Header, Nifti2Header
+
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rb") as file:
+        start = file.read(Nifti2Header.sizeof_hdr)
+    form: Any
+    for form in (Nifti1Header, Nifti2Header):
+        if form.may_contain_header(start):
+            header = form(start[: form.sizeof_hdr], check=False)
+            break
+    else:
+        raise ConfigError(f"{path}: not a readable image (no header of NIfTI)")
+    # what lies before the image is read, too
+    declared = math.prod(map(abs, header.get_data_shape())) + abs(int(header["vox_offset"]))
+    check_values(declared, size, source=path)
+
+
+def _affine(header: Any, path: Path) -> Affine:
+    for found, code in (header.get_sform(coded=True), header.get_qform(coded=True)):
+        if code > 0:
+            return np.asarray(found, np.float64)
+    raise ConfigError(f"{path}: neither sform_code nor qform_code says how its axes lie")
