@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
+from contextlib import suppress
+from datetime import date
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -41,6 +46,7 @@ class DataFormat(StrEnum):
 UNIT_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL, DataFormat.NPZ, DataFormat.DICOM)
 
 TABLE_FORMATS = (DataFormat.CSV, DataFormat.PARQUET, DataFormat.SQL)  # whose inputs have names
+TEXT_FORMATS = (DataFormat.CSV, DataFormat.DICOM, DataFormat.NIFTI)  # labels.csv of the latter two
 # arrays, whose shape no job chooses
 ARRAY_FORMATS = (
     DataFormat.DIGITS,
@@ -53,6 +59,7 @@ ARRAY_FORMATS = (
 LABELED_FORMATS = (*TABLE_FORMATS, DataFormat.IMAGE_FOLDER, DataFormat.DICOM, DataFormat.NIFTI)
 
 ROWS_PER_UNIT = 32  # a batch of a private job
+GROUP_SPACES = "[ \u00a0\u202f]"  # between groups of digits, where a space is
 
 
 class PartitionKind(StrEnum):
@@ -126,6 +133,77 @@ class DatabaseSettings(BaseModel):
         return self
 
 
+class TableDialect(BaseModel):
+    """How a csv file is written. Nothing of it is guessed when a job reads the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    delimiter: str = Field(
+        default=",",
+        min_length=1,
+        max_length=1,
+        pattern=r"^[^\w\"\r\n\x00.+-]$",
+        description=r'between two cells: ",", ";", "|" or "\t"',
+    )
+    decimal: Literal[".", ","] = Field(default=".", description="between the whole number and its fraction")
+    thousands: Literal[".", ",", "'", " "] | None = Field(
+        default=None,
+        description="between groups of three digits; a space is also one that does not break; null: none",
+    )
+    encoding: str = Field(
+        default="utf-8", description="of the file's text, such as utf-8, utf-16, cp1252 or iso-8859-15"
+    )
+    dates: str | None = Field(
+        default=None,
+        description="how days are written, with YYYY, MM and DD, such as DD.MM.YYYY; a text of that form is "
+        "read as YYYY-MM-DD; null: they are texts as they stand",
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if self.thousands == self.decimal:
+            raise ValueError(f"thousands: expected another character than decimal, got {self.thousands!r}")
+        with suppress(LookupError):
+            "".encode(self.encoding)  # raises for one of bytes, too
+            if self.dates is not None and sorted(re.findall("[A-Z]+", self.dates)) != ["DD", "MM", "YYYY"]:
+                raise ValueError(f"dates: expected YYYY, MM and DD once each, got {self.dates!r}")
+            return self
+        raise ValueError(f"encoding: expected an encoding of texts that Python knows, got {self.encoding!r}")
+
+    def number(self, text: str) -> float:
+        """NaN for what is none: sign, digits with their groups, decimal and digits, exponent; no other texts
+        that Python takes for numbers, such as 4_0."""
+        if not self._number.fullmatch(text):
+            return math.nan
+        if self.thousands is not None:
+            text = re.sub(GROUP_SPACES if self.thousands == " " else re.escape(self.thousands), "", text)
+        return float(text.replace(self.decimal, "."))
+
+    def date(self, text: str) -> str:
+        """The text, with a day as YYYY-MM-DD."""
+        if self._date is None or (found := self._date.fullmatch(text)) is None:
+            return text
+        try:
+            return date(*(int(found[part]) for part in ("YYYY", "MM", "DD"))).isoformat()
+        except ValueError:  # no such day
+            return text
+
+    @cached_property
+    def _number(self) -> re.Pattern[str]:
+        whole, point = "[0-9]+", re.escape(self.decimal)
+        if self.thousands is not None:
+            group = GROUP_SPACES if self.thousands == " " else re.escape(self.thousands)
+            whole = rf"(?:[0-9]{{1,3}}(?:{group}[0-9]{{3}})+|[0-9]+)"
+        return re.compile(rf"[+-]?(?:{whole}(?:{point}[0-9]*)?|{point}[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+    @cached_property
+    def _date(self) -> re.Pattern[str] | None:
+        if self.dates is None:
+            return None
+        form = re.escape(self.dates).replace("YYYY", "(?P<YYYY>[0-9]{4})")
+        return re.compile(form.replace("MM", "(?P<MM>[0-9]{1,2})").replace("DD", "(?P<DD>[0-9]{1,2})"))
+
+
 class DataSettings(BaseModel):
     """The silo's data set, its hold-out and, on one machine, its part of it."""
 
@@ -155,6 +233,14 @@ class DataSettings(BaseModel):
     database: DatabaseSettings | None = Field(default=None, description="sql: URL, and table or query")
     columns_in_file: tuple[str, ...] | None = Field(
         default=None, description="csv: names of the columns in order, for a file without a header line"
+    )
+    dialect: TableDialect = Field(
+        default=TableDialect(), description="csv: how the file is written; `chorale silo check` proposes it"
+    )
+    values: dict[str, dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]]] = Field(
+        default_factory=dict,
+        description="tables: by column, the job's text or number for a text, such as {smoker: {ja: 'yes', "
+        "nein: 'no'}}; others stay as they are",
     )
     missing: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
@@ -229,6 +315,17 @@ class DataSettings(BaseModel):
             raise ValueError(f"database: {_wanted(needs_database)} with format {self.format}")
         if needs_path != (self.path is not None):
             raise ValueError(f"path: {_wanted(needs_path)} with format {self.format}")
+        return self
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> Self:
+        if self.dialect != TableDialect() and self.format not in TEXT_FORMATS:
+            raise ValueError(
+                f"dialect: not allowed with format {self.format}, only with {', '.join(TEXT_FORMATS)}"
+            )
+        with_names = (*TEXT_FORMATS, *TABLE_FORMATS)
+        if self.values and self.format not in with_names:
+            raise ValueError(f"values: not allowed with format {self.format}, which has no columns")
         return self
 
     @model_validator(mode="after")

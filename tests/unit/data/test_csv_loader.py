@@ -96,7 +96,7 @@ def test_csv_mistakes_are_named(tmp_path: Path, text: str, fields: dict[str, Any
 def test_csv_that_is_not_text_is_named(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not a readable csv file in UTF-8"):
+    with pytest.raises(ConfigError, match="line 1, byte 1: not utf-8; data.dialect.encoding names another"):
         load(csv_job(), format="csv", path=file)
 
 

@@ -5,8 +5,10 @@ N = rows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +24,36 @@ from silo_agent.training.data.formats.tables import (
     check_headings,
     check_own_headings,
     identity,
+    own_columns,
     raw_data,
     unit_column,
     units_of,
     wanted_columns,
 )
 from silo_agent.training.data.private import every
+from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings
 
 BATCH = 64  # rows that are made records at once
 VALUE_BYTES = 8
 TEXT_TYPES = ("string", "large_string")
+NUMBER, TEXT, EMPTY = "number", "text", "empty"
+BEYOND = "<value out of range"  # pyarrow's text of a time that no calendar has
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; null and NaN are missing. Raises ConfigError for a file without the columns."""
     files, source = _Files(required_path(settings)), str(settings.path)
-    wanted = wanted_columns(settings, job)
-    check_own_headings(source, files.names, (*settings.missing, *unit_column(settings)))
+    wanted, problems = wanted_columns(settings, job), Problems()
+    check_own_headings(source, files.names, own_columns(settings))
     check_headings(source, files.names, wanted)
     read = files.read(wanted)
     table = Table(
-        cells={name: _cells(read[name], f"{source}: column {name}") for name in wanted},
-        rows=read.num_rows,
-        place=lambda row: f"{source}, record {row}",
+        cells={name: files.cells(name, read, problems) for name in dict.fromkeys(wanted)},
+        rows=files.rows,
+        place=files.place,
+        problems=problems,
+        values=settings.values,
     )
     return raw_data(table, settings, job, identities=_Rows(files), units=_units(files, settings))
 
@@ -54,7 +62,7 @@ def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
     files = _Files(required_path(settings))
     rows, units = _Rows(files), _units(files, settings)
-    rows.table  # noqa: B018  # raises here; `every` would say of each record that it cannot be read
+    rows.tables  # noqa: B018  # raises here; `every` would say of each record that it cannot be read
     return Records(train=every(rows), units=units, columns=files.names)
 
 
@@ -63,18 +71,59 @@ class _Files:
 
     def __init__(self, path: Path) -> None:
         self._path, self._files = path, _opened(path)
-        self.names: list[str] = self._files[0].schema_arrow.names
-        self.rows: int = sum(file.metadata.num_rows for file in self._files)
+        self.names: list[str] = next(iter(self._files.values())).schema_arrow.names
+        counts = [file.metadata.num_rows for file in self._files.values()]
+        self.rows: int = sum(counts)
+        self.starts: list[int] = [0, *accumulate(counts)]
 
-    def read(self, names: Sequence[str]) -> Any:
-        """A table of those columns. Raises ConfigError where they cannot be read or take too much memory."""
+    def place(self, row: int) -> str:
+        return f"{self._path}, record {row}"
+
+    def read(self, names: Sequence[str]) -> list[Any]:
+        """A table of those columns of each file. Raises ConfigError where they cannot be read or take too
+        much memory."""
         import pyarrow
 
-        check_bytes(sum(_declared_bytes(file.metadata, names) for file in self._files), source=self._path)
-        try:
-            return pyarrow.concat_tables([file.read(list(names)) for file in self._files])
-        except (OSError, pyarrow.ArrowException) as error:
-            raise ConfigError(f"{self._path}: not readable parquet files of the same columns") from error
+        declared = sum(_declared_bytes(file.metadata, names) for file in self._files.values())
+        check_bytes(declared, source=self._path)
+        tables, wanted = [], list(dict.fromkeys(names))
+        for path, file in self._files.items():
+            try:
+                tables.append(file.read(wanted))
+            except (OSError, pyarrow.ArrowException) as error:
+                raise ConfigError(f"{path}: not a readable parquet file ({_cause(error)})") from error
+        return tables
+
+    def cells(self, name: str, tables: Sequence[Any], problems: Problems) -> Cells:
+        """Of one column, file by file. Raises ConfigError for one that holds neither numbers nor texts, or
+        another kind in one file than in another."""
+        parts, first = list[Cells](), ("", "", "")
+        for path, start, table in zip(self._files, self.starts, tables, strict=False):
+            column = table[name]
+            kind = _kind(column.type, f"{path}: column {name}")
+            if kind != EMPTY:
+                first = first if first[0] else (kind, path.name, str(column.type))
+                if kind != first[0]:
+                    raise ConfigError(
+                        f"{path}: column {name} holds {column.type}, in {first[1]} it holds {first[2]}"
+                    )
+            if kind in (NUMBER, EMPTY):
+                parts.append(np.asarray(column.cast("float64", safe=False).to_numpy(), np.float64))
+                continue
+            texts = _texts(column, f"{path}: column {name}")
+            for row in (row for row, text in enumerate(texts) if text is None):
+                where = f"{self.place(start + row)}, column {name}"
+                what = f"expected a text, got {column.type} that cannot be read"
+                problems.add(f"{where}: {what}", alike=f"{name}: {what}")
+            parts.append(["" if text is None else text for text in texts])
+        if first[0] in ("", NUMBER):
+            return np.concatenate([np.zeros(0), *(np.asarray(part, np.float64) for part in parts)])
+        return ["" if isinstance(part, np.ndarray) else text for part in parts for text in part]
+
+
+def _cause(error: Exception) -> str:
+    """Its type and first line."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _declared_bytes(metadata: Any, names: Sequence[str]) -> int:
@@ -84,7 +133,7 @@ def _declared_bytes(metadata: Any, names: Sequence[str]) -> int:
     return sum(
         max(column.total_uncompressed_size, VALUE_BYTES * column.num_values)
         for column in columns
-        if column.path_in_schema.partition(".")[0] in names
+        if column.path_in_schema in names or column.path_in_schema.partition(".")[0] in names
     )
 
 
@@ -99,14 +148,15 @@ class _Rows:
         return self._files.rows
 
     @cached_property
-    def table(self) -> Any:
-        """All columns. Raises ConfigError where they take too much memory."""
+    def tables(self) -> list[Any]:
+        """All columns of each file. Raises ConfigError where they take too much memory."""
         return self._files.read(self._files.names)
 
     def __getitem__(self, place: int) -> bytes:
         if not 0 <= place - self._first < len(self._batch):
             self._first = place
-            rows = self.table.slice(place, BATCH)
+            at = bisect_right(self._files.starts, place) - 1
+            rows = self.tables[at].slice(place - self._files.starts[at], BATCH)
             columns = (_values(rows[name]) for name in self._files.names)
             self._batch = [identity(row) for row in zip(*columns, strict=True)]
         return self._batch[place - self._first]
@@ -116,10 +166,11 @@ def _units(files: _Files, settings: DataSettings) -> list[str | None] | None:
     if settings.unit is None:
         return None
     check_own_headings(str(settings.path), files.names, unit_column(settings))
-    return units_of(_values(files.read([settings.unit])[settings.unit]), settings)
+    tables = files.read([settings.unit])
+    return units_of((value for table in tables for value in _values(table[settings.unit])), settings)
 
 
-def _opened(path: Path) -> list[Any]:
+def _opened(path: Path) -> dict[Path, Any]:
     """Raises ConfigError where one is no Parquet file or has other columns."""
     try:
         import pyarrow
@@ -130,40 +181,59 @@ def _opened(path: Path) -> list[Any]:
     paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not paths:
         raise ConfigError(f"data.path: {path} holds no file *.parquet")
-    opened: list[Any] = []
+    opened: dict[Path, Any] = {}
     for each in paths:
         try:
             schema = ParquetFile(each, memory_map=True).schema_arrow
             # a text that stands for many rows is read once
             texts = [field.name for field in schema if str(field.type) in TEXT_TYPES]
-            opened.append(ParquetFile(each, memory_map=True, read_dictionary=texts))
+            opened[each] = ParquetFile(each, memory_map=True, read_dictionary=texts)
         except (OSError, pyarrow.ArrowException) as error:
-            raise ConfigError(f"{each}: not a readable parquet file") from error
-        if opened[-1].schema_arrow.names != opened[0].schema_arrow.names:
-            raise ConfigError(f"{each}: its columns are not those of {paths[0].name}")
+            raise ConfigError(f"{each}: not a readable parquet file ({_cause(error)})") from error
+        names, expected = schema.names, opened[paths[0]].schema_arrow.names
+        if sorted(names) != sorted(expected):
+            differ = ", ".join(sorted({*names} ^ {*expected})) or "one is there twice"
+            raise ConfigError(f"{each}: its columns are not those of {paths[0].name}: {differ}")
     return opened
 
 
-def _cells(column: Any, what: str) -> Cells:
-    """Raises ConfigError for a column that holds neither numbers nor texts."""
+def _kind(type_: Any, what: str) -> str:
+    """Columns of one kind go together. Raises ConfigError for one that holds neither numbers nor texts."""
     from pyarrow import types
 
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    kind = type_.value_type if types.is_dictionary(type_) else type_
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return np.asarray(column.cast("float64", safe=False).to_numpy(), np.float64)
+        return NUMBER
     if types.is_null(kind):
-        return np.full(len(column), np.nan)
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_temporal(kind):
-        return [text for chunk in column.chunks for text in _texts(chunk)]
-    raise ConfigError(f"{what} holds {kind}, expected numbers or texts")
+        return EMPTY
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return TEXT
+    if types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
+        return str(kind)
+    raise ConfigError(f"{what} holds {type_}, expected numbers or texts")
 
 
-def _texts(chunk: Any) -> list[str]:
-    """Of a dictionary each once, for however many rows it stands."""
-    if hasattr(chunk, "dictionary"):
-        known = _texts(chunk.dictionary)
-        return ["" if place is None else known[place] for place in chunk.indices.to_pylist()]
-    return ["" if text is None else text.strip() for text in _values(chunk.cast("string"))]
+def _texts(column: Any, what: str) -> list[str | None]:
+    """None: one that cannot be read. Of a dictionary each once, for however many rows it stands. Raises
+    ConfigError where the whole column cannot be."""
+    import pyarrow
+
+    made: list[str | None] = []
+    for chunk in column.chunks:
+        stored = chunk.dictionary if hasattr(chunk, "dictionary") else chunk
+        try:
+            cells = stored if str(stored.type) in TEXT_TYPES else stored.cast("string")
+        except pyarrow.ArrowException as error:
+            raise ConfigError(f"{what} holds {column.type}: {_cause(error)}") from error
+        is_null = cells.is_null().to_pylist()
+        known = [
+            "" if null else (None if text is None or text.startswith(BEYOND) else text.strip())
+            for text, null in zip(_values(cells), is_null, strict=True)
+        ]
+        if stored is not chunk:
+            known = ["" if place is None else known[place] for place in chunk.indices.to_pylist()]
+        made += known
+    return made
 
 
 def _values(cells: Any) -> list[Any]:

@@ -28,6 +28,7 @@ from silo_agent.training.data.formats.tables import (
     check_headings,
     check_own_headings,
     identity,
+    own_columns,
     raw_data,
     text_of,
     unit_column,
@@ -46,11 +47,12 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     names, rows = _read(settings.database)
     source = f"data.database: {settings.database.what}"
     wanted = wanted_columns(settings, job)
-    check_own_headings(source, names, (*settings.missing, *unit_column(settings)))
+    check_own_headings(source, names, own_columns(settings))
     check_headings(source, names, wanted)
     # a database gives rows in any order, and no record may change sides between two jobs
     rows_by_text = sorted(((identity(row), row) for row in rows), key=lambda each: each[0])
     table = Table(
+        values=settings.values,
         cells={
             name: _cells([row[at] for _, row in rows_by_text])
             for name, at in zip(wanted, map(names.index, wanted), strict=True)

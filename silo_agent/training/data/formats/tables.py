@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -25,9 +24,10 @@ from crypto.errors import ConfigError
 from silo_agent.training.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
 from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.problems import Problems
-from silo_agent.training.data.settings import DataSettings, SettingsFault
+from silo_agent.training.data.settings import DataSettings, SettingsFault, TableDialect
 
 MISSING = frozenset({"", "?", "NA", "nan", "NaN"})
+COMMON = TableDialect()  # numbers of settings, and of tables that have types
 SHOWN = 10  # of the texts that a cell may hold, in an error
 
 Cells: TypeAlias = NDArray[np.float64] | Sequence[str]  # numbers, NaN where one is missing; or stripped texts
@@ -35,21 +35,29 @@ Cells: TypeAlias = NDArray[np.float64] | Sequence[str]  # numbers, NaN where one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """place: where row i stands. cells: by heading, N each."""
+    """place: where row i stands. cells: by heading, N each. lost: rows that cannot be read, which
+    have no further problems. values: what texts of a column stand for. dialect: how its texts are written."""
 
     cells: Mapping[str, Cells]
     rows: int
     place: Callable[[int], str]
     problems: Problems = field(default_factory=Problems)
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    dialect: TableDialect = COMMON
+    lost: Collection[int] = frozenset()
 
     def texts(self, name: str) -> Sequence[str]:
+        """As the job writes them."""
         cells = self.cells[name]
         if isinstance(cells, np.ndarray):
-            return ["" if math.isnan(value) else text_of(value) for value in cells.tolist()]
-        return cells
+            cells = ["" if math.isnan(value) else text_of(value) for value in cells.tolist()]
+        if (values := self.values.get(name)) is None and self.dialect.dates is None:
+            return cells
+        return [(values or {}).get(text, self.dialect.date(text)) for text in cells]
 
     def say(self, row: int, column: str, message: str) -> None:
-        self.problems.add(f"{self.place(row)}, column {column}: {message}", alike=f"{column}: {message}")
+        if row not in self.lost:
+            self.problems.add(f"{self.place(row)}, column {column}: {message}", alike=f"{column}: {message}")
 
 
 def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
@@ -70,6 +78,12 @@ def units_of(values: Iterable[object], settings: DataSettings) -> list[str | Non
     """Whose each row is by the cells of that column; None where one is missing."""
     missing = MISSING.union(settings.missing.get(settings.unit or "", ()))
     return [None if text in missing else text for text in map(text_of, values)]
+
+
+def own_columns(settings: DataSettings, wanted: Sequence[str] | None = None) -> list[str]:
+    """The columns that the settings name. wanted: of which alone `unit` counts; None: of all."""
+    unit = [each for each in unit_column(settings) if wanted is None or each in wanted]
+    return [*settings.missing, *settings.values, *unit]
 
 
 def check_own_headings(source: str, names: Sequence[str], own: Sequence[str]) -> None:
@@ -145,10 +159,7 @@ def _numbers(table: Table, column: ColumnSpec, missing: Collection[str]) -> NDAr
     """The standardized values. Shapes: -> (N, 1)."""
     values_N = _values(table, column.name, MISSING.union(missing))
     # a `0` that means 'missing' does so where a table holds `0.0`
-    numbers_as_missing = []
-    for text in missing:
-        with suppress(ValueError):
-            numbers_as_missing.append(float(text))
+    numbers_as_missing = [table.dialect.number(text) for text in missing]
     values_N[np.isnan(values_N) | np.isin(values_N, numbers_as_missing)] = column.fill
     return _standardized(values_N, column)
 
@@ -160,23 +171,23 @@ def _standardized(values_N: NDArray[np.float64], column: ColumnSpec) -> NDArray[
 
 def _values(table: Table, name: str, missing: Collection[str]) -> NDArray[np.float64]:
     """(N,) finite numbers; NaN where one is missing, and where there is none, which is a problem."""
-    cells = table.cells[name]
-    if isinstance(cells, np.ndarray):
+    cells, known = table.cells[name], table.values.get(name, {})
+    if isinstance(cells, np.ndarray) and not known:
         values_N = cells.copy()
         for row in np.flatnonzero(np.isinf(values_N)).tolist():
             table.say(row, name, f"expected a number, got '{values_N[row]}'")
         values_N[np.isinf(values_N)] = np.nan
         return values_N
+    read = COMMON.number if isinstance(cells, np.ndarray) else table.dialect.number
+    texts = replace(table, values={}).texts(name) if isinstance(cells, np.ndarray) else cells
     values_N = np.full(table.rows, np.nan)
-    for row, text in enumerate(cells):
+    for row, text in enumerate(texts):
         if text in missing:
             continue
-        value = math.nan
-        with suppress(ValueError):
-            value = float(text)
+        value = read(text) if text not in known else COMMON.number(known[text])
         if math.isfinite(value):
             values_N[row] = value
-        else:
+        elif known.get(text, text) not in missing:
             table.say(row, name, f"expected a number, got {text[:40]!r}")
     return values_N
 
@@ -185,11 +196,14 @@ def _categories(table: Table, column: ColumnSpec, missing: Collection[str]) -> N
     """One-hot, all 0 where the text is missing; or the place of the text. Shapes: -> (N, categories or 1)."""
     categories = column.categories or ()
     places = {text: place for place, text in enumerate(categories) if text not in missing}
-    is_missing = MISSING.union(missing)
+    is_missing, read = MISSING.union(missing), table.texts(column.name)
+    stored = read if table.values.get(column.name) is None else replace(table, values={}).texts(column.name)
     found_N = np.full(table.rows, -1)
-    for row, text in enumerate(table.texts(column.name)):
+    for row, (text, as_stored) in enumerate(zip(read, stored, strict=True)):
+        if as_stored in is_missing or text in is_missing:
+            continue
         found_N[row] = places.get(text, -1)
-        if text not in places and text not in is_missing:
+        if text not in places:
             table.say(row, column.name, f"expected one of {_some(categories)}, got {text[:40]!r}")
     if not column.is_one_hot:
         return _standardized(np.where(found_N < 0, column.fill, found_N), column)
