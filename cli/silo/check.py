@@ -42,6 +42,7 @@ from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
 from silo_agent.settings import SiloSettings, load_silo_settings
 from silo_agent.training.data.formats.memory import check_records, check_room
+from silo_agent.training.data.formats.proposals import proposed_dialect
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words, unit_told
@@ -336,6 +337,9 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     problems = Problems()
     try:
         data = load_data(data_set, spec, problems=problems)
+    except ConfigError:
+        _propose(data_set, spec)
+        raise
     finally:
         for line in problems.lines:
             findings.problem("data", line)
@@ -348,11 +352,20 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
         click.echo(rows_beyond_in_words(data_set, data.rows_beyond))
     train, held = (_counted(each) for each in (data.train, data.holdout))
     counts = f"{train} to train on, {held} held out"
+    if data.flow is not None:
+        click.echo(f"data: {data.flow.told()}")
     if problems.count:
+        _propose(data_set, spec)
         click.echo(f"data: {counts} where a wrong cell counts as missing and a wrong record is left out")
     else:
         findings.fine("data", counts)
     return data
+
+
+def _propose(data_set: DataSettings, spec: JobSpec) -> None:
+    """A person decides: what is proposed is never read by."""
+    if proposed := proposed_dialect(data_set, spec):
+        click.echo(f"data: {data_set.path} may be written otherwise; by its first lines: {proposed}")
 
 
 def _counted(samples: SampleSet) -> str:

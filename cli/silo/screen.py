@@ -91,6 +91,8 @@ def reads_lines(reads: Reads | None) -> list[str]:
         shown += _labelled(label, [unnamed if names is None else _listed(names)])
     if reads.unit is not None:
         shown += _labelled("whose", [f"{_told(reads.unit)}, by this silo's settings, never as an input"])
+    if reads.read_as:
+        shown += _labelled("read as", reads.read_as)
     if reads.unread is not None:
         shown += _labelled("not read", [_numbered(reads.unread, len(reads.unread))])
     elif reads.inputs is not None:

@@ -30,7 +30,7 @@ from silo_agent.disclosure.ledger.costs import BudgetBalance, PlannedCharge
 from silo_agent.disclosure.ledger.decisions import Given, PersonsDecision
 from silo_agent.disclosure.ledger.ledger import LedgerJob
 from silo_agent.disclosure.ledger.reveals import Decision
-from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings
+from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings, reading_told
 from strategies.base import MODEL, TOTAL
 from strategies.parts.heads import HEAD
 
@@ -146,6 +146,7 @@ class Reads:
     record: what one is. inputs and labels: columns as the job names them, a range as one; None where the
     format has no names for them, so that the job reads all there is. unread: columns of the table that it
     does not read; None where they are not known. contents: None where no agent has read the data yet.
+    read_as: what the silo's settings make of a table's texts, a line each.
     """
 
     data_set: str
@@ -156,6 +157,7 @@ class Reads:
     labels: tuple[str, ...] | None
     unread: tuple[str, ...] | None
     contents: Contents | None
+    read_as: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +303,7 @@ def reads_of(spec: JobSpec, settings: DataSettings, contents: Contents | None, *
         labels=labels,
         unread=unread,
         contents=contents,
+        read_as=reading_told(settings),
     )
 
 

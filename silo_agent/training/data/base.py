@@ -6,7 +6,7 @@ N = samples. Numpy only: the agent's core reads these types and imports no torch
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from chorale.spec.job_spec import JobSpec
 from chorale_models.data import Data
 from crypto.errors import ChoraleError, ConfigError
-from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.problems import Flow, Problems
 from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.data.units import Indices as Indices
 from silo_agent.training.data.units import Units
@@ -143,9 +143,11 @@ class RawData(Data):
 
     No single record raises: one without a usable label has NO_LABEL, and `problems` has a line of it.
     places: where each record of train stands, such as `table.csv, line 17`; None: its number says it.
+    lost: of a table, the places of those that cannot be read.
     """
 
     places: Sequence[str] | None = None
+    lost: Collection[int] | None = None
     problems: Problems = field(default_factory=Problems)
 
 
@@ -168,12 +170,13 @@ class Records:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
     """Float32 features in the job's input shape, or int64. name: data set id in the ledger. rows_beyond: rows
-    that were left out because their unit has more than the institution's setting wants."""
+    that were left out because their unit has more than the institution's setting wants. flow: of a table."""
 
     train: SampleSet
     holdout: SampleSet
     name: str
     rows_beyond: int = 0
+    flow: Flow | None = None
 
 
 Loader = Callable[[DataSettings, JobSpec], RawData]

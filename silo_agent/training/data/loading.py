@@ -27,7 +27,7 @@ from silo_agent.training.data.partition import (
     cut_shards,
     split_holdout,
 )
-from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.problems import Flow, Problems
 from silo_agent.training.data.scan import Scanned, scanned
 from silo_agent.training.data.settings import (
     DataFormat,
@@ -129,7 +129,28 @@ def _parts(
     for train, holdout in cut(opened, settings, indices, job=job):
         part = SiloData(train=train, holdout=holdout, name=settings.name)
         made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, problems=raw.problems)
-        yield replace(made, rows_beyond=opened.rows_beyond)
+        used = len(made.train) + len(made.holdout)
+        flow = None if settings.partition is not None else _flow(raw, job, used=used)
+        yield replace(made, rows_beyond=opened.rows_beyond, flow=flow)
+
+
+def _flow(raw: RawData, job: JobSpec, *, used: int) -> Flow | None:
+    """Of a table."""
+    if raw.lost is None or not isinstance(raw.train, Samples):
+        return None
+    readable_N = np.ones(len(raw.train), np.bool_)
+    readable_N[[*raw.lost]] = False
+    eligible_N = readable_N
+    if raw.units is not None:
+        eligible_N = readable_N & np.array([unit_name(each) is not None for each in raw.units], np.bool_)
+    labelled_N = eligible_N & job.method.task.target.fitting(raw.train.labels)
+    return Flow(
+        found=len(raw.train),
+        readable=int(np.count_nonzero(readable_N)),
+        eligible=int(np.count_nonzero(eligible_N)),
+        labelled=int(np.count_nonzero(labelled_N)),
+        used=used,
+    )
 
 
 def _raw(settings: DataSettings, job: JobSpec) -> RawData:

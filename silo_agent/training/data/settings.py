@@ -369,6 +369,18 @@ def rows_beyond_in_words(settings: DataSettings, rows: int) -> str:
     )
 
 
+def reading_told(settings: DataSettings) -> tuple[str, ...]:
+    """By what the silo's own settings change or leave out what a table holds, a line each."""
+    dialect = ", ".join(f"{name} {value!r}" for name, value in settings.dialect if value is not None)
+    lines = [f"written with {dialect}"] if settings.dialect != TableDialect() else []
+    for column, texts in settings.missing.items():
+        lines.append(f"{column}: {', '.join(map(repr, texts))} is missing")
+    named = {**settings.values, **({"label": settings.labels} if settings.labels else {})}
+    for column, stands_for in named.items():
+        lines.append(f"{column}: " + ", ".join(f"{text!r} is {value}" for text, value in stands_for.items()))
+    return tuple(lines)
+
+
 def unit_told(settings: DataSettings, *, has_units: bool) -> str:
     """What a record is, of which private jobs speak, in this data set."""
     if not has_units:

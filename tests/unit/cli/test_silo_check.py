@@ -57,6 +57,19 @@ def table_silo(desk: Desk, text: str, *, unit: str | None = None, **changes: obj
     return desk.silo(data={"format": "csv", "path": str(file), "name": "ward", "unit": unit}, **changes)
 
 
+def test_a_table_in_another_dialect_is_proposed_and_its_flow_printed(desk: Desk, chorale: Calls) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    config = table_silo(desk, "age;chol;sick\n" + "60,5;250;1\n40;180;0\n" * 30)
+    ended = chorale("silo", "check", "--config", config, "--job", table_job(desk))
+    assert ended.code == 1
+    assert 'by its first lines: dialect: {delimiter: ";", decimal: ","}' in ended.out
+    data = {"format": "csv", "path": str(desk.folder / "table.csv"), "name": "ward"}
+    config = desk.silo(data={**data, "dialect": {"delimiter": ";", "decimal": ","}})
+    ended = chorale("silo", "check", "--config", config, "--job", table_job(desk))
+    assert ended.code == 0, ended.out
+    assert "data: 60 records found, 60 readable, 60 eligible, 60 labelled, 60 used\n" in ended.out
+
+
 def problems(ended: Ended) -> list[str]:
     return [line.split(maxsplit=1)[1] for line in ended.out.splitlines() if line.startswith("problem")]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -17,10 +18,11 @@ from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.formats.proposals import proposed_dialect
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.records import records_of
-from silo_agent.training.data.settings import DataSettings, TableDialect
+from silo_agent.training.data.settings import DataSettings, TableDialect, reading_told
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import load, make_job
 
@@ -139,6 +141,57 @@ def test_a_dialect_and_values_are_of_tables_alone() -> None:
     for fields in ({"dialect": {"delimiter": ";"}}, {"values": {"age": {"a": "1"}}}):
         with pytest.raises(ValidationError, match="not allowed with format digits"):
             DataSettings(format="digits", **fields)
+
+
+@PLAIN
+@given(rows=ROWS, dialect=DIALECTS.filter(lambda each: each["encoding"] != "iso-8859-15"))
+def test_what_check_proposes_reads_the_file_as_it_is_meant(
+    tmp_path: Path, rows: Any, dialect: dict[str, Any]
+) -> None:
+    """The rows hold a number that no other form reads as one; else two forms are as good as each other."""
+    rows = [*rows, (-1234567.5, "yes", 1), (1234.5678, "no", 0)]
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="", encoding=dialect["encoding"]) as file:
+        writer = csv.writer(file, delimiter=dialect["delimiter"])
+        writer.writerow([*HEAD.split(","), "größe"])
+        writer.writerows([written(value, dialect), *rest, "é"] for value, *rest in rows)
+    given = DataSettings(format="csv", path=path, holdout=0.0)
+    proposed = yaml.safe_load(proposed_dialect(given, table_job()) or "{}").get("dialect", {})
+    read = load(table_job(), format="csv", path=path, holdout=0.0, dialect=proposed)
+    assert read.train.features[:, 0].tolist() == [np.float32(f"{value:f}") for value, *_ in rows]
+    told = given.model_copy(update={"dialect": TableDialect(**proposed)})
+    assert proposed_dialect(told, table_job()) == "", "nothing is better than what reads all"
+
+
+def test_settings_of_a_table_are_told_to_who_approves() -> None:
+    told = reading_told(
+        DataSettings(
+            format="csv",
+            path="t.csv",
+            dialect={"delimiter": ";", "decimal": ","},
+            values={"smoker": {"ja": "yes", "nein": "no"}},
+            missing={"age": ["0"]},
+            labels={"well": 0, "ill": 1},
+        )
+    )
+    assert told == (
+        "written with delimiter ';', decimal ',', encoding 'utf-8'",
+        "age: '0' is missing",
+        "smoker: 'ja' is yes, 'nein' is no",
+        "label: 'well' is 0, 'ill' is 1",
+    )
+    assert reading_told(DataSettings(format="csv", path="t.csv")) == ()
+
+
+def test_the_flow_counts_what_is_left_out_and_why(tmp_path: Path) -> None:
+    rows = ["p,60,yes,1", 'q,"50,no,0', ",40,no,0", "p,40,no,2", "p,30,no,1", "p,20,no,0", "q,70,yes,1"]
+    (tmp_path / "t.csv").write_text("\n".join([f"who,{HEAD}", *rows]) + "\n")
+    given = DataSettings(format="csv", path=tmp_path / "t.csv", unit="who", max_rows_per_unit=2, holdout=0.0)
+    flow = load_data(given, table_job(), problems=Problems()).flow
+    assert flow is not None
+    assert (flow.found, flow.readable, flow.eligible, flow.labelled) == (7, 6, 5, 4)
+    assert flow.told().startswith("7 records found, 6 readable, 5 eligible, 4 labelled, ")
+    assert "1 cannot be read; 1 do not say whose they are; 1 have no label of the job" in flow.told()
 
 
 # rows that a quote takes

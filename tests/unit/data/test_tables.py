@@ -218,8 +218,14 @@ def test_a_table_of_a_database_is_in_one_order_however_it_is_read(tmp_path: Path
             "url_env: CHORALE_TEST_NONE: the environment has",
         ),
         ({"url_env": URL_ENV, "table": "t"}, r"url_env: .*: expected a URL such as postgresql"),
-        ({"url_file": "URL", "table": "s.t"}, r"table s\.t cannot be read \(sqlite: OperationalError\)$"),
-        ({"url_file": "URL", "query": "SELEC"}, r"the query cannot be read \(sqlite: OperationalError\)$"),
+        (
+            {"url_file": "URL", "table": "s.t"},
+            r"table s\.t cannot be read \(sqlite: OperationalError: no such table: s\.t\)$",
+        ),
+        (
+            {"url_file": "URL", "query": "SELEC"},
+            r"the query cannot be read \(sqlite: OperationalError: near \.\.\.: syntax error\)$",
+        ),
         ({"url_file": "OTHER", "table": "t"}, r"mysql\+pymysql needs the driver pymysql$"),
     ],
 )
@@ -269,3 +275,15 @@ def test_all_that_is_wrong_is_told_to_who_collects_it(tmp_path: Path) -> None:
         "record 1, column ward: expected one of 10, 11, 12, got '9'",
         "record 0, column sick: expected a number, got none",
     ]
+
+
+def test_what_a_driver_quotes_of_a_record_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(URL_ENV, f"sqlite:///{tmp_path}/t.sqlite")
+    query = "SELECT json_extract('{\"a\": 1}', 'Jane Doe 1950-01-01')"
+    with pytest.raises(
+        ConfigError, match=r"the query cannot be read \(sqlite: OperationalError: .+\)"
+    ) as raised:
+        load(table_job(), format="sql", database={"url_env": URL_ENV, "query": query})
+    assert not {"Jane", "Doe", "1950"} & {*str(raised.value).replace("-", " ").replace("'", " ").split()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -38,6 +39,7 @@ from silo_agent.training.data.formats.tables import (
 from silo_agent.training.data.settings import DatabaseSettings, DataSettings
 
 MAX_URL_BYTES = 64 * 1024
+CAUSE_LENGTH = 120
 CHECKED_BYTES = 1 << 22  # come in between two checks
 
 
@@ -79,8 +81,8 @@ def records(settings: DataSettings) -> Records:
 
 
 def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:
-    """Names of the columns, and all rows. Raises ConfigError that shows neither the URL's password nor what
-    a driver says, which may quote records."""
+    """Names of the columns, and all rows. Raises ConfigError that shows neither the URL's password nor a
+    value that a driver quotes."""
     try:
         import sqlalchemy
     except ModuleNotFoundError:
@@ -107,8 +109,14 @@ def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ..
         raise ConfigError(f"{database.where}: {url.drivername} needs the driver {error.name}") from None
     except sqlalchemy.exc.SQLAlchemyError as error:
         at = f"{url.drivername} on {url.host}" if url.host else url.drivername
-        kind = type(error).__name__
+        kind = ": ".join(filter(None, (type(error).__name__, _cause(error))))
         raise ConfigError(f"data.database: {database.what} cannot be read ({at}: {kind})") from None
+
+
+def _cause(error: Exception) -> str:
+    """The first line of what the driver says, without quoted texts and numbers: they may be a record's."""
+    said = [*str(getattr(error, "orig", None) or "").splitlines(), ""][0]
+    return re.sub(r"""(["'`]).*?(?:\1|$)|[0-9]+""", "...", said)[:CAUSE_LENGTH]
 
 
 def _decoded(text: bytes) -> str:

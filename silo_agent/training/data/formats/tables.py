@@ -135,6 +135,7 @@ def raw_data(
         ),
         identities=identities,
         units=units,
+        lost=table.lost,
         problems=table.problems,
     )
 
