@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from chorale.observability.tracing import Endpoint
-from chorale.spec.fields import Address, Name, Sha256
+from chorale.spec.fields import Address, Name, Sha256, one_or_many
 from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import load_settings
 from chorale.spec.validation_errors import MANY, ONE
@@ -17,10 +17,6 @@ from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.machine.settings import MachineSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
-
-
-def _form(data: object) -> str:
-    return MANY if isinstance(data, list | tuple) else ONE
 
 
 class SiloSettings(MachineSettings, LineSettings):
@@ -50,7 +46,7 @@ class SiloSettings(MachineSettings, LineSettings):
     data: Annotated[
         Annotated[DataSettings, Tag(ONE)]
         | Annotated[tuple[DataSettings, ...], Field(min_length=1, max_length=100), Tag(MANY)],
-        Discriminator(_form),
+        Discriminator(one_or_many),
     ] = Field(description="the data set that jobs train on, or a list of several, which jobs name")
 
     @field_validator("data")

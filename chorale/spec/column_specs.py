@@ -6,15 +6,28 @@ Silos look columns up by name and infer nothing, so that an input is the same me
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
-from chorale.spec.fields import Finite, Positive, SpecPart
+from chorale.spec.fields import Finite, Positive, SpecPart, in_words, one_or_many
+from chorale.spec.validation_errors import MANY, ONE
 from crypto.errors import ConfigError
 from strategies.tasks.base import DeclaredTask
+from strategies.tasks.multi_label import MultiLabel
 
+MAX_CLASSES = 1_000_000
 MAX_TABLE_INPUTS = 65_536  # values of one record of a table; ranges and categories expanded
 
 Heading = Annotated[str, Field(min_length=1, max_length=200)]
@@ -133,6 +146,43 @@ def _add(names: set[str], own: tuple[str, ...], too_many: str, *, size: int) -> 
         if name in names:
             raise ValueError(f"columns: {name} is named twice in columns and label_column")
         names.add(name)
+
+
+def _no_name_twice(names: tuple[str, ...]) -> tuple[str, ...]:
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise ValueError(f"expected each name once, got {twice[0]!r} twice")
+    return names
+
+
+def _plain_name(name: str) -> str:
+    """Security: it is shown to people, and steers no terminal."""
+    if name != name.strip() or not name.isprintable():
+        raise ValueError
+    return name
+
+
+ClassName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=200),
+    AfterValidator(_plain_name),
+    in_words("a name of 1 to 200 printable characters without spaces at either end"),
+]
+ClassNames = Annotated[
+    tuple[ClassName, ...], Field(min_length=1, max_length=MAX_CLASSES), AfterValidator(_no_name_twice)
+]
+Classes = Annotated[  # as the job has them: how many, or the name of each
+    Annotated[int, Field(ge=0, le=MAX_CLASSES), Tag(ONE)] | Annotated[ClassNames, Tag(MANY)],
+    Discriminator(one_or_many),
+]
+
+
+def check_class_names(names: tuple[str, ...], task: DeclaredTask) -> None:
+    """Raises ConfigError for names where a label is neither one of the classes nor a set of them."""
+    if names and not (task.has_classes or isinstance(task, MultiLabel)):
+        raise ConfigError(
+            f"classes: expected a number for task {task.word}; names are for labels that are classes"
+        )
 
 
 def _as_list(value: object) -> object:

@@ -21,6 +21,7 @@ from pydantic import (
     WrapValidator,
 )
 
+from chorale.spec.validation_errors import MANY, ONE
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.identity.certificates import NAME_PATTERN
@@ -64,6 +65,11 @@ def in_words(form: str) -> WrapValidator:
             raise ValueError(f"expected {form}, got {got(value)}") from None
 
     return WrapValidator(explained)
+
+
+def one_or_many(value: object) -> str:
+    """Which of its two forms a value has, that of one thing or a list."""
+    return MANY if isinstance(value, list | tuple) else ONE
 
 
 def _no_truth_value(value: object) -> object:

@@ -11,12 +11,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from chorale.runtime import plain_yaml
 from chorale.spec.column_specs import (
+    Classes,
     ColumnSpec,
     LabelColumns,
+    check_class_names,
     check_columns,
     check_vocabulary,
     expanded,
@@ -76,7 +78,7 @@ from strategies.tasks.base import TaskSizes
 MAX_INPUT_VALUES = 1 << 24  # of one sample
 
 
-class JobSpec(SpecPart):
+class JobSpec(SpecPart, serialize_by_alias=True):
     """A job as its operator signs it."""
 
     name: Name = Field(description="the job's name: lower-case letters, digits and inner hyphens")
@@ -172,13 +174,12 @@ class JobSpec(SpecPart):
         description="the distributions that `from` names, with the digests of their files; `job "
         "submit` fills them in",
     )
-    classes: int = Field(
+    classes_as_written: Classes = Field(
         default=0,
-        ge=0,
-        le=1_000_000,
-        description="classes of the labels, which are 0 to classes - 1; labels of a multi-label task, "
-        "intervals of a survival task, tokens of a vocabulary, numbers of a regression target; 0 where the "
-        "task has none",
+        alias="classes",
+        description="names of the classes or labels in order, by which silos find them; or how many, where "
+        "data hold numbers: labels from 0, intervals of a survival task, tokens of a vocabulary, numbers of "
+        "a regression target; 0 where the task has none",
     )
     input_shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
         min_length=1,
@@ -299,6 +300,16 @@ class JobSpec(SpecPart):
         check_not_over(self.name, self.not_after, now=now)
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """None where the job says how many there are."""
+        return self.classes_as_written if isinstance(self.classes_as_written, tuple) else ()
+
+    @property
+    def classes(self) -> int:
+        written = self.classes_as_written
+        return written if isinstance(written, int) else len(written)
+
+    @property
     def input_values(self) -> int | None:
         """How many values an int64 input has, from 0; None: any."""
         return self.classes if self.method.task.has_tokens else self.vocabulary
@@ -399,14 +410,6 @@ class JobSpec(SpecPart):
         more than one. Source: docs/protocol.md 4."""
         return rule.colluders + 2 + len(self.silos) - rule.threshold
 
-    @field_validator("silos")
-    @classmethod
-    def _no_silo_twice(cls, silos: tuple[str, ...]) -> tuple[str, ...]:
-        twice = sorted({name for name in silos if silos.count(name) > 1})
-        if twice:
-            raise ValueError(f"expected each silo once, got {twice[0]} twice")
-        return silos
-
     @model_validator(mode="before")
     @classmethod
     def _rounds_of_steps(cls, values: object) -> object:
@@ -444,6 +447,7 @@ class JobSpec(SpecPart):
             )
         if self.task is None or self.task.source is None or self.task.target is not None:
             self._check_target(method.task.target.shape)
+        check_class_names(self.class_names, method.task)
         check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
         check_models(
             method.recipe,

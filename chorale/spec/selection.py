@@ -274,8 +274,10 @@ def draws(spec: _Drawn) -> int:
 
 
 def check_named(spec: _Drawn) -> None:
-    """Raises ValueError for rounds of too few silos, where nothing is drawn, and for groups of different
-    sizes."""
+    """Raises ValueError for a silo named twice, rounds of too few silos, where nothing is drawn, and for
+    groups of different sizes."""
+    if twice := sorted({name for name in spec.silos if spec.silos.count(name) > 1}):
+        raise ValueError(f"silos: expected each silo once, got {twice[0]} twice")
     silos, members = len(spec.silos), spec.named_per_round
     if members < SMALLEST_FEDERATION:
         raise ValueError(

@@ -348,6 +348,8 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
             click.echo(f"problem  data: and {left} more")
         for note in problems.notes:
             findings.fine("files", note)
+    for text, times in sorted(problems.dropped.items()):
+        findings.fine("drop", f"{times} records of {text!r} are left out, by data.drop")
     if data.rows_beyond:
         click.echo(rows_beyond_in_words(data_set, data.rows_beyond))
     train, held = (_counted(each) for each in (data.train, data.holdout))

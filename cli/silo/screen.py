@@ -89,6 +89,12 @@ def reads_lines(reads: Reads | None) -> list[str]:
         ("label", reads.labels, "of each record, whatever it is"),
     ):
         shown += _labelled(label, [unnamed if names is None else _listed(names)])
+    own = [f"{_told(text)} is {_told(meant)}" for text, meant in reads.mapped.items()]
+    own += [f"{_told(text)} is left out" for text in reads.dropped]
+    if reads.classes:
+        shown += _labelled("classes", [_numbered(reads.classes, len(reads.classes))])
+    if own:
+        shown += _labelled("here", [f"by this silo's settings {', '.join(own)}"])
     if reads.unit is not None:
         shown += _labelled("whose", [f"{_told(reads.unit)}, by this silo's settings, never as an input"])
     if reads.read_as:

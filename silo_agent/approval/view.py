@@ -144,9 +144,11 @@ class Reads:
     """What a job reads of this silo's data.
 
     record: what one is. inputs and labels: columns as the job names them, a range as one; None where the
-    format has no names for them, so that the job reads all there is. unread: columns of the table that it
-    does not read; None where they are not known. contents: None where no agent has read the data yet.
-    read_as: what the silo's settings make of a table's texts, a line each.
+    format has no names for them, so that the job reads all there is. classes: by the job, where it names
+    them. mapped, dropped: this silo's own texts of labels or folders that are a class of the job, and that no
+    job uses. unread: columns of the table that it does not read; None where they are not known. contents:
+    None where no agent has read the data yet. read_as: what the silo's settings make of a table's texts, a
+    line each.
     """
 
     data_set: str
@@ -155,6 +157,9 @@ class Reads:
     unit: str | None
     inputs: tuple[str, ...] | None
     labels: tuple[str, ...] | None
+    classes: tuple[str, ...]
+    mapped: Mapping[str, int | str]
+    dropped: tuple[str, ...]
     unread: tuple[str, ...] | None
     contents: Contents | None
     read_as: tuple[str, ...] = ()
@@ -301,6 +306,9 @@ def reads_of(spec: JobSpec, settings: DataSettings, contents: Contents | None, *
         unit=settings.unit,
         inputs=inputs,
         labels=labels,
+        classes=spec.class_names,
+        mapped=settings.labels,
+        dropped=settings.drop,
         unread=unread,
         contents=contents,
         read_as=reading_told(settings),

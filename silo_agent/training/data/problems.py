@@ -16,6 +16,7 @@ class Problems:
     A job without privacy is refused for the first one, a private job counts them, and `chorale silo check`
     lists them. lines: the first MAX_LINES, where problems that are alike share one; count: of all problems.
     notes: how many records of each folder are used and why not the others; nothing is refused for these.
+    dropped: records that the settings leave out, by their label; no problem.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,8 @@ class Problems:
         self._times: Counter[str] = Counter()  # of those that have a line
         self.count = 0
         self.notes: list[str] = []
+
+        self.dropped: Counter[str] = Counter()
 
     def say(self, note: str) -> None:
         self.notes.append(note)
@@ -37,6 +40,7 @@ class Problems:
         """Those of another one, after one's own."""
         self.count += other.count
         self.notes += other.notes
+        self.dropped += other.dropped
         for alike, line in other._first.items():
             self._keep(alike, line, times=other._times[alike])
 

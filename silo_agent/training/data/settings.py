@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from chorale.spec.column_specs import ClassName
 from chorale.spec.fields import DataSetName, EntryPoint, in_words
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import Distribution, OptionValues, PlugInName
@@ -247,10 +248,16 @@ class DataSettings(BaseModel):
         description="tables: further texts that mean 'missing' in a column, besides empty, ?, NA and nan; "
         "a number means it however the table writes it",
     )
-    labels: dict[str, int] = Field(
+    labels: dict[str, int | ClassName] = Field(
         default_factory=dict,
-        description="tables: class of each text in the label columns, such as {well: 0, ill: 1}; empty: they "
-        "hold the label",
+        description="tables and class folders: the job's class of each text in the label columns, or folder, "
+        "such as {gesund: healthy}, or {well: 0, ill: 1} for jobs that name no classes; empty: they hold the "
+        "label",
+    )
+    drop: tuple[ClassName, ...] = Field(
+        default=(),
+        description="tables and class folders: texts in the label columns, or folders, whose records no job "
+        "uses, such as unknown; `silo check` counts them",
     )
     partition: PartitionSettings | None = Field(default=None, description="this silo's part, on one machine")
     unit: str | None = Field(
@@ -310,6 +317,11 @@ class DataSettings(BaseModel):
         needs_path = self.source is None and self.format not in without_path
         if needs_module != (self.module is not None):
             raise ValueError(f"module: {_wanted(needs_module)} with format {self.format}")
+        if (self.labels or self.drop) and self.format not in LABELED_FORMATS:
+            field = "labels" if self.labels else "drop"
+            raise ValueError(
+                f"{field}: not allowed with format {self.format}, only with {', '.join(LABELED_FORMATS)}"
+            )
         needs_database = self.format is DataFormat.SQL
         if needs_database != (self.database is not None):
             raise ValueError(f"database: {_wanted(needs_database)} with format {self.format}")

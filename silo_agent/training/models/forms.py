@@ -91,8 +91,8 @@ class Forms:
         if len(forms) == 1:
             return forms[0]
         device = next(model.parameters()).device
-        made_of = spec.model_dump_json(include={"model", "code", "adapters", "classes", "input_shape"})
-        key = f"{device} {made_of} {spec.method.recipe.head}"
+        made_of = spec.model_dump_json(include={"model", "code", "adapters"})
+        key = f"{device} {made_of} {spec.sizes} {spec.method.recipe.head}"
         if key not in self._found:
             inputs = _inputs(spec, device)
             seconds = timed(model, inputs, forms)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     units = None if settings.unit is None else units_of(table.cells[settings.unit], settings)
     identities = tuple(map(_identity, texts))
     places = [table.place(row) for row in range(table.rows)]
-    return replace(raw_data(table, settings, job, identities=identities, units=units), places=places)
+    return raw_data(table, settings, job, identities=identities, units=units, places=places)
 
 
 def records(settings: DataSettings) -> Records:

@@ -1,9 +1,10 @@
-"""Images in one folder a class; the classes are numbered by the folders' sorted names. Where the job's labels
-are no classes of folders they lie beside the images, as masks or in a table (scans.py). What a file's pixels
-mean is in images/plain.py.
+"""Images in one folder a class, by the job's names of the classes. Where the job's labels are no classes of
+folders they lie beside the images, as masks or in a table (scans.py). What a file's pixels mean is in
+images/plain.py.
 
-Images in sub-folders are of the class of the folder around them. A folder may be empty, but every class
-of the job needs one: numbers are never inferred from what this silo happens to hold.
+Images in sub-folders are of the class of the folder around them. A class without a folder has no images at
+this silo. Images in a folder that is no class of the job are problems, unless the settings drop it:
+numbers are never inferred from what this silo happens to hold.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from silo_agent.training.data.base import RawData, Records, required_path
 from silo_agent.training.data.formats import scans
 from silo_agent.training.data.formats.images.names import Endings, listed, some
 from silo_agent.training.data.formats.images.plain import FORMATS, MODES, read
+from silo_agent.training.data.formats.tables import SHOWN, class_numbers
 from silo_agent.training.data.private import every
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings
@@ -76,7 +78,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
         beside = partial(read, channels=job.input_shape[0])
         return scans.load_with(beside, settings, job, endings=ENDINGS)
     problems = Problems()
-    files, labels = _files(root, job.classes, problems)
+    files, labels = _files(root, settings, job, problems)
     return RawData(
         train=Images(files, labels, shape=job.input_shape),
         identities=Contents(files, root),
@@ -97,21 +99,36 @@ def records(settings: DataSettings) -> Records:
 def _folders(root: Path) -> list[Path]:
     if not root.is_dir():
         raise ConfigError(f"data.path: {root} is not a folder")
-    return sorted(path for path in root.iterdir() if path.is_dir())
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _files(root: Path, classes: int, problems: Problems) -> tuple[list[Path], list[int]]:
-    """Every image with its class, folder by folder."""
+def _files(
+    root: Path, settings: DataSettings, job: JobSpec, problems: Problems
+) -> tuple[list[Path], list[int]]:
+    """Every image of the job's classes with its class, folder by folder. Raises ConfigError for a job that
+    names no classes."""
     folders = _folders(root)
-    if len(folders) != classes:
-        raise ConfigError(f"data.path: {root} has {len(folders)} class folders, expected {classes} (classes)")
-    files, labels = list[Path](), list[int]()
-    for label, folder in enumerate(folders):
+    if not job.class_names:
+        raise ConfigError(
+            "classes: format image-folder needs the name of each class, such as [healthy, pneumonia], which "
+            f"its folder has; the job says {job.classes}"
+        )
+    numbers, files, labels = class_numbers(settings, job), list[Path](), list[int]()
+    for folder in folders:
         found = listed(folder, ENDINGS)
+        images = list(found.images.values())
+        if folder.name in settings.drop:
+            problems.dropped[folder.name] += len(images)
+            continue
         if found.left_out:
-            problems.say(found.flow(len(found.images), (), of="a class"))
-        files += found.images.values()
-        labels += [label] * len(found.images)
+            problems.say(found.flow(len(images), (), of="a class"))
+        if folder.name in numbers:
+            files += images
+            labels += [numbers[folder.name]] * len(images)
+        else:
+            message = f"{folder} is none of the job's classes {', '.join(job.class_names[:SHOWN])}"
+            for path in images:
+                problems.add(f"{path}: {message}", alike=message)
     if outside := [path.name for path in sorted(root.iterdir()) if path not in folders]:
         problems.say(f"{root}: left out, in no class folder: {some(outside)}")
     return files, labels

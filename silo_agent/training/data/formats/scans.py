@@ -29,7 +29,7 @@ from silo_agent.training.data.base import Labels, RawData, Records, required_pat
 from silo_agent.training.data.formats.csv import read_table
 from silo_agent.training.data.formats.images.grids import Picture, Values
 from silo_agent.training.data.formats.images.names import Endings, Listed, files_of, listed, some
-from silo_agent.training.data.formats.tables import labels_of
+from silo_agent.training.data.formats.tables import class_numbers, kept_rows, labels_of
 from silo_agent.training.data.private import every
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataFormat, DataSettings
@@ -217,7 +217,8 @@ def _labelled(
     """Every image of the table that is there, with its label."""
     wanted = (IMAGE_COLUMN, *job.label_columns)
     table, _ = read_table(root / LABELS, settings, wanted, is_private=job.privacy is not None)
-    labels, images = labels_of(table, settings.labels, job), listed(root / IMAGES, endings)
+    table = table.take(kept_rows(table, settings, job))
+    labels, images = labels_of(table, class_numbers(settings, job), job), listed(root / IMAGES, endings)
     problems.take(table.problems)
     rows: dict[str, int] = {}  # by image
     for row, name in enumerate(table.texts(IMAGE_COLUMN)):

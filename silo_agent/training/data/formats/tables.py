@@ -2,7 +2,8 @@
 
 The job declares the columns in their order, with mean, scale and fill value or the categories of each; the
 silo applies and checks them and infers nothing, so that column 3 is the same measurement everywhere. The
-silo's own settings say what "missing" is in its table and what each text in a label column stands for.
+silo's own settings say what "missing" is in its table and which class each text in a label column stands
+for, where it is not the job's own name of one.
 
 N = rows, D = inputs that the columns make.
 """
@@ -54,6 +55,19 @@ class Table:
         if (values := self.values.get(name)) is None and self.dialect.dates is None:
             return cells
         return [(values or {}).get(text, self.dialect.date(text)) for text in cells]
+
+    def take(self, rows: Sequence[int]) -> Table:
+        cells = {
+            name: cells[list(rows)] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
+            for name, cells in self.cells.items()
+        }
+        return replace(
+            self,
+            cells=cells,
+            rows=len(rows),
+            place=lambda row: self.place(rows[row]),
+            lost=frozenset(at for at, row in enumerate(rows) if row in self.lost),
+        )
 
     def say(self, row: int, column: str, message: str) -> None:
         if row not in self.lost:
@@ -112,12 +126,18 @@ def raw_data(
     *,
     identities: Identities,
     units: list[str | None] | None,
+    places: Sequence[str] | None = None,
 ) -> RawData:
     """Shapes: features (N, D), float64 or the job's int64, a missing value its fill; labels (N, *target).
 
     A cell that is no number or none of its column's categories is missing; a label that is none is NO_LABEL,
     or NaN where labels are numbers. Each is a problem.
     """
+    if len(kept := kept_rows(table, settings, job)) < table.rows:
+        table = table.take(kept)
+        identities = [identities[row] for row in kept]
+        units = units and [units[row] for row in kept]
+        places = [table.place(row) for row in range(table.rows)]
     shape = (table.rows, sum(column.width for column in job.inputs))
     if job.privacy is None:  # else who chooses the columns would count the records by what is refused
         check_bytes(math.prod(shape) * np.dtype(np.float64).itemsize, source=f"columns: {table.rows} records")
@@ -131,11 +151,12 @@ def raw_data(
     return RawData(
         train=Samples(
             features=inputs_ND if job.input_type == "float32" else _whole_inputs(table, inputs_ND),
-            labels=labels_of(table, settings.labels, job),
+            labels=labels_of(table, class_numbers(settings, job), job),
         ),
         identities=identities,
         units=units,
         lost=table.lost,
+        places=places,
         problems=table.problems,
     )
 
@@ -216,6 +237,33 @@ def _whole_inputs(table: Table, inputs_ND: NDArray[np.float64]) -> Features:
     for row in np.flatnonzero(~is_whole.all(axis=1)).tolist():
         table.problems.add(f"{table.place(row)}: expected whole numbers (input_type int64)")
     return np.where(is_whole, inputs_ND, 0.0).astype(np.int64)
+
+
+def kept_rows(table: Table, settings: DataSettings, job: JobSpec) -> list[int]:
+    """Those that the settings do not drop for their label."""
+    dropped = {
+        row: text
+        for name in (job.label_columns if settings.drop else ())
+        for row, text in enumerate(table.texts(name))
+        if text in settings.drop
+    }
+    table.problems.dropped.update(dropped.values())
+    return [row for row in range(table.rows) if row not in dropped]
+
+
+def class_numbers(settings: DataSettings, job: JobSpec) -> dict[str, int]:
+    """The class of each text of a label column or folder, by the names of the job and the silo's own; empty
+    where labels are numbers. Raises SettingsFault for `labels` that are none of the job."""
+    names = () if job.method.task.target.shape else job.class_names
+    numbers = {name: place for place, name in enumerate(names)}
+    expected = f"one of the job's classes {_some(names)}" if names else "a number: no names are in the job"
+    found = dict(numbers)
+    for text, meant in settings.labels.items():
+        number = numbers.get(meant) if isinstance(meant, str) else None if names else meant
+        if number is None:
+            raise SettingsFault(f"data.labels: {text}: expected {expected}, got {meant!r}")
+        found[text] = number
+    return found
 
 
 def labels_of(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
