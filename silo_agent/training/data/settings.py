@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date
 from enum import StrEnum
@@ -387,7 +388,9 @@ def reading_told(settings: DataSettings) -> tuple[str, ...]:
     lines = [f"written with {dialect}"] if settings.dialect != TableDialect() else []
     for column, texts in settings.missing.items():
         lines.append(f"{column}: {', '.join(map(repr, texts))} is missing")
-    named = {**settings.values, **({"label": settings.labels} if settings.labels else {})}
+    named: dict[str, Mapping[str, object]] = {**settings.values}
+    if settings.labels:
+        named["label"] = settings.labels
     for column, stands_for in named.items():
         lines.append(f"{column}: " + ", ".join(f"{text!r} is {value}" for text, value in stands_for.items()))
     return tuple(lines)

@@ -76,9 +76,11 @@ def test_a_file_reads_the_same_in_every_dialect(
     job = table_job(privacy=PRIVACY if is_private else None)
     twin = "\n".join([HEAD, *(f"{value:f},{smoker},{ill}" for value, smoker, ill in rows)])
     with (tmp_path / "t.csv").open("w", newline="", encoding=dialect["encoding"]) as file:
-        quoting = csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
         writer = csv.writer(
-            file, delimiter=dialect["delimiter"], quoting=quoting, lineterminator="\r\n" if ends else "\n"
+            file,
+            delimiter=dialect["delimiter"],
+            quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL,
+            lineterminator="\r\n" if ends else "\n",
         )
         writer.writerow([*HEAD.split(","), "größe"])
         writer.writerows([written(value, dialect), *rest, "é"] for value, *rest in rows)
@@ -216,6 +218,17 @@ def test_a_stray_quote_costs_its_own_row_and_names_its_line(
         load(table_job(), format="csv", path=tmp_path / "t.csv")
     private = load(table_job(privacy=PRIVACY), format="csv", path=tmp_path / "t.csv", holdout=0.0)
     assert {*range(20)} - {at} <= {*private.train.features[:, 0].tolist()}
+
+
+def test_rows_between_two_stray_quotes_are_rows(tmp_path: Path) -> None:
+    """The quotes make one row of three cells of them, which nothing else would tell."""
+    rows = ["50,no,0", '"60,yes,1', "70,yes,1", '80",yes,1', "90,no,0"]
+    data, lines = found(tmp_path / "t.csv", "\n".join([HEAD, *rows]) + "\n")
+    assert lines == [
+        "line 3: a quote opens a cell that takes the rows in the 2 lines after it",
+        "line 5, column age: expected a number, got '80\"'",
+    ]
+    assert data.train.features[:, 0].tolist() == [50.0, 70.0, 40.0, 90.0]
 
 
 def test_a_cell_of_several_lines_is_one_cell(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
+from sqlalchemy.exc import DBAPIError
 
 from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import SiloData
+from silo_agent.training.data.formats.sql import _cause
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.unit_marks import UnitKey
 from tests.fuzz.data import PRIVACY
@@ -286,4 +288,8 @@ def test_what_a_driver_quotes_of_a_record_is_not_shown(
         ConfigError, match=r"the query cannot be read \(sqlite: OperationalError: .+\)"
     ) as raised:
         load(table_job(), format="sql", database={"url_env": URL_ENV, "query": query})
+    assert (
+        _cause(DBAPIError("", {}, Exception("born 1950: out of range\nDETAIL: Jane")))
+        == "born ...: out of range"
+    )
     assert not {"Jane", "Doe", "1950"} & {*str(raised.value).replace("-", " ").replace("'", " ").split()}
