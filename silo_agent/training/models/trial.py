@@ -41,7 +41,7 @@ def try_training_step(module: nn.Module, inputs: Tensor, *, what: str) -> Tensor
         outputs = one_tensor(module.train()(inputs), what=f"{what}, in training mode")
         if not outputs.requires_grad:
             raise ConfigError(f"{what}: no parameter takes a gradient of what it gives in training mode")
-        outputs.sum().backward()
+        outputs.sum().backward()  # type: ignore[no-untyped-call]
     module.zero_grad()
     changed = [
         name
