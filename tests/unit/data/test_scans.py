@@ -141,7 +141,7 @@ def test_each_image_that_cannot_be_used_is_named_and_left_out_alone(tmp_path: Pa
             (1, 4, 4, 4),
             "label_column: format nifti needs the heading of the label in labels.csv, or",
         ),
-        ({"label_column": "sick"}, (1, 4, 4, 4), "labels.csv: not a readable csv file"),
+        ({"label_column": "sick"}, (1, 4, 4, 4), "labels.csv: No such file"),
         ({"label_column": "sick"}, (16,), r"input_shape: format nifti expects \(channels, x, y\)"),
         (SEGMENTATION, (1, 4, 4, 4), "data.path: .*/images is not a folder"),
     ],

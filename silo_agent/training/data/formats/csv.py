@@ -195,7 +195,7 @@ def _counted(lines: int) -> str:
 
 
 def _nul_fault(row: Sequence[str]) -> str:
-    if not any(NUL in each for each in row):
+    if NUL not in "".join(row):
         return ""
     return "a NUL character; of text in UTF-16, data.dialect.encoding: utf-16 says so"
 
