@@ -82,6 +82,7 @@ def document(
         # what the job's task tells first: accuracy, dice, mae ...
         "main_figure": history.main,
         "tables": _tables(history),
+        "class_names": _class_names(history),  # of the job, by number; none where it names no classes
         # the same figures apart by whose hold-outs they are over, with what stands behind each point
         "curves": curves_facts(history),
         "draws_rounds": history.draws_rounds,
@@ -174,6 +175,13 @@ def _unusual(history: JobHistory) -> list[str]:
     if history.signed is None or not parse_mapping(history.signed.spec_bytes, source="job").get(UNUSUAL):
         return []
     return list(JobSpec.from_yaml(history.signed.spec_bytes, source="job").method.passed_over)
+
+
+def _class_names(history: JobHistory) -> list[str]:
+    if history.signed is None:
+        return []
+    said = parse_mapping(history.signed.spec_bytes, source="job").get("classes")
+    return said if isinstance(said, list) else []
 
 
 def _verified(records: Iterable[PhaseRecord]) -> Document:

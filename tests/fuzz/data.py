@@ -36,6 +36,7 @@ TABLE = {
 IMAGE = {"shape": (1, 2, 2)}
 TABLES = (make_job(2, **TABLE), make_job(2, **TABLE, privacy=PRIVACY))
 IMAGES = (make_job(2, **IMAGE), make_job(2, **IMAGE, privacy=PRIVACY))
+FOLDERS = tuple(make_job(["a", "b"], **IMAGE, privacy=each) for each in (None, PRIVACY))
 
 
 def _csv(path: Path) -> None:
@@ -65,7 +66,7 @@ def _idx(path: Path) -> None:
 def _image(path: Path) -> None:
     (path.parent.parent / "b").mkdir()
     settings = DataSettings(format=DataFormat.IMAGE_FOLDER, path=path.parent.parent)
-    _any(lambda job: image_folder.load(settings, job), IMAGES)
+    _any(lambda job: image_folder.load(settings, job), FOLDERS)
 
 
 def _any(load: Callable[[Given], object], given: Iterable[Given]) -> None:

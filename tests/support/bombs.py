@@ -190,8 +190,8 @@ def sql(folder: Path) -> Fields:
 BOMBS: dict[str, tuple[str, Callable[[Path], Fields], Fields]] = {
     "nifti": ("nifti", nifti, {"shape": (1, 2, 2, 2), "label_column": "y"}),
     "dicom": ("dicom", dicom, {"shape": (1, 2, 2), "label_column": "y"}),
-    "png": ("image-folder", png, {"shape": (3, 4, 4)}),
-    "jpeg": ("image-folder", jpeg, {"shape": (3, 4, 4)}),
+    "png": ("image-folder", png, {"classes": ["0", "1"], "shape": (3, 4, 4)}),
+    "jpeg": ("image-folder", jpeg, {"classes": ["0", "1"], "shape": (3, 4, 4)}),
     "npz": ("npz", npz, {}),
     "npz, two of a name": ("npz", npz_beside, {}),
     "mnist": ("mnist", mnist, {}),

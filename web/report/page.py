@@ -176,8 +176,9 @@ def _classes(report: Document) -> Document | None:
         if isinstance(values, list) and len(values) == len(confusion) and not isinstance(values[0], list)
     }
     names = names_of_figures(columns)
+    classes = report["class_names"] or range(len(confusion))
     rows = [
-        (place, *(_of_class(columns, name, place) for name in names))
+        (classes[place], *(_of_class(columns, name, place) for name in names))
         for place in range(min(len(confusion), MOST_CLASSES))
     ]
     head = ("class", *(f"{name} (95 %)" for name in names))

@@ -42,6 +42,17 @@ def test_a_job_without_the_words_of_later_releases_keeps_its_bytes(make_spec: Ma
     assert "local_epochs: 1\n" in text
 
 
+@pytest.mark.parametrize("classes", [2, ["healthy", "no", "1", "Größe 2: x"]])
+def test_classes_are_signed_as_they_were_written(make_spec: MakeSpec, classes: int | list[str]) -> None:
+    spec = make_spec(classes=classes).filled(nonce="ab" * 16, initial_state=None)
+    data = spec.to_yaml()
+    assert yaml.safe_load(data)["classes"] == classes
+    again = JobSpec.from_yaml(data, source="job.yaml")
+    assert (again, again.to_yaml()) == (spec, data)
+    names = classes if isinstance(classes, list) else []
+    assert (again.classes, list(again.class_names)) == (len(names) or classes, names)
+
+
 def test_steps_stand_in_the_place_of_epochs_in_a_jobs_file(make_spec: MakeSpec) -> None:
     spec = make_spec(training={"learning_rate": 1, "local_steps": 30})
     assert (spec.training.local_epochs, spec.training.local_steps) == (None, 30)
@@ -132,6 +143,18 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
         ({"rounds": 100_001}, "rounds: .*at most 100000"),
         ({"classes": 1}, "classes: expected at least 2 for task classification, got 1"),
         ({"classes": 1_000_001}, "classes: .*at most 1000000"),
+        ({"classes": "ill"}, "classes: expected a whole number, got 'ill'"),
+        ({"classes": []}, "classes: expected at least 1 entries, got 0"),
+        ({"classes": ["ill"]}, "classes: expected at least 2 for task classification, got 1"),
+        ({"classes": ["ill", "ill", "well"]}, "classes: expected each name once, got 'ill' twice"),
+        ({"classes": ["well", 1]}, "classes.1: expected a name of 1 to 200 printable characters .*, got 1"),
+        ({"classes": ["well", "ill "]}, "classes.1: expected a name of 1 to 200 .*, got 'ill '"),
+        ({"classes": ["well", "ill\x1b[2J"]}, "classes.1: expected a name of 1 to 200 printable"),
+        ({"classes": ["well", "i" * 201]}, "classes.1: expected a name of 1 to 200 printable"),
+        (
+            {"classes": ["early", "late"], "task": {"name": "survival"}},
+            "classes: expected a number for task survival; names are for labels that are classes",
+        ),
         ({"fraction": 0}, "fraction: .*more than 0"),
         ({"fraction": 1.5}, "fraction: .*at most 1"),
         ({"fraction": 0.5}, "fraction: expected at least 3 silos in a round, got 2 of 4"),

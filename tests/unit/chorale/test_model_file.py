@@ -41,12 +41,14 @@ def test_facts_describe_model_method_and_inputs_and_no_silo() -> None:
         label_column="sick",
         input_shape=(2,),
         silos=("secret-a", "secret-b", "secret-c"),
+        classes=("well", "ill"),
     )
     facts = facts_of(job, job_digest=bytes(32), round=4)
     assert "secret" not in str(facts)
     again = described_job(facts, source="file")
     for name in ("strategy", "model", "task", "code", "classes", "input_shape", "columns", "label_column"):
         assert getattr(again, name) == getattr(job, name)
+    assert (facts["classes"], again.class_names) == ('["well", "ill"]', ("well", "ill"))
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,17 @@ def test_silo_is_told_what_sums_without_noise_can_hold(
         assert lines_of(ended, "weights") == drawn_here
 
 
+def test_silo_is_told_the_classes_of_a_job_and_what_they_are_called_here(desk: Desk, chorale: Calls) -> None:
+    own = {"labels": {"krank": "ill"}, "drop": ["not known"]}
+    config = desk.silo(data={"format": "image-folder", "path": str(desk.folder), **own})
+    shown = chorale("silo", "show", "--config", config, offered(desk, classes=["well", "ill"]).id)
+    assert shown.code == 0, shown.err
+    assert lines_of(shown, "classes") == "2: well, ill"
+    assert lines_of(shown, "here") == 'by this silo\'s settings krank is ill, "not known" is left out'
+    shown = chorale("silo", "show", "--config", desk.silo(), offered(desk).id)
+    assert (lines_of(shown, "classes"), lines_of(shown, "here")) == ("", "")
+
+
 @pytest.mark.parametrize(("delta", "unit"), [(1e-4, None), (1e-5, "patient")])
 def test_silo_is_told_what_its_ledger_will_be_charged_beside_what_the_job_promises(
     desk: Desk, chorale: Calls, delta: float, unit: str | None

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from chorale.job import SignedJob
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut, PhaseRecord, Table
 from cli.output.progress import doing, plain_line
@@ -84,6 +86,9 @@ def test_report_has_classes_who_took_part_and_by_which_rule_others_did_not() -> 
     text = page(report)
     assert '<th scope="row">0</th>\n<td data-label="f1 (95 %)">0.840 (no interval)</td>' in text
     assert '<th scope="row">1</th>\n<td data-label="f1 (95 %)"></td>' in text  # a class without samples
+    signed = SignedJob(spec_bytes=b"classes: [well, '<ill>']", signature=b"", operator_certificate=b"")
+    named = page(document(replace(history(), signed=signed)))
+    assert '<th scope="row">&lt;ill&gt;</th>\n<td data-label="f1 (95 %)"></td>' in named
     assert 'east <span class="note">rejected: &#34;not before May&#34;</span>' in text
     assert "2 times rejected: &#34;not before May&#34;" in text
 

@@ -14,6 +14,7 @@ from crypto.identity.certificates import Role
 from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.policy.policy import load_policy
 from tests.support import own_code
+from tests.support.class_folders import write_folders
 from tests.unit.cli.conftest import Calls, Desk, Ended
 
 # noise is solved for; all records a step, which is quick to account for
@@ -215,6 +216,24 @@ def test_mistakes_of_job_policy_and_records_are_all_listed(
     ]
     assert ended.code == 1
     assert "phase train" in ended.out, "the records that fit run through the phases"
+
+
+def test_classes_are_found_by_the_jobs_names_and_folders_that_are_left_out_are_counted(
+    desk: Desk, chorale: Calls
+) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    folder = desk.folder / "images"
+    write_folders(folder, {"healthy": range(20), "krank": range(200, 220), "unknown": [9]})
+    own = {"labels": {"krank": "pneumonia"}, "drop": ["unknown"]}
+    config = desk.silo(data={"format": "image-folder", "path": str(folder), **own})
+    fields = {"model": {"name": "mlp", "hidden": []}, "input_shape": [1, 2, 2]}
+    named = desk.job(classes=["healthy", "pneumonia"], **fields)
+    ended = chorale("silo", "check", "--config", config, "--job", named)
+    assert (ended.code, problems(ended)) == (0, []), ended.out
+    assert "ok       drop: 1 records of 'unknown' are left out, by data.drop" in ended.out
+    ended = chorale("silo", "check", "--config", config, "--job", desk.job(classes=2, **fields))
+    (problem,) = problems(ended)
+    assert problem.startswith("data: classes: format image-folder needs the name of each class, such as")
 
 
 def test_a_budget_that_is_too_small_is_read_and_left_alone(desk: Desk, chorale: Calls) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cli.simulate.progress import ProgressLine
+from tests.support.class_folders import write_folders
 from tests.unit.cli.conftest import Calls, Desk, Ended
 
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
@@ -92,6 +93,30 @@ def test_silos_own_files_are_taken_as_they_are(desk: Desk, chorale: Calls, tmp_p
     ended = chorale("simulate", desk.job(), *files, "--device", "cpu")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out.splitlines()[0])["silos"] == ["clinic-0", "clinic-1", "clinic-2"]
+
+
+def test_silos_with_other_folder_names_learn_the_same_classes_or_are_refused(
+    desk: Desk, chorale: Calls
+) -> None:
+    """The third silo had the classes of the others the other way round: accuracy was 1/2."""
+    pairs = {"north": ("healthy", "ill"), "east": ("healthy", "ill"), "south": ("well", "changed")}
+    labels = {"well": "healthy", "changed": "ill"}
+    fields = {"model": {"name": "mlp", "hidden": []}, "input_shape": [1, 2, 2], "rounds": 8}
+    job = desk.job(classes=["healthy", "ill"], training={"learning_rate": 1.0, "batch_size": 4}, **fields)
+    for own, code in (({}, 2), ({"labels": labels}, 0)):
+        files: list[str | Path] = []
+        for name, (healthy, ill) in pairs.items():
+            folder = desk.folder / name
+            if not folder.exists():
+                write_folders(folder, {healthy: range(0, 40, 4), ill: range(215, 255, 4)})
+            data = {"format": "image-folder", "path": str(folder), **(own if name == "south" else {})}
+            files += ["--silo", desk.silo(name=name, data=data).rename(desk.folder / f"{name}.yaml")]
+        ended = chorale("simulate", job, *files, "--device", "cpu")
+        assert ended.code == code, ended.err
+        if own:
+            assert json.loads(ended.out.splitlines()[-1])["final_accuracy"] == 1.0
+        else:
+            assert "folder 'changed' is none of the job's classes healthy, ill" in ended.err
 
 
 def test_a_data_file_says_what_is_cut(desk: Desk, chorale: Calls) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,14 @@ Records = list[tuple[list[float], int]]
 
 
 def make_job(
-    shape: tuple[int, ...] = (4,), *, classes: int = 3, is_private: bool = True, **fields: Any
+    shape: tuple[int, ...] = (4,), *, classes: int | Sequence[str] = 3, is_private: bool = True, **fields: Any
 ) -> JobSpec:
     return loading.make_job(classes, shape, privacy=PRIVATE if is_private else None, **fields)
+
+
+def image_job(*, is_private: bool = True) -> JobSpec:
+    classes = [f"class-{label}" for label in range(3)]
+    return make_job((1, 2, 2), classes=classes, is_private=is_private)
 
 
 def table_job(*names: str, scale: float = 1.0, label: str = "ill", **fields: Any) -> JobSpec:
@@ -82,7 +87,7 @@ FORMATS = pytest.mark.parametrize(
     [
         pytest.param(write_csv, table_job("a", "b", "c", "d"), id="csv"),
         pytest.param(write_npz, make_job(), id="npz"),
-        pytest.param(write_images, make_job((1, 2, 2)), id="image-folder"),
+        pytest.param(write_images, image_job(), id="image-folder"),
     ],
 )
 
@@ -247,11 +252,11 @@ def test_an_odd_array_entry_is_put_right_or_left_out_by_itself(tmp_path: Path) -
 
 def test_an_image_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     settings = write_images(tmp_path / "images", records_of())
-    whole = load_data(settings, make_job((1, 2, 2)))
+    whole = load_data(settings, image_job())
     (tmp_path / "images" / "class-1" / "0.png").write_bytes(b"no image")
-    assert moved(whole, load_data(settings, make_job((1, 2, 2)))) == (0, 0)
+    assert moved(whole, load_data(settings, image_job())) == (0, 0)
     with pytest.raises(ConfigError, match="not a readable image"):
-        load_data(settings, make_job((1, 2, 2), is_private=False))
+        load_data(settings, image_job(is_private=False))
 
 
 def test_an_idx_label_beyond_the_classes_leaves_that_image_out(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_every_unreadable_image_is_found(tmp_path: Path) -> None:
     problems = Problems()
     data = load_data(
         DataSettings(format="image-folder", path=tmp_path, holdout=0.0),
-        make_job(2, (1, 4, 4)),
+        make_job(["class-0", "class-1"], (1, 4, 4)),
         problems=problems,
     )
     assert [line.split(": ")[0] for line in problems.lines] == [

@@ -175,7 +175,7 @@ def test_images_that_do_not_fit_are_streamed_as_they_are_in_memory(tmp_path: Pat
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(Scans(COUNT)[place][0]).save(path)
     for is_private in (False, True):
-        job = make_job(2, (1, SIDE, SIDE), privacy=PRIVATE if is_private else None)
+        job = make_job(["0", "1"], (1, SIDE, SIDE), privacy=PRIVATE if is_private else None)
         whole, streamed = (
             load_data(DataSettings(format="image-folder", path=tmp_path, cache_megabytes=megabytes), job)
             for megabytes in (64, 1)

@@ -21,9 +21,10 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import RawData, Records, required_path
 from silo_agent.training.data.formats import scans
-from silo_agent.training.data.formats.images.names import Endings, listed, some
+from silo_agent.training.data.formats.images import names
+from silo_agent.training.data.formats.images.names import Endings, listed
 from silo_agent.training.data.formats.images.plain import FORMATS, MODES, read
-from silo_agent.training.data.formats.tables import SHOWN, class_numbers
+from silo_agent.training.data.formats.tables import class_numbers, some
 from silo_agent.training.data.private import every
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings
@@ -126,9 +127,9 @@ def _files(
             files += images
             labels += [numbers[folder.name]] * len(images)
         else:
-            message = f"{folder} is none of the job's classes {', '.join(job.class_names[:SHOWN])}"
+            message = f"folder {folder.name!r} is none of the job's classes {some(job.class_names)}"
             for path in images:
                 problems.add(f"{path}: {message}", alike=message)
     if outside := [path.name for path in sorted(root.iterdir()) if path not in folders]:
-        problems.say(f"{root}: left out, in no class folder: {some(outside)}")
+        problems.say(f"{root}: left out, in no class folder: {names.some(outside)}")
     return files, labels

@@ -116,7 +116,7 @@ def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> 
     missing = [repr(name) for name in dict.fromkeys(wanted) if name not in known]
     if missing:
         what = "column" if len(missing) == 1 else "columns"
-        raise ConfigError(f"{source}: no {what} {_some(missing)}; it has {', '.join(names)}")
+        raise ConfigError(f"{source}: no {what} {some(missing)}; it has {', '.join(names)}")
 
 
 def raw_data(
@@ -226,7 +226,7 @@ def _categories(table: Table, column: ColumnSpec, missing: Collection[str]) -> N
             continue
         found_N[row] = places.get(text, -1)
         if text not in places:
-            table.say(row, column.name, f"expected one of {_some(categories)}, got {text[:40]!r}")
+            table.say(row, column.name, f"expected one of {some(categories)}, got {text[:40]!r}")
     if not column.is_one_hot:
         return _standardized(np.where(found_N < 0, column.fill, found_N), column)
     return np.asarray(found_N[:, np.newaxis] == np.arange(len(categories)), np.float64)
@@ -256,7 +256,7 @@ def class_numbers(settings: DataSettings, job: JobSpec) -> dict[str, int]:
     where labels are numbers. Raises SettingsFault for `labels` that are none of the job."""
     names = () if job.method.task.target.shape else job.class_names
     numbers = {name: place for place, name in enumerate(names)}
-    expected = f"one of the job's classes {_some(names)}" if names else "a number: no names are in the job"
+    expected = f"one of the job's classes {some(names)}" if names else "a number: no names are in the job"
     found = dict(numbers)
     for text, meant in settings.labels.items():
         number = numbers.get(meant) if isinstance(meant, str) else None if names else meant
@@ -284,7 +284,7 @@ def labels_of(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
             for row, text in enumerate(table.texts(name)):
                 values_N[row] = classes.get(text, math.nan)
                 if text not in classes:
-                    table.say(row, name, f"expected one of {_some([*classes])}, got {text[:40]!r}")
+                    table.say(row, name, f"expected one of {some([*classes])}, got {text[:40]!r}")
         else:
             values_N = _label_values(table, name)
         if target.is_whole:
@@ -306,6 +306,6 @@ def _label_values(table: Table, name: str) -> NDArray[np.float64]:
     return _values(table, name, ())
 
 
-def _some(texts: Sequence[str]) -> str:
+def some(texts: Sequence[str]) -> str:
     more = f" or {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     return ", ".join(texts[:SHOWN]) + more
