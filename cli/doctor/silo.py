@@ -32,8 +32,8 @@ FIXES = {
     "code": "install the distribution and version that the job names",
     "acceptance": "change the policy if such jobs are wanted here, or ask the operator for another job",
     "data": "correct this cell, file or label, or leave its record out; where it is right and the job lacks "
-    "it, ask the operator to add it to the categories or classes; or, if it is a label or a folder, name "
-    "it in data.labels or data.drop here",
+    "it, ask the operator to add it to the job's categories or classes; or, if it is a label or a folder, "
+    "name it in data.labels or data.drop here",
     "model": "correct model in the job file, or give --init",
     "refusals": "raise max_data_refusals in the policy, once it is known why the data were refused",
     "budget": "wait for a job with less epsilon, or raise privacy.epsilon in the policy",

@@ -62,7 +62,7 @@ def federation(data: DataSet, drawn: str) -> Federation:
         drawn=drawn,
         partition=_partition(drawn),
         job={
-            "classes": data.classes,
+            "classes": data.classes if data is not IMAGENET100 else [f"class-{at:02}" for at in range(100)],
             "input_shape": list(data.shape),
             "rounds": 320,
             "fraction": 0.1,

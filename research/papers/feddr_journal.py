@@ -210,8 +210,8 @@ TABLES = (
         readings=(
             *READINGS,
             "SphereFed stands here without its closing calibration",
-            "ImageNet-100: the classes are not in the text; images as files of 224 x 224 in a folder a "
-            "class, of which a share is held out; ImageNet's terms allow no one to pass them on",
+            "ImageNet-100: the classes are not in the text; images as files of 224 x 224 in folders class-00 "
+            "to class-99, of which a share is held out; ImageNet's terms allow no one to pass them on",
         ),
     ),
     Table(

@@ -176,7 +176,7 @@ REFUSED = [
     (PROXY, [RENEWED], "identity.certManager.renewBefore: must be less than duration"),
     (GPU, ["networkPolicy.metricsPods=null"], "networkPolicy.metricsPods: name Prometheus' pods"),
     (S, ["podLabels.app\\.kubernetes\\.io/component=x"], "belongs to the chart, Services and the network"),
-    (DIGITS, ["data.labels.ill=1"], "data: missing and labels are for tables alone"),
+    (DIGITS, ["data.labels.ill=1"], "data: missing, labels and drop are for tables and"),
     (DIGITS, ["data.columns_in_file[0]=age"], "data.columns_in_file: is for format csv alone"),
     (
         S,
@@ -473,7 +473,8 @@ def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
     assert settings.name == "clinic-d"
     data, scans = settings.data_sets
     assert (data.path, data.columns_in_file) == (Path("/data/patients.csv"), ("age", "chol", "num"))
-    assert (data.missing, data.labels) == ({"chol": ("0",)}, {"healthy": 0, "ill": 1})
+    assert (data.missing, data.labels) == ({"chol": ("0",)}, {"gesund": "healthy", "krank": "ill"})
+    assert data.drop == ("unknown",)
     assert (scans.name, scans.path) == ("ct", Path("/data/ct"))
     assert [settings.policy_of(each).name for each in settings.data_sets] == ["policy.yaml", "policy-ct.yaml"]
     own, shared = load_policy(files["policy-ct.yaml"]), load_policy(files["policy.yaml"])
