@@ -66,7 +66,7 @@ def dicom(folder: Path) -> Fields:
     from pydicom.encaps import encapsulate
     from pydicom.uid import ExplicitVRLittleEndian, RLELossless
 
-    from tests.unit.data.test_scans import write_slice
+    from tests.support.scan_files import write_slice
 
     _labels(folder, "a.dcm", "b.dcm", "c.dcm")
     for name in ("a", "b", "c"):

@@ -9,7 +9,7 @@ their picture. Color: red, green and blue from 0 to 1.
 from __future__ import annotations
 
 import math
-import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,7 @@ def header(file: Path) -> Dataset:
     if not is_dicom(file):
         raise ConfigError(f"{file}: not a readable image (no DICOM file: no DICM at byte 128)")
     check_not_deflated(file)
-    with warnings.catch_warnings(action="ignore"):  # of values that no reader here asks for
-        return dcmread(file, stop_before_pixels=True)
+    return dcmread(file, stop_before_pixels=True)
 
 
 def check_not_deflated(file: Path) -> None:
@@ -62,17 +61,22 @@ def values(file: Path, *, channels: int, is_mask: bool) -> NDArray[np.float32]:
     Raises ConfigError for what this silo does not read, and whatever a decoder does.
     """
     from pydicom import dcmread
-    from pydicom.pixels import pixel_array
+    from pydicom.pixels.utils import pixel_array
 
-    with warnings.catch_warnings(action="ignore"):
-        found = dcmread(file)
-        _check(found, file, channels=1 if is_mask else channels)
+    found = dcmread(file)
+    lacking = _checked(found, file, channels=1 if is_mask else channels)
+    try:
         stored = pixel_array(found)
-        if is_mask:
-            return np.asarray(stored, np.float32)[np.newaxis]
-        if channels == 1:
-            return _gray(found, stored, file)[np.newaxis]
-        return _color(found, stored).transpose(2, 0, 1)
+    except RuntimeError as error:  # of each decoder that is there
+        if not lacking:
+            raise
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{file}: {_syntax(found)}: {why}; others: {'; '.join(lacking)}") from error
+    if is_mask:
+        return np.asarray(stored, np.float32)[np.newaxis]
+    if channels == 1:
+        return _gray(found, stored, file)[np.newaxis]
+    return _color(found, stored).transpose(2, 0, 1)
 
 
 def filled(picture: NDArray[np.float32], *, source: Path) -> NDArray[np.float32]:
@@ -83,8 +87,8 @@ def filled(picture: NDArray[np.float32], *, source: Path) -> NDArray[np.float32]
     return np.where(is_padding, picture[~is_padding].min(), picture) if is_padding.any() else picture
 
 
-def _check(found: Dataset, file: Path, *, channels: int) -> None:
-    """Raises ConfigError that names the tag."""
+def _checked(found: Dataset, file: Path, *, channels: int) -> Sequence[str]:
+    """Decoders that are not installed. Raises ConfigError that names the tag."""
     if not any(tag in found for tag in PIXELS):
         raise ConfigError(f"{file}: no PixelData, so no image (modality {found.get('Modality')})")
     needed = (*NEEDED, *(OF_WHOLE_NUMBERS if "PixelData" in found else ()))
@@ -106,28 +110,31 @@ def _check(found: Dataset, file: Path, *, channels: int) -> None:
             f"{file}: PhotometricInterpretation is {photometric}, expected {' or '.join(expected)} for "
             f"{channels} channel{'' if channels == 1 else 's'}"
         )
-    _check_decoder(found, file)
+    return _lacking(found, file)
 
 
-def _check_decoder(found: Dataset, file: Path) -> None:
-    """Raises ConfigError that names the syntax and what to install."""
-    from pydicom.pixels import get_decoder
+def _lacking(found: Dataset, file: Path) -> Sequence[str]:
+    """Decoders of its syntax that are not installed. Raises ConfigError where none is, or it has none."""
+    from pydicom.pixels.decoders.base import get_decoder
 
-    syntax = found.file_meta.get("TransferSyntaxUID")
-    if syntax is None:
+    if (syntax := found.file_meta.get("TransferSyntaxUID")) is None:
         raise ConfigError(f"{file}: tag TransferSyntaxUID is missing")
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise ConfigError(f"{file}: transfer syntax {syntax.name} ({syntax}) is not read") from None
+        raise ConfigError(f"{file}: {_syntax(found)} is not read") from None
     if not decoder.is_available:
-        raise ConfigError(
-            f"{file}: no decoder for transfer syntax {syntax.name} ({syntax}): pip install {DECODERS}"
-        )
+        raise ConfigError(f"{file}: no decoder for {_syntax(found)}: pip install {DECODERS}")
+    return decoder.missing_dependencies
+
+
+def _syntax(found: Dataset) -> str:
+    syntax = found.file_meta.TransferSyntaxUID
+    return f"transfer syntax {syntax.name} ({syntax})"
 
 
 def _gray(found: Dataset, stored: NDArray[Any], file: Path) -> NDArray[np.float32]:
-    from pydicom.pixels import apply_modality_lut
+    from pydicom.pixels.processing import apply_modality_lut
 
     scale = [tag for tag in ("RescaleSlope", "RescaleIntercept") if found.get(tag) is not None]
     if len(scale) == 1:
@@ -156,7 +163,8 @@ def _gray(found: Dataset, stored: NDArray[Any], file: Path) -> NDArray[np.float3
 
 
 def _is_inverted(found: Dataset) -> bool:
-    return found.PhotometricInterpretation == "MONOCHROME1" or found.get("PresentationLUTShape") == "INVERSE"
+    is_inverse = found.get("PresentationLUTShape") == "INVERSE"
+    return is_inverse or str(found.PhotometricInterpretation) == "MONOCHROME1"
 
 
 def _range_sum(found: Dataset) -> int:
@@ -176,7 +184,7 @@ def _padding(found: Dataset, stored: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _color(found: Dataset, stored: NDArray[Any]) -> NDArray[np.float32]:
     """Shapes: -> (rows, columns, 3). pydicom has made RGB of YBR."""
-    from pydicom.pixels import apply_color_lut
+    from pydicom.pixels.processing import apply_color_lut
 
     if found.PhotometricInterpretation == "PALETTE COLOR":
         made = apply_color_lut(stored, found)[..., :3]

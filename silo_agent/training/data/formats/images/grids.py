@@ -50,13 +50,14 @@ class Picture:
 
 def turned(values: Values, affine: Affine, *, source: Path) -> tuple[Values, Affine]:
     """Shapes: values (channels, x, y, z). Raises ConfigError where the affine has no directions."""
-    from nibabel.orientations import apply_orientation, inv_ornt_aff, io_orientation
+    from nibabel import orientations
 
     if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
         raise ConfigError(f"{source}: the orientation of its axes cannot be told")
-    way = io_orientation(affine)
-    made = np.stack([apply_orientation(each, way) for each in values])
-    return made, affine @ inv_ornt_aff(way, values.shape[1:])
+    typed: Any = orientations  # whose functions have no types
+    way = typed.io_orientation(affine)
+    made = np.stack([typed.apply_orientation(each, way) for each in values])
+    return made, affine @ typed.inv_ornt_aff(way, values.shape[1:])
 
 
 def resized(values: Values, size: tuple[int, ...], *, is_mask: bool) -> Values:

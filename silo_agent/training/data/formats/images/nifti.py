@@ -16,10 +16,10 @@ from silo_agent.training.data.formats.memory import check_values
 
 def read(path: Path, size: tuple[int, ...], is_mask: bool) -> Picture:
     """As scans.Read; a fourth axis is the channels. Raises ConfigError, and whatever a decoder does."""
-    import nibabel
+    from nibabel import Nifti1Image, Nifti2Image
 
-    _check_declared(path, size)
-    file: Any = nibabel.load(path)
+    form: Any = (Nifti1Image, Nifti2Image)[_checked(path, size)]
+    file = form.from_filename(path)
     if file.get_data_dtype().kind not in "iuf":
         raise ConfigError(f"{path}: values of type {file.get_data_dtype()}, expected one number each")
     affine = _affine(file.header, path)
@@ -35,8 +35,8 @@ def read(path: Path, size: tuple[int, ...], is_mask: bool) -> Picture:
     return Picture(values=resized(values, size, is_mask=is_mask), grid=grid)
 
 
-def _check_declared(path: Path, size: tuple[int, ...]) -> None:
-    """Raises ConfigError for a file that is no NIfTI, or declares too much."""
+def _checked(path: Path, size: tuple[int, ...]) -> bool:
+    """Whether it is NIfTI-2. Raises ConfigError for a file that is neither, or declares too much."""
     from nibabel import Nifti1Header, Nifti2Header
 
     opened = gzip.open if path.suffix.lower() == ".gz" else open
@@ -52,6 +52,7 @@ def _check_declared(path: Path, size: tuple[int, ...]) -> None:
     # what lies before the image is read, too
     declared = math.prod(map(abs, header.get_data_shape())) + abs(int(header["vox_offset"]))
     check_values(declared, size, source=path)
+    return form is Nifti2Header
 
 
 def _affine(header: Any, path: Path) -> Affine:

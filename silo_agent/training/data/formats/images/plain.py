@@ -39,7 +39,8 @@ def read(path: Path, size: tuple[int, ...], is_mask: bool, *, channels: int) -> 
     whatever a decoder does."""
     from PIL import Image, ImageOps
 
-    with Image.open(path, formats=tuple(FORMATS.values())) as image:
+    # by its path, Pillow 13 maps an uncompressed TIFF that lies on its side, and mixes its rows
+    with path.open("rb") as file, Image.open(file, formats=tuple(FORMATS.values())) as image:
         check_values(math.prod(image.size) * len(image.getbands()), size, source=path)
         if getattr(image, "is_animated", False):
             raise ConfigError(f"{path}: more than one frame, expected one picture a file")
@@ -56,6 +57,7 @@ def read(path: Path, size: tuple[int, ...], is_mask: bool, *, channels: int) -> 
             )
         return Picture(values=_mask(shown, size), grid=grid)
     _check_opaque(shown, path)
+    shown.info.pop("transparency", None)
     if top is None:
         pixels = np.asarray(shown.convert(MODES[channels]).resize((size[1], size[0])))
         return Picture(values=pixels.reshape(*size, channels).transpose(2, 0, 1), grid=grid)

@@ -7,6 +7,7 @@ volume is refused by its name: nothing is left out.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
@@ -30,6 +31,11 @@ TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # a file's axes run to the left, to th
 def read(path: Path, size: tuple[int, ...], is_mask: bool, *, channels: int) -> Picture:
     """As scans.Read: a slice is rows by columns, as it is shown. Raises ConfigError, and whatever a decoder
     does."""
+    with warnings.catch_warnings(action="ignore"):  # of values that no reader here asks for
+        return _read(path, size, is_mask, channels)
+
+
+def _read(path: Path, size: tuple[int, ...], is_mask: bool, channels: int) -> Picture:
     files = files_of(path)
     headers = [dicom.header(file) for file in files]
     check_values(sum(map(dicom.declared, headers)), size, source=path)
