@@ -106,13 +106,13 @@ def _folders(root: Path) -> list[Path]:
 def _files(
     root: Path, settings: DataSettings, job: JobSpec, problems: Problems
 ) -> tuple[list[Path], list[int]]:
-    """Every image of the job's classes with its class, folder by folder. Raises ConfigError for a job that
-    names no classes."""
+    """Every image of the job's classes with its class, folder by folder. Raises ConfigError where neither
+    the job nor the settings say which folder is which class."""
     folders = _folders(root)
-    if not job.class_names:
+    if not job.class_names and not settings.labels:
         raise ConfigError(
-            "classes: format image-folder needs the name of each class, such as [healthy, pneumonia], which "
-            f"its folder has; the job says {job.classes}"
+            "classes: format image-folder needs the name of each class, such as [healthy, pneumonia], or "
+            f"data.labels with the number of each folder here; the job says {job.classes}"
         )
     numbers, files, labels = class_numbers(settings, job), list[Path](), list[int]()
     for folder in folders:
@@ -127,7 +127,7 @@ def _files(
             files += images
             labels += [numbers[folder.name]] * len(images)
         else:
-            message = f"folder {folder.name!r} is none of the job's classes {some(job.class_names)}"
+            message = f"folder {folder.name!r} is none of the job's classes {some([*numbers])}"
             for path in images:
                 problems.add(f"{path}: {message}", alike=message)
     if outside := [path.name for path in sorted(root.iterdir()) if path not in folders]:
