@@ -73,6 +73,8 @@ def test_files_and_series_named_by_uid_are_images_of_their_own(tmp_path: Path) -
         records = records_of(settings)
         assert records is not None
         assert len(set(records.train)) == 4
+        found = listed(tmp_path / kind / "images", ENDINGS[DataFormat.DICOM])
+        assert not found.meant("1.2.826.0.1")  # what stands behind a dot is no ending
 
 
 def test_rows_mean_the_file_that_they_name_and_shorter_ones_must_be_unique(tmp_path: Path) -> None:

@@ -103,6 +103,21 @@ def test_each_image_that_cannot_be_used_is_named_and_left_out_alone(tmp_path: Pa
     assert len(private.train) == 1
 
 
+def test_what_a_decoder_raises_is_told_with_its_type_and_text(tmp_path: Path) -> None:
+    """`not a readable image` was all."""
+    for name in ("a", "b"):
+        data = bytes(8) if name == "a" else bytes(24)
+        write_slice(tmp_path / "images" / name, np.zeros((3, 4)), PixelData=data)
+    (tmp_path / "labels.csv").write_text("image,y\na,0\nb,1\n")
+    settings = DataSettings(format="dicom", path=tmp_path, holdout=0.0)
+    job = volume_job(1, 3, 4, classes=2, label_column="y")
+    with pytest.raises(
+        ConfigError, match=r"images/a: not a readable image \(ValueError: .*less than expected"
+    ):
+        load_data(settings, job)
+    assert len(load_data(settings, job.model_copy(update={"privacy": PRIVACY})).train) == 1
+
+
 @pytest.mark.parametrize(
     "fields, shape, message",
     [
