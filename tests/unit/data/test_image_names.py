@@ -85,7 +85,8 @@ def test_rows_mean_the_file_that_they_name_and_shorter_ones_must_be_unique(tmp_p
         (tmp_path / "images" / name).touch()
     rows = ("p0.jpg,0", "p0,1", "p1,1", "p2,0", "images/p2.png,0", "p2.png,1")
     (tmp_path / "labels.csv").write_text("image,y\n" + "\n".join(rows))
-    settings, problems = DataSettings(format="image-folder", path=tmp_path, holdout=0.0), Problems()
+    labels, problems = {"ill": 0, "well": 1}, Problems()
+    settings = DataSettings(format="image-folder", path=tmp_path, holdout=0.0, labels=labels)
     job = make_job(2, (1, 4, 4), label_column="y")
     data = load_data(settings, job, problems=problems)
     assert np.round(data.train.features[:, 0, 0, 0] * 255).tolist() == [90, 30, 50]
@@ -108,7 +109,8 @@ def test_a_mask_is_that_of_the_same_path_or_of_the_only_one_of_its_stem(tmp_path
         write_plain(tmp_path / "images" / name, 9)
     for name, value in (("a.png", 1), ("b.bmp", 0), ("sub/c.png", 1)):
         write_plain(tmp_path / "masks" / name, value)
-    settings, problems = DataSettings(format="image-folder", path=tmp_path, holdout=0.0), Problems()
+    labels, problems = {"ill": 0, "well": 1}, Problems()
+    settings = DataSettings(format="image-folder", path=tmp_path, holdout=0.0, labels=labels)
     data = load_data(settings, make_job(2, (1, 4, 4), task={"name": "segmentation"}), problems=problems)
     assert data.train.labels[:, 0, 0].tolist() == [1, 1]
     told = "which mask is its own cannot be told: b.bmp of"
@@ -124,7 +126,8 @@ def test_a_class_folder_gives_what_lies_in_its_sub_folders_and_says_the_rest(tmp
     for name in ("ill/p1/0.png", "ill/0.png", "ill/._0.png", "well/0.png"):
         write_plain(tmp_path / name, 9)
     (tmp_path / "list.txt").touch()
-    settings, problems = DataSettings(format="image-folder", path=tmp_path, holdout=0.0), Problems()
+    labels, problems = {"ill": 0, "well": 1}, Problems()
+    settings = DataSettings(format="image-folder", path=tmp_path, holdout=0.0, labels=labels)
     data = load_data(settings, make_job(2, (1, 4, 4)), problems=problems)
     assert data.train.labels.tolist() == [0, 0, 1]
     assert problems.notes == [
