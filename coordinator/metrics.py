@@ -1,7 +1,7 @@
 """What the coordinator counts. Every label comes from a closed set and starts at zero.
 
 `silo` labels come from the roster, `federation_job` from accepted jobs; nothing here is a figure
-of one silo. Source: DESIGN 10.
+of one silo.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the agent counts. Every label comes from a closed set and starts at zero. Source: DESIGN 10."""
+"""What the agent counts. Every label comes from a closed set and starts at zero."""
 
 from __future__ import annotations
 

@@ -85,8 +85,7 @@ def test_rows_mean_the_file_that_they_name_and_shorter_ones_must_be_unique(tmp_p
         (tmp_path / "images" / name).touch()
     rows = ("p0.jpg,0", "p0,1", "p1,1", "p2,0", "images/p2.png,0", "p2.png,1")
     (tmp_path / "labels.csv").write_text("image,y\n" + "\n".join(rows))
-    labels, problems = {"ill": 0, "well": 1}, Problems()
-    settings = DataSettings(format="image-folder", path=tmp_path, holdout=0.0, labels=labels)
+    settings, problems = DataSettings(format="image-folder", path=tmp_path, holdout=0.0), Problems()
     job = make_job(2, (1, 4, 4), label_column="y")
     data = load_data(settings, job, problems=problems)
     assert np.round(data.train.features[:, 0, 0, 0] * 255).tolist() == [90, 30, 50]

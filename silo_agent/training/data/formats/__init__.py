@@ -1,1 +1,3 @@
-"""What each data format reads: one file a format."""
+"""What each data format reads: one file a format. A new one also stands in `DataFormat` (../settings.py),
+`LOADERS` (../loading.py) and `RECORDS` (../records.py).
+"""
