@@ -125,6 +125,8 @@ def _parts(
     raw = _raw(settings, job)
     opened = _opened(raw, settings, job, admitted, is_cancelled)
     is_strict = _is_strict(raw, job, problems)
+    if dropped := raw.problems.dropped.total():
+        log.info("records left out by data.drop", data=settings.name, records=dropped)
     cut = _plain_parts if is_strict else _private_parts
     for train, holdout in cut(opened, settings, indices, job=job):
         part = SiloData(train=train, holdout=holdout, name=settings.name)

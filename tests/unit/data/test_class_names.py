@@ -22,6 +22,7 @@ from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.records import records_of
 from silo_agent.training.data.settings import DataSettings, SettingsFault
 from tests.support.class_folders import write_folders
+from tests.support.soak import examples
 from tests.unit.data.loading import load, make_job
 from tests.unit.data.test_private_loading import PRIVATE
 
@@ -43,6 +44,7 @@ def load_folders(root: Path, job: JobSpec, **fields: Any) -> list[tuple[int, int
     return sorted(zip(grays.tolist(), data.train.labels.tolist(), strict=True))
 
 
+@examples(25)
 @given(st.lists(FOLDER_NAMES, min_size=2, max_size=5, unique=True), st.data())
 def test_folders_have_the_jobs_numbers_whichever_a_silo_has(names: list[str], data: st.DataObject) -> None:
     # a class had the number of its folder's place among the silo's own
