@@ -3,8 +3,8 @@
 A *reservation* is written before an input's data are touched, and counts like spend. It becomes spend
 before the first byte of y(u) leaves, in one transaction with what else has to be durable then, and is
 given back if nothing left. Every check and the write that it allows share one transaction. Nothing is ever
-subtracted: epsilon is composed again from all stored releases at the delta that the account began with. Whether it fits
-is decided by chorale/privacy/composition.py (`AccountReleases.fits`).
+subtracted: epsilon is composed again from all stored releases at the delta that the account began with.
+Whether it fits is decided by chorale/privacy/composition.py (`AccountReleases.fits`).
 Source: docs/protocol.md 6.8, docs/privacy.md "The ledger".
 """
 
