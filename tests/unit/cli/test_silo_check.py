@@ -348,3 +348,28 @@ def test_a_private_job_is_told_with_what_a_record_is_and_what_several_cost(
         assert re.search(
             r"data: \d+ samples of \d+ units to train on, \d+ samples of \d+ units held out", ended.out
         )
+
+
+def test_files_that_no_job_uses_are_counted_with_the_reason(desk: Desk, chorale: Calls) -> None:
+    """A hidden file and an image without a line in labels.csv vanished without a word."""
+    image = pytest.importorskip("PIL.Image", reason="writes images: needs the extra silo")
+    root = desk.folder / "set"
+    (root / "images").mkdir(parents=True)
+    for number in range(20):
+        image.new("L", (4, 4), number).save(root / "images" / f"{number}.png")
+    (root / "images" / ".DS_Store").touch()
+    (root / "labels.csv").write_text("image,sick\n" + "".join(f"{n}.png,{n % 2}\n" for n in range(19)))
+    config = desk.silo(data={"format": "image-folder", "path": str(root)})
+    ended = chorale(
+        "silo",
+        "check",
+        "--config",
+        config,
+        "--job",
+        desk.job(classes=2, input_shape=[1, 4, 4], label_column="sick"),
+    )
+    assert (
+        f"ok       files: {root}/images: 21 found, 20 images, 19 with a line in labels.csv; left out: "
+        "1 hidden (.DS_Store), 1 without a line in labels.csv (19.png)"
+    ) in ended.out.splitlines(), ended.out
+    assert ended.code == 0, ended.out
