@@ -61,6 +61,7 @@ ARRAY_FORMATS = (
 LABELED_FORMATS = (*TABLE_FORMATS, DataFormat.IMAGE_FOLDER, DataFormat.DICOM, DataFormat.NIFTI)
 
 ROWS_PER_UNIT = 32  # a batch of a private job
+ASCII = bytes(each for each in range(32, 127) if each != ord("\\")) + rb"\n" + b"\t\r\n"
 GROUP_SPACES = "[ \u00a0\u202f]"  # between groups of digits, where a space is
 
 
@@ -165,12 +166,21 @@ class TableDialect(BaseModel):
     def _is_one(self) -> Self:
         if self.thousands == self.decimal:
             raise ValueError(f"thousands: expected another character than decimal, got {self.thousands!r}")
-        with suppress(LookupError):
-            "".encode(self.encoding)  # raises for one of bytes, too
+        with suppress(LookupError, UnicodeError):
+            if not self.has_lines_of_bytes and "a".encode(self.encoding).decode("utf-16") != "a":
+                raise LookupError(self.encoding)
             if self.dates is not None and sorted(re.findall("[A-Z]+", self.dates)) != ["DD", "MM", "YYYY"]:
                 raise ValueError(f"dates: expected YYYY, MM and DD once each, got {self.dates!r}")
             return self
         raise ValueError(f"encoding: expected an encoding of texts that Python knows, got {self.encoding!r}")
+
+    @property
+    def has_lines_of_bytes(self) -> bool:
+        """Whether a line of the file is one of its bytes, as in all encodings that hold ASCII as it is."""
+        try:
+            return (ASCII + b"\xff").decode(self.encoding, "replace").startswith(ASCII.decode("ascii"))
+        except UnicodeError:
+            return False
 
     def number(self, text: str) -> float:
         """NaN for what is none: sign, digits with their groups, decimal and digits, exponent; no other texts

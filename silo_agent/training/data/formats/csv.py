@@ -29,7 +29,7 @@ from silo_agent.training.data.formats.tables import (
     wanted_columns,
 )
 from silo_agent.training.data.problems import Problems
-from silo_agent.training.data.settings import DataSettings, TableDialect
+from silo_agent.training.data.settings import DataSettings, SettingsFault, TableDialect
 
 EXPANSION = 8  # a table of short texts takes at least so many times its bytes in memory
 CELL_BYTES = 8  # of a place in a row
@@ -55,9 +55,10 @@ def records(settings: DataSettings) -> Records:
     """By line and, where a quote or an end of line may make other rows of it, also as jobs without privacy
     read them. Raises ConfigError as `load`."""
     path = required_path(settings)
-    read = [_read(path, settings, Problems(), is_private=True)]
+    by_line = settings.dialect.has_lines_of_bytes
+    read = [_read(path, settings, Problems(), is_private=by_line)]
     content = path.read_bytes()
-    if b'"' in content or b"\r" in content.replace(b"\r\n", b""):
+    if by_line and (b'"' in content or b"\r" in content.replace(b"\r\n", b"")):
         with suppress(ConfigError):  # then those jobs cannot read it either
             read.append(_read(path, settings, Problems(), is_private=False))
     texts = [(_filled(row, names), names) for names, rows in read for _, row in rows]
@@ -135,9 +136,18 @@ def _read(
 
 
 def _decoded(content: bytes, path: Path, dialect: TableDialect, *, is_private: bool) -> str:
-    """Raises ConfigError that names the line and byte; in a private job a wrong byte is another character."""
+    """Raises ConfigError that names the line and byte. In a private job each line is decoded by itself, and a
+    wrong byte is another character: no byte of a record reaches another one."""
+    if is_private:
+        if not dialect.has_lines_of_bytes:
+            raise SettingsFault(
+                f"data.dialect.encoding: a private job reads line by line, which {dialect.encoding} does not "
+                "allow: store the file as utf-8"
+            )
+        lines = [line.decode(dialect.encoding, "replace") for line in content.split(b"\n")]
+        return "\n".join(lines).removeprefix("\ufeff")
     try:
-        text = content.decode(dialect.encoding, "replace" if is_private else "strict")
+        text = content.decode(dialect.encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = error.start - content.rfind(b"\n", 0, error.start)
