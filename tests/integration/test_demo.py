@@ -116,6 +116,7 @@ def test_demo_survives_the_silos_it_kills_and_leaves_its_results(tmp_path: Path)
     assert second["attempts"] == 1
     assert report["dropped"][0] == {
         "round": 2, "silo": "silo-4", "stage": "masked", "reason": "disconnected",
+        "words": "connection lost during its upload",
     }  # fmt: skip
     assert {entry["round"] for entry in report["dropped"]} == {2, 3}
 

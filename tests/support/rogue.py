@@ -169,8 +169,10 @@ class Line:
         await self.connected()
         self.meet()
 
-    async def answer(self, kind: str) -> Any:
-        """The next message of the silo, which must be of this kind."""
+    async def answer(self, kind: str, **asked: Any) -> Any:
+        """The next message of the silo, which must be of this kind; `asked` is what it is told before."""
+        if asked:
+            self.tell(**asked)
         async with asyncio.timeout(PATIENCE_SECONDS):
             message = await self._inbox.get()
         assert message.WhichOneof("kind") == kind, (self.name, message, self.log[-3:])
