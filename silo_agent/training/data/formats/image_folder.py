@@ -109,7 +109,7 @@ def _files(
     """Every image of the job's classes with its class, folder by folder. Raises ConfigError where neither
     the job nor the settings say which folder is which class."""
     folders = _folders(root)
-    if not job.class_names and not settings.labels:
+    if not job.class_names and not any(isinstance(each, int) for each in settings.labels.values()):
         raise ConfigError(
             "classes: format image-folder needs the name of each class, such as [healthy, pneumonia], or "
             f"data.labels with the number of each folder here; the job says {job.classes}"
