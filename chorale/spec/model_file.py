@@ -49,7 +49,7 @@ STATED = {
 
 def facts_of(spec: JobSpec, *, job_digest: bytes, round: int) -> dict[str, str]:
     """What a file says of a job's model after that round."""
-    values = spec.model_dump(mode="json", by_alias=True)
+    values = spec.model_dump(mode="json")
     try:
         version = metadata.version("chorale")
     except metadata.PackageNotFoundError:

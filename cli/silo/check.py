@@ -355,7 +355,7 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     train, held = (_counted(each) for each in (data.train, data.holdout))
     counts = f"{train} to train on, {held} held out"
     if data.flow is not None:
-        click.echo(f"data: {data.flow.told()}")
+        click.echo(f"data: {data.flow.in_words()}")
     if problems.count:
         _propose(data_set, spec)
         click.echo(f"data: {counts} where a wrong cell counts as missing and a wrong record is left out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from crypto.errors import Refusal
@@ -119,7 +120,7 @@ def signatures_shown(play: Play, name: str) -> Signatures:
 
 def _unmasking(name: str) -> Attack:
     reason, over_the_line = SIGNATURES[name][1:]
-    shown = lambda play: signatures_shown(play, name)  # noqa: E731
+    shown = partial(signatures_shown, name=name)
     return bent("unmask", Refusal.SIGNATURES, f"unmask: {reason}", shown, over_the_line)
 
 

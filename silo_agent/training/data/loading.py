@@ -145,12 +145,12 @@ def _flow(raw: RawData, job: JobSpec, *, used: int) -> Flow | None:
     eligible_N = readable_N
     if raw.units is not None:
         eligible_N = readable_N & np.array([unit_name(each) is not None for each in raw.units], np.bool_)
-    labelled_N = eligible_N & job.method.task.target.fitting(raw.train.labels)
+    labeled_N = eligible_N & job.method.task.target.fitting(raw.train.labels)
     return Flow(
         found=len(raw.train),
         readable=int(np.count_nonzero(readable_N)),
         eligible=int(np.count_nonzero(eligible_N)),
-        labelled=int(np.count_nonzero(labelled_N)),
+        labeled=int(np.count_nonzero(labeled_N)),
         used=used,
     )
 

@@ -76,25 +76,25 @@ class Flow:
     """What became of a table's records, each count a part of the one before. The counts stay at the silo.
 
     readable: whose line or row can be read. eligible: of those that say whose they are, where units do.
-    labelled: with a label of the job. used: in training or held out.
+    labeled: with a label of the job. used: in training or held out.
     """
 
     found: int
     readable: int
     eligible: int
-    labelled: int
+    labeled: int
     used: int
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         left_out = {
             "cannot be read": self.found - self.readable,
             "do not say whose they are": self.readable - self.eligible,
-            "have no label of the job": self.eligible - self.labelled,
-            "are beyond what their unit may have, or in another account": self.labelled - self.used,
+            "have no label of the job": self.eligible - self.labeled,
+            "are beyond what their unit may have, or in another account": self.labeled - self.used,
         }
         why = "; ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
         counts = (
             f"{self.found} records found, {self.readable} readable, {self.eligible} eligible, "
-            f"{self.labelled} labelled, {self.used} used"
+            f"{self.labeled} labeled, {self.used} used"
         )
         return f"{counts} ({why})" if why else counts

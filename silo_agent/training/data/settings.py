@@ -392,7 +392,7 @@ def rows_beyond_in_words(settings: DataSettings, rows: int) -> str:
     )
 
 
-def reading_told(settings: DataSettings) -> tuple[str, ...]:
+def reading_in_words(settings: DataSettings) -> tuple[str, ...]:
     """By what the silo's own settings change or leave out what a table holds, a line each."""
     dialect = ", ".join(f"{name} {value!r}" for name, value in settings.dialect if value is not None)
     lines = [f"written with {dialect}"] if settings.dialect != TableDialect() else []

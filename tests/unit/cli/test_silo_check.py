@@ -68,7 +68,7 @@ def test_a_table_in_another_dialect_is_proposed_and_its_flow_printed(desk: Desk,
     config = desk.silo(data={**data, "dialect": {"delimiter": ";", "decimal": ","}})
     ended = chorale("silo", "check", "--config", config, "--job", table_job(desk))
     assert ended.code == 0, ended.out
-    assert "data: 60 records found, 60 readable, 60 eligible, 60 labelled, 60 used\n" in ended.out
+    assert "data: 60 records found, 60 readable, 60 eligible, 60 labeled, 60 used\n" in ended.out
 
 
 def problems(ended: Ended) -> list[str]:

@@ -22,7 +22,7 @@ from silo_agent.training.data.formats.proposals import proposed_dialect
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.records import records_of
-from silo_agent.training.data.settings import DataSettings, SettingsFault, TableDialect, reading_told
+from silo_agent.training.data.settings import DataSettings, SettingsFault, TableDialect, reading_in_words
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import load, make_job
 
@@ -177,7 +177,7 @@ def test_what_check_proposes_reads_the_file_as_it_is_meant(
 
 
 def test_settings_of_a_table_are_told_to_who_approves() -> None:
-    told = reading_told(
+    told = reading_in_words(
         DataSettings(
             format="csv",
             path="t.csv",
@@ -191,7 +191,7 @@ def test_settings_of_a_table_are_told_to_who_approves() -> None:
         "age: '0' is missing",
         "smoker: 'ja' is yes, 'nein' is no",
     )
-    assert reading_told(DataSettings(format="csv", path="t.csv")) == ()
+    assert reading_in_words(DataSettings(format="csv", path="t.csv")) == ()
 
 
 def test_the_flow_counts_what_is_left_out_and_why(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_the_flow_counts_what_is_left_out_and_why(tmp_path: Path) -> None:
     given = DataSettings(format="csv", path=tmp_path / "t.csv", unit="who", max_rows_per_unit=2, holdout=0.0)
     flow = load_data(given, table_job(), problems=Problems()).flow
     assert flow is not None
-    assert (flow.found, flow.readable, flow.eligible, flow.labelled) == (7, 6, 5, 4)
-    assert flow.told().startswith("7 records found, 6 readable, 5 eligible, 4 labelled, ")
-    assert "1 cannot be read; 1 do not say whose they are; 1 have no label of the job" in flow.told()
+    assert (flow.found, flow.readable, flow.eligible, flow.labeled) == (7, 6, 5, 4)
+    assert flow.in_words().startswith("7 records found, 6 readable, 5 eligible, 4 labeled, ")
+    assert "1 cannot be read; 1 do not say whose they are; 1 have no label of the job" in flow.in_words()
 
 
 # rows that a quote takes

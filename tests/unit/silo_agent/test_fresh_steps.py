@@ -38,7 +38,10 @@ class Stepping(OneHot):
 @pytest_asyncio.fixture
 async def hub(make_hub: MakeHub) -> Hub:
     own = {"privacy": {"shared_noise": "allow"}}
-    each = lambda name: {"objective": Stepping(), **own}  # noqa: E731
+
+    def each(name: str) -> dict[str, Any]:
+        return {"objective": Stepping(), **own}
+
     return await enrolled(make_hub, privacy=PRIVACY, rounds=5, steps=3, spare_steps=2, each=each)
 
 

@@ -143,7 +143,7 @@ def _tagged(images: Sequence[Path], tag: str) -> list[str | None]:
             check_not_deflated(first)
             header = dcmread(first, stop_before_pixels=True, specific_tags=[tag])
             found.append(str(header.get(tag, "")))
-        except Exception:  # what a decoder raises is on no list; the image is then told as unreadable
+        except Exception:  # what a decoder raises is on no list; the image is then a problem
             found.append(None)
     return found
 
@@ -176,7 +176,8 @@ def load_with(read: Read, settings: DataSettings, job: JobSpec, *, endings: Endi
 def _masked(
     root: Path, settings: DataSettings, job: JobSpec, problems: Problems, endings: Endings
 ) -> tuple[list[Path], list[Path]]:
-    """Every image that has a mask. Raises ConfigError where the task has none or a folder is missing."""
+    """Every image that has a mask; in a private job of the same whole name, so that no image takes another's.
+    Raises ConfigError where the task has none or a folder is missing."""
     if job.method.task.target.shape != job.input_shape[1:]:
         raise ConfigError(
             f"label_column: format {settings.format} needs the heading of the label in {LABELS}, or a "
@@ -185,14 +186,14 @@ def _masked(
     images, masks = (listed(root / folder, endings) for folder in (IMAGES, MASKS))
     found, without = dict[str, Path](), list[str]()
     for key, path in images.images.items():
-        meant, alike = _masks_of(key, images, masks)
+        meant, alike = _masks_of(key, images, masks, is_private=job.privacy is not None)
         if len(meant) == 1 and len(alike) == 1:
             found[key] = masks.images[meant[0]]
             continue
         without.append(key)
         if meant:
             named = f"{some(meant)} of {masks.folder} and {some(alike)} of {images.folder} have one name"
-            problems.add(f"{path}: which mask is its own cannot be told: {named}")
+            problems.add(f"{path}: which mask is its own is unclear: {named}")
         else:
             problems.add(f"{path}: no mask of its name in {root / MASKS}")
     problems.say(images.flow(len(found), without, of="a mask"))
@@ -202,10 +203,14 @@ def _masked(
     return [images.images[key] for key in found], [*found.values()]
 
 
-def _masks_of(key: str, images: Listed, masks: Listed) -> tuple[Sequence[str], Sequence[str]]:
+def _masks_of(
+    key: str, images: Listed, masks: Listed, *, is_private: bool
+) -> tuple[Sequence[str], Sequence[str]]:
     """The masks that may be of this image, and the images that they may be of."""
     if key in masks.images:
         return (key,), (key,)
+    if is_private:
+        return (), ()
     stem = images.stem(key)
     taken = images.images.keys() & masks.images.keys()
     return [each for each in masks.of_stem(stem) if each not in taken], images.of_stem(stem)
@@ -214,7 +219,8 @@ def _masks_of(key: str, images: Listed, masks: Listed) -> tuple[Sequence[str], S
 def _labelled(
     root: Path, settings: DataSettings, job: JobSpec, problems: Problems, endings: Endings
 ) -> tuple[list[Path], Labels]:
-    """Every image of the table that is there, with its label."""
+    """Every image of the table that is there, with its label. In a private job a row names it whole: what a
+    shorter name means depends on the other images."""
     wanted = (IMAGE_COLUMN, *job.label_columns)
     table, _ = read_table(root / LABELS, settings, wanted, is_private=job.privacy is not None)
     table = table.take(kept_rows(table, settings, job))
@@ -222,7 +228,8 @@ def _labelled(
     problems.take(table.problems)
     rows: dict[str, int] = {}  # by image
     for row, name in enumerate(table.texts(IMAGE_COLUMN)):
-        meant, place = images.meant(name), table.place(row)
+        meant = images.named(name) if job.privacy is not None else images.meant(name)
+        place = table.place(row)
         if not meant:
             problems.add(f"{place}: no image {name[:100]!r} in {images.folder}")
         elif len(meant) > 1:

@@ -53,7 +53,7 @@ def turned(values: Values, affine: Affine, *, source: Path) -> tuple[Values, Aff
     from nibabel import orientations
 
     if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
-        raise ConfigError(f"{source}: the orientation of its axes cannot be told")
+        raise ConfigError(f"{source}: its affine does not say which way its axes run")
     typed: Any = orientations  # whose functions have no types
     way = typed.io_orientation(affine)
     made = np.stack([typed.apply_orientation(each, way) for each in values])

@@ -53,6 +53,10 @@ class Listed:
                 for each in names:
                     index.setdefault(_plain(each), []).append(key)
 
+    def named(self, name: str) -> Sequence[str]:
+        """The image of that whole name."""
+        return (name,) if name in self.images else ()
+
     def meant(self, name: str) -> Sequence[str]:
         """The images that it may mean: none, one, or several of which none is meant more than another."""
         wanted = _plain(str(PurePosixPath(name.replace("\\", "/")))) if name else ""

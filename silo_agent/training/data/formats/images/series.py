@@ -79,10 +79,10 @@ def _check_alike(files: Sequence[Path], headers: Sequence[Any]) -> None:
         kind = header.get("ImageType") or ()
         return "a scout (ImageType LOCALIZER)" if "LOCALIZER" in kind else "no scout"
 
-    told = [("", size), ("", is_scout)]
-    told += [(f"{tag} ", _rounded(tag)) for tag in ("SeriesInstanceUID", "ImageOrientationPatient")]
-    told += [(f"{tag} ", _rounded(tag)) for tag in ("PixelSpacing", "AcquisitionNumber", "Units")]
-    for name, of in told:
+    facts = [("", size), ("", is_scout)]
+    facts += [(f"{tag} ", _rounded(tag)) for tag in ("SeriesInstanceUID", "ImageOrientationPatient")]
+    facts += [(f"{tag} ", _rounded(tag)) for tag in ("PixelSpacing", "AcquisitionNumber", "Units")]
+    for name, of in facts:
         found = [of(header) for header in headers]
         usual = Counter(found).most_common(1)[0][0]
         for file, each in zip(files, found, strict=True):
