@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from chorale import AsyncFederation, Federation
 from chorale.spec.state import state_to_bytes
@@ -191,14 +190,3 @@ def test_a_job_that_silos_refuse_raises_what_the_command_says(
         list(federation.watch(job))
     last_line = running.cli("job", "watch", job.id).stderr.splitlines()[-1]
     assert last_line == f"chorale: error: {refused.value}"
-
-
-def test_settings_are_read_as_by_the_commands(running: LocalFederation) -> None:
-    values = yaml.safe_load(running.operator_file().read_text())
-    by_arguments = Federation(
-        coordinator=values["coordinator"],
-        federation=values["federation"],
-        authority=values["authority"],
-        **values["identity"],
-    )
-    assert by_arguments.settings == Federation(running.operator_file()).settings

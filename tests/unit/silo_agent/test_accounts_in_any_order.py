@@ -17,6 +17,7 @@ from chorale.job import Job
 from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from crypto.errors import PolicyRefusal
+from crypto.fixed_point.layout import Side
 from tests.unit.silo_agent.account_book import AccountBook, numbers
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, exact, private_job
 
@@ -107,10 +108,12 @@ class AccountMachine(RuleBasedStateMachine):
             charge.release() if how == "given back" else self.book.start()
             return
         charge.spend()
+        releases = Counter(JobReleases(job.spec, STATE).cost("train", members))
         for is_held_out, rows in enumerate(used):
+            others = Side.TRAIN if is_held_out else Side.HOLDOUT  # of which this side's records lose nothing
             for each in rows:
                 self.lost.setdefault(each, Counter()).update(
-                    JobReleases(job.spec, STATE).cost("train", members)
+                    {release: times for release, times in releases.items() if release.side is not others}
                 )
                 self.sides.setdefault(each, set()).add(bool(is_held_out))
 
