@@ -31,8 +31,7 @@ from torch import Tensor, nn
 
 import silo_agent.training.machine.torchvision_compat  # noqa: F401  transformers imports torchvision
 from bench.options import Parser, whole
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from chorale_models.model import model
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.models import registry

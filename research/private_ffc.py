@@ -27,8 +27,7 @@ from bench.rows import Row, table
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.quantity_noise import noise_deviations
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from crypto.fixed_point import ring
 from research.attacks.digits import Digits, Places, digits, job
 from research.attacks.inputs import SEED, encoded, phase_layout, silo_values

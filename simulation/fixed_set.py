@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chorale.job import Job
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import phase_context
 from chorale.spec.state import GlobalState
 from silo_agent.training.data.base import SampleSet, SiloData
 from silo_agent.training.objective import Work

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.settings_file import check_values
 from chorale.spec.state import trained_names
 from cli.simulate.command import NEVER

@@ -18,8 +18,7 @@ from chorale.privacy.accountant import epsilon
 from chorale.privacy.batch_cap import CUT_FAILURE
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of, protected, sensitivity_of, solved
 from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.privacy_spec import MAX_EPSILON, RecordsSpec
 from chorale.spec.selection import evaluations
 from chorale.spec.state import GlobalState

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from chorale.privacy.job_releases import JobReleases, rows_in_words
 from chorale.privacy.quantity_noise import noise_deviations, noised, privacy_of
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity

@@ -16,7 +16,7 @@ from chorale.job import Job
 from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import promise_of
 from chorale.privacy.quantity_noise import noised
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import phase_context
 from chorale.spec.selection import draws
 from chorale.spec.state import GlobalState
 from client.evidence.phases import Chain, PhaseProof, shapes_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chorale.privacy.quantity_noise import noised
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from crypto import prg
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout

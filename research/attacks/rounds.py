@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from research.attacks.digits import Digits, Places
 from research.attacks.inputs import SEED, silo_values
 from silo_agent.training.models.state import initial_state

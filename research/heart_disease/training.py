@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from crypto.errors import ChoraleError
 from research.heart_disease.arms import ALONE, POOLED
 from silo_agent.disclosure.policy.policy import Policy

@@ -22,8 +22,7 @@ from chorale.privacy.accountant import epsilon
 from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.quantity_noise import noised
 from chorale.privacy.releases import Gaussian, Release, SampledGaussian
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity

@@ -19,8 +19,7 @@ import numpy as np
 from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import Promise
 from chorale.privacy.quantity_noise import noise_deviations, noised
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.selection import is_by_groups
 from chorale.spec.state import GlobalState, trained_names
 from crypto.errors import PolicyRefusal, Refusal

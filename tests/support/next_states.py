@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.state import state_digest, state_to_bytes
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity

@@ -21,7 +21,6 @@ MODULES = (
     "crypto/fixed_point/projection.py",
     "crypto/masking/stored_sum.py",
     "chorale/job.py",
-    "chorale/spec/phase_context.py",
     *sorted(
         str(path.relative_to(ROOT))
         for path in (ROOT / "strategies").rglob("*.py")

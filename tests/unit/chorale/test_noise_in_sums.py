@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.quantity_noise import noised
 from chorale.privacy.releases import DpSgd
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from crypto.errors import ConfigError
 from crypto.fixed_point import encoder, ring
 from crypto.fixed_point.encoder import Encoder

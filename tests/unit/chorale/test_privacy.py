@@ -14,8 +14,7 @@ from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.quantity_noise import dp_sgd_steps, noised, privacy_of
 from chorale.privacy.releases import DpSgd, Gaussian
 from chorale.privacy.solve import MIN_USED, solve
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import MAX_QUANTITIES, Disclosure, Layout, Quantity
 from crypto.noise.gaussian import MAX_VARIANCE, MIN_VARIANCE

@@ -10,8 +10,7 @@ import yaml
 
 from chorale.job import Job, sign_job
 from chorale.privacy.quantity_noise import dp_sgd_steps
-from chorale.spec.job_spec import JobSpec
-from chorale.spec.phase_context import phase_context
+from chorale.spec.job_spec import JobSpec, phase_context
 from crypto.errors import ConfigError
 from strategies.base import Array
 from strategies.server_optimizer import STEPS
