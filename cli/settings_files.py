@@ -19,6 +19,7 @@ from chorale.runtime import plain_yaml
 from chorale.spec.settings_file import END, check_values
 from cli.authority.folder import CERTIFICATE
 from cli.schema import model_of
+from crypto.errors import ConfigError
 
 WIDTH = 100
 TITLES = {
@@ -59,6 +60,9 @@ def _keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
 
 
 def _fields(model: type[BaseModel], values: Mapping[str, Any], *, indent: str) -> Iterator[str]:
+    """Raises ConfigError for a value under another name than the file's, which no line would hold."""
+    if others := sorted(values.keys() - {key for key, _ in _keys(model)}):
+        raise ConfigError(f"{others[0]}: expected the field's name in a file of {model.__name__}")
     for key, field in _keys(model):
         if key not in values:
             continue

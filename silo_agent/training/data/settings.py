@@ -219,7 +219,7 @@ class TableDialect(BaseModel):
 class DataSettings(BaseModel):
     """The silo's data set, its hold-out and, on one machine, its part of it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
     format: Annotated[
         DataFormat | PlugInName,

@@ -11,7 +11,8 @@ import pytest
 from chorale.spec.settings_file import parse_mapping
 from cli.schema import model_of
 from cli.settings_files import settings_file
-from silo_agent.training.data.settings import DataFormat
+from crypto.errors import ConfigError
+from silo_agent.training.data.settings import DataFormat, DataSettings
 from tests.unit.cli.conftest import Calls
 
 FEDERATION = ("--federation", "heart")
@@ -58,6 +59,20 @@ def text_of(kind: str) -> str:
 @pytest.mark.parametrize("kind", GIVEN)
 def test_file_holds_what_was_given_and_nothing_else(kind: str) -> None:
     assert parse_mapping(text_of(kind).encode(), source=kind) == GIVEN[kind]
+
+
+def test_own_data_come_back_from_a_file_that_they_were_written_to() -> None:
+    """`from` was left out: a demo on an own data set ended at its first silo."""
+    fields = {"format": "diabetes", "from": "diabetes-data==1.0.0", "options": {"seed": 1}}
+    values = DataSettings.model_validate(fields).model_dump(mode="json")
+    written = parse_mapping(settings_file("silo", {**SILO, "data": values}), source="silo")
+    assert DataSettings.model_validate(written["data"]) == DataSettings.model_validate(fields)
+
+
+def test_a_field_under_another_name_is_refused() -> None:
+    values = {"format": "diabetes", "source": "diabetes-data==1.0.0"}
+    with pytest.raises(ConfigError, match="source: expected the field's name in a file of DataSettings"):
+        settings_file("silo", {**SILO, "data": values})
 
 
 @pytest.mark.parametrize("kind", GIVEN)
