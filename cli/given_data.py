@@ -225,7 +225,8 @@ class DataOptions:
         if self.silo_files:
             raise ConfigError("--test: expected one data set that is cut into silos (--data), not --silo")
         whole = self._settings(len(spec.silos), name=spec.data)
-        return load_data(whole.model_copy(update={"partition": None}), spec).holdout
+        undivided = spec.model_copy(update={"test_share": 0.0})
+        return load_data(whole.model_copy(update={"partition": None}), undivided).holdout
 
     def describe(self) -> dict[str, Any]:
         """What the data are, for the folder: one that was made from other data is refused."""

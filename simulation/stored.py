@@ -68,6 +68,8 @@ class StoredSilo:
     def write(cls, data: SiloData, path: Path) -> StoredSilo | None:
         """None for samples that are not all in memory, and for types of numbers that no file here holds."""
         sides: dict[str, SampleSet] = {"train": data.train, "holdout": data.holdout}
+        if data.test is not None:
+            sides["test"] = data.test
         arrays: dict[str, Array] = {}
         for side, samples in sides.items():
             if not isinstance(samples, Samples):
@@ -88,7 +90,8 @@ class StoredSilo:
             found = {field: arrays.get(f"{name}/{field}") for field in FIELDS}
             return Samples(**found, rows_per_unit=self.rows_per_unit[name])  # type: ignore[arg-type]
 
-        return SiloData(train=side("train"), holdout=side("holdout"), name=self.name)
+        test = side("test") if "test" in self.rows_per_unit else None
+        return SiloData(train=side("train"), holdout=side("holdout"), test=test, name=self.name)
 
 
 class StoredSilos(Mapping[str, SiloData]):

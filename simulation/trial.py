@@ -74,7 +74,7 @@ class Trial:
         self._state = state
         # of fewer than count_granularity samples no input is made
         most = max(spec.training.batch_size, policy.count_granularity)
-        few = SiloData(train=data.train.first(most), holdout=data.holdout.first(most), name=data.name)
+        few = data.mapped(lambda samples: samples.first(most))
         self._data = cut_holdout(few, job=self._job, rules=policy)
         self.batch = len(few.train)
         self._kept = LocalState()

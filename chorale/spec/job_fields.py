@@ -105,6 +105,13 @@ class JobFields(SpecPart, serialize_by_alias=True):
         default=None,
         description="what a fraction below 1 draws: each of the rounds (null), or groups, which take turns",
     )
+    test_share: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="share of what each silo holds out that rounds never test on: it is opened once, by the "
+        "closing evaluation; null: a half with keep or stop, which choose by the rest, else 0",
+    )
     evaluate_all_every: int | None = Field(
         default=None,
         ge=1,

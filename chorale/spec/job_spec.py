@@ -23,7 +23,7 @@ from chorale.spec.image_specs import check_images
 from chorale.spec.job_fields import JobFields
 from chorale.spec.plug_in_specs import GivenPartSpec, PlugInSpec, check_code, check_pinned
 from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
-from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps
+from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps, with_test_share
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.state import GlobalState, buffer_names, trained_names
 from chorale.spec.strategy_spec import composed_method, method_of
@@ -119,6 +119,11 @@ class JobSpec(JobFields):
         return self.training.rate_at(round, rounds=self.rounds)
 
     @property
+    def test_part(self) -> float:
+        """Share of what is held out that the closing evaluation alone tests on."""
+        return self.test_share or 0.0
+
+    @property
     def count(self) -> str:
         """How much training the job asks for: `10 rounds`, or `50 steps`."""
         return f"{self.rounds} rounds" if self.steps is None else f"{self.steps} steps"
@@ -197,7 +202,7 @@ class JobSpec(JobFields):
     @model_validator(mode="before")
     @classmethod
     def _rounds_of_steps(cls, values: object) -> object:
-        return with_rounds_of_steps(values) if isinstance(values, dict) else values
+        return with_test_share(with_rounds_of_steps(values)) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:

@@ -30,6 +30,7 @@ Figures: TypeAlias = Mapping[str, float]
 
 MIN_SPARE_STEPS, STEPS_PER_SPARE = 2, 20  # of a job that does not say its spare steps
 MAX_ROUNDS = 100_000
+TEST_SHARE = 0.5  # of the hold-outs, where rounds are chosen by the rest: both figures are then as sure
 
 
 class _HasEnds(Protocol):
@@ -103,6 +104,14 @@ def with_rounds_of_steps(values: Mapping[object, object]) -> dict[object, object
             filled.setdefault("rounds", steps + spare)
     elif steps is None and filled.get("rounds") is None and _has_shared_noise(values.get("privacy")):
         raise ValueError("steps: a value is required with privacy.records.noise: sum")
+    return filled
+
+
+def with_test_share(values: Mapping[object, object]) -> dict[object, object]:
+    """A job's fields, with a share of the hold-outs that keep and stop do not choose by."""
+    filled = dict(values)
+    if filled.get("test_share") is None and (filled.get("keep") or filled.get("stop")):
+        filled["test_share"] = TEST_SHARE
     return filled
 
 

@@ -272,7 +272,7 @@ def check_job(
             )
     else:
         with findings.step("memory"):
-            check_records(len(data.train) + len(data.holdout), policy.most_records, settings=data_set)
+            check_records(data.records, policy.most_records, settings=data_set)
             check_room(spec, state, data_set, most=policy.most_records)
             findings.fine("memory", f"the job fits with {policy.most_records} records")
         with findings.step("budget"), _ledger(settings) as ledger:
@@ -354,6 +354,8 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
         click.echo(rows_beyond_in_words(data_set, data.rows_beyond))
     train, held = (_counted(each) for each in (data.train, data.holdout))
     counts = f"{train} to train on, {held} held out"
+    if data.test is not None:
+        counts += f" for the rounds, {_counted(data.test)} for the closing evaluation"
     if data.flow is not None:
         click.echo(f"data: {data.flow.in_words()}")
     if problems.count:

@@ -176,6 +176,8 @@ def _kept_lines(simulation: Simulation, rule: KeepSpec) -> Iterator[str]:
     if kept != trained:
         last = _measured(simulation.closing[EVALUATE], main)
         yield f"the final figures are of the model after round {trained}: {last}"
+    if simulation.job.spec.test_part:
+        yield "the final figures are of held-out records that no round tested on"
 
 
 def _rows(classes: float, spec: JobSpec) -> str:

@@ -185,8 +185,7 @@ def faults_refused(request: PhaseRequest) -> Iterator[None]:
 
 def cut_holdout(data: SiloData, *, job: Job, rules: InputRules) -> SiloData:
     """The hold-out cut as its size is summed."""
-    tested = _summed(job, rules, len(data.holdout))
-    return SiloData(train=data.train, holdout=data.holdout.first(tested), name=data.name)
+    return data.mapped(lambda held: held.first(_summed(job, rules, len(held))), of_train=False)
 
 
 def taken_over(values: Mapping[str, Array]) -> dict[str, Array]:

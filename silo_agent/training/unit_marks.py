@@ -11,6 +11,7 @@ import hmac
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Self, TypeAlias
 
@@ -27,8 +28,16 @@ MARK_BYTES = 16  # two of 10^9 units are alike with a chance below 2^-68
 
 Marks: TypeAlias = NDArray[np.bytes_]  # of MARK_BYTES each
 Mask: TypeAlias = NDArray[np.bool_]
+Splits: TypeAlias = NDArray[np.uint8]  # a `Split` each
 
 NO_MARKS: Marks = np.empty(0, f"S{MARK_BYTES}")
+
+
+class Split(IntEnum):
+    """What a record is for in a job. VALIDATION and TEST are held out: rounds test on the first, the closing
+    evaluation alone on the second."""
+
+    TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
 class UnitKey:
@@ -79,9 +88,16 @@ class UnitKey:
         Position, number and labels of other records do not enter, so one record more, less or changed moves
         no other. Equal ones are on one side, in every data set of the silo.
         """
-        below = int(fraction * 2**HASHED_BITS)
+        is_held_N: Mask = self.splits(values, holdout=fraction, test_share=0.0) != Split.TRAIN
+        return is_held_N
+
+    def splits(self, values: Iterable[bytes], *, holdout: float, test_share: float) -> Splits:
+        """The same, and which of those held out are for the test. Shapes: -> (N,). test_share: of those held
+        out, who are the same whatever it is."""
+        held, tested = (int(share * 2**HASHED_BITS) for share in (holdout, holdout * test_share))
         firsts = (each[: HASHED_BITS // 8] for each in _hashes(self._of_sides, values))
-        return np.array([int.from_bytes(each, "big") < below for each in firsts], np.bool_)
+        numbers = (int.from_bytes(each, "big") for each in firsts)
+        return np.array([(each < held) + (each < tested) for each in numbers], np.uint8)
 
 
 def unit_bytes(name: str) -> bytes:

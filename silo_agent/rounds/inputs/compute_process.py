@@ -275,7 +275,7 @@ class _Computing:
         return Computed(
             values=values,
             proposed=local.proposed,
-            records=0 if data is None else len(data.train) + len(data.holdout),
+            records=0 if data is None else data.records,
         )
 
     def _own_data(self, job: Job, asked: Asked) -> SiloData:
@@ -285,7 +285,6 @@ class _Computing:
             found = load_data(asked.data, job.spec, admitted=admitted, is_cancelled=self._is_cancelled)
             if found.rows_beyond:
                 log.warning(rows_beyond_in_words(asked.data, found.rows_beyond), job=job.id)
-            rows = len(found.train) + len(found.holdout)  # which an opening may not have counted
-            check_records(rows, asked.policy.most_records, settings=asked.data)
+            check_records(found.records, asked.policy.most_records, settings=asked.data)
             self.data[job.digest] = cut_holdout(found, job=job, rules=asked.policy)
         return self.data[job.digest]

@@ -110,7 +110,7 @@ class OpenData:
         settings = self.settings_of(job)
         admitted = self._opened[settings.name].admitted
         data = load_data(settings, job.spec, admitted=admitted, is_cancelled=is_cancelled)
-        self.note_records(settings, len(data.train) + len(data.holdout))
+        self.note_records(settings, data.records)
         if data.rows_beyond:
             log.warning(rows_beyond_in_words(settings, data.rows_beyond), job=job.id)
         return data

@@ -25,6 +25,7 @@ from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
 from silo_agent.training.objective import Work
 from strategies.base import MODEL, Array, PartOptions
+from strategies.phases.evaluation import EVALUATE
 
 WEIGHT_STEPS = 1 << 20  # sums of so fine weights are exact in float64
 
@@ -77,7 +78,10 @@ class Setting:
 
     @property
     def holdout(self) -> Batches:
-        return batches_of(self.work.data.holdout, self.device, constant_work=self.work.constant_work or 0)
+        """What this phase tests on: the closing evaluation has a part of its own where the job says so."""
+        data, is_closing = self.work.data, self.work.phase_kind == EVALUATE
+        samples = data.tested if is_closing else data.holdout
+        return batches_of(samples, self.device, constant_work=self.work.constant_work or 0)
 
     def options(self, part: type[Options]) -> Options:
         return self.work.spec.method.options_of(part)

@@ -169,14 +169,34 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
-    """Float32 features in the job's input shape, or int64. name: data set id in the ledger. rows_beyond: rows
-    that were left out because their unit has more than the institution's setting wants. flow: of a table."""
+    """Float32 features in the job's input shape, or int64.
+
+    holdout: what rounds test on. test: what is held out for the closing evaluation alone; None: it tests on
+    the hold-out. name: data set id in the ledger. rows_beyond: rows that were left out because their unit has
+    more than the institution's setting wants. flow: of a table.
+    """
 
     train: SampleSet
     holdout: SampleSet
     name: str
+    test: SampleSet | None = None
     rows_beyond: int = 0
     flow: Flow | None = None
+
+    @property
+    def records(self) -> int:
+        return len(self.train) + len(self.holdout) + (0 if self.test is None else len(self.test))
+
+    @property
+    def tested(self) -> SampleSet:
+        """What the closing evaluation tests on."""
+        return self.holdout if self.test is None else self.test
+
+    def mapped(self, of: Callable[[SampleSet], SampleSet], *, of_train: bool = True) -> SiloData:
+        """With what `of` makes of each part, or of those held out alone."""
+        train = of(self.train) if of_train else self.train
+        test = None if self.test is None else of(self.test)
+        return replace(self, train=train, holdout=of(self.holdout), test=test)
 
 
 Loader = Callable[[DataSettings, JobSpec], RawData]

@@ -38,7 +38,7 @@ from silo_agent.training.data.settings import (
 )
 from silo_agent.training.data.units import grouped, unit_name
 from silo_agent.training.machine.seeding import derive_seed
-from silo_agent.training.unit_marks import Admitted, unit_bytes
+from silo_agent.training.unit_marks import Admitted, Split, Splits, unit_bytes
 
 log = get_logger("silo_agent.training.data.loading")
 
@@ -101,14 +101,15 @@ def parts_of(settings: DataSettings, job: JobSpec) -> Iterator[SiloData]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """A data set before it is cut. is_held_N: which of train are held out, where each decides by itself.
-    classes: that strata are, 0 where they are what the data's function says. rows_beyond: as of
-    `SiloData`."""
+    """A data set before it is cut. splits_N, test_splits_N: of train and of its own hold-out, where each
+    record decides by itself. classes: that strata are, 0 where they are what the data's function says.
+    rows_beyond: as of `SiloData`."""
 
     train: SampleSet
     classes: int
     test: SampleSet | None = None
-    is_held_N: private.Mask | None = None
+    splits_N: Splits | None = None
+    test_splits_N: Splits | None = None
     rows_beyond: int = 0
 
 
@@ -128,11 +129,9 @@ def _parts(
     if dropped := raw.problems.dropped.total():
         log.info("records left out by data.drop", data=settings.name, records=dropped)
     cut = _plain_parts if is_strict else _private_parts
-    for train, holdout in cut(opened, settings, indices, job=job):
-        part = SiloData(train=train, holdout=holdout, name=settings.name)
+    for part in cut(opened, settings, indices, job=job):
         made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, problems=raw.problems)
-        used = len(made.train) + len(made.holdout)
-        flow = None if settings.partition is not None else _flow(raw, job, used=used)
+        flow = None if settings.partition is not None else _flow(raw, job, used=made.records)
         yield replace(made, rows_beyond=opened.rows_beyond, flow=flow)
 
 
@@ -189,13 +188,14 @@ def _opened(
             raise ConfigError(f"data {settings.name}: {name}: {expected}")
     found = _side(raw, settings, job, admitted, is_cancelled, of_holdout=False)
     if raw.units is not None:
-        found = _unit_by_unit(found, raw, settings, admitted, is_private=job.privacy is not None)
+        found = _unit_by_unit(found, raw, settings, job, admitted)
     opened = _Opened(
-        train=found.samples, classes=classes, is_held_N=found.is_held_N, rows_beyond=found.rows_beyond
+        train=found.samples, classes=classes, splits_N=found.splits_N, rows_beyond=found.rows_beyond
     )
     if raw.holdout is None:
         return opened
-    return replace(opened, test=_side(raw, settings, job, admitted, is_cancelled, of_holdout=True).samples)
+    own = _side(raw, settings, job, admitted, is_cancelled, of_holdout=True)
+    return replace(opened, test=own.samples, test_splits_N=own.splits_N)
 
 
 def _side(
@@ -216,7 +216,7 @@ def _side(
     identities = None if of_holdout else raw.identities
     if not of_holdout and raw.strata is not None:
         found = replace(found, strata=np.asarray(raw.strata, np.int64))
-    places, is_held_N, may_be_N2, hashes = np.arange(len(found)), None, None, list[bytes]()
+    places, splits_N, may_be_N2, hashes = np.arange(len(found)), None, None, list[bytes]()
     stored = partial(private.stored, found, identities)
     if not admitted.is_everything:
         side = None if raw.holdout is None or job.privacy is None else of_holdout
@@ -224,21 +224,22 @@ def _side(
     if raw.units is not None and not of_holdout:
         hashes = [private.row_hash(record) for record in stored()]
         may_be_N2 = admitted.on_each_side(stored())[places]
-    elif raw.holdout is None and job.privacy is not None:
-        is_held_N = admitted.key.held_out(stored(), settings.holdout)[places]
+    elif job.privacy is not None and (of_holdout or raw.holdout is None):
+        share = 1.0 if of_holdout else settings.holdout
+        splits_N = admitted.key.splits(stored(), holdout=share, test_share=job.test_part)[places]
     return Scanned(
         samples=found if len(places) == len(found) else found.take(places),
         places=places.tolist(),
-        is_held_N=is_held_N,
+        splits_N=splits_N,
         hashes=[hashes[each] for each in places] if hashes else hashes,
         may_be_N2=may_be_N2,
     )
 
 
 def _unit_by_unit(
-    found: Scanned, raw: RawData, settings: DataSettings, admitted: Admitted, *, is_private: bool
+    found: Scanned, raw: RawData, settings: DataSettings, job: JobSpec, admitted: Admitted
 ) -> Scanned:
-    """The samples of units alone, unit by unit, and which units are held out; in a job without privacy they
+    """The samples of units alone, unit by unit, and what each unit is for; in a job without privacy they
     are forgotten then. Raises ConfigError for data that have no units throughout."""
     assert raw.units is not None
     for what, is_there in (("hold-out of its own", raw.holdout), ("data.partition", settings.partition)):
@@ -253,20 +254,22 @@ def _unit_by_unit(
         raw.problems.add(f"{where}: expected whose it is ({settings.unit or 'units'}), got nothing")
     names = admitted.units(names)
     chosen = [names[each] for each in found.places]
+    is_private = job.privacy is not None
     if is_private and found.may_be_N2 is not None:
         # not a row that was on the other side with another unit
         is_held_N = admitted.key.held_out((unit_bytes(name or "") for name in chosen), settings.holdout)
         is_there_N = found.may_be_N2[np.arange(len(chosen)), is_held_N.astype(int)]
         chosen = [name if there else None for name, there in zip(chosen, is_there_N, strict=True)]
     kept = grouped(chosen, found.hashes, max_rows=settings.max_rows_per_unit)
-    is_held_U = admitted.key.held_out(map(unit_bytes, kept.names_U), settings.holdout)
+    units = map(unit_bytes, kept.names_U)
+    splits_U = admitted.key.splits(units, holdout=settings.holdout, test_share=job.test_part)
     samples = found.samples.take(kept.places_N)
     if is_private:
         samples = samples.of_units(kept.units_N, rows_per_unit=settings.max_rows_per_unit)
     return Scanned(
         samples=samples,
         places=(),
-        is_held_N=is_held_U[kept.units_N],
+        splits_N=splits_U[kept.units_N],
         rows_beyond=sum(name is not None for name in chosen) - len(kept.places_N),
     )
 
@@ -285,27 +288,27 @@ def _is_strict(raw: RawData, job: JobSpec, problems: Problems | None) -> bool:
 def _put_right_all(data: SiloData, *, job: JobSpec, problems: Problems) -> SiloData:
     """Every record by itself; the log of this silo alone says how many did not fit."""
     name = data.name
-    train, outside = _put_right(data.train, name=name, job=job)
-    holdout, held_outside = _put_right(data.holdout, name=name, job=job)
-    counts = {
-        "problems": problems.count,
-        "left_out": len(data.train) + len(data.holdout) - len(train) - len(holdout),
-        "values_out_of_range": outside + held_outside,
-    }
+    outside = 0
+
+    def one_side(samples: SampleSet) -> SampleSet:
+        nonlocal outside
+        if not isinstance(samples, Samples):
+            return samples  # each is when it is read
+        right, values = put_right(samples, job, source=f"data {name}")
+        outside += values
+        return right
+
+    made = data.mapped(one_side)
+    left_out = data.records - made.records
+    counts = {"problems": problems.count, "left_out": left_out, "values_out_of_range": outside}
     if any(counts.values()):
         log.warning("records that do not fit the job", data=name, **counts)
-    return SiloData(train=train, holdout=holdout, name=name)
-
-
-def _put_right(samples: SampleSet, *, name: str, job: JobSpec) -> tuple[SampleSet, int]:
-    if isinstance(samples, Samples):
-        return put_right(samples, job, source=f"data {name}")
-    return samples, 0  # each is when it is read
+    return made
 
 
 def _private_parts(
     opened: _Opened, settings: DataSettings, indices: Sequence[int], *, job: JobSpec
-) -> Iterator[tuple[SampleSet, SampleSet]]:
+) -> Iterator[SiloData]:
     """Train and hold-out of those silos, of a pool that is cut before the hold-out where there is a
     partition."""
     pool, test = opened.train, opened.test
@@ -316,14 +319,15 @@ def _private_parts(
         fits_test = _fits(rest, job)
         cut = _cut(pool.take(fits), rest.take(fits_test), settings.partition, classes=opened.classes)
         parts = [(fits[cut.train[index]], fits_test[cut.test[index]]) for index in indices]
-    if test is not None:
-        yield from ((pool.take(mine), test.take(tested)) for mine, tested in parts)
-        return
-    is_held = opened.is_held_N
-    if is_held is None:  # problems are collected of a job without privacy
-        is_held = np.isin(np.arange(len(pool)), _split(pool, settings)[1])
-    for mine, _ in parts:
-        yield pool.take(mine[~is_held[mine]]), pool.take(mine[is_held[mine]])
+    splits_N = opened.splits_N if test is None else opened.test_splits_N
+    if test is None:
+        # None: problems are collected of a job without privacy
+        kept = _split(pool, settings)[0] if splits_N is None else np.flatnonzero(splits_N == Split.TRAIN)
+        is_kept_N = np.isin(np.arange(len(pool)), kept)
+        test, parts = pool, [(mine[is_kept_N[mine]], mine[~is_kept_N[mine]]) for mine, _ in parts]
+    for mine, held in parts:
+        of_held = None if splits_N is None else splits_N[held]
+        yield _of_a_silo(pool.take(mine), test.take(held), of_held, settings, job=job)
 
 
 def _fits(samples: SampleSet, job: JobSpec) -> Indices:
@@ -339,27 +343,42 @@ def _split(samples: SampleSet, settings: DataSettings) -> tuple[Indices, Indices
     return split_holdout(samples.strata_N, fraction=settings.holdout, rng=rng)
 
 
-def _sides(is_held_N: private.Mask) -> tuple[Indices, Indices]:
-    return np.flatnonzero(~is_held_N), np.flatnonzero(is_held_N)
+def _of_a_silo(
+    train: SampleSet, held: SampleSet, splits_N: Splits | None, settings: DataSettings, *, job: JobSpec
+) -> SiloData:
+    """What is held out in two, where the closing evaluation has its own. splits_N: of what is held out; None:
+    the job's share of each class."""
+    if not job.test_part:
+        return SiloData(train=train, holdout=held, name=settings.name)
+    if splits_N is None:
+        rng = np.random.default_rng(derive_seed("test", settings.name))
+        kept, tested = split_holdout(held.strata_N, fraction=job.test_part, rng=rng)
+    else:
+        kept, tested = (np.flatnonzero((splits_N == Split.TEST) == of_test) for of_test in (False, True))
+    return SiloData(train=train, holdout=held.take(kept), test=held.take(tested), name=settings.name)
 
 
 def _plain_parts(
     opened: _Opened, settings: DataSettings, indices: Sequence[int], *, job: JobSpec
-) -> Iterator[tuple[SampleSet, SampleSet]]:
+) -> Iterator[SiloData]:
     """Train and hold-out of those silos, each of which is cut from the whole set's."""
-    train = _with_targets(opened.train, job)
+    train, splits_N = _with_targets(opened.train, job), opened.splits_N
     if opened.test is None:
-        is_held = opened.is_held_N
-        kept, held = _split(train, settings) if is_held is None else _sides(is_held)
+        if splits_N is None:
+            kept, held = _split(train, settings)
+        else:
+            kept, held = np.flatnonzero(splits_N == Split.TRAIN), np.flatnonzero(splits_N != Split.TRAIN)
+            splits_N = splits_N[held]
         train, holdout = train.take(kept), train.take(held)
     else:
         holdout = _with_targets(opened.test, job)
     if settings.partition is None:
-        yield train, holdout
+        yield _of_a_silo(train, holdout, splits_N, settings, job=job)
         return
     cut = _cut(train, holdout, settings.partition, classes=opened.classes)
     for index in indices:
-        yield train.take(cut.train[index]), holdout.take(cut.test[index])
+        mine, tested = train.take(cut.train[index]), holdout.take(cut.test[index])
+        yield _of_a_silo(mine, tested, None, settings, job=job)
 
 
 def _cut(train: SampleSet, holdout: SampleSet, settings: PartitionSettings, *, classes: int) -> Partition:
@@ -395,18 +414,16 @@ def _checked(data: SiloData, *, job: JobSpec) -> SiloData:
     """The same data as float32 in the job's shape. Raises ConfigError for what training cannot use."""
     if not len(data.train):
         raise ConfigError(f"data {data.name}: no training samples in this silo, expected at least 1")
-    # the agent cuts the hold-out's end, which must not be all one class; the same order every time
-    rng = np.random.default_rng(derive_seed("holdout-order", data.name))
-    holdout = data.holdout.take(rng.permutation(len(data.holdout)))
-    return SiloData(
-        train=_prepared(data.train, name=data.name, job=job),
-        holdout=_prepared(holdout, name=data.name, job=job),
-        name=data.name,
-    )
 
+    def shuffled(held: SampleSet) -> SampleSet:
+        # the agent cuts its end, which must not be all one class; the same order every time
+        rng = np.random.default_rng(derive_seed("holdout-order", data.name))
+        return held.take(rng.permutation(len(held)))
 
-def _prepared(samples: SampleSet, *, name: str, job: JobSpec) -> SampleSet:
-    return prepared(samples, job, source=f"data {name}") if isinstance(samples, Samples) else samples
+    def ready(samples: SampleSet) -> SampleSet:
+        return prepared(samples, job, source=f"data {data.name}") if isinstance(samples, Samples) else samples
+
+    return data.mapped(shuffled, of_train=False).mapped(ready)
 
 
 def _with_targets(samples: SampleSet, job: JobSpec) -> SampleSet:

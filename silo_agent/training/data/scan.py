@@ -22,7 +22,7 @@ from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.data.store import Store
 from silo_agent.training.data.streamed import Streamed, fitting
 from silo_agent.training.data.workers import Found, Unread
-from silo_agent.training.unit_marks import Admitted
+from silo_agent.training.unit_marks import Admitted, Splits
 
 MOST_ROWS = 512  # samples of a batch of a pass, of small samples
 PART_OF_CACHE = 16  # a batch is at most this part of the bound: some are on their way at any time
@@ -30,13 +30,13 @@ PART_OF_CACHE = 16  # a batch is at most this part of the bound: some are on the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """A data set's samples. places: of each in what the loader gave. is_held_N: of data without a hold-out of
-    their own, where a record or unit decides it by itself. hashes: that order the rows of units. may_be_N2:
-    of data with units, whether each may be in training, and held out. rows_beyond: as of `SiloData`."""
+    """A data set's samples. places: of each in what the loader gave. splits_N: where a record or unit decides
+    by itself what it is for. hashes: that order the rows of units. may_be_N2: of data with units, whether
+    each may be in training, and held out. rows_beyond: as of `SiloData`."""
 
     samples: SampleSet
     places: Sequence[int]
-    is_held_N: Mask | None = None
+    splits_N: Splits | None = None
     hashes: Sequence[bytes] = ()
     may_be_N2: Mask | None = None
     rows_beyond: int = 0
@@ -72,9 +72,10 @@ def scanned(
     side = None if raw.holdout is None or job.privacy is None else of_holdout
     identities = None if of_holdout else raw.identities
     has_units = raw.units is not None and not of_holdout
-    is_held_by_record = job.privacy is not None and raw.holdout is None and not has_units
-    needs_records = has_units or is_held_by_record or not admitted.is_everything
-    is_held, hashes = list[Mask](), list[bytes]()
+    splits_by_record = job.privacy is not None and (of_holdout or raw.holdout is None) and not has_units
+    share = 1.0 if of_holdout else settings.holdout
+    needs_records = has_units or splits_by_record or not admitted.is_everything
+    splits, hashes = list[Splits](), list[bytes]()
     may_be = [np.zeros((0, 2), np.bool_)]
 
     def add_problem(error: ConfigError) -> None:
@@ -96,12 +97,12 @@ def scanned(
         if has_units:
             hashes += map(row_hash, records)
             may_be.append(admitted.on_each_side(records))
-        if is_held_by_record:
-            is_held.append(admitted.key.held_out(records, settings.holdout))
+        if splits_by_record:
+            splits.append(admitted.key.splits(records, holdout=share, test_share=job.test_part))
     return Scanned(
         samples=found.result(store, rows, None if of_holdout else raw.strata),
         places=found.places,
-        is_held_N=np.concatenate([np.zeros(0, np.bool_), *is_held]) if is_held_by_record else None,
+        splits_N=np.concatenate([np.zeros(0, np.uint8), *splits]) if splits_by_record else None,
         hashes=hashes,
         may_be_N2=np.concatenate(may_be),
     )

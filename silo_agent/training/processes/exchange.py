@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeAlias
 
@@ -52,7 +53,8 @@ def send_work(work: Work, pipe: IO[bytes]) -> None:
         "weight": work.weight,
         "seed": work.seed,
         "data": work.data.name,
-        "tested": len(work.data.holdout),
+        "held_out": len(work.data.holdout),
+        "tested": len(work.data.tested),
         "context": {name: getattr(work.context, name) for name in _CONTEXT},
         "options": dict(work.context.options),
     }
@@ -74,7 +76,11 @@ def read_work(message: Message, load: Callable[[JobSpec, str], SiloData]) -> Wor
         silo=fields["silo"],
         state=state,
         context=PhaseContext(state=state, options=fields["options"], **context),
-        data=SiloData(train=data.train, holdout=data.holdout.first(fields["tested"]), name=data.name),
+        data=replace(
+            data,
+            holdout=data.holdout.first(fields["held_out"]),
+            test=None if data.test is None else data.test.first(fields["tested"]),
+        ),
         weight=fields["weight"],
         seed=fields["seed"],
         is_cancelled=lambda: False,  # the agent ends the processes

@@ -62,6 +62,20 @@ def test_the_same_job_gives_the_same_bits_and_another_seed_others() -> None:
     assert end_of(simulation(digits(seed=2)))[0] != end_of(simulation(digits()))[0]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rounds_test_on_one_part_of_the_hold_outs_and_the_end_on_the_other(workers: int) -> None:
+    """One sum over both would say of the model that a round chose what it was chosen by."""
+    made = simulation(spec := digits(test_share=0.25), workers=workers)
+    rounds = list(made.run())
+    parts = load_partition(DataSettings.model_validate({"format": "digits", "partition": CUT}), spec)
+    held, tested = (
+        sum(POLICY.rounded(len(each)) for each in side)
+        for side in ([part.holdout for part in parts], [part.tested for part in parts])
+    )
+    assert tested * 2 < held
+    assert (rounds[-1].figures["tested"], made.closing["evaluate"]["tested"]) == (held, tested)
+
+
 def test_workers_take_several_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """All workers trained on the first one."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
