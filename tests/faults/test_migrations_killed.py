@@ -19,7 +19,7 @@ import pytest
 from chorale.runtime.database import Database, Migration
 from coordinator.storage.schema import MIGRATIONS as STORE
 from crypto.errors import ConfigError
-from silo_agent.disclosure.ledger.schema import MIGRATIONS as LEDGER
+from silo_agent.disclosure.ledger.ledger import MIGRATIONS as LEDGER
 
 NEXT: Migration = ("CREATE TABLE of_tomorrow (x)", "INSERT INTO of_tomorrow VALUES (1)")
 SIDES = pytest.mark.parametrize("tables", [STORE, LEDGER], ids=["coordinator", "silo"])

@@ -77,12 +77,19 @@ class Relay(ABC):
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        dialing = writer.transport
         try:
             if self._as_server is not None:  # here, so that an end in the middle of a handshake closes it too
                 await writer.start_tls(self._as_server)
             dialed = await asyncio.open_connection(*self.target, ssl=self._as_client)
-        except OSError:
-            writer.transport.abort()
+        except (OSError, AttributeError) as error:
+            dialing.abort()
+            if (
+                writer.transport is None
+            ):  # one that left in its handshake: asyncio's writer has no transport then
+                self._writers.remove(writer)
+            elif isinstance(error, AttributeError):
+                raise
             return
         self._writers.add(dialed[1])
         if self._stop.is_set():  # while this one was dialed

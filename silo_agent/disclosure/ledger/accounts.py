@@ -17,9 +17,55 @@ from datetime import UTC, datetime
 import numpy as np
 
 from chorale.runtime.audit import AuditLog
-from chorale.runtime.database import Database
+from chorale.runtime.database import Database, Migration
 from crypto.errors import ConfigError
 from silo_agent.training.unit_marks import NO_MARKS, SideMarks, UnitKey
+
+TABLES: Migration = (
+    """
+    CREATE TABLE contents ( -- what each data set held when it was last read, for the institution's people
+        data_set VARCHAR NOT NULL PRIMARY KEY, -- its name in the settings
+        records INTEGER NOT NULL,
+        units INTEGER, -- null: each record is one
+        columns VARCHAR, -- a JSON list; null: they have no names
+        read_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE accounts ( -- the delta at which everything that a data set ever released is valued
+        data_set VARCHAR NOT NULL PRIMARY KEY,
+        delta FLOAT NOT NULL,
+        units_are_known BOOLEAN NOT NULL DEFAULT 0,
+        sides_are_fixed BOOLEAN NOT NULL DEFAULT 0,
+        divided_by VARCHAR -- what decided on sides first; null: nothing yet
+    )
+    """,
+    """
+    CREATE TABLE unit_marks ( -- each unit belongs to the account that saw it first
+        number INTEGER NOT NULL PRIMARY KEY,
+        account VARCHAR NOT NULL,
+        is_held_out BOOLEAN NOT NULL, -- when it was first seen
+        marks BLOB NOT NULL -- 16 bytes each, sorted: HMAC-SHA256 by the silo's unit.key
+    )
+    """,
+    "CREATE INDEX unit_marks_by_account ON unit_marks (account, is_held_out)",
+    """
+    CREATE TABLE unit_keys ( -- what tells the key of the marks from another
+        only INTEGER NOT NULL PRIMARY KEY, -- always 1
+        digest BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE delta_changes ( -- by an administrator: everything of the account is valued at the new one
+        number INTEGER NOT NULL PRIMARY KEY,
+        account VARCHAR NOT NULL,
+        delta_before FLOAT NOT NULL,
+        delta FLOAT NOT NULL,
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+)
 
 DELTA_EVENT = "delta changed"  # audit entry: all that an account spent has another value from here on
 CHUNK_MARKS = 1 << 20  # of a row: 16 MiB
@@ -214,3 +260,17 @@ def _marks(connection: sqlite3.Connection, account: str) -> SideMarks:
         marks = np.frombuffer(b"".join(row["marks"] for row in rows), NO_MARKS.dtype)
         of_side.append(np.sort(marks, kind="stable"))  # of sorted runs, which it merges
     return SideMarks(train=of_side[0], held_out=of_side[1])
+
+
+def account_delta(connection: sqlite3.Connection, account: str) -> float | None:
+    """At which all that it released is valued; None before it is opened."""
+    found = connection.execute("SELECT delta FROM accounts WHERE data_set = ?", (account,)).fetchone()
+    return None if found is None else found["delta"]
+
+
+def open_account(connection: sqlite3.Connection, account: str, delta: float) -> None:
+    """Its first row, unless there is one."""
+    connection.execute(
+        "INSERT INTO accounts (data_set, delta) VALUES (?, ?) ON CONFLICT (data_set) DO NOTHING",
+        (account, delta),
+    )

@@ -24,12 +24,12 @@ from chorale.privacy.accountant import epsilon
 from chorale.privacy.composition import AccountReleases, FirstPlan
 from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
-from chorale.runtime.database import Commit, Database
+from chorale.runtime.database import Commit, Database, Migration
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.sum_check import SumCheck
-from silo_agent.disclosure.ledger.accounts import sides_are_fixed
+from silo_agent.disclosure.ledger.accounts import account_delta, open_account, sides_are_fixed
 from silo_agent.disclosure.ledger.costs import (
     BudgetBalance,
     Cost,
@@ -45,6 +45,26 @@ from silo_agent.disclosure.ledger.standing import check_not_put_back
 from silo_agent.disclosure.ledger.state_uses import StateUse, record_use
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.privacy_policy import Permission
+
+TABLES: Migration = (
+    # One row for each input that was computed from a data set. A spent row is never erased, nor with its job.
+    """
+    CREATE TABLE releases (
+        input_id BLOB NOT NULL PRIMARY KEY,
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        cost_digest BLOB REFERENCES costs (digest), -- null: a job without privacy
+        delta FLOAT NOT NULL, -- the policy's when it was reserved; today's is what counts
+        status VARCHAR NOT NULL, -- ReleaseStatus
+        process BLOB NOT NULL, -- of whom reserved it
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    "CREATE INDEX releases_by_cost ON releases (data_set, cost_digest, status, job_digest)",
+    "CREATE INDEX releases_by_phase ON releases (job_digest, round, phase)",
+)
 
 # colluders, and name, type and shape of each array: what the releases of a job follow from
 Basis: TypeAlias = tuple[int, frozenset[tuple[str, str, tuple[int, ...]]]]
@@ -100,7 +120,7 @@ class Budget:
         self._process, self._costs = os.urandom(8), Costs()
         self._of_jobs: dict[bytes, tuple[Basis, JobReleases]] = {}
         with database.transaction() as connection:
-            self._delta = self._account_delta(connection) or policy.privacy.delta
+            self._delta = account_delta(connection, self._data_set) or policy.privacy.delta
 
     def open_account(self) -> None:
         """When an agent starts: the first policy's delta is the account's until an administrator changes it.
@@ -109,8 +129,8 @@ class Budget:
         values.
         """
         with self._database.transaction() as connection:
-            self._write_account(connection)
-            self._delta = self._account_delta(connection) or self._policy.privacy.delta
+            open_account(connection, self._data_set, self._delta)
+            self._delta = account_delta(connection, self._data_set) or self._policy.privacy.delta
         if self._delta != self._policy.privacy.delta:
             raise ConfigError(
                 f"policy: privacy.delta: expected that of account {self._data_set}, {self._delta:g}, at "
@@ -194,7 +214,7 @@ class Budget:
             epsilon(plan, self._delta)  # what takes long is done before the lock is held
         with self._database.transaction(Commit.QUIET) as connection:
             check_not_put_back(connection)
-            self._write_account(connection)
+            open_account(connection, self._data_set, self._delta)
             self._check_attempts(connection, job, key, what)
             if cost is not None and plan is not None:
                 self._check_fits(connection, job, plan, Counter(cost), what=what)
@@ -208,7 +228,7 @@ class Budget:
 
         cost: None for a job without noise. Source: docs/protocol.md 6.13.
         """
-        self._write_account(connection)
+        open_account(connection, self._data_set, self._delta)
         key = PhaseKey(job_digest=job_digest, round=0, phase=RECOVERY, attempt=0)
         for start in range(0, len(cost or (None,)), _RECOVERED_AT_ONCE):
             part = None if cost is None else cost[start : start + _RECOVERED_AT_ONCE]
@@ -390,7 +410,7 @@ class Budget:
         ).fetchall()
         digests = frozenset(row["job_digest"] for row in jobs)
         return AccountReleases(
-            delta=self._account_delta(connection) or self._delta,
+            delta=account_delta(connection, self._data_set) or self._delta,
             sides_are_fixed=sides_are_fixed(connection, self._data_set),
             releases=composed(self._inputs_by_cost(connection, only)),
             jobs=digests,
@@ -408,18 +428,6 @@ class Budget:
             releases=composed(inputs),
             jobs=frozenset({job_digest}),
             first=FirstPlan(job=job_digest, releases=plan, sides_are_fixed=fixed) if plan else None,
-        )
-
-    def _account_delta(self, connection: sqlite3.Connection) -> float | None:
-        query = "SELECT delta FROM accounts WHERE data_set = ?"
-        found = connection.execute(query, (self._data_set,)).fetchone()
-        return None if found is None else found["delta"]
-
-    def _write_account(self, connection: sqlite3.Connection) -> None:
-        """The account's first row."""
-        connection.execute(
-            "INSERT INTO accounts (data_set, delta) VALUES (?, ?) ON CONFLICT (data_set) DO NOTHING",
-            (self._data_set, self._delta),
         )
 
     def _inputs_by_cost(

@@ -13,8 +13,31 @@ from typing import TypeAlias, overload
 
 from chorale.privacy.composition import FirstPlan
 from chorale.privacy.releases import Release, releases_from_json, releases_to_json
+from chorale.runtime.database import Migration
 from crypto.errors import ConfigError
 from silo_agent.disclosure.ledger.accounts import sides_are_fixed
+
+TABLES: Migration = (
+    """
+    CREATE TABLE costs ( -- what one input releases: thousands of inputs share a few of these
+        digest BLOB NOT NULL PRIMARY KEY, -- SHA-256 of `releases`
+        releases VARCHAR NOT NULL -- chorale.privacy.accountant.releases_to_json
+    )
+    """,
+    # A job's plan is fixed before its data are touched, and costs less than what is chosen as one goes.
+    """
+    CREATE TABLE plans (
+        number INTEGER NOT NULL PRIMARY KEY, -- in the order in which jobs first touched the account's data
+        account VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        cost_digest BLOB NOT NULL REFERENCES costs (digest), -- the releases, each once
+        times VARCHAR NOT NULL, -- a JSON list: how often each is planned
+        is_first BOOLEAN NOT NULL DEFAULT 0, -- of an account without private inputs
+        sides_were_fixed BOOLEAN NOT NULL DEFAULT 0, -- of the account, at that time
+        UNIQUE (account, job_digest)
+    )
+    """,
+)
 
 Cost: TypeAlias = tuple[Release, ...]  # all that one input releases; None where nothing bounds it
 

@@ -12,10 +12,22 @@ import sqlite3
 from collections.abc import Callable
 from datetime import datetime
 
-from chorale.runtime.database import Database
+from chorale.runtime.database import Database, Migration
 from crypto.errors import PolicyRefusal, Rule
 from silo_agent.disclosure.ledger.decisions import suspend
 from silo_agent.disclosure.policy.policy import Policy
+
+TABLES: Migration = (
+    """
+    CREATE TABLE data_refusals ( -- inputs of jobs without noise that were refused for this silo's data
+        number INTEGER NOT NULL PRIMARY KEY,
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    "CREATE INDEX data_refusals_by_job ON data_refusals (data_set, job_digest)",
+)
 
 
 class DataRefusals:

@@ -15,10 +15,50 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from chorale.runtime import audit
-from chorale.runtime.database import Database
+from chorale.runtime.database import Database, Migration
 from chorale.transport.wire import MAX_REJECTION_CHARACTERS
 from crypto.errors import ConfigError
 from silo_agent.disclosure.ledger.reveals import Decision
+
+TABLES: Migration = (
+    """
+    CREATE TABLE persons_decisions ( -- what people of the institution said to jobs, in order
+        number INTEGER NOT NULL PRIMARY KEY,
+        job_digest BLOB NOT NULL,
+        decision VARCHAR NOT NULL, -- Decision: approved or rejected
+        person VARCHAR NOT NULL, -- the name that was typed
+        reason VARCHAR NOT NULL, -- of a rejection, as the operator reads it
+        required INTEGER NOT NULL, -- approvals that the policy asked for
+        changes INTEGER NOT NULL, -- overlapping cohorts beyond the policy's, granted with it
+        refusals INTEGER NOT NULL, -- refusals for the data beyond the policy's, granted with it
+        is_open BOOLEAN NOT NULL, -- an approval that waits for another person's
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL,
+        policy BLOB -- digest of the file that the person saw
+    )
+    """,
+    "CREATE INDEX persons_decisions_by_job ON persons_decisions (job_digest)",
+    """
+    CREATE TABLE cohort_change_grants ( -- further changes of the cohort that the institution allows a job
+        number INTEGER NOT NULL PRIMARY KEY,
+        job_digest BLOB NOT NULL,
+        data_set VARCHAR NOT NULL,
+        changes INTEGER NOT NULL,
+        is_told BOOLEAN NOT NULL, -- to the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE data_refusal_grants ( -- refusals that the institution allowed a job beyond its policy
+        number INTEGER NOT NULL PRIMARY KEY,
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        refusals INTEGER NOT NULL,
+        is_told BOOLEAN NOT NULL, -- in the audit log
+        written_unix_seconds FLOAT NOT NULL
+    )
+    """,
+)
 
 APPROVED_EVENT = "job_approved"  # audit entry: who, when, the policy and how many approvals it asked for
 REJECTED_EVENT = "job_rejected"  # audit entry: who, when, and what the operator is told

@@ -10,11 +10,52 @@ import sqlite3
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from chorale.runtime.database import Database
+from chorale.runtime.database import Database, Migration
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.identity.certificates import SignedBody
 from crypto.session.sum_check import SumCheck
+
+TABLES: Migration = (
+    """
+    CREATE TABLE known_states ( -- the newest of each job
+        job_digest BLOB NOT NULL PRIMARY KEY,
+        round INTEGER NOT NULL, -- of the phase that it is the outcome of: round, stage and number
+        stage INTEGER NOT NULL,
+        number INTEGER NOT NULL,
+        state_digest BLOB NOT NULL,
+        draw_seed BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE next_states ( -- what this silo signed as the outcome of a phase
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        body BLOB NOT NULL,
+        signature BLOB NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE sum_checks ( -- what checks U3 and the sum of an attempt; of the newest rounds
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        attempt INTEGER NOT NULL,
+        sum_check BLOB NOT NULL, -- SumCheck
+        UNIQUE (job_digest, round, phase, attempt)
+    )
+    """,
+    """
+    CREATE TABLE bad_sums ( -- phases whose sum failed its check
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+)
 
 Position: TypeAlias = tuple[int, int, int]  # chorale.job.Job.position
 

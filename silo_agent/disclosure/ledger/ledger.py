@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from chorale.job import Job
 from chorale.runtime import audit
-from chorale.runtime.database import Database
+from chorale.runtime.database import Database, Migration
 from chorale.spec.fields import Moment
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping
@@ -29,7 +29,20 @@ from crypto.identity.certificates import Anchors
 from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
-from silo_agent.disclosure.ledger import roster_marks
+from silo_agent.disclosure.ledger import (
+    accounts,
+    budget,
+    costs,
+    data_refusals,
+    decisions,
+    known_states,
+    reveals,
+    roster_marks,
+    signed_sets,
+    standing,
+    state_uses,
+    steps,
+)
 from silo_agent.disclosure.ledger.accounts import Accounts
 from silo_agent.disclosure.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
 from silo_agent.disclosure.ledger.costs import Cost
@@ -37,10 +50,42 @@ from silo_agent.disclosure.ledger.data_refusals import DataRefusals
 from silo_agent.disclosure.ledger.decisions import Decisions, suspend
 from silo_agent.disclosure.ledger.known_states import KnownStates
 from silo_agent.disclosure.ledger.reveals import Decision, Reveals, RevealStatus
-from silo_agent.disclosure.ledger.schema import MIGRATIONS
 from silo_agent.disclosure.ledger.standing import check_not_put_back, settle
 from silo_agent.disclosure.ledger.steps import Steps
 from silo_agent.disclosure.policy.policy import Policy
+
+TABLES: Migration = (
+    """
+    CREATE TABLE jobs (
+        job_digest BLOB NOT NULL PRIMARY KEY,
+        name VARCHAR NOT NULL,
+        operator VARCHAR NOT NULL,
+        rounds INTEGER NOT NULL,
+        max_attempts INTEGER NOT NULL,
+        decision VARCHAR NOT NULL, -- Decision
+        offered_unix_seconds FLOAT NOT NULL,
+        draws_rounds BOOLEAN NOT NULL DEFAULT 0, -- its openings fix a draw, and are counted
+        spec BLOB, -- as it was signed; null: a recovery recorded it
+        is_over BOOLEAN NOT NULL DEFAULT 0 -- says the coordinator
+    )
+    """,
+)
+WRITERS = (
+    reveals,
+    signed_sets,
+    state_uses,
+    steps,
+    known_states,
+    costs,
+    budget,
+    accounts,
+    decisions,
+    data_refusals,
+    roster_marks,
+    standing,
+)
+# what brings a file from one version to the next; each table stands in the module that alone writes it
+MIGRATIONS = ((*TABLES, *(table for each in WRITERS for table in each.TABLES)),)
 
 REVEALED_EVENT = "revealed"  # audit entry: job, round, phase, cohort and survivors, before a share leaves
 REVEALED_FIELDS = ("job", "round", "phase", "cohort")  # what has to agree

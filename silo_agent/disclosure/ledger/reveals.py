@@ -8,18 +8,27 @@ Source: docs/protocol.md 6.
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from chorale.runtime.database import Database
+from chorale.runtime.database import Database, Migration
 from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import LedgerMark, SessionTerms
 from crypto.session.reveal import PendingReveal
 from silo_agent.disclosure.ledger.costs import is_covered
+from silo_agent.disclosure.ledger.signed_sets import (
+    SAME_PHASE,
+    forget_other_attempts,
+    is_change,
+    joined,
+    last_attempt,
+    note_signed,
+    phase_of,
+    refusal,
+)
 from silo_agent.disclosure.ledger.standing import Standing, check_not_put_back, next_mark
 from silo_agent.disclosure.ledger.state_uses import (
     StateUse,
@@ -32,8 +41,44 @@ from silo_agent.disclosure.policy.drawn_rounds import MAX_UNASKED_OPENINGS
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.phases.enrollment import ENROLLMENT
 
-# Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
-DIFFERENCED_KINDS = frozenset({"class-presence", "calibrate", "fine-tune"})
+TABLES: Migration = (
+    """
+    CREATE TABLE phases ( -- what the first advert for a phase bound it to
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        roster_version INTEGER NOT NULL,
+        roster_digest BLOB NOT NULL,
+        state_digest BLOB NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE reveals (
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        status VARCHAR NOT NULL, -- RevealStatus
+        attempt INTEGER NOT NULL,
+        state_digest BLOB NOT NULL,
+        cohort_digest BLOB NOT NULL,
+        data_set VARCHAR NOT NULL, -- id of an account, here and in the other tables
+        survivors VARCHAR NOT NULL, -- U3, sorted, one name a line
+        answer BLOB, -- PendingReveal; null once blanked
+        written_unix_seconds FLOAT NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE abandoned_phases ( -- never revealed by this silo, and it may have signed that
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        UNIQUE (job_digest, round, phase)
+    )
+    """,
+)
+
 SHARES_KEPT = timedelta(days=30)
 MAX_OPENINGS_OF_A_JOB = 2  # revealed here: all silos together then leave fewer than 4 draws to choose from
 
@@ -50,12 +95,6 @@ class Decision(StrEnum):
     APPROVED = "approved"
     REJECTED = "rejected"
     SUSPENDED = "suspended"  # by the agent: data gave no input, or sums failed; a person approves again
-
-
-_SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
-# Attempts at one phase exclude each other: quorums of t share an honest silo, and it
-# never adverts for a phase that it revealed (docs/protocol.md 3.1).
-_OTHER_SETS = f"data_set = :data_set AND NOT ({_SAME_PHASE})"
 
 
 class Reveals(Standing):
@@ -100,7 +139,7 @@ class Reveals(Standing):
                     "INSERT INTO phases"
                     " (job_digest, round, phase, roster_version, roster_digest, state_digest)"
                     " VALUES (:job, :round, :phase, :roster_version, :roster_digest, :state_digest)",
-                    _phase_of(terms)
+                    phase_of(terms)
                     | {
                         "roster_version": terms.roster_version,
                         "roster_digest": terms.roster_digest,
@@ -108,8 +147,8 @@ class Reveals(Standing):
                     },
                 )
             connection.execute(
-                f"DELETE FROM reveals WHERE {_SAME_PHASE} AND status = :pending",
-                _phase_of(terms) | {"pending": RevealStatus.PENDING},
+                f"DELETE FROM reveals WHERE {SAME_PHASE} AND status = :pending",
+                phase_of(terms) | {"pending": RevealStatus.PENDING},
             )
             return next_mark(connection, terms, unix_seconds=self._clock().timestamp())
 
@@ -120,42 +159,36 @@ class Reveals(Standing):
             _approved_job(connection, terms)
             _check_not_revealed(connection, terms)
             self._check_openings(connection, terms)
-            check_survivors(connection, _phase_of(terms), survivors, data_set=self._data_set)
-            self._check_near(connection, terms, survivors, terms.rule.min_cohort)
+            check_survivors(connection, phase_of(terms), survivors, data_set=self._data_set)
+            self._is_change(connection, terms, survivors, terms.rule.min_cohort)
 
     def write_pending(self, pending: PendingReveal) -> None:
         """Record the signed set and the one answer to it. Raises PolicyRefusal as `check_reveal`."""
         answer = pending.to_bytes()
         with self._database.transaction() as connection:
-            found = _recorded(connection, _phase_of(pending))
+            found = _recorded(connection, phase_of(pending))
             if found is not None and found["answer"] == answer:
                 return
             if found is not None:
-                raise _refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
+                raise refusal(pending, "another answer is recorded already", Refusal.ALREADY_REVEALED)
             _approved_job(connection, pending)
             _check_not_abandoned(connection, pending)
-            check_survivors(connection, _phase_of(pending), pending.survivors, data_set=self._data_set)
-            values = _phase_of(pending) | {
+            check_survivors(connection, phase_of(pending), pending.survivors, data_set=self._data_set)
+            values = phase_of(pending) | {
                 "attempt": pending.attempt,
                 "kind": phase_kind(pending.phase),
                 "data_set": self._data_set,
-                "survivors": _joined(pending.survivors),
+                "survivors": joined(pending.survivors),
                 "min_cohort": pending.min_cohort,
-                "is_change": self._check_near(connection, pending, pending.survivors, pending.min_cohort),
-                "is_covered": is_covered(connection, self._data_set, _phase_of(pending)),
+                "is_change": self._is_change(connection, pending, pending.survivors, pending.min_cohort),
+                "is_covered": is_covered(connection, self._data_set, phase_of(pending)),
                 "status": RevealStatus.PENDING,
                 "state_digest": pending.state_digest,
                 "cohort_digest": pending.cohort_digest,
                 "answer": answer,
                 "unix_seconds": self._clock().timestamp(),
             }
-            connection.execute(
-                "INSERT INTO signed_sets"
-                " (job_digest, round, phase, attempt, kind, data_set, survivors, min_cohort, is_change,"
-                " is_covered) VALUES (:job, :round, :phase, :attempt, :kind, :data_set, :survivors,"
-                " :min_cohort, :is_change, :is_covered)",
-                values,
-            )
+            note_signed(connection, values)
             connection.execute(
                 "INSERT INTO reveals (job_digest, round, phase, status, attempt, state_digest, cohort_digest,"
                 " data_set, survivors, answer, written_unix_seconds) VALUES (:job, :round, :phase, :status,"
@@ -169,24 +202,19 @@ class Reveals(Standing):
         Raises PolicyRefusal if the job was rejected here since it was signed.
         """
         with self._database.transaction() as connection:
-            found = _recorded(connection, _phase_of(pending))
+            found = _recorded(connection, phase_of(pending))
             if found is None or found["cohort_digest"] != pending.cohort_digest:
-                raise _refusal(pending, "no such answer is recorded", Refusal.ALREADY_REVEALED)
+                raise refusal(pending, "no such answer is recorded", Refusal.ALREADY_REVEALED)
             if found["status"] == RevealStatus.REVEALED:
                 return
             _approved_job(connection, pending)
             self._check_openings(connection, pending)  # several may have been signed before one is revealed
             _check_not_abandoned(connection, pending)
             connection.execute(
-                f"UPDATE reveals SET status = :revealed WHERE {_SAME_PHASE}",
-                _phase_of(pending) | {"revealed": RevealStatus.REVEALED},
+                f"UPDATE reveals SET status = :revealed WHERE {SAME_PHASE}",
+                phase_of(pending) | {"revealed": RevealStatus.REVEALED},
             )
-            # t silos signed this attempt, and honest ones that revealed an earlier attempt never
-            # do: its cohort was not revealed and need not be compared with again.
-            connection.execute(
-                f"DELETE FROM signed_sets WHERE {_SAME_PHASE} AND attempt != :attempt",
-                _phase_of(pending) | {"attempt": pending.attempt},
-            )
+            forget_other_attempts(connection, pending)
         self._tell(pending)
 
     def check_use(self, use: StateUse) -> None:
@@ -282,119 +310,62 @@ class Reveals(Standing):
             },
         ).fetchone()
         if of_job >= MAX_OPENINGS_OF_A_JOB:
-            raise _refusal(key, f"{of_job} openings of the job were revealed", Refusal.POLICY)
+            raise refusal(key, f"{of_job} openings of the job were revealed", Refusal.POLICY)
         if unasked >= MAX_UNASKED_OPENINGS:
-            raise _refusal(
+            raise refusal(
                 key,
                 f"{unasked} openings of jobs that no person approved were revealed over this data set; "
                 "to go on: chorale silo approve",
                 Refusal.POLICY,
             )
 
-    def _check_near(
+    def _is_change(
         self,
         connection: sqlite3.Connection,
         key: SessionTerms | PendingReveal,
         survivors: tuple[str, ...],
         min_cohort: int,
     ) -> bool:
-        """Whether the sum counts as a change of the cohort. Raises PolicyRefusal where none may follow.
-
-        Sums of all jobs and kinds of the data set are compared and counted, but those that epsilon covers.
-        """
-        kind = phase_kind(key.phase)
-        of = {**_phase_of(key), "kind": kind, "data_set": self._data_set}
-        of_kind = f"{_OTHER_SETS} AND kind = :kind"
-        if kind in DIFFERENCED_KINDS and _is_near(connection, of_kind, of, survivors, min_cohort):
-            raise _refusal(
-                key, f"a {kind} sum over nearly the same silos was signed before", Refusal.OVERLAPPING_COHORT
-            )
-        # of three sets of one job, however far apart, sums may add up to one silo
-        of_job = f"{of_kind} AND job_digest = :job"
-        if kind in DIFFERENCED_KINDS and _is_other(connection, of_job, of, survivors):
-            raise _refusal(
-                key, f"a {kind} sum of the job over other silos was signed before", Refusal.OVERLAPPING_COHORT
-            )
-        bare = f"{_OTHER_SETS} AND NOT is_covered"
-        if is_covered(connection, self._data_set, of):
-            return False
-        if not _is_near(connection, bare, of, survivors, min_cohort):
-            return False
-        # of the phase before, all its attempts: any of them may have been revealed by others' shares
-        before = connection.execute(
-            f"""
-            SELECT DISTINCT survivors FROM signed_sets JOIN (
-                SELECT job_digest, round, phase FROM signed_sets WHERE {bare} ORDER BY number DESC LIMIT 1
-            ) USING (job_digest, round, phase)
-            """,
-            of,
-        ).fetchall()
-        if [row["survivors"] for row in before] == [_joined(survivors)]:  # a dropout that lasts counts once
-            return False
-        limit, granted = self._policy.max_cohort_changes, self._granted(connection, key.job_digest)
-        if self._beyond_grants(connection, of) > limit:
-            also = f" and {granted} that were granted" if granted else ""
-            why = f"cohort changed nearly, more than {limit}{also} times"
-            raise _refusal(key, why, Refusal.OVERLAPPING_COHORT)
-        return True
-
-    def _granted(self, connection: sqlite3.Connection, job_digest: bytes) -> int:
-        """Changes that the institution granted to a job on this data set."""
-        (granted,) = connection.execute(
-            "SELECT coalesce(sum(changes), 0) FROM cohort_change_grants"
-            " WHERE job_digest = ? AND data_set = ?",
-            (job_digest, self._data_set),
-        ).fetchone()
-        return int(granted)
-
-    def _beyond_grants(self, connection: sqlite3.Connection, of: dict[str, Any]) -> int:
-        """Changes of all jobs, this one included, less what each job was granted.
-
-        Attempts at one phase count once. A ledger of version 0 does not say of which data set a change was,
-        so it counts for each.
-        """
-        rows = connection.execute(
-            "SELECT job_digest, count(DISTINCT round || ' ' || phase) AS changes FROM signed_sets"
-            f" WHERE is_change AND data_set IN (:data_set, '') AND NOT ({_SAME_PHASE}) GROUP BY job_digest",
-            of,
-        ).fetchall()
-        changes = Counter({row["job_digest"]: row["changes"] for row in rows})
-        changes[of["job"]] += 1
-        return sum(max(0, count - self._granted(connection, job)) for job, count in changes.items())
+        return is_change(
+            connection,
+            key,
+            survivors,
+            data_set=self._data_set,
+            min_cohort=min_cohort,
+            max_changes=self._policy.max_cohort_changes,
+        )
 
 
 def _check_attempt(connection: sqlite3.Connection, terms: SessionTerms) -> bool:
     """Whether an earlier attempt began the phase. Raises PolicyRefusal."""
     job = _approved_job(connection, terms)
     if terms.round > job["rounds"]:
-        raise _refusal(terms, f"the job ends with round {job['rounds']}", Refusal.TERMS)
+        raise refusal(terms, f"the job ends with round {job['rounds']}", Refusal.TERMS)
     if not 1 <= terms.attempt <= job["max_attempts"]:
-        raise _refusal(terms, f"attempt {terms.attempt} of at most {job['max_attempts']}", Refusal.TERMS)
+        raise refusal(terms, f"attempt {terms.attempt} of at most {job['max_attempts']}", Refusal.TERMS)
     _check_not_revealed(connection, terms)
     (last_round,) = connection.execute(
         "SELECT max(round) FROM phases WHERE job_digest = ?", (terms.job_digest,)
     ).fetchone()
     if last_round is not None and terms.round < last_round:
-        raise _refusal(terms, f"round {last_round} was begun already", Refusal.STAGE)
+        raise refusal(terms, f"round {last_round} was begun already", Refusal.STAGE)
     # what was signed under an attempt's number stays its only content; the next has the next number
-    (last_signed,) = connection.execute(
-        f"SELECT max(attempt) FROM signed_sets WHERE {_SAME_PHASE}", _phase_of(terms)
-    ).fetchone()
+    last_signed = last_attempt(connection, terms)
     if last_signed is not None and terms.attempt <= last_signed:
-        raise _refusal(terms, f"attempt {last_signed} was signed already", Refusal.STAGE)
-    begun = _begun(connection, _phase_of(terms))
+        raise refusal(terms, f"attempt {last_signed} was signed already", Refusal.STAGE)
+    begun = _begun(connection, phase_of(terms))
     for row in begun:
         if (row["roster_version"], row["roster_digest"]) != (terms.roster_version, terms.roster_digest):
-            raise _refusal(terms, f"was begun under roster version {row['roster_version']}", Refusal.ROSTER)
+            raise refusal(terms, f"was begun under roster version {row['roster_version']}", Refusal.ROSTER)
     same = [row for row in begun if row["phase"] == terms.phase]
     if same and same[0]["state_digest"] != terms.state_digest:
-        raise _refusal(terms, "was begun with another global state", Refusal.STATE)
+        raise refusal(terms, "was begun with another global state", Refusal.STATE)
     return bool(same)
 
 
 def _begun(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> list[sqlite3.Row]:
     """Phases that were begun and share one roster: those of a round, or one outside rounds by itself."""
-    same = _SAME_PHASE
+    same = SAME_PHASE
     if "." not in of_phase["phase"]:
         same = "job_digest = :job AND round = :round AND phase NOT LIKE '%.%'"
     return connection.execute(f"SELECT * FROM phases WHERE {same}", of_phase).fetchall()
@@ -410,14 +381,14 @@ def _approved_job(connection: sqlite3.Connection, key: SessionTerms | PendingRev
         "SELECT * FROM jobs WHERE job_digest = ?", (key.job_digest,)
     ).fetchone()
     if job is None or job["decision"] != Decision.APPROVED:
-        raise _refusal(key, "the job is not approved here", Refusal.JOB_NOT_APPROVED)
+        raise refusal(key, "the job is not approved here", Refusal.JOB_NOT_APPROVED)
     return job
 
 
 def _check_not_revealed(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:
-    found = _recorded(connection, _phase_of(key))
+    found = _recorded(connection, phase_of(key))
     if found is not None and found["status"] == RevealStatus.REVEALED:
-        raise _refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
+        raise refusal(key, "was revealed before", Refusal.ALREADY_REVEALED)
     _check_not_abandoned(connection, key)
 
 
@@ -437,55 +408,13 @@ def _abandon(connection: sqlite3.Connection, job_digest: bytes, round: int, phas
 
 
 def _check_not_abandoned(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:
-    found = connection.execute(
-        f"SELECT 1 FROM abandoned_phases WHERE {_SAME_PHASE}", _phase_of(key)
-    ).fetchone()
+    found = connection.execute(f"SELECT 1 FROM abandoned_phases WHERE {SAME_PHASE}", phase_of(key)).fetchone()
     if found is not None:
-        raise _refusal(key, "was abandoned, and is never revealed", Refusal.ALREADY_REVEALED)
+        raise refusal(key, "was abandoned, and is never revealed", Refusal.ALREADY_REVEALED)
 
 
 def _recorded(connection: sqlite3.Connection, of_phase: dict[str, Any]) -> sqlite3.Row | None:
     found: sqlite3.Row | None = connection.execute(
-        f"SELECT * FROM reveals WHERE {_SAME_PHASE}", of_phase
+        f"SELECT * FROM reveals WHERE {SAME_PHASE}", of_phase
     ).fetchone()
     return found
-
-
-def _is_near(
-    connection: sqlite3.Connection,
-    which: str,
-    of: dict[str, Any],
-    survivors: tuple[str, ...],
-    min_cohort: int,
-) -> bool:
-    sets = connection.execute(
-        f"SELECT DISTINCT survivors, min_cohort FROM signed_sets WHERE {which}", of
-    ).fetchall()
-    for row in sets:
-        changed = len(set(survivors) ^ set(row["survivors"].split("\n")))
-        if 1 <= changed <= max(min_cohort, row["min_cohort"]) - 1:
-            return True
-    return False
-
-
-def _is_other(
-    connection: sqlite3.Connection, which: str, of: dict[str, Any], survivors: tuple[str, ...]
-) -> bool:
-    found = connection.execute(
-        f"SELECT 1 FROM signed_sets WHERE {which} AND survivors != :survivors LIMIT 1",
-        of | {"survivors": _joined(survivors)},
-    ).fetchone()
-    return found is not None
-
-
-def _phase_of(key: SessionTerms | PendingReveal) -> dict[str, Any]:
-    """As `_SAME_PHASE` and the statements around it name it."""
-    return {"job": key.job_digest, "round": key.round, "phase": key.phase}
-
-
-def _joined(names: Iterable[str]) -> str:
-    return "\n".join(sorted(names))
-
-
-def _refusal(key: SessionTerms | PendingReveal, why: str, code: Refusal) -> PolicyRefusal:
-    return PolicyRefusal(f"job {key.job_digest.hex()[:12]} round {key.round} {key.phase}: {why}", code=code)

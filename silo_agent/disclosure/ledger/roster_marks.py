@@ -9,10 +9,38 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Set
 
+from chorale.runtime.database import Migration
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.identity.certificates import Anchors, Role, key_digest, public_key_of
 from crypto.identity.roster import PURPOSE, Member, Roster
 from crypto.identity.roster_memory import RosterChanges, RosterMemory
+
+TABLES: Migration = (
+    """
+    CREATE TABLE listed_certificates ( -- of members, in rosters that were accepted
+        fingerprint BLOB NOT NULL PRIMARY KEY, -- SHA-256 of the certificate's DER
+        role VARCHAR NOT NULL,
+        name VARCHAR NOT NULL,
+        is_listed BOOLEAN NOT NULL -- in the one that was accepted last
+    )
+    """,
+    """
+    CREATE TABLE departures ( -- of certificates, by the authority's key that signed the roster without them
+        fingerprint BLOB NOT NULL,
+        signer BLOB NOT NULL, -- SHA-256 of the key's SubjectPublicKeyInfo
+        left_in INTEGER NOT NULL, -- the first accepted version of that key that did not list it
+        PRIMARY KEY (fingerprint, signer)
+    )
+    """,
+    """
+    CREATE TABLE roster_marks ( -- the newest accepted roster of each of the authority's keys
+        signer BLOB NOT NULL PRIMARY KEY, -- as above
+        version INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        is_newest BOOLEAN NOT NULL -- accepted last, of all keys
+    )
+    """,
+)
 
 
 def accept(

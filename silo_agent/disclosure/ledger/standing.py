@@ -14,10 +14,35 @@ import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 
-from chorale.runtime.database import Commit, Database
+from chorale.runtime.database import Commit, Database, Migration
 from crypto import encoding
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import LedgerMark, LedgerStatement, SessionTerms
+
+TABLES: Migration = (
+    """
+    CREATE TABLE own_heads ( -- what this silo's adverts said of this ledger
+        sequence INTEGER NOT NULL PRIMARY KEY,
+        head BLOB NOT NULL -- a chain over the inputs that were reserved
+    )
+    """,
+    """
+    CREATE TABLE ledger_key (
+        only INTEGER NOT NULL PRIMARY KEY, -- always 1
+        key BLOB NOT NULL, -- of the marks
+        settled INTEGER NOT NULL, -- what was said up to here and lost is charged
+        newest_lost INTEGER -- null, or the sequence of a statement of this silo that is not in own_heads
+    )
+    """,
+    """
+    CREATE TABLE peer_statements ( -- of each other silo, what it said last of its ledger
+        silo VARCHAR NOT NULL PRIMARY KEY,
+        sequence INTEGER NOT NULL,
+        mark BLOB NOT NULL,
+        signature BLOB NOT NULL
+    )
+    """,
+)
 
 KEY_BYTES = 32
 HALF_BYTES = 16  # of a mark: the keyed hash of the head, and what only this ledger's key can make for it

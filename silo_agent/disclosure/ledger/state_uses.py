@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.job import Job
+from chorale.runtime.database import Migration
 from chorale.spec.selection import tests_in
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
@@ -20,6 +21,26 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
+
+TABLES: Migration = (
+    """
+    CREATE TABLE state_uses ( -- phases whose input was made from training arrays and may have left
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        training_digest BLOB NOT NULL, -- of the arrays
+        min_distance INTEGER NOT NULL,
+        survivors VARCHAR, -- U3, sorted, one name a line, once t signatures prove it
+        written_unix_seconds FLOAT NOT NULL,
+        members INTEGER NOT NULL,
+        is_drawn BOOLEAN NOT NULL,
+        reads INTEGER NOT NULL, -- training samples (1), hold-outs (2)
+        UNIQUE (data_set, job_digest, round, phase)
+    )
+    """,
+    "CREATE INDEX state_uses_by_arrays ON state_uses (data_set, training_digest)",
+)
 
 READS_TRAINING, READS_HOLDOUT = 1, 2
 READS_ALL = READS_TRAINING | READS_HOLDOUT

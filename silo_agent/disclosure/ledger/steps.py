@@ -9,11 +9,41 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from chorale.runtime.database import Database
+from chorale.runtime.database import Database, Migration
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.step_ratio import ArraySteps
+
+TABLES: Migration = (
+    """
+    CREATE TABLE array_steps ( -- how far the arrays that training reads moved, and this silo's own part
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        array VARCHAR NOT NULL,
+        total FLOAT NOT NULL,
+        own_total FLOAT NOT NULL,
+        first VARCHAR NOT NULL, -- this silo's first lengths, a JSON list
+        UNIQUE (data_set, job_digest, array)
+    )
+    """,
+    """
+    CREATE TABLE compared_phases ( -- whose step is in array_steps
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        round INTEGER NOT NULL,
+        phase VARCHAR NOT NULL,
+        UNIQUE (data_set, job_digest, round, phase)
+    )
+    """,
+    """
+    CREATE TABLE stopped_data_sets ( -- no input leaves until the job is approved again
+        data_set VARCHAR NOT NULL,
+        job_digest BLOB NOT NULL,
+        UNIQUE (data_set, job_digest)
+    )
+    """,
+)
 
 
 class Steps:
