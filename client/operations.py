@@ -52,6 +52,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 RECONNECT_SECONDS = 1.0  # between two looks at a coordinator that stops while it still answers
+LOOK_SECONDS = 1.0  # a Ctrl-C that comes as a wait begins does not end it: then the next one does not begin
 MAX_WAITING = 16  # messages of a stream that are here and not taken yet
 MAX_RECONNECT_SECONDS = 5.0  # between two tries to reach one that does not
 
@@ -272,7 +273,10 @@ def read_aside(stream: Iterable[T]) -> Iterator[T]:
     threading.Thread(target=read, daemon=True).start()
     try:
         while True:
-            item, error = items.get()
+            try:
+                item, error = items.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                continue
             if error is not None:
                 raise error
             if item is None:
