@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
+from chorale.runtime.files import read_limited
+from chorale.runtime.software import own_software
+from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, read_model
-from client.errors import require_extra
+from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
+from client.errors import require_extra, with_hint
 from crypto.errors import ConfigError
-from strategies.base import MODEL
+from silo_agent.training.data.settings import DataSettings
+from strategies.base import MODEL, Arrays
+
+OUTS = (".csv", ".parquet")
+SHOWN = 12  # columns and classes in a line
+
+FILE = click.argument("file", type=click.Path(path_type=Path), metavar="FILE.safetensors")
+BASE_MODELS = click.option(
+    "--base-models",
+    type=click.Path(path_type=Path),
+    help="Folder of the weights that the job's adapters were put beside, as at a silo.",
+)
+RUN_CODE_OF = click.option(
+    "--run-code-of",
+    metavar="NAME==VERSION",
+    help="Distribution whose code builds the model, where it is not Chorale's: read it first.",
+)
 
 
 @click.group()
@@ -18,20 +44,21 @@ def model() -> None:
 
 
 @model.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.safetensors")
+@FILE
+def show(file: Path) -> None:
+    """Say what a model was trained on, and what it takes and gives."""
+    facts = read_model(file)[1]
+    for line in _shown(described_job(facts, source=str(file)), facts):
+        click.echo(line)
+
+
+@model.command()
+@FILE
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Folder for weights, script and ONNX file."
 )
-@click.option(
-    "--base-models",
-    type=click.Path(path_type=Path),
-    help="Folder of the weights that the job's adapters were put beside, as at a silo.",
-)
-@click.option(
-    "--run-code-of",
-    metavar="NAME==VERSION",
-    help="Distribution whose code builds the model, where it is not Chorale's: read it first.",
-)
+@BASE_MODELS
+@RUN_CODE_OF
 def export(file: Path, out: Path, base_models: Path | None, run_code_of: str | None) -> None:
     """Write plain weights, a script that loads them, and ONNX where torch can.
 
@@ -44,6 +71,93 @@ def export(file: Path, out: Path, base_models: Path | None, run_code_of: str | N
     from silo_agent.training.models.export import ONNX, PREPROCESSING, SCRIPT, WEIGHTS
     from silo_agent.training.models.export import export as export_model
 
+    spec, arrays, facts = _opened(file, run_code_of)
+    missing = export_model(spec, arrays, facts, out, base_models=base_models)
+    click.echo(f"{out}: {WEIGHTS}, {SCRIPT}, {PREPROCESSING}" + ("" if missing else f", {ONNX}"))
+    if missing:
+        click.echo(missing, err=True)
+
+
+@model.command()
+@FILE
+@click.argument("data", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="File for the answers, .csv or .parquet; masks go into the folder `masks` beside it.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="The silo's settings file, or its `data` alone: how DATA is written, or what is read without it.",
+)
+@click.option("--data-set", help="Name of the data set in --config, where it has several.")
+@BASE_MODELS
+@RUN_CODE_OF
+def predict(
+    file: Path,
+    data: Path | None,
+    out: Path,
+    config: Path | None,
+    data_set: str | None,
+    base_models: Path | None,
+    run_code_of: str | None,
+) -> None:
+    """Answer for each row or image of DATA, which needs no labels.
+
+    DATA is a csv or parquet file, an .npz file, an image, or a folder of images. It is read as training read
+    it: columns, categories and classes are those of the model's metadata. Each input has its row, in its
+    order, also where it cannot be read; `remarks` says why.
+    """
+    require_extra("silo", "torch", what="model predict, which builds the model,")
+    from silo_agent.training.predicting.answers import THRESHOLD, gives_scores
+    from silo_agent.training.predicting.inputs import guessed_format, inputs_in
+    from silo_agent.training.predicting.predict import MASKS, loaded_model, predictions, write_columns
+
+    if out.suffix not in OUTS:
+        raise ConfigError(f"--out: expected a file {' or '.join(OUTS)}, got {out}")
+    spec, arrays, facts = _opened(file, run_code_of)
+    if config is not None:
+        settings = _data_set(config, data, data_set)
+    elif data is not None:
+        settings = check_values(DataSettings, {"format": guessed_format(data), "path": data}, source="DATA")
+    else:
+        raise ConfigError("DATA: a value is required, or --config")
+    try:
+        inputs = inputs_in(settings, spec)
+    except ConfigError as error:
+        if config is None:
+            hint = "--config FILE says how a file is written: its dialect, values, units"
+            raise with_hint(error, hint) from None
+        raise
+    for note in inputs.notes:
+        click.echo(note, err=True)
+    model = loaded_model(spec, arrays, base_models=base_models)
+
+    def tell(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r{done} of {total}", err=True, nl=done == total)
+
+    columns = predictions(model, inputs, spec, masks=out.parent / MASKS, tell=tell)
+    told = {
+        "model": {"file": file.name, "sha256": _digest(file), **_of_model(facts)},
+        "inputs": [{"file": each.name, "sha256": _digest(each)} for each in _files(settings.path)],
+        "answers": "score" if gives_scores(spec) else "probability",
+        "threshold": THRESHOLD if spec.method.task.word == "multi-label" else None,
+        "chorale": own_software().version,
+    }
+    write_columns(columns, told, out)
+    unread = sum(1 for row in zip(*list(columns.values())[1:-1], strict=True) if not any(map(_is_there, row)))
+    click.echo(f"{out}: {len(inputs.names) - unread} answers, {unread} inputs that cannot be read")
+
+
+def _is_there(value: object) -> bool:
+    return value is not None
+
+
+def _opened(file: Path, run_code_of: str | None) -> tuple[JobSpec, Arrays, Mapping[str, str]]:
+    """Raises ConfigError for a model that code of others builds, unless that is named."""
     arrays, facts = read_model(file)
     spec = described_job(facts, source=str(file))
     source = spec.model.source
@@ -54,7 +168,69 @@ def export(file: Path, out: Path, base_models: Path | None, run_code_of: str | N
         )
     if not any(name.startswith(MODEL) for name in arrays):
         raise ConfigError(f"{file}: it is exported already: its arrays have the names of the author's module")
-    missing = export_model(spec, arrays, facts, out, base_models=base_models)
-    click.echo(f"{out}: {WEIGHTS}, {SCRIPT}, {PREPROCESSING}" + ("" if missing else f", {ONNX}"))
-    if missing:
-        click.echo(missing, err=True)
+    return spec, arrays, facts
+
+
+def _data_set(config: Path, data: Path | None, name: str | None) -> DataSettings:
+    """What --config says of the data, with DATA in the place of its file."""
+    values = parse_mapping(read_limited(config, MAX_BYTES), source=str(config))
+    listed = values.get("data", values)
+    listed = listed if isinstance(listed, list) else [listed]
+    found = [check_values(DataSettings, each, source=f"{config}: data") for each in listed]
+    named = [each for each in found if name in (None, each.name)]
+    if len(named) != 1:
+        raise ConfigError(f"--data-set: expected one of {', '.join(each.name for each in found)}")
+    settings = named[0]
+    if data is None:
+        return settings
+    if settings.path is None:
+        raise ConfigError(f"DATA: not allowed with data.format {settings.format}, which reads no file")
+    return settings.model_copy(update={"path": data})
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(path: Path | None) -> list[Path]:
+    if path is None:
+        return []
+    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+
+
+def _of_model(facts: Mapping[str, str]) -> dict[str, Any]:
+    """Which one it is; of a personal model also from which one of all silos."""
+    named = ("job", "name", "round", "global_model", "tuned")
+    return {name: facts[name] for name in named if name in facts}
+
+
+def _shown(spec: JobSpec, facts: Mapping[str, str]) -> Iterator[str]:
+    yield f"{facts['name']}: {facts['method']}, after round {facts['round']} of job {facts['job'][:12]}"
+    if "global_model" in facts:
+        yield f"personal: one silo's own, from the global model {facts['global_model'][:12]}"
+    yield f"trained by {facts['silos']} silos with Chorale {facts['chorale']}"
+    promised = json.loads(facts.get("privacy", "null"))
+    if promised is None:
+        yield "privacy: no noise; its weights can hold single training records"
+    else:
+        epsilon = "not said" if promised["epsilon"] is None else f"{promised['epsilon']:g}"
+        yield f"privacy: epsilon {epsilon} at delta {promised['delta']:g}, for the whole job"
+    yield f"task: {spec.method.task.word}; network: {spec.model.name}; input {list(spec.input_shape)}"
+    if spec.class_names or spec.classes:
+        yield f"classes: {_some(spec.class_names) if spec.class_names else spec.classes}"
+    if spec.columns is not None:
+        yield f"label: {_some(spec.label_columns)}"
+        yield from (f"  {_column(each)}" for each in spec.columns)
+
+
+def _column(column: ColumnSpec) -> str:
+    if column.categories is not None:
+        return f"{column.name}: one of {_some(column.categories)}"
+    scaled = f"{column.mean:g} subtracted, divided by {column.scale:g}; {column.fill:g} where it is missing"
+    return f"{column.name}: a number, {scaled}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -44,6 +44,7 @@ DESCRIBED = (
 STATED = {
     "job": ("the job's SHA-256 in hexadecimal", r"[0-9a-f]{64}"),
     "round": ("a number of at most 9 digits", r"[0-9]{1,9}"),
+    "silos": ("a number of at most 9 digits", r"[0-9]{1,9}"),
 }
 
 
@@ -59,9 +60,16 @@ def facts_of(spec: JobSpec, *, job_digest: bytes, round: int) -> dict[str, str]:
         "name": spec.name,
         "method": spec.strategy.name,
         "round": str(round),
+        "silos": str(len(spec.silos)),
+        "privacy": json.dumps(_promised(spec)),
         "chorale": version,
         **{name: json.dumps(values[name]) for name in DESCRIBED},
     }
+
+
+def _promised(spec: JobSpec) -> dict[str, float | None] | None:
+    """Delta, and the epsilon that the whole job was planned for where it says one; None without noise."""
+    return None if spec.privacy is None else {"epsilon": spec.privacy.epsilon, "delta": spec.privacy.delta}
 
 
 def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:

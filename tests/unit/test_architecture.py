@@ -91,7 +91,7 @@ ROOMS = {
     "silo_agent.training.data": "settings < own_data < problems < units < base < private < fitting < misfits "
     "< workers < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "machine < unit_marks < data < objective < phase_input < models < base < dp_sgd "
-    "< loop < parts < local_loss < plug_ins < torch_objective < processes < built_in",
+    "< loop < parts < local_loss < plug_ins < torch_objective < processes < built_in < predicting",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "

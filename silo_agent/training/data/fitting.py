@@ -22,7 +22,7 @@ BRIGHTEST = 255  # of 8-bit pixels
 def prepared(samples: Samples, job: JobSpec, *, source: str) -> Samples:
     """The samples as the job declares them. Raises ConfigError for what training cannot use."""
     labels = job.method.task.target.checked(samples.labels, source=source)
-    features = _as_input(samples.features, job, source=source)
+    features = as_input(samples.features, job, source=source)
     if features.dtype.kind == "f" and not np.isfinite(features).all():
         raise ConfigError(f"{source}: features hold NaN or infinity, expected finite numbers")
     if not known_inputs(features, job).all():
@@ -44,7 +44,7 @@ def put_right(samples: Samples, job: JobSpec, *, source: str) -> tuple[Samples, 
     if job.input_type != "int64":
         features, outside = private.boxed(features)
     strata, units_N = (None if each is None else each[fits] for each in (samples.strata, samples.units_N))
-    features = _as_input(features, job, source=source)
+    features = as_input(features, job, source=source)
     return replace(samples, features=features, labels=kept_labels, strata=strata, units_N=units_N), outside
 
 
@@ -75,8 +75,8 @@ def _channels_first(found: tuple[int, ...]) -> tuple[int, ...]:
     return (found[2], *found[:2]) if len(found) == 3 else found
 
 
-def _as_input(features: Features, job: JobSpec, *, source: str) -> Features:
-    """In the job's type and shape."""
+def as_input(features: Features, job: JobSpec, *, source: str) -> Features:
+    """In the job's type and shape. Raises ConfigError."""
     found, shape = features.shape[1:], job.input_shape
     check_shape(found, job, source=source)
     shaped = features

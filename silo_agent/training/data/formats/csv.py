@@ -51,6 +51,11 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     return raw_data(table, settings, job, identities=identities, units=units, places=places)
 
 
+def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
+    """The columns that are wanted, or all, as a job without privacy reads them. Raises ConfigError."""
+    return read_table(required_path(settings), settings, wanted, is_private=False)[0]
+
+
 def records(settings: DataSettings) -> Records:
     """By line and, where a quote or an end of line may make other rows of it, also as jobs without privacy
     read them. Raises ConfigError as `load`."""
@@ -72,11 +77,13 @@ def records(settings: DataSettings) -> Records:
 
 
 def read_table(
-    path: Path, settings: DataSettings, wanted: Sequence[str], *, is_private: bool
+    path: Path, settings: DataSettings, wanted: Sequence[str] | None, *, is_private: bool
 ) -> tuple[Table, list[tuple[str, ...]]]:
-    """The columns that are wanted, and all texts row by row. Raises ConfigError for a file without them."""
+    """The columns that are wanted (None: all), and all texts row by row. Raises ConfigError for a file that
+    lacks one."""
     problems = Problems()
     names, rows = _read(path, settings, problems, is_private=is_private)
+    wanted = names if wanted is None else wanted
     check_own_headings(str(path), names, own_columns(settings, wanted))
     check_headings(str(path), names, wanted)
     for line, row in rows:

@@ -43,19 +43,29 @@ BEYOND = "<value out of range"  # pyarrow's text of a time that no calendar has
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; null and NaN are missing. Raises ConfigError for a file without the columns."""
-    files, source = _Files(required_path(settings)), str(settings.path)
-    wanted, problems = wanted_columns(settings, job), Problems()
-    check_own_headings(source, files.names, own_columns(settings))
-    check_headings(source, files.names, wanted)
+    wanted, files = wanted_columns(settings, job), _Files(required_path(settings))
+    read = _table(files, settings, wanted)
+    return raw_data(read, settings, job, identities=_Rows(files), units=_units(files, settings))
+
+
+def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
+    """The columns that are wanted, or all. Raises ConfigError as `load`."""
+    files = _Files(required_path(settings))
+    return _table(files, settings, files.names if wanted is None else wanted)
+
+
+def _table(files: _Files, settings: DataSettings, wanted: Sequence[str]) -> Table:
+    problems = Problems()
+    check_own_headings(str(settings.path), files.names, own_columns(settings))
+    check_headings(str(settings.path), files.names, wanted)
     read = files.read(wanted)
-    table = Table(
+    return Table(
         cells={name: files.cells(name, read, problems) for name in dict.fromkeys(wanted)},
         rows=files.rows,
         place=files.place,
         problems=problems,
         values=settings.values,
     )
-    return raw_data(table, settings, job, identities=_Rows(files), units=_units(files, settings))
 
 
 def records(settings: DataSettings) -> Records:

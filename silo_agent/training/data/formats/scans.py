@@ -60,16 +60,17 @@ class Scans:
 
     def __getitem__(self, place: int) -> tuple[Values, Any]:
         """Raises ConfigError for a file that is no such image."""
-        image, target = self._picture(self.images[place], is_mask=False), self.targets[place]
+        image, target = self.picture(self.images[place]), self.targets[place]
         if not isinstance(target, Path):
             return image.values, target
-        mask = self._picture(target, is_mask=True)
+        mask = self.picture(target, is_mask=True)
         image.grid.check_same(mask.grid, source=target)
         if (mask.values != np.floor(mask.values)).any():
             raise ConfigError(f"{target}: a mask holds whole numbers")
         return image.values, mask.values[0].astype(np.int64)
 
-    def _picture(self, path: Path, *, is_mask: bool) -> Picture:
+    def picture(self, path: Path, *, is_mask: bool = False) -> Picture:
+        """Raises ConfigError as a sample does."""
         try:
             picture = self.read(path, self.shape[1:], is_mask)
         except ConfigError:
@@ -107,7 +108,7 @@ class Files:
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `load_with`, DICOM or NIfTI. Raises ConfigError, too, for a job of other images."""
-    _import_readers()
+    import_readers()
     from silo_agent.training.data.formats.images import nifti, series
 
     if len(job.input_shape) not in (3, 4):
@@ -243,7 +244,7 @@ def _labelled(
     return [images.images[key] for key in rows], labels[np.asarray([*rows.values()], np.int64)]
 
 
-def _import_readers() -> None:
+def import_readers() -> None:
     try:
         import monai.transforms  # noqa: F401
         import nibabel  # noqa: F401

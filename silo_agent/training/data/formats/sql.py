@@ -45,35 +45,56 @@ CHECKED_BYTES = 1 << 22  # come in between two checks
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; NULL is missing. Raises ConfigError for a database without table or columns."""
+    wanted, (names, rows) = wanted_columns(settings, job), _sorted(settings)
+    units = None
+    if settings.unit is not None:
+        check_own_headings(_source(settings), names, own_columns(settings))
+        at = names.index(settings.unit)
+        units = units_of([row[at] for row in rows], settings)
+    read = _table(settings, names, rows, wanted)
+    return raw_data(read, settings, job, identities=tuple(map(identity, rows)), units=units)
+
+
+def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
+    """The columns that are wanted, or all. Raises ConfigError as `load`."""
+    names, rows = _sorted(settings)
+    return _table(settings, names, rows, names if wanted is None else wanted)
+
+
+def _source(settings: DataSettings) -> str:
     assert settings.database is not None  # DataSettings refuses the format without it
+    return f"data.database: {settings.database.what}"
+
+
+def _sorted(settings: DataSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:
+    """A database gives rows in any order, and no record may change sides between two jobs."""
+    assert settings.database is not None
     names, rows = _read(settings.database)
-    source = f"data.database: {settings.database.what}"
-    wanted = wanted_columns(settings, job)
+    return names, sorted(rows, key=identity)
+
+
+def _table(
+    settings: DataSettings, names: list[str], rows: Sequence[tuple[Any, ...]], wanted: Sequence[str]
+) -> Table:
+    source = _source(settings)
     check_own_headings(source, names, own_columns(settings))
     check_headings(source, names, wanted)
-    # a database gives rows in any order, and no record may change sides between two jobs
-    rows_by_text = sorted(((identity(row), row) for row in rows), key=lambda each: each[0])
-    table = Table(
+    return Table(
         values=settings.values,
         cells={
-            name: _cells([row[at] for _, row in rows_by_text])
+            name: _cells([row[at] for row in rows])
             for name, at in zip(wanted, map(names.index, wanted), strict=True)
         },
         rows=len(rows),
         place=lambda row: f"{source}, record {row} by its texts",
     )
-    units = None
-    if settings.unit is not None:
-        at = names.index(settings.unit)
-        units = units_of([row[at] for _, row in rows_by_text], settings)
-    return raw_data(table, settings, job, identities=tuple(text for text, _ in rows_by_text), units=units)
 
 
 def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
     assert settings.database is not None
     names, rows = _read(settings.database)
-    check_own_headings(f"data.database: {settings.database.what}", names, unit_column(settings))
+    check_own_headings(_source(settings), names, unit_column(settings))
     units = None
     if settings.unit is not None:
         units = units_of((row[names.index(settings.unit)] for row in rows), settings)

@@ -138,6 +138,21 @@ def raw_data(
         identities = [identities[row] for row in kept]
         units = units and [units[row] for row in kept]
         places = [table.place(row) for row in range(table.rows)]
+    return RawData(
+        train=Samples(
+            features=inputs_of(table, settings, job),
+            labels=labels_of(table, class_numbers(settings, job), job),
+        ),
+        identities=identities,
+        units=units,
+        lost=table.lost,
+        places=places,
+        problems=table.problems,
+    )
+
+
+def inputs_of(table: Table, settings: DataSettings, job: JobSpec) -> Features:
+    """As of `raw_data`. Shapes: -> (N, D)."""
     shape = (table.rows, sum(column.width for column in job.inputs))
     if job.privacy is None:  # else who chooses the columns would count the records by what is refused
         check_bytes(math.prod(shape) * np.dtype(np.float64).itemsize, source=f"columns: {table.rows} records")
@@ -148,17 +163,7 @@ def raw_data(
         made = _numbers if column.categories is None else _categories
         inputs_ND[:, start : start + column.width] = made(table, column, missing)
         start += column.width
-    return RawData(
-        train=Samples(
-            features=inputs_ND if job.input_type == "float32" else _whole_inputs(table, inputs_ND),
-            labels=labels_of(table, class_numbers(settings, job), job),
-        ),
-        identities=identities,
-        units=units,
-        lost=table.lost,
-        places=places,
-        problems=table.problems,
-    )
+    return inputs_ND if job.input_type == "float32" else _whole_inputs(table, inputs_ND)
 
 
 def text_of(value: object) -> str:
