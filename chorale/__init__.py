@@ -10,6 +10,7 @@ OFFERED = {  # imported when somebody asks for it: this package imports nothing 
     "AsyncFederation": "client.federation",
     "ChoraleError": "crypto.errors",
     "Federation": "client.federation",
+    "simulate": "client.notebook",
 }
 
 

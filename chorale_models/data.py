@@ -5,7 +5,7 @@ N = samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,8 @@ from typing import Any, Protocol
 class Samples(Protocol):
     """A map-style data set: torch.utils.data.Dataset, or anything with a length and places.
 
-    A place gives the same sample every time: random transforms belong in the job. With `data.workers` it
+    A place gives the same sample every time: random transforms belong in the job, or in
+    `Data.train_transform`. With `data.workers` it
     is pickled to processes of the silo's own, so it is of a class that can be imported there and opens
     files when it is asked for a sample.
     """
@@ -46,6 +47,9 @@ class Data:
     target are that. units: whose each sample of `train` is, such as a patient's number: private jobs protect
     all samples of one unit as one, and the hold-out is cut by unit; None: every sample is one.
     A sample whose unit is None is left out.
+    train_transform(input, target): gives both as training sees them, in the same shapes and types, tensors of
+    the job's form; called for each sample in each epoch, never to what is held out. It draws by torch alone,
+    whose generator is seeded for each sample.
     """
 
     train: Samples
@@ -53,3 +57,4 @@ class Data:
     strata: Sequence[int] | None = None
     identities: Identities | None = None
     units: Sequence[str | int | None] | None = None
+    train_transform: Callable[[Any, Any], tuple[Any, Any]] | None = None

@@ -66,7 +66,10 @@ class StoredSilo:
 
     @classmethod
     def write(cls, data: SiloData, path: Path) -> StoredSilo | None:
-        """None for samples that are not all in memory, and for types of numbers that no file here holds."""
+        """None for samples that are not all in memory, for a transform, and for types of numbers that no file
+        here holds."""
+        if data.train_transform is not None:
+            return None
         sides: dict[str, SampleSet] = {"train": data.train, "holdout": data.holdout}
         if data.test is not None:
             sides["test"] = data.test

@@ -26,7 +26,7 @@ ARROWS = {
     "coordinator": {"crypto", "strategies", "chorale", "coordinator"},
     "silo_agent": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent"},
     "simulation": {"crypto", "strategies", "chorale", "silo_agent", "simulation"},
-    "client": {"crypto", "strategies", "chorale", "silo_agent", "client"},
+    "client": {"crypto", "strategies", "chorale_models", "chorale", "silo_agent", "simulation", "client"},
     "web": {"crypto", "strategies", "chorale", "silo_agent", "client", "web"},
     "cli": {
         "crypto",
@@ -88,8 +88,8 @@ ROOMS = {
     "silo_agent": "training < disclosure < metrics < local_storage < settings < in_force < account_units "
     "< objective < training_process < connection < rounds < approval < evidence < start < agent",
     "silo_agent.disclosure": "policy < ledger",
-    "silo_agent.training.data": "settings < own_data < problems < units < base < private < fitting < misfits "
-    "< workers < store < streamed < scan < partition < formats < records < loading",
+    "silo_agent.training.data": "settings < own_data < problems < units < base < private < fitting "
+    "< workers < misfits < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "machine < unit_marks < data < objective < phase_input < models < base < dp_sgd "
     "< loop < parts < local_loss < plug_ins < torch_objective < processes < built_in < predicting",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
@@ -97,7 +97,7 @@ ROOMS = {
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
     "< on_ray < sums < engine < folder < trial",
     "client": "errors < settings < history < operations < written < submission < planning < evidence "
-    "< results < mlflow_export < federation",
+    "< results < mlflow_export < federation < notebook",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",

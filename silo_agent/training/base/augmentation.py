@@ -1,4 +1,5 @@
-"""The job's random transforms, done to a batch in the process that trains.
+"""Random transforms of the job, and of the data's own function after them, done to a batch in the process
+that trains.
 
 What a sample becomes follows from the silo's seed of the phase, the step (an epoch, or in DP-SGD a step) and
 the sample: neither from its place in the batch nor from the samples beside it. A sample is known by its place
@@ -31,6 +32,7 @@ from chorale.spec.image_specs import (
     VerticalFlip,
     has_dense_labels,
 )
+from crypto.errors import ConfigError
 from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.crops_and_flips import Move, crops_and_flips
 from silo_agent.training.machine.seeding import derive_seed, reseeding
@@ -43,7 +45,7 @@ class Augmentation:
     """Inputs and labels of a batch, each sample transformed by itself.
 
     seed: of the phase, at this silo. has_dense_labels: whether labels are one number a pixel and go with the
-    image; what comes in at the borders is then class 0. is_private: see above.
+    image; what comes in at the borders is then class 0. is_private: see above. own: `Data.train_transform`.
     """
 
     def __init__(
@@ -54,10 +56,16 @@ class Augmentation:
         seed: int,
         has_dense_labels: bool,
         is_private: bool,
+        own: Move | None = None,
     ) -> None:
-        quick = None if has_dense_labels else crops_and_flips(transforms)
-        self._move = quick or by_torchvision(transforms, size, has_masks=has_dense_labels)
-        self._seed, self._has_dense_labels, self._is_private = seed, has_dense_labels, is_private
+        self._moves: list[Move] = []
+        if transforms:
+            quick = None if has_dense_labels else crops_and_flips(transforms)
+            self._moves.append(quick or by_torchvision(transforms, size, has_masks=has_dense_labels))
+        if own is not None:
+            self._moves.append(_checked(own, is_private=is_private))
+        self._moves_labels = has_dense_labels or own is not None
+        self._seed, self._is_private = seed, is_private
 
     def __call__(self, batch: Batch, *, step: int) -> Batch:
         """Shapes: inputs (N, channels, height, width), labels (N, ...) -> the same. N: at least 1."""
@@ -65,10 +73,11 @@ class Augmentation:
         with reseeding() as reseed:
             for image, label, known in zip(batch.inputs, batch.labels_N, self._names(batch), strict=True):
                 reseed(derive_seed("augment", self._seed, step, known))
-                moved, its_label = self._move(image, label)
-                images.append(moved)
-                labels.append(its_label)
-        labels_N = torch.stack(labels) if self._has_dense_labels else batch.labels_N
+                for move in self._moves:
+                    image, label = move(image, label)
+                images.append(image)
+                labels.append(label)
+        labels_N = torch.stack(labels) if self._moves_labels else batch.labels_N
         return replace(batch, inputs=torch.stack(images), labels_N=labels_N)
 
     def _names(self, batch: Batch) -> list[str]:
@@ -79,18 +88,42 @@ class Augmentation:
 
 
 def augmentation_of(work: Work) -> Augmentation | None:
-    """That of a phase; None where the job names no transforms."""
-    spec, target = work.spec, work.spec.method.task.target
-    if spec.augment is None:
+    """That of a phase; None where neither the job nor the data name transforms."""
+    spec, target, own = work.spec, work.spec.method.task.target, work.data.train_transform
+    if spec.augment is None and own is None:
         return None
-    _, height, width = spec.input_shape
+    height, width = spec.input_shape[-2:] if spec.augment else (0, 0)
     return Augmentation(
-        spec.augment,
+        spec.augment or (),
         size=(height, width),
         seed=derive_seed("augment", work.phase_kind, work.seed),
         has_dense_labels=has_dense_labels(input_shape=spec.input_shape, target_shape=target.shape),
         is_private=spec.privacy is not None,
+        own=own,
     )
+
+
+def _checked(own: Move, *, is_private: bool) -> Move:
+    """What an institution's function gives, in the form of what it was given. Raises ConfigError; in a
+    private job a sample that it fails on stays as it is, as no single record refuses such a job."""
+
+    def move(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            found = own(image.clone(), label.clone())
+            made = torch.as_tensor(found[0]).to(image), torch.as_tensor(found[1]).to(label)
+            for what, each, before in zip(("input", "target"), made, (image, label), strict=True):
+                if each.shape != before.shape:
+                    shapes = f"expected shape {tuple(before.shape)}, got {tuple(each.shape)}"
+                    raise ConfigError(f"data: train_transform: {what}: {shapes}")
+        except Exception as error:  # it is not our code
+            if is_private:
+                return image, label
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"data: train_transform: {type(error).__name__}: {error}") from error
+        return made
+
+    return move
 
 
 def by_torchvision(transforms: Sequence[TransformSpec], size: tuple[int, int], *, has_masks: bool) -> Move:

@@ -173,7 +173,7 @@ class SiloData:
 
     holdout: what rounds test on. test: what is held out for the closing evaluation alone; None: it tests on
     the hold-out. name: data set id in the ledger. rows_beyond: rows that were left out because their unit has
-    more than the institution's setting wants. flow: of a table.
+    more than the institution's setting wants. flow: of a table. train_transform: as of `Data`.
     """
 
     train: SampleSet
@@ -182,6 +182,7 @@ class SiloData:
     test: SampleSet | None = None
     rows_beyond: int = 0
     flow: Flow | None = None
+    train_transform: Callable[[Any, Any], tuple[Any, Any]] | None = field(default=None, repr=False)
 
     @property
     def records(self) -> int:

@@ -13,12 +13,13 @@ import numpy as np
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
+from chorale_models import Data
 from crypto.errors import ConfigError
 from silo_agent.training.data import private
 from silo_agent.training.data.base import Indices, Loader, RawData, Samples, SampleSet, SiloData
 from silo_agent.training.data.fitting import known_inputs, prepared, put_right
 from silo_agent.training.data.formats import cifar, csv, digits, idx, image_folder, npz, parquet, scans, sql
-from silo_agent.training.data.misfits import add_misfits
+from silo_agent.training.data.misfits import add_misfits, add_unsteady
 from silo_agent.training.data.own_data import check_named, own_data
 from silo_agent.training.data.partition import (
     Partition,
@@ -64,6 +65,7 @@ def load_data(
     admitted: Admitted | None = None,
     problems: Problems | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
+    own: Data | None = None,
 ) -> SiloData:
     """This silo's samples for a job: train and hold-out, float32 in the job's input shape.
 
@@ -75,11 +77,14 @@ def load_data(
     set's name.
     problems: takes all that is wrong with single records; if anything is, the rest is prepared as in a
     private job.
+    own: data of this process, in the place of what the settings name.
     Raises ConfigError that names the setting or file and what is allowed, and Cancelled.
     """
     index = 0 if settings.partition is None else settings.partition.index
     admitted = admitted or Admitted.everything(settings.name)
-    parts = _parts(settings, job, [index], admitted=admitted, problems=problems, is_cancelled=is_cancelled)
+    parts = _parts(
+        settings, job, [index], admitted=admitted, problems=problems, is_cancelled=is_cancelled, own=own
+    )
     return next(parts)
 
 
@@ -91,12 +96,12 @@ def load_partition(settings: DataSettings, job: JobSpec) -> tuple[SiloData, ...]
     return tuple(parts_of(settings, job))
 
 
-def parts_of(settings: DataSettings, job: JobSpec) -> Iterator[SiloData]:
+def parts_of(settings: DataSettings, job: JobSpec, *, own: Data | None = None) -> Iterator[SiloData]:
     """The same one by one, each made when it is asked for."""
     if settings.partition is None:
         raise ConfigError("data.partition: expected how a file is cut into silos")
     everything = Admitted.everything(settings.name)
-    yield from _parts(settings, job, range(settings.partition.silos), admitted=everything)
+    yield from _parts(settings, job, range(settings.partition.silos), admitted=everything, own=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +126,12 @@ def _parts(
     admitted: Admitted,
     problems: Problems | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
+    own: Data | None = None,
 ) -> Iterator[SiloData]:
     """The parts of those silos; all of it where there is no partition."""
-    raw = _raw(settings, job)
+    raw = _raw(settings, job) if own is None else _raw_of(own)
+    if problems is not None or own is not None:
+        add_unsteady(raw)
     opened = _opened(raw, settings, job, admitted, is_cancelled)
     is_strict = _is_strict(raw, job, problems)
     if dropped := raw.problems.dropped.total():
@@ -132,7 +140,7 @@ def _parts(
     for part in cut(opened, settings, indices, job=job):
         made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, problems=raw.problems)
         flow = None if settings.partition is not None else _flow(raw, job, used=made.records)
-        yield replace(made, rows_beyond=opened.rows_beyond, flow=flow)
+        yield replace(made, rows_beyond=opened.rows_beyond, flow=flow, train_transform=raw.train_transform)
 
 
 def _flow(raw: RawData, job: JobSpec, *, used: int) -> Flow | None:
@@ -160,7 +168,10 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     check_named(settings)
     if settings.source is None and settings.module is None:
         return LOADERS[DataFormat(settings.format)](settings, job)
-    own = own_data(settings, job)
+    return _raw_of(own_data(settings, job))
+
+
+def _raw_of(own: Data) -> RawData:
     if isinstance(own, RawData):
         return own
     return RawData(
@@ -169,6 +180,7 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
         strata=own.strata,
         identities=own.identities,
         units=own.units,
+        train_transform=own.train_transform,
     )
 
 

@@ -13,7 +13,10 @@ from chorale.spec.job_spec import JobSpec
 from silo_agent.training.data.base import NO_LABEL, Features, Labels, RawData, Samples
 from silo_agent.training.data.fitting import expected_inputs, known_inputs
 from silo_agent.training.data.private import FARTHEST
+from silo_agent.training.data.workers import Unread, read_places
 from strategies.tasks.base import Target
+
+TWICE = 8  # samples that are read twice
 
 
 def add_misfits(raw: RawData, job: JobSpec) -> None:
@@ -35,6 +38,27 @@ def add_misfits(raw: RawData, job: JobSpec) -> None:
         for index, message, alike in sorted(found):
             where = f"{what} {index}" if places is None else places[index]
             raw.problems.add(f"{where}: {message}", alike=alike)
+
+
+def add_unsteady(raw: RawData) -> None:
+    """A problem for the first of some samples that is another one when it is read again: each is read once,
+    so what was drawn for it would stay."""
+    for what, samples in (("record", raw.train), ("test record", raw.holdout)):
+        if samples is None or isinstance(samples, Samples):
+            continue
+        places = range(min(len(samples), TWICE))
+        first, again = read_places(samples, places), read_places(samples, places)
+        for place, one, other in zip(places, first, again, strict=True):
+            if not isinstance(one, Unread) and not isinstance(other, Unread) and _differ(one, other):
+                raw.problems.add(
+                    f"{what} {place}: it is another sample when it is read again: random transforms belong "
+                    "in the job (augment) or in Data.train_transform"
+                )
+                break
+
+
+def _differ(one: tuple[Features, Labels], other: tuple[Features, Labels]) -> bool:
+    return any(each.tobytes() != its.tobytes() for each, its in zip(one, other, strict=True))
 
 
 def _targets(labels: Labels, target: Target) -> list[tuple[int, str]]:

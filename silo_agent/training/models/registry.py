@@ -53,6 +53,8 @@ OWN = {
     "mobilenet_v2_relu": separable.mobilenet_v2_relu,
 }
 
+GIVEN: dict[str, Model] = {}  # of this process alone, by what stands for a distribution: client/notebook.py
+
 OWN_TASKS: dict[str, Callable[..., Task]] = {
     "classification": Classification,
     "multi-label": MultiLabel,
@@ -166,6 +168,8 @@ def build_module(spec: ModelSpec, model: Model, sizes: Sizes) -> nn.Module:
 
 def model_of(spec: ModelSpec, *, code: Code = None) -> Model:
     """Raises ConfigError."""
+    if spec.source in GIVEN:
+        return GIVEN[spec.source]
     if spec.source is not None:
         found = loaded("model", spec, group=distributions.MODELS, code=code)
         if not isinstance(found, Model):
