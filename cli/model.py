@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, read_model
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
-from client.errors import require_extra, with_hint
+from client.errors import printable, require_extra, with_hint
 from crypto.errors import ConfigError
 from silo_agent.training.data.settings import DataSettings
 from strategies.base import MODEL, Arrays
@@ -49,7 +48,7 @@ def show(file: Path) -> None:
     """Say what a model was trained on, and what it takes and gives."""
     facts = read_model(file)[1]
     for line in _shown(described_job(facts, source=str(file)), facts):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 @model.command()
@@ -206,22 +205,25 @@ def _of_model(facts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _shown(spec: JobSpec, facts: Mapping[str, str]) -> Iterator[str]:
-    yield f"{facts['name']}: {facts['method']}, after round {facts['round']} of job {facts['job'][:12]}"
+    name, method, version = (facts.get(each, "unknown") for each in ("name", "method", "chorale"))
+    yield f"{name}: {method}, after round {facts['round']} of job {facts['job'][:12]}"
     if "global_model" in facts:
         yield f"personal: one silo's own, from the global model {facts['global_model'][:12]}"
-    yield f"trained by {facts['silos']} silos with Chorale {facts['chorale']}"
-    promised = json.loads(facts.get("privacy", "null"))
-    if promised is None:
-        yield "privacy: no noise; its weights can hold single training records"
-    else:
-        epsilon = "not said" if promised["epsilon"] is None else f"{promised['epsilon']:g}"
-        yield f"privacy: epsilon {epsilon} at delta {promised['delta']:g}, for the whole job"
+    yield f"trained by {facts['silos']} silos with Chorale {version}"
+    yield _privacy(facts.get("epsilon"), facts.get("delta"))
     yield f"task: {spec.method.task.word}; network: {spec.model.name}; input {list(spec.input_shape)}"
     if spec.class_names or spec.classes:
         yield f"classes: {_some(spec.class_names) if spec.class_names else spec.classes}"
     if spec.columns is not None:
         yield f"label: {_some(spec.label_columns)}"
         yield from (f"  {_column(each)}" for each in spec.columns)
+
+
+def _privacy(epsilon: str | None, delta: str | None) -> str:
+    if delta is None:
+        return "privacy: no noise; its weights can hold single training records"
+    target = "by the noise that its job gives" if epsilon is None else f"epsilon {epsilon}"
+    return f"privacy: {target} at delta {delta}, for the whole job"
 
 
 def _column(column: ColumnSpec) -> str:

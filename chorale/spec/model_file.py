@@ -61,15 +61,18 @@ def facts_of(spec: JobSpec, *, job_digest: bytes, round: int) -> dict[str, str]:
         "method": spec.strategy.name,
         "round": str(round),
         "silos": str(len(spec.silos)),
-        "privacy": json.dumps(_promised(spec)),
+        **_promised(spec),
         "chorale": version,
         **{name: json.dumps(values[name]) for name in DESCRIBED},
     }
 
 
-def _promised(spec: JobSpec) -> dict[str, float | None] | None:
-    """Delta, and the epsilon that the whole job was planned for where it says one; None without noise."""
-    return None if spec.privacy is None else {"epsilon": spec.privacy.epsilon, "delta": spec.privacy.delta}
+def _promised(spec: JobSpec) -> dict[str, str]:
+    """Delta, and the epsilon that the whole job was planned for where it says one; nothing without noise."""
+    if spec.privacy is None:
+        return {}
+    found = {"epsilon": spec.privacy.epsilon, "delta": spec.privacy.delta}
+    return {name: f"{value:g}" for name, value in found.items() if value is not None}
 
 
 def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:

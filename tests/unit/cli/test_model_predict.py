@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import facts_of, with_facts
+from chorale.spec.model_file import facts_of, read_model, with_facts
 from chorale.spec.state import state_parts
 from tests.support.databases import write_table
 from tests.support.scan_files import write_nifti, write_slice
@@ -313,3 +313,15 @@ def test_show_says_what_a_model_was_trained_on(tmp_path: Path, chorale: Calls) -
     assert "classes: healthy, ill" in shown
     assert "  age: a number, 50 subtracted, divided by 20; 40 where it is missing" in shown
     assert "  smoker: one of yes, no" in shown
+
+
+def test_what_a_strangers_file_says_steers_no_terminal(tmp_path: Path, chorale: Calls) -> None:
+    file = tmp_path / "m.safetensors"
+    written(file, table_job())
+    arrays, facts = read_model(file)
+    hostile = {**facts, "name": "\x1b[2Jgone", "epsilon": "\r1", "delta": "0"}
+    file.write_bytes(b"".join(with_facts(state_parts(arrays), hostile)))
+    ended = chorale("model", "show", file)
+    assert ended.code == 0, ended.err
+    assert "\x1b" not in ended.out
+    assert "\r" not in ended.out
