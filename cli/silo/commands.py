@@ -9,6 +9,7 @@ import click
 from cli.keys import csr_command
 from cli.output.facts import json_option, print_json
 from cli.silo.approval import approve, reject, show
+from cli.silo.describe import describe
 from cli.silo.evidence import write_evidence
 from cli.silo.facts import policy_facts
 from cli.silo.ledger import show_ledger
@@ -30,7 +31,7 @@ def silo() -> None:
 
 silo.add_command(csr_command("silo"))
 
-for each in (show, approve, reject, reload_files, page, show_ledger, show_personal, write_evidence):
+for each in (describe, show, approve, reject, reload_files, page, show_ledger, show_personal, write_evidence):
     silo.add_command(each)
 
 

@@ -22,7 +22,8 @@ from silo_agent.training.data.formats.proposals import proposed_dialect
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.records import records_of
-from silo_agent.training.data.settings import DataSettings, SettingsFault, TableDialect, reading_in_words
+from silo_agent.training.data.settings import DataSettings, SettingsFault, reading_in_words
+from silo_agent.training.data.table.dialect import TableDialect
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import load, make_job
 

@@ -20,6 +20,7 @@ from silo_agent.training.data.base import RawData, Records, required_path
 from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
     Table,
+    Whole,
     check_headings,
     check_own_headings,
     own_columns,
@@ -29,7 +30,8 @@ from silo_agent.training.data.formats.tables import (
     wanted_columns,
 )
 from silo_agent.training.data.problems import Problems
-from silo_agent.training.data.settings import DataSettings, SettingsFault, TableDialect
+from silo_agent.training.data.settings import DataSettings, SettingsFault
+from silo_agent.training.data.table.dialect import TableDialect
 
 EXPANSION = 8  # a table of short texts takes at least so many times its bytes in memory
 CELL_BYTES = 8  # of a place in a row
@@ -74,6 +76,19 @@ def records(settings: DataSettings) -> Records:
         check_own_headings(str(path), names, (unit,))
     units = units_of((row[names.index(unit)] for row, names in texts), settings)
     return Records(train=(_identity(row) for row, _ in texts), units=units, columns=columns, count=count)
+
+
+def whole(settings: DataSettings) -> Whole:
+    """Raises ConfigError for a file that is no table."""
+    problems = Problems()
+    names, rows = _read(required_path(settings), settings, problems, is_private=False)
+    texts = [_filled(row, names) for _, row in rows if row]
+    return Whole(
+        names=names,
+        rows=len(rows),
+        cells=lambda name: [row[names.index(name)] for row in texts],
+        problems=problems,
+    )
 
 
 def read_table(

@@ -21,6 +21,7 @@ from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
     Cells,
     Table,
+    Whole,
     check_headings,
     check_own_headings,
     identity,
@@ -74,6 +75,16 @@ def records(settings: DataSettings) -> Records:
     rows, units = _Rows(files), _units(files, settings)
     rows.tables  # noqa: B018  # raises here; `every` would say of each record that it cannot be read
     return Records(train=every(rows), units=units, columns=files.names)
+
+
+def whole(settings: DataSettings) -> Whole:
+    """Raises ConfigError as `load`."""
+    files = _Files(required_path(settings))
+    return Whole(
+        names=files.names,
+        rows=files.rows,
+        cells=lambda name: files.cells(name, files.read([name]), Problems()),
+    )
 
 
 class _Files:

@@ -12,7 +12,8 @@ from typing import Any
 
 from chorale.spec.job_spec import JobSpec
 from silo_agent.training.data.formats.tables import MISSING, wanted_columns
-from silo_agent.training.data.settings import DataFormat, DataSettings, TableDialect
+from silo_agent.training.data.settings import DataFormat, DataSettings
+from silo_agent.training.data.table.dialect import TableDialect
 
 READ_BYTES, READ_ROWS = 1 << 20, 1_000  # from the beginning of the file
 DELIMITERS = (",", ";", "\t", "|")
@@ -29,39 +30,79 @@ NUMBERS: tuple[tuple[Any, Any], ...] = (
 )
 
 
+DATES = ("DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY", "YYYY/MM/DD", "DD-MM-YYYY")  # ISO 8601 needs no word
+
+
 def proposed_dialect(settings: DataSettings, job: JobSpec) -> str:
     """The line of the silo's settings by which more of the job's columns and numbers are read; empty where
     there is none better."""
     if settings.format is not DataFormat.CSV or settings.path is None or job.columns is None:
         return ""
-    now = settings.dialect
+    numbers = [column.name for column in job.inputs if column.categories is None]
     try:
-        content = _beginning(settings.path)
-        encoding = _encoding(content, now)
-        text = content.decode(encoding, "replace").removeprefix("\ufeff")
+        best, _ = likely_dialect(settings, wanted=wanted_columns(settings, job), numbers=numbers)
     except OSError:
         return ""
+    return "" if best == settings.dialect else f"dialect: {in_line(best)}"
+
+
+def in_line(dialect: TableDialect) -> str:
+    """As a value in YAML."""
+    fields = dialect.model_dump(exclude_defaults=True)
+    return "{" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in fields.items()) + "}"
+
+
+def likely_dialect(
+    settings: DataSettings, *, wanted: Sequence[str] | None = None, numbers: Sequence[str] | None = None
+) -> tuple[TableDialect, list[str]]:
+    """By which most of the wanted columns and of those numbers are read, and other meanings that they have.
+    None: of all columns, and then of their days, too. Raises OSError."""
+    now = settings.dialect
+    assert settings.path is not None  # DataSettings refuses a csv without it
+    content = _beginning(settings.path)
+    encoding = _encoding(content, now)
+    text = content.decode(encoding, "replace").removeprefix("\ufeff")
     tables = {each: _rows(text, each, settings) for each in (now.delimiter, *DELIMITERS)}
-    wanted = wanted_columns(settings, job)
-    delimiter = max(tables, key=lambda each: len({*wanted} & {*tables[each][0]}))  # the first of equals
+
+    def fitting(delimiter: str) -> tuple[int, int]:
+        names, rows = tables[delimiter]
+        if wanted is not None:
+            return len({*wanted} & {*names}), 0
+        return sum(len(row) == len(names) > 1 for row in rows), len(names)
+
+    delimiter = max(tables, key=fitting)  # the first of equals
     names, rows = tables[delimiter]
-    numbers = [column.name for column in job.inputs if column.categories is None and column.name in names]
-    cells = [row[at] for at in map(names.index, numbers) for row in rows if at < len(row)]
-    cells = [cell for cell in cells if cell and cell not in MISSING]
+    columns = [
+        [row[at] for row in rows if at < len(row) and row[at] not in MISSING]
+        for at in (names.index(name) for name in (names if numbers is None else numbers) if name in names)
+    ]
+    cells = [cell for column in columns for cell in column]
     forms = [now, *(TableDialect(decimal=point, thousands=by) for point, by in NUMBERS)]
     best = max(forms, key=lambda form: _read(cells, form))  # the first of equals
-    found = {
-        "delimiter": delimiter,
-        "decimal": best.decimal,
-        "thousands": best.thousands,
-        "encoding": encoding,
-    }
-    changed = {name: value for name, value in found.items() if value != getattr(now, name)}
-    if not changed:
-        return ""
-    kept = {name: getattr(now, name) for name in TableDialect.model_fields if name in now.model_fields_set}
-    fields = ", ".join(f"{name}: {json.dumps(value)}" for name, value in {**kept, **changed}.items())
-    return f"dialect: {{{fields}}}"
+    found: dict[str, str | None] = {"decimal": best.decimal, "thousands": best.thousands}
+    found |= {"delimiter": delimiter, "encoding": encoding, "dates": now.dates}
+    most = _read(cells, best)
+    doubts = [
+        f"numbers may also have decimal {each.decimal!r}, thousands {each.thousands!r}"
+        for each in forms[1:]
+        if _read(cells, each) == most and _differ(cells, each, best)
+    ]
+    if wanted is None and now.dates is None:
+        read = {form: sum(_are_days(column, form) for column in columns) for form in DATES}
+        likely = [form for form in DATES if read[form] and read[form] == max(read.values())]
+        found["dates"] = likely[0] if likely else None
+        doubts += [f"days may also be {each}" for each in likely[1:]]
+    return TableDialect.model_validate(now.model_dump() | found), doubts
+
+
+def _differ(cells: Sequence[str], one: TableDialect, other: TableDialect) -> bool:
+    pairs = ((one.number(cell), other.number(cell)) for cell in cells)
+    return any(math.isfinite(left) and left != right for left, right in pairs)
+
+
+def _are_days(cells: Sequence[str], form: str) -> bool:
+    dialect = TableDialect(dates=form)
+    return bool(cells) and all(dialect.date(cell) != cell for cell in cells)
 
 
 def _beginning(path: Path) -> bytes:

@@ -25,7 +25,8 @@ from crypto.errors import ConfigError
 from silo_agent.training.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
 from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.problems import Problems
-from silo_agent.training.data.settings import DataSettings, SettingsFault, TableDialect
+from silo_agent.training.data.settings import DataSettings, SettingsFault
+from silo_agent.training.data.table.dialect import TableDialect
 
 MISSING = frozenset({"", "?", "NA", "nan", "NaN"})
 COMMON = TableDialect()  # numbers of settings, and of tables that have types
@@ -72,6 +73,16 @@ class Table:
     def say(self, row: int, column: str, message: str) -> None:
         if row not in self.lost:
             self.problems.add(f"{self.place(row)}, column {column}: {message}", alike=f"{column}: {message}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A table without a job. cells: of a column; it raises ConfigError for one that no job can read."""
+
+    names: Sequence[str]
+    rows: int
+    cells: Callable[[str], Cells]
+    problems: Problems = field(default_factory=Problems)
 
 
 def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
