@@ -20,7 +20,9 @@ MODELS = {
     "operator": "client.settings:OperatorSettings",
     "console": "web.console.settings:ConsoleSettings",
 }
-FILLED_IN = {"job": {"not_after", "rounds"}}  # required of the signed job; `job submit`, or steps, give it
+FILLED_IN = {
+    "job": {"not_after", "rounds", "input_shape"}
+}  # of the signed job; `job submit`, steps or columns give it
 
 
 @click.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -17,6 +18,7 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
+    TypeAdapter,
     WithJsonSchema,
     model_validator,
 )
@@ -106,6 +108,17 @@ def expanded(columns: Iterable[ColumnSpec]) -> Iterator[ColumnSpec]:
     for column in columns:
         for name in names_of(column.name):
             yield column if name == column.name else column.model_copy(update={"name": name})
+
+
+def with_input_shape(values: dict[object, object]) -> dict[object, object]:
+    """A job's fields, with the input that its columns make where it says no shape."""
+    if values.get("input_shape") is not None or not values.get("columns"):
+        return values
+    inputs = 1  # of columns that are none: their own error says it
+    with suppress(ValueError):
+        columns = TypeAdapter(tuple[ColumnSpec, ...]).validate_python(values["columns"])
+        inputs = sum(column.width * len(names_of(column.name)) for column in columns)
+    return {**values, "input_shape": [inputs]}
 
 
 def check_columns(

@@ -17,6 +17,7 @@ from chorale.spec.column_specs import (
     check_vocabulary,
     expanded,
     names_of,
+    with_input_shape,
 )
 from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.image_specs import check_images
@@ -201,8 +202,10 @@ class JobSpec(JobFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _rounds_of_steps(cls, values: object) -> object:
-        return with_test_share(with_rounds_of_steps(values)) if isinstance(values, dict) else values
+    def _what_follows(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        return with_input_shape(with_test_share(with_rounds_of_steps(values)))
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:

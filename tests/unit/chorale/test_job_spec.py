@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from chorale.spec import job_spec
@@ -476,3 +478,21 @@ def test_ranges_and_categories_say_how_many_inputs_a_table_makes(make_spec: Make
     assert {column.mean for column in spec.inputs[:4]} == {3.0}
     again = JobSpec.from_yaml(spec.to_yaml(), source="job.yaml")
     assert (again, again.to_yaml()) == (spec, spec.to_yaml())
+
+
+@given(
+    columns=st.lists(
+        st.sampled_from([(3, {}), (1, {"categories": ["x"]}), (6, {"categories": ["x", "y"]})]), min_size=1
+    )
+)
+def test_the_input_shape_of_a_table_follows_from_its_columns(columns: list[tuple[int, Any]]) -> None:
+    inputs = sum(width for width, _ in columns)
+    named = [
+        {"name": f"c{place}_1" if width == 1 else f"c{place}_1..c{place}_3", **rest}
+        for place, (width, rest) in enumerate(columns)
+    ]
+    fields = {**job_fields(), "columns": named, "label_column": "ill", "model": {"name": "mlp"}}
+    del fields["input_shape"]
+    spec = JobSpec.from_yaml(yaml.safe_dump(fields).encode(), source="job")
+    assert spec.input_shape == (inputs,)
+    assert JobSpec.from_yaml(spec.to_yaml(), source="job") == spec, "it is signed as if it was written"
