@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from chorale.spec.fields import Finite, Positive, SpecPart, in_words, one_or_many
+from chorale.spec.fields import Finite, OneLine, Positive, SpecPart, in_words, one_or_many
 from chorale.spec.validation_errors import MANY, ONE
 from crypto.errors import ConfigError
 from strategies.tasks.base import DeclaredTask
@@ -41,8 +41,9 @@ _RANGE = re.compile(r"(?P<stem>.*?)(?P<first>[0-9]{1,7})\.\.(?P=stem)(?P<last>[0
 class ColumnSpec(SpecPart):
     """One column of a table, or a range of them that are treated alike.
 
-    Numbers: x becomes (x - mean) / scale, a missing value becomes fill first. Categories: one input each,
-    1 for that of the record, all 0 where it is missing; or, with encoding index, their place as a number.
+    Numbers: x becomes (x - mean) / scale, a missing or implausible value becomes fill first. Categories: one
+    input each, 1 for that of the record, all 0 where it is missing; or, with encoding index, their place as a
+    number.
     """
 
     name: Heading = Field(
@@ -51,6 +52,16 @@ class ColumnSpec(SpecPart):
     mean: Finite = Field(default=0.0, description="subtracted from every value")
     scale: Positive = Field(default=1.0, description="what is left is divided by it")
     fill: Finite = Field(default=0.0, description="replaces a missing value, in the column's own units")
+    plausible: tuple[Finite, Finite] | None = Field(
+        default=None,
+        description="lowest and highest value that is believed, in the column's own units: one outside of "
+        "them is missing; null: every number is believed",
+    )
+    unit: OneLine | None = Field(
+        default=None,
+        description="of mean, scale, fill and plausible, such as mmol/L: a silo whose settings state another "
+        "one converts its numbers by its factor, or refuses the job; null: not said",
+    )
     categories: tuple[Category, ...] | None = Field(
         default=None,
         min_length=1,
@@ -75,6 +86,10 @@ class ColumnSpec(SpecPart):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         names_of(self.name)
+        if self.plausible is not None and self.plausible[0] > self.plausible[1]:
+            raise ValueError(f"plausible: expected the lowest value first, got {list(self.plausible)}")
+        if self.categories is not None and (self.plausible, self.unit) != (None, None):
+            raise ValueError("plausible and unit: not allowed with categories, which are no numbers")
         if self.categories is None:
             if self.encoding is not None:
                 raise ValueError("encoding: needs categories")

@@ -156,7 +156,8 @@ class JobFields(SpecPart, serialize_by_alias=True):
     input_shape: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
         min_length=1,
         max_length=4,
-        description="shape of one sample: (channels, height, width), or (columns,); left out where `columns` make it",
+        description="shape of one sample: (channels, height, width), or (columns,), which follows from "
+        "`columns`",
     )
     input_type: Literal["float32", "int64"] = Field(
         default="float32", description="of a sample's values: numbers, or int64 such as the tokens of a text"

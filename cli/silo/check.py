@@ -45,7 +45,8 @@ from silo_agent.training.data.formats.memory import check_records, check_room
 from silo_agent.training.data.formats.proposals import proposed_dialect
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
-from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words, unit_told
+from silo_agent.training.data.settings import TABLE_FORMATS, DataSettings, rows_beyond_in_words, unit_told
+from silo_agent.training.data.table.units import units_in_words
 from silo_agent.training.machine.entry_point import load_entry_point
 from silo_agent.training.machine.settings import Device
 from simulation.engine import unsigned_job
@@ -350,8 +351,12 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
             findings.fine("files", note)
     for text, times in sorted(problems.dropped.items()):
         findings.fine("drop", f"{times} records of {text!r} are left out, by data.drop")
+    for what, times in problems.counted.items():
+        findings.fine("counted", f"{times} {what}")
     if data.rows_beyond:
         click.echo(rows_beyond_in_words(data_set, data.rows_beyond))
+    for line in units_in_words(data_set.units, spec) if data_set.format in TABLE_FORMATS else ():
+        click.echo(f"units: {line}")
     train, held = (_counted(each) for each in (data.train, data.holdout))
     counts = f"{train} to train on, {held} held out"
     if data.test is not None:

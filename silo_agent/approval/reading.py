@@ -41,6 +41,7 @@ from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
 from silo_agent.settings import SiloSettings
 from silo_agent.training.data.settings import DataSettings, check_unit, unit_told
+from silo_agent.training.data.table.units import check_units
 
 NO_BUILT_IN = "its model is not built in"
 
@@ -75,6 +76,7 @@ def read_view(
     try:
         data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
         check_unit(data_set.unit, spec)
+        check_units(data_set.units, spec)
     except (PolicyRefusal, ConfigError) as error:
         refusals.append(PolicyRefusal(str(error)))
     policy_file = settings.policy if data_set is None else settings.policy_of(data_set)

@@ -30,6 +30,7 @@ from silo_agent.disclosure.ledger.decisions import Given, PersonsDecision
 from silo_agent.disclosure.ledger.ledger import LedgerJob
 from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings, reading_in_words
+from silo_agent.training.data.table.units import units_in_words
 from strategies.base import MODEL, TOTAL
 from strategies.parts.heads import HEAD
 
@@ -310,7 +311,7 @@ def reads_of(spec: JobSpec, settings: DataSettings, contents: Contents | None, *
         dropped=settings.drop,
         unread=unread,
         contents=contents,
-        read_as=reading_in_words(settings),
+        read_as=(*reading_in_words(settings), *(units_in_words(settings.units, spec) if has_names else ())),
     )
 
 

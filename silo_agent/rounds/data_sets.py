@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 from chorale.spec.job_spec import JobSpec
@@ -22,6 +23,7 @@ from silo_agent.disclosure.ledger.steps import Steps
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.readable import check_readable
 from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, check_unit
+from silo_agent.training.data.table.units import Units, check_units
 from silo_agent.training.phase_input import PhaseRequest
 
 
@@ -29,12 +31,13 @@ from silo_agent.training.phase_input import PhaseRequest
 class DataSet:
     """One data set under its policy, as the ledger accounts for it. policy: the one that is in force, which
     `DataSets.take` alone changes. account: the id of its account. unit: the column that says whose a row
-    is; None where no setting names one. format: how it is stored. refusals: of jobs without noise. failures:
-    of private jobs: errors that nobody expects, such as too little memory."""
+    is; None where no setting names one. units: of its columns. format: how it is stored. refusals: of
+    jobs without noise. failures: of private jobs: errors that nobody expects, such as too little memory."""
 
     name: str
     account: str
     unit: str | None
+    units: Units
     format: str
     policy: Policy
     reveals: Reveals
@@ -52,6 +55,7 @@ class DataSet:
         policy: Policy,
         account: str | None = None,
         unit: str | None = None,
+        units: Units = MappingProxyType({}),
         format: str = "",
         budgets: Collection[float] = (),
         tell_reveal: Callable[[PendingReveal], None] = lambda _: None,
@@ -64,6 +68,7 @@ class DataSet:
             name=name,
             account=own,
             unit=unit,
+            units=units,
             format=format,
             policy=policy,
             reveals=ledger.reveals(policy=policy, data_set=own, tell=tell_reveal),
@@ -138,10 +143,12 @@ class DataSets:
         return found
 
     def check_unit(self, spec: JobSpec) -> None:
-        """Raises PolicyRefusal for a job that reads the column of its data set's units. Security: the answer
-        says which column that is, so it is for a job that was approved here."""
+        """Raises PolicyRefusal for a job that reads the column of its data set's units, or numbers in a unit
+        without a factor. Security: the answer says which column that is, so it is for a job that was approved
+        here."""
         try:
             check_unit(self.named(spec).unit, spec)
+            check_units(self.named(spec).units, spec)
         except ConfigError as error:
             raise PolicyRefusal(str(error)) from None
 

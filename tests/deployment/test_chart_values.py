@@ -176,7 +176,11 @@ REFUSED = [
     (PROXY, [RENEWED], "identity.certManager.renewBefore: must be less than duration"),
     (GPU, ["networkPolicy.metricsPods=null"], "networkPolicy.metricsPods: name Prometheus' pods"),
     (S, ["podLabels.app\\.kubernetes\\.io/component=x"], "belongs to the chart, Services and the network"),
-    (DIGITS, ["data.labels.ill=1"], "data: missing, dialect, values, labels and drop are for tables and"),
+    (
+        DIGITS,
+        ["data.labels.ill=1"],
+        "data: missing, dialect, values, units, labels and drop are for tabl",
+    ),
     (DIGITS, ["data.columns_in_file[0]=age"], "data.columns_in_file: is for format csv alone"),
     (
         S,

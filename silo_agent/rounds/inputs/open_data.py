@@ -123,6 +123,7 @@ class OpenData:
                 policy=policy,
                 account=self._settings.data_set(name).account,
                 unit=self._settings.data_set(name).unit,
+                units=self._settings.data_set(name).units,
                 format=self._settings.data_set(name).format,
                 budgets=self._opened[name].budgets,
                 tell_reveal=partial(_note_reveal, self._audit),

@@ -37,6 +37,7 @@ from silo_agent.training.data.settings import (
     PartitionSettings,
     check_unit,
 )
+from silo_agent.training.data.table.units import check_units
 from silo_agent.training.data.units import grouped, unit_name
 from silo_agent.training.machine.seeding import derive_seed
 from silo_agent.training.unit_marks import Admitted, Split, Splits, unit_bytes
@@ -136,6 +137,8 @@ def _parts(
     is_strict = _is_strict(raw, job, problems)
     if dropped := raw.problems.dropped.total():
         log.info("records left out by data.drop", data=settings.name, records=dropped)
+    for what, times in raw.problems.counted.items():
+        log.info(what, data=settings.name, times=times)
     cut = _plain_parts if is_strict else _private_parts
     for part in cut(opened, settings, indices, job=job):
         made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, problems=raw.problems)
@@ -165,6 +168,7 @@ def _flow(raw: RawData, job: JobSpec, *, used: int) -> Flow | None:
 def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     """What the format's loader gives, or a function of the institution's own. Raises ConfigError."""
     check_unit(settings.unit, job)
+    check_units(settings.units, job)
     check_named(settings)
     if settings.source is None and settings.module is None:
         return LOADERS[DataFormat(settings.format)](settings, job)

@@ -16,7 +16,8 @@ class Problems:
     A job without privacy is refused for the first one, a private job counts them, and `chorale silo check`
     lists them. lines: the first MAX_LINES, where problems that are alike share one; count: of all problems.
     notes: how many records of each folder are used and why not the others; nothing is refused for these.
-    dropped: records that the settings leave out, by their label; no problem.
+    dropped: records that the settings leave out, by their label; no problem. counted: how often something
+    happens that job or settings ask for, by its words.
     """
 
     def __init__(self) -> None:
@@ -24,8 +25,8 @@ class Problems:
         self._times: Counter[str] = Counter()  # of those that have a line
         self.count = 0
         self.notes: list[str] = []
-
         self.dropped: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
 
     def say(self, note: str) -> None:
         self.notes.append(note)
@@ -41,6 +42,7 @@ class Problems:
         self.count += other.count
         self.notes += other.notes
         self.dropped += other.dropped
+        self.counted += other.counted
         for alike, line in other._first.items():
             self._keep(alike, line, times=other._times[alike])
 

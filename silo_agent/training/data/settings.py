@@ -15,6 +15,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import Distribution, OptionValues, PlugInName
 from crypto.errors import ConfigError
 from silo_agent.training.data.table.dialect import TableDialect
+from silo_agent.training.data.table.units import ColumnUnit
 from strategies.expected import did_you_mean
 
 
@@ -173,6 +174,11 @@ class DataSettings(BaseModel):
         description="tables: further texts that mean 'missing' in a column, besides empty, ?, NA and nan; "
         "a number means it however the table writes it",
     )
+    units: dict[str, ColumnUnit] = Field(
+        default_factory=dict,
+        description="tables: by column, the unit of its numbers and factors to units of jobs, such as "
+        "{glucose: {unit: mg/dL, factors: {mmol/L: 0.0555}}}",
+    )
     labels: dict[str, int | ClassName] = Field(
         default_factory=dict,
         description="tables and class folders: the job's class of each text in the label columns, or folder, "
@@ -263,6 +269,8 @@ class DataSettings(BaseModel):
         with_names = (*TEXT_FORMATS, *TABLE_FORMATS)
         if self.values and self.format not in with_names:
             raise ValueError(f"values: not allowed with format {self.format}, which has no columns")
+        if self.units and self.format not in TABLE_FORMATS:
+            raise ValueError(f"units: not allowed with format {self.format}, which is no table")
         return self
 
     @model_validator(mode="after")

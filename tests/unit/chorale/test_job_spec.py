@@ -220,6 +220,12 @@ def test_norm_that_is_left_out_follows_the_model(make_spec: MakeSpec, name: str,
             {"columns": [{"name": "s", "encoding": "index"}]},
             "columns.0.encoding: needs",
         ),
+        ({"columns": [{"name": "s", "plausible": [2, 1]}]}, "columns.0.plausible: expected the lowest value"),
+        ({"columns": [{"name": "s", "plausible": [2]}]}, "columns.0.plausible"),
+        (
+            {"columns": [{"name": "s", "unit": "g", "categories": ["f"]}]},
+            "columns.0: plausible and unit: no",
+        ),
         ({"columns": [{"name": "s", "categories": ["f", "f"]}]}, "columns.0.categories: expected each tex"),
         ({"columns": [{"name": "s", "categories": [" f"]}]}, "columns.0.categories: expected texts without"),
         ({"columns": [{"name": "s", "categories": [1]}]}, "columns.0.categories.0: expected text, got 1"),
@@ -482,7 +488,7 @@ def test_ranges_and_categories_say_how_many_inputs_a_table_makes(make_spec: Make
 
 @given(
     columns=st.lists(
-        st.sampled_from([(3, {}), (1, {"categories": ["x"]}), (6, {"categories": ["x", "y"]})]), min_size=1
+        st.sampled_from([(3, {}), (1, {"categories": ["x"]}), (6, {"categories": ["f", "m"]})]), min_size=1
     )
 )
 def test_the_input_shape_of_a_table_follows_from_its_columns(columns: list[tuple[int, Any]]) -> None:
@@ -493,6 +499,6 @@ def test_the_input_shape_of_a_table_follows_from_its_columns(columns: list[tuple
     ]
     fields = {**job_fields(), "columns": named, "label_column": "ill", "model": {"name": "mlp"}}
     del fields["input_shape"]
-    spec = JobSpec.from_yaml(yaml.safe_dump(fields).encode(), source="job")
+    spec = JobSpec.model_validate(fields)
     assert spec.input_shape == (inputs,)
     assert JobSpec.from_yaml(spec.to_yaml(), source="job") == spec, "it is signed as if it was written"

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import jsonschema
 import pytest
@@ -170,9 +170,11 @@ def _paths(values: Any, model: type[BaseModel], prefix: str = "") -> set[str]:
     found: set[str] = set()
     for field, value in values.items():
         found.add(prefix + field)
-        inner = _models_in(_fields_of(model)[field].annotation)
+        annotation = _fields_of(model)[field].annotation
+        inner = _models_in(annotation)
         if inner and value is not None:
-            for item in value if isinstance(value, list) else [value]:
+            listed = value.values() if get_origin(annotation) is dict else value
+            for item in listed if not isinstance(listed, dict) else [value]:
                 kind = next((each for each in inner if item.keys() <= _fields_of(each).keys()), inner[0])
                 found |= _paths(item, kind, f"{prefix}{field}.")
     return found

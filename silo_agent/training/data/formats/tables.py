@@ -27,6 +27,7 @@ from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings, SettingsFault
 from silo_agent.training.data.table.dialect import TableDialect
+from silo_agent.training.data.table.units import factor_of
 
 MISSING = frozenset({"", "?", "NA", "nan", "NaN"})
 COMMON = TableDialect()  # numbers of settings, and of tables that have types
@@ -108,7 +109,7 @@ def units_of(values: Iterable[object], settings: DataSettings) -> list[str | Non
 def own_columns(settings: DataSettings, wanted: Sequence[str] | None = None) -> list[str]:
     """The columns that the settings name. wanted: of which alone `unit` counts; None: of all."""
     unit = [each for each in unit_column(settings) if wanted is None or each in wanted]
-    return [*settings.missing, *settings.values, *unit]
+    return [*settings.missing, *settings.values, *settings.units, *unit]
 
 
 def check_own_headings(source: str, names: Sequence[str], own: Sequence[str]) -> None:
@@ -171,8 +172,11 @@ def inputs_of(table: Table, settings: DataSettings, job: JobSpec) -> Features:
     start = 0
     for column in job.inputs:
         missing = settings.missing.get(column.name, ())
-        made = _numbers if column.categories is None else _categories
-        inputs_ND[:, start : start + column.width] = made(table, column, missing)
+        if column.categories is None:
+            made = _numbers(table, column, missing, factor_of(column, settings.units))
+        else:
+            made = _categories(table, column, missing)
+        inputs_ND[:, start : start + column.width] = made
         start += column.width
     return inputs_ND if job.input_type == "float32" else _whole_inputs(table, inputs_ND)
 
@@ -193,12 +197,19 @@ def identity(values: Sequence[object]) -> bytes:
     return "\n".join(text_of(value) for value in values).encode("utf-8", "surrogatepass")
 
 
-def _numbers(table: Table, column: ColumnSpec, missing: Collection[str]) -> NDArray[np.float64]:
-    """The standardized values. Shapes: -> (N, 1)."""
-    values_N = _values(table, column.name, MISSING.union(missing))
-    # a `0` that means 'missing' does so where a table holds `0.0`
-    numbers_as_missing = [table.dialect.number(text) for text in missing]
-    values_N[np.isnan(values_N) | np.isin(values_N, numbers_as_missing)] = column.fill
+def _numbers(
+    table: Table, column: ColumnSpec, missing: Collection[str], factor: float
+) -> NDArray[np.float64]:
+    """The standardized values. Shapes: -> (N, 1). factor: of what the table holds, to the job's unit."""
+    values_N = _values(table, column.name, MISSING.union(missing), factor)
+    if column.plausible is not None:
+        low, high = column.plausible
+        is_outside_N = (values_N < low) | (values_N > high)
+        values_N[is_outside_N] = np.nan
+        if outside := int(np.count_nonzero(is_outside_N)):
+            what = f"values of {column.name} lie outside of {low:g} to {high:g} (plausible) and are missing"
+            table.problems.counted[what] += outside
+    values_N[np.isnan(values_N)] = column.fill
     return _standardized(values_N, column)
 
 
@@ -207,13 +218,17 @@ def _standardized(values_N: NDArray[np.float64], column: ColumnSpec) -> NDArray[
         return ((values_N - column.mean) / column.scale)[:, np.newaxis]
 
 
-def _values(table: Table, name: str, missing: Collection[str]) -> NDArray[np.float64]:
-    """(N,) finite numbers; NaN where one is missing, and where there is none, which is a problem."""
+def _values(table: Table, name: str, missing: Collection[str], factor: float = 1.0) -> NDArray[np.float64]:
+    """(N,) finite numbers, times the factor but for what `values` of the settings says; NaN where one is
+    missing, and where there is none, which is a problem."""
     cells, known = table.cells[name], table.values.get(name, {})
+    # a `0` that means 'missing' does so where a table holds `0.0`
+    numbers_as_missing = {table.dialect.number(text) for text in missing}
     if isinstance(cells, np.ndarray) and not known:
-        values_N = cells.copy()
+        with np.errstate(over="ignore"):
+            values_N = np.where(np.isin(cells, [*numbers_as_missing]), np.nan, cells) * factor
         for row in np.flatnonzero(np.isinf(values_N)).tolist():
-            table.say(row, name, f"expected a number, got '{values_N[row]}'")
+            table.say(row, name, f"expected a number, got '{cells[row]}'")
         values_N[np.isinf(values_N)] = np.nan
         return values_N
     read = COMMON.number if isinstance(cells, np.ndarray) else table.dialect.number
@@ -222,9 +237,10 @@ def _values(table: Table, name: str, missing: Collection[str]) -> NDArray[np.flo
     for row, text in enumerate(texts):
         if text in missing:
             continue
-        value = read(text) if text not in known else COMMON.number(known[text])
+        stored = read(text) if text not in known else COMMON.number(known[text])
+        value = stored * factor if text not in known else stored
         if math.isfinite(value):
-            values_N[row] = value
+            values_N[row] = value if stored not in numbers_as_missing else math.nan
         elif known.get(text, text) not in missing:
             table.say(row, name, f"expected a number, got {text[:40]!r}")
     return values_N

@@ -1,0 +1,142 @@
+"""What a table's numbers, days and people mean, by job and settings: the same at every silo."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec
+from crypto.errors import ConfigError
+from silo_agent.training.data.loading import load_data
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.data.table.units import units_in_words
+from tests.fuzz.data import PRIVACY
+from tests.unit.data.loading import make_job
+
+PLAIN = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+FORMATS = ("csv", "parquet", "sql")
+MG = {"glucose": {"unit": "mg/dL", "factors": {"mmol/L": 0.0555}}}
+
+
+def stored(folder: Path, form: str, table: dict[str, list[Any]]) -> dict[str, Any]:
+    """The settings of a table that is stored so. None: missing."""
+    rows = list(zip(*table.values(), strict=True))
+    if form == "csv":
+        lines = [table.keys(), *(("" if cell is None else str(cell) for cell in row) for row in rows)]
+        (folder / "t.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+        return {"format": form, "path": folder / "t.csv"}
+    if form == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table(table), folder / "t.parquet")
+        return {"format": form, "path": folder / "t.parquet"}
+    pytest.importorskip("sqlalchemy")
+    (folder / "t.sqlite").unlink(missing_ok=True)
+    connection = sqlite3.connect(folder / "t.sqlite")
+    connection.execute(f"create table t ({', '.join(table)})")
+    texts = [[str(cell) if hasattr(cell, "year") else cell for cell in row] for row in rows]
+    connection.executemany(f"insert into t values ({', '.join('?' * len(table))})", texts)
+    connection.commit()
+    connection.close()
+    (folder / "url").write_text(f"sqlite:///{folder / 't.sqlite'}")
+    return {"format": form, "database": {"url_file": folder / "url", "table": "t"}}
+
+
+def job_of(*columns: ColumnSpec, **fields: Any) -> JobSpec:
+    return make_job(2, (len(columns),), columns=columns, label_column="ill", **fields)
+
+
+def inputs(job: JobSpec, **data: Any) -> tuple[list[float], Problems]:
+    """Of the first column, sorted, as files and databases have no common order."""
+    problems = Problems()
+    found = load_data(DataSettings(holdout=0.0, **data), job, problems=problems)
+    return sorted(found.train.features[:, 0].tolist()), problems
+
+
+@PLAIN
+@given(
+    values=st.lists(st.integers(-50, 50).map(float) | st.none(), min_size=1, max_size=8),
+    low=st.integers(-30, 10),
+    width=st.integers(0, 40),
+    factor=st.sampled_from([1.0, 0.5, 4.0]),
+    form=st.sampled_from(FORMATS),
+    is_private=st.booleans(),
+)
+def test_an_implausible_value_is_missing_and_counted_in_the_jobs_unit(
+    tmp_path: Path, values: list[Any], low: int, width: int, factor: float, form: str, is_private: bool
+) -> None:
+    plausible = (float(low), float(low + width))
+    column = ColumnSpec(name="glucose", fill=99.0, plausible=plausible, unit="mmol/L")
+    job = job_of(column, privacy=PRIVACY if is_private else None)
+    data = stored(tmp_path, form, {"glucose": values, "ill": [0] * len(values), "row": [*range(len(values))]})
+    units = {"glucose": {"unit": "mg/dL", "factors": {"mmol/L": factor}}}
+    read, problems = inputs(job, **data, units=units)
+    meant = [None if value is None else value * factor for value in values]
+    outside = [value for value in meant if value is not None and not low <= value <= low + width]
+    assert read == sorted(99.0 if value is None or value in outside else value for value in meant)
+    assert problems.counted.total() == len(outside)
+    assert problems.count == 0, "nothing is wrong with the record"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_means_missing_and_what_values_say_is_not_converted(tmp_path: Path, form: str) -> None:
+    data = stored(tmp_path, form, {"glucose": ["100", "-9", "high", "200"], "ill": [0, 1, 0, 1]})
+    values = {"glucose": {"high": "30"}}
+    column = ColumnSpec(name="glucose", fill=-1.0, unit="mmol/L")
+    read, problems = inputs(job_of(column), **data, units=MG, values=values, missing={"glucose": ["-9"]})
+    np.testing.assert_allclose(read, [-1.0, 5.55, 11.1, 30.0], rtol=1e-6)
+    assert problems.count == 0
+
+
+@pytest.mark.parametrize(
+    "unit, units, told",
+    [
+        ("mmol/L", MG, "glucose: mg/dL times 0.0555 is the job's mmol/L"),
+        ("mg/dL", MG, "glucose: mg/dL, also in the job"),
+        (None, MG, "glucose: mg/dL, unit not stated by the job"),
+        ("mmol/L", {}, "glucose: read as mmol/L; unit not stated by this silo (data.units)"),
+        (None, {}, None),
+    ],
+)
+def test_units_are_told_and_one_without_a_factor_is_refused(
+    tmp_path: Path, unit: str | None, units: dict[str, Any], told: str | None
+) -> None:
+    data = stored(tmp_path, "csv", {"glucose": [100], "ill": [1]})
+    job, silo = job_of(ColumnSpec(name="glucose", unit=unit)), DataSettings(**data, units=units)
+    assert units_in_words(silo.units, job) == ([] if told is None else [told])
+    inputs(job, **data, units=units)
+    other = job_of(ColumnSpec(name="glucose", unit="g/L"))
+    if units:
+        with pytest.raises(ConfigError, match="glucose: the job reads g/L, the data hold mg/dL: expected"):
+            inputs(other, **data, units=units)
+    else:
+        inputs(other, **data, units=units)
+
+
+def test_units_are_of_tables_and_a_factor_is_to_another_unit() -> None:
+    with pytest.raises(ValidationError, match="units: not allowed with format digits"):
+        DataSettings(format="digits", units=MG)
+    with pytest.raises(ValidationError, match="expected other units than mg/dL, which the file holds"):
+        DataSettings(format="csv", path="t", units={"glucose": {"unit": "mg/dL", "factors": {"mg/dL": 2}}})
+    for factor in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValidationError, match="factors"):
+            DataSettings(format="csv", path="t", units={"a": {"unit": "x", "factors": {"y": factor}}})
+
+
+@pytest.mark.parametrize("form", ["parquet", "sql"])
+def test_digits_with_a_line_between_them_are_no_number_in_typed_tables(tmp_path: Path, form: str) -> None:
+    data = stored(tmp_path, form, {"age": ["4_0", "50"], "ill": [0, 1]})
+    with pytest.raises(ConfigError, match="column age: expected a number, got '4_0'"):
+        load_data(DataSettings(**data), job_of(ColumnSpec(name="age")))
