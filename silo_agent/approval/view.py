@@ -30,6 +30,7 @@ from silo_agent.disclosure.ledger.decisions import Given, PersonsDecision
 from silo_agent.disclosure.ledger.ledger import LedgerJob
 from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings, reading_in_words
+from silo_agent.training.data.table.derived import stored_names
 from silo_agent.training.data.table.units import units_in_words
 from strategies.base import MODEL, TOTAL
 from strategies.parts.heads import HEAD
@@ -297,7 +298,8 @@ def reads_of(spec: JobSpec, settings: DataSettings, contents: Contents | None, *
     labels = spec.label_column if settings.format in LABELED_FORMATS else None
     unread = None
     if has_names and contents is not None and contents.columns is not None:
-        read = {*(each.name for each in spec.inputs), *spec.label_columns, settings.unit}
+        wanted = [*(each.name for each in spec.inputs), *spec.label_columns]
+        read = {*stored_names(wanted, settings.derive), settings.unit}
         unread = tuple(name for name in contents.columns if name not in read)
     return Reads(
         data_set=settings.name,

@@ -15,7 +15,7 @@
 {{- define "chorale-silo.dataSet" -}}
 {{- $given := . -}}
 {{- $data := omit $given "volume" "path" "policy" -}}
-{{- range $name := list "from" "options" "module" "columns_in_file" "missing" "dialect" "values" "units" "labels" "drop" "partition" "unit" -}}
+{{- range $name := list "from" "options" "module" "columns_in_file" "missing" "dialect" "values" "units" "derive" "labels" "drop" "partition" "unit" -}}
 {{- if empty (get $data $name) }}{{ $data = omit $data $name }}{{ end -}}
 {{- end -}}
 {{- if $given.path }}{{ $data = set $data "path" (printf "/data/%s" $given.path) }}{{ end -}}

@@ -14,6 +14,7 @@ from chorale.spec.fields import DataSetName, EntryPoint, in_words
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import Distribution, OptionValues, PlugInName
 from crypto.errors import ConfigError
+from silo_agent.training.data.table.derived import DerivedColumn, stored_names
 from silo_agent.training.data.table.dialect import TableDialect
 from silo_agent.training.data.table.units import ColumnUnit
 from strategies.expected import did_you_mean
@@ -179,6 +180,11 @@ class DataSettings(BaseModel):
         description="tables: by column, the unit of its numbers and factors to units of jobs, such as "
         "{glucose: {unit: mg/dL, factors: {mmol/L: 0.0555}}}",
     )
+    derive: dict[str, DerivedColumn] = Field(
+        default_factory=dict,
+        description="tables: further columns, the completed years or the days from one day to another, such "
+        "as {age: {years: [born, admitted]}}",
+    )
     labels: dict[str, int | ClassName] = Field(
         default_factory=dict,
         description="tables and class folders: the job's class of each text in the label columns, or folder, "
@@ -269,8 +275,11 @@ class DataSettings(BaseModel):
         with_names = (*TEXT_FORMATS, *TABLE_FORMATS)
         if self.values and self.format not in with_names:
             raise ValueError(f"values: not allowed with format {self.format}, which has no columns")
-        if self.units and self.format not in TABLE_FORMATS:
-            raise ValueError(f"units: not allowed with format {self.format}, which is no table")
+        for field in ("units", "derive"):
+            if getattr(self, field) and self.format not in TABLE_FORMATS:
+                raise ValueError(f"{field}: not allowed with format {self.format}, which is no table")
+        if self.unit is not None and self.unit in stored_names([*self.derive], self.derive):
+            raise ValueError(f"derive: expected other columns than {self.unit}, which says whose a row is")
         return self
 
     @model_validator(mode="after")
@@ -320,6 +329,8 @@ def reading_in_words(settings: DataSettings) -> tuple[str, ...]:
     lines = [f"written with {dialect}"] if settings.dialect != TableDialect() else []
     for column, texts in settings.missing.items():
         lines.append(f"{column}: {', '.join(map(repr, texts))} is missing")
+    for column, made in settings.derive.items():
+        lines.append(f"{column}: {made.in_words()}")
     named: dict[str, Mapping[str, object]] = {**settings.values}
     if settings.labels:
         named["label"] = settings.labels

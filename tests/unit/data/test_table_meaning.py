@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
-from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.data.settings import DataSettings, SettingsFault, reading_in_words
 from silo_agent.training.data.table.units import units_in_words
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import make_job
@@ -140,3 +141,80 @@ def test_digits_with_a_line_between_them_are_no_number_in_typed_tables(tmp_path:
     data = stored(tmp_path, form, {"age": ["4_0", "50"], "ill": [0, 1]})
     with pytest.raises(ConfigError, match="column age: expected a number, got '4_0'"):
         load_data(DataSettings(**data), job_of(ColumnSpec(name="age")))
+
+
+DAYS = st.dates(datetime.date(1900, 1, 1), datetime.date(2100, 1, 1)) | st.none()
+
+
+def completed(first: datetime.date, second: datetime.date) -> int:
+    """Birthdays between the two, counted one by one; a 29 February is kept on 1 March."""
+
+    def birthday(year: int) -> datetime.date:
+        try:
+            return first.replace(year=year)
+        except ValueError:
+            return datetime.date(year, 3, 1)
+
+    return sum(birthday(year) <= second for year in range(first.year + 1, second.year + 1))
+
+
+@PLAIN
+@given(
+    days=st.lists(st.tuples(DAYS, DAYS), min_size=1, max_size=6),
+    form=st.sampled_from(FORMATS),
+    kind=st.sampled_from(["years", "days"]),
+    dates=st.sampled_from([None, "DD.MM.YYYY", "MM/DD/YYYY"]),
+    is_private=st.booleans(),
+)
+def test_the_time_between_two_days_is_a_column(
+    tmp_path: Path, days: list[Any], form: str, kind: str, dates: str | None, is_private: bool
+) -> None:
+    table = {"born": [day for day, _ in days], "seen": [day for _, day in days], "ill": [0] * len(days)}
+    table["row"] = [*range(len(days))]
+    if form == "csv" and dates is not None:
+        shape = dates.replace("DD", "%d").replace("MM", "%m").replace("YYYY", "%Y")
+        table |= {name: [day and day.strftime(shape) for day in table[name]] for name in ("born", "seen")}
+    data = stored(tmp_path, form, table) | ({"dialect": {"dates": dates}} if form == "csv" else {})
+    job = job_of(ColumnSpec(name="age", fill=-99.0), privacy=PRIVACY if is_private else None)
+    read, problems = inputs(job, **data, derive={"age": {kind: ["born", "seen"]}})
+    assert problems.lines == []
+    whole = [(first, second) for first, second in days if first is not None and second is not None]
+    expected = [float((second - first).days) for first, second in whole]
+    if kind == "years":
+        later = [completed(first, second) for first, second in whole if first <= second]
+        assert [value for value in read if value >= 0] == sorted(map(float, later))
+        assert read.count(-99.0) >= len(days) - len(whole)
+    else:
+        assert read == sorted([*expected, *[-99.0] * (len(days) - len(whole))])
+
+
+def test_a_text_that_is_no_day_is_named_and_missing(tmp_path: Path) -> None:
+    born = ["2000-02-29", "2000-02-30", "soon", "x", "?", "1900"]
+    data = stored(tmp_path, "csv", {"born": born, "seen": ["2001-02-28"] * 6, "ill": [0] * 6})
+    fields: dict[str, Any] = {"derive": {"age": {"years": ["born", "seen"]}}, "missing": {"born": ["x"]}}
+    fields["values"] = {"born": {"1900": "1900-03-01"}}
+    read, problems = inputs(job_of(ColumnSpec(name="age", fill=-1.0)), **data, **fields)
+    assert read == [-1.0, -1.0, -1.0, -1.0, 0.0, 100.0]
+    assert [line.partition(", ")[2] for line in problems.lines] == [
+        "line 3, column born: expected a day as YYYY-MM-DD, got '2000-02-30'",
+        "line 4, column born: expected a day as YYYY-MM-DD, got 'soon'",
+    ]
+
+
+def test_a_derived_column_is_told_and_is_none_of_the_file(tmp_path: Path) -> None:
+    data = stored(tmp_path, "csv", {"born": ["2000-01-01"], "age": [3], "ill": [0]})
+    derive = {"age": {"years": ["born", "seen"]}}
+    assert reading_in_words(DataSettings(**data, derive=derive)) == (
+        "age: completed years from born to seen",
+    )
+    job = job_of(ColumnSpec(name="age"))
+    with pytest.raises(SettingsFault, match="no column 'seen'"):
+        inputs(job, **data, derive=derive)
+    with pytest.raises(SettingsFault, match=r"data.derive: .*t.csv has 'age' already"):
+        inputs(job, **data, derive={"age": {"years": ["born", "born"]}})
+    for wrong, message in (
+        ({"derive": {"a": {}}}, "either years or days"),
+        ({"derive": derive, "unit": "born"}, "derive: expected other columns than born"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            DataSettings(**data, **wrong)

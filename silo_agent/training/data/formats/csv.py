@@ -21,10 +21,10 @@ from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
     Table,
     Whole,
-    check_headings,
     check_own_headings,
     own_columns,
     raw_data,
+    stored_columns,
     unit_column,
     units_of,
     wanted_columns,
@@ -100,7 +100,7 @@ def read_table(
     names, rows = _read(path, settings, problems, is_private=is_private)
     wanted = names if wanted is None else wanted
     check_own_headings(str(path), names, own_columns(settings, wanted))
-    check_headings(str(path), names, wanted)
+    stored = stored_columns(str(path), names, settings, wanted)
     for line, row in rows:
         if row and len(row) != len(names):  # of one that is empty the reading said why
             problems.add(f"{path}, line {line}: expected {len(names)} values, got {len(row)}")
@@ -111,7 +111,7 @@ def read_table(
         dialect=settings.dialect,
         cells={
             name: [row[at] for row in texts]
-            for name, at in zip(wanted, map(names.index, wanted), strict=True)
+            for name, at in zip(stored, map(names.index, stored), strict=True)
         },
         rows=len(rows),
         place=[f"{path}, line {line}" for line, _ in rows].__getitem__,

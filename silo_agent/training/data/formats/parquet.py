@@ -22,11 +22,11 @@ from silo_agent.training.data.formats.tables import (
     Cells,
     Table,
     Whole,
-    check_headings,
     check_own_headings,
     identity,
     own_columns,
     raw_data,
+    stored_columns,
     unit_column,
     units_of,
     wanted_columns,
@@ -58,10 +58,10 @@ def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
 def _table(files: _Files, settings: DataSettings, wanted: Sequence[str]) -> Table:
     problems = Problems()
     check_own_headings(str(settings.path), files.names, own_columns(settings))
-    check_headings(str(settings.path), files.names, wanted)
-    read = files.read(wanted)
+    stored = stored_columns(str(settings.path), files.names, settings, wanted)
+    read = files.read(stored)
     return Table(
-        cells={name: files.cells(name, read, problems) for name in dict.fromkeys(wanted)},
+        cells={name: files.cells(name, read, problems) for name in stored},
         rows=files.rows,
         place=files.place,
         problems=problems,

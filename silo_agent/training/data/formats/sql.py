@@ -27,11 +27,11 @@ from silo_agent.training.data.formats.tables import (
     Cells,
     Table,
     Whole,
-    check_headings,
     check_own_headings,
     identity,
     own_columns,
     raw_data,
+    stored_columns,
     text_of,
     unit_column,
     units_of,
@@ -79,12 +79,12 @@ def _table(
 ) -> Table:
     source = _source(settings)
     check_own_headings(source, names, own_columns(settings))
-    check_headings(source, names, wanted)
+    stored = stored_columns(source, names, settings, wanted)
     return Table(
         values=settings.values,
         cells={
             name: _cells([row[at] for row in rows])
-            for name, at in zip(wanted, map(names.index, wanted), strict=True)
+            for name, at in zip(stored, map(names.index, stored), strict=True)
         },
         rows=len(rows),
         place=lambda row: f"{source}, record {row} by its texts",

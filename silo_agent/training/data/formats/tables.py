@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +27,7 @@ from silo_agent.training.data.base import MAX_LABEL, NO_LABEL, Features, Labels,
 from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings, SettingsFault
+from silo_agent.training.data.table.derived import day_of, stored_names
 from silo_agent.training.data.table.dialect import TableDialect
 from silo_agent.training.data.table.units import factor_of
 
@@ -109,7 +111,20 @@ def units_of(values: Iterable[object], settings: DataSettings) -> list[str | Non
 def own_columns(settings: DataSettings, wanted: Sequence[str] | None = None) -> list[str]:
     """The columns that the settings name. wanted: of which alone `unit` counts; None: of all."""
     unit = [each for each in unit_column(settings) if wanted is None or each in wanted]
-    return [*settings.missing, *settings.values, *settings.units, *unit]
+    named = [*settings.missing, *settings.values, *settings.units]
+    return [*stored_names([*settings.derive, *named], settings.derive), *unit]
+
+
+def stored_columns(
+    source: str, names: Sequence[str], settings: DataSettings, wanted: Sequence[str]
+) -> list[str]:
+    """The columns of the table that those are read or derived from. Raises SettingsFault for derived columns
+    that it has, ConfigError for those that it lacks."""
+    if twice := [repr(name) for name in settings.derive if name in names]:
+        raise SettingsFault(f"data.derive: {source} has {some(twice)} already")
+    stored = stored_names(wanted, settings.derive)
+    check_headings(source, names, stored)
+    return stored
 
 
 def check_own_headings(source: str, names: Sequence[str], own: Sequence[str]) -> None:
@@ -145,6 +160,7 @@ def raw_data(
     A cell that is no number or none of its column's categories is missing; a label that is none is NO_LABEL,
     or NaN where labels are numbers. Each is a problem.
     """
+    table = _with_derived(table, settings, wanted_columns(settings, job))
     if len(kept := kept_rows(table, settings, job)) < table.rows:
         table = table.take(kept)
         identities = [identities[row] for row in kept]
@@ -195,6 +211,28 @@ def text_of(value: object) -> str:
 def identity(values: Sequence[object]) -> bytes:
     """A record as its table holds it, all columns included."""
     return "\n".join(text_of(value) for value in values).encode("utf-8", "surrogatepass")
+
+
+def _with_derived(table: Table, settings: DataSettings, wanted: Sequence[str]) -> Table:
+    """With the columns that the settings derive; missing where one of the days is, or is none."""
+    made: dict[str, Cells] = {}
+    for name in (name for name in settings.derive if name in wanted):
+        derived = settings.derive[name]
+        pairs = zip(*(_days(table, each, settings) for each in derived.days_of), strict=True)
+        made[name] = np.array([derived.between(*pair) for pair in pairs], np.float64)
+    return replace(table, cells={**table.cells, **made})
+
+
+def _days(table: Table, name: str, settings: DataSettings) -> list[date | None]:
+    """A text that is no day is a problem."""
+    missing, found = MISSING.union(settings.missing.get(name, ())), list[date | None]()
+    stored = replace(table, values={}, dialect=COMMON).texts(name)
+    for row, (text, as_stored) in enumerate(zip(table.texts(name), stored, strict=True)):
+        found.append(None if as_stored in missing or text in missing else day_of(text))
+        if found[-1] is None and as_stored not in missing and text not in missing:
+            form = table.dialect.dates or "YYYY-MM-DD"
+            table.say(row, name, f"expected a day as {form}, got {as_stored[:40]!r}")
+    return found
 
 
 def _numbers(
