@@ -88,7 +88,7 @@ ROOMS = {
     "silo_agent": "training < disclosure < metrics < local_storage < settings < in_force < account_units "
     "< objective < training_process < connection < rounds < approval < evidence < start < agent",
     "silo_agent.disclosure": "policy < ledger",
-    "silo_agent.training.data": "table < settings < own_data < problems < units < base < private < fitting "
+    "silo_agent.training.data": "table < settings < problems < units < own_data < base < private < fitting "
     "< workers < misfits < store < streamed < scan < partition < formats < records < loading",
     "silo_agent.training": "machine < unit_marks < data < objective < phase_input < models < base < dp_sgd "
     "< loop < parts < local_loss < plug_ins < torch_objective < processes < built_in < predicting",

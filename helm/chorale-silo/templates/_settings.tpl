@@ -14,11 +14,13 @@
 {{/* A data set of silo.yaml: what is empty is left to the product's default. */}}
 {{- define "chorale-silo.dataSet" -}}
 {{- $given := . -}}
-{{- $data := omit $given "volume" "path" "policy" -}}
+{{- $data := omit $given "volume" "path" "exclude" "policy" -}}
 {{- range $name := list "from" "options" "module" "columns_in_file" "missing" "dialect" "values" "units" "derive" "labels" "drop" "partition" "unit" -}}
 {{- if empty (get $data $name) }}{{ $data = omit $data $name }}{{ end -}}
 {{- end -}}
-{{- if $given.path }}{{ $data = set $data "path" (printf "/data/%s" $given.path) }}{{ end -}}
+{{- range $name := list "path" "exclude" -}}
+{{- with get $given $name }}{{ $data = set $data $name (printf "/data/%s" .) }}{{ end -}}
+{{- end -}}
 {{- if $given.policy }}{{ $data = set $data "policy" (printf "/etc/chorale/settings/policy-%s.yaml" $given.name) }}{{ end -}}
 {{- toYaml $data -}}
 {{- end -}}

@@ -279,7 +279,8 @@ class _Computing:
         )
 
     def _own_data(self, job: Job, asked: Asked) -> SiloData:
-        if job.digest not in self.data:
+        held = self.data.get(job.digest)
+        if held is None or not held.is_current:
             self.data.clear()  # how many jobs wait at a time is an operator's choice
             admitted = admitted_records(self._settings, asked.data)
             found = load_data(asked.data, job.spec, admitted=admitted, is_cancelled=self._is_cancelled)

@@ -317,8 +317,9 @@ class InputCache:
         )
 
     def _own_data(self, job: Job, is_cancelled: Callable[[], bool]) -> SiloData:
-        """Loaded once per job, the hold-out cut as its size is summed."""
-        if job.digest not in self._data:
+        """Loaded once per job, and again where somebody withdrew; the hold-out cut as its size is summed."""
+        held = self._data.get(job.digest)
+        if held is None or not held.is_current:
             data, policy = self._load_data(job, is_cancelled), self._data_sets.of(job.digest).policy
             self._data[job.digest] = cut_holdout(data, job=job, rules=policy)
         return self._data[job.digest]

@@ -19,8 +19,8 @@ from chorale_models.data import Data
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.training.data.problems import Flow, Problems
 from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.data.units import Excluded, Units
 from silo_agent.training.data.units import Indices as Indices
-from silo_agent.training.data.units import Units
 
 Features = NDArray[Any]
 Labels = NDArray[Any]
@@ -143,12 +143,13 @@ class RawData(Data):
 
     No single record raises: one without a usable label has NO_LABEL, and `problems` has a line of it.
     places: where each record of train stands, such as `table.csv, line 17`; None: its number says it.
-    lost: of a table, the places of those that cannot be read.
+    lost: of a table, the places of those that cannot be read. excluded: units that are left out.
     """
 
     places: Sequence[str] | None = None
     lost: Collection[int] | None = None
     problems: Problems = field(default_factory=Problems)
+    excluded: Excluded | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,8 @@ class SiloData:
 
     holdout: what rounds test on. test: what is held out for the closing evaluation alone; None: it tests on
     the hold-out. name: data set id in the ledger. rows_beyond: rows that were left out because their unit has
-    more than the institution's setting wants. flow: of a table. train_transform: as of `Data`.
+    more than the institution's setting wants. flow: of a table. excluded: units that are not in it.
+    train_transform: as of `Data`.
     """
 
     train: SampleSet
@@ -182,7 +184,13 @@ class SiloData:
     test: SampleSet | None = None
     rows_beyond: int = 0
     flow: Flow | None = None
+    excluded: Excluded | None = None
     train_transform: Callable[[Any, Any], tuple[Any, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the same people are left out as by now; else the data are read again."""
+        return self.excluded is None or self.excluded.is_current
 
     @property
     def records(self) -> int:

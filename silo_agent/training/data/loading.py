@@ -38,7 +38,7 @@ from silo_agent.training.data.settings import (
     check_unit,
 )
 from silo_agent.training.data.table.units import check_units
-from silo_agent.training.data.units import grouped, unit_name
+from silo_agent.training.data.units import Excluded, grouped, unit_name
 from silo_agent.training.machine.seeding import derive_seed
 from silo_agent.training.unit_marks import Admitted, Split, Splits, unit_bytes
 
@@ -143,7 +143,8 @@ def _parts(
     for part in cut(opened, settings, indices, job=job):
         made = _checked(part, job=job) if is_strict else _put_right_all(part, job=job, problems=raw.problems)
         flow = None if settings.partition is not None else _flow(raw, job, used=made.records)
-        yield replace(made, rows_beyond=opened.rows_beyond, flow=flow, train_transform=raw.train_transform)
+        made = replace(made, rows_beyond=opened.rows_beyond, flow=flow, excluded=raw.excluded)
+        yield replace(made, train_transform=raw.train_transform)
 
 
 def _flow(raw: RawData, job: JobSpec, *, used: int) -> Flow | None:
@@ -152,14 +153,20 @@ def _flow(raw: RawData, job: JobSpec, *, used: int) -> Flow | None:
         return None
     readable_N = np.ones(len(raw.train), np.bool_)
     readable_N[[*raw.lost]] = False
-    eligible_N = readable_N
+    eligible_N, withdrawn = readable_N, 0
     if raw.units is not None:
-        eligible_N = readable_N & np.array([unit_name(each) is not None for each in raw.units], np.bool_)
+        names = [unit_name(each) for each in raw.units]
+        eligible_N = readable_N & np.array([name is not None for name in names], np.bool_)
+        if raw.excluded is not None:
+            is_in_N = np.array([name not in raw.excluded.names for name in names], np.bool_)
+            withdrawn = int(np.count_nonzero(eligible_N & ~is_in_N))
+            eligible_N = eligible_N & is_in_N
     labeled_N = eligible_N & job.method.task.target.fitting(raw.train.labels)
     return Flow(
         found=len(raw.train),
         readable=int(np.count_nonzero(readable_N)),
         eligible=int(np.count_nonzero(eligible_N)),
+        withdrawn=withdrawn,
         labeled=int(np.count_nonzero(labeled_N)),
         used=used,
     )
@@ -171,7 +178,8 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     check_units(settings.units, job)
     check_named(settings)
     if settings.source is None and settings.module is None:
-        return LOADERS[DataFormat(settings.format)](settings, job)
+        excluded = None if settings.exclude is None else Excluded.of(settings.exclude)
+        return replace(LOADERS[DataFormat(settings.format)](settings, job), excluded=excluded)
     return _raw_of(own_data(settings, job))
 
 
@@ -268,6 +276,8 @@ def _unit_by_unit(
     for place in (place for place, name in enumerate(names) if name is None):
         where = f"record {place}" if raw.places is None else raw.places[place]
         raw.problems.add(f"{where}: expected whose it is ({settings.unit or 'units'}), got nothing")
+    if raw.excluded is not None:
+        names = raw.excluded.without(names, raw.problems)
     names = admitted.units(names)
     chosen = [names[each] for each in found.places]
     is_private = job.privacy is not None

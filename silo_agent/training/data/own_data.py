@@ -13,6 +13,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale_models.data import Data
 from crypto.errors import ChoraleError, ConfigError
 from silo_agent.training.data.settings import DataSettings, SettingsFault
+from silo_agent.training.data.units import Excluded
 from silo_agent.training.machine.entry_point import load_entry_point
 
 
@@ -40,6 +41,8 @@ def check_named(settings: DataSettings) -> None:
     """Raises SettingsFault where a path, or a function of the institution's own, is not there."""
     if settings.path is not None and not settings.path.exists():
         raise SettingsFault(f"data.path: no such file or folder: {settings.path}")
+    if settings.exclude is not None:
+        Excluded.of(settings.exclude)
     try:
         own_function(settings)
     except ConfigError as error:

@@ -77,7 +77,8 @@ class Problems:
 class Flow:
     """What became of a table's records, each count a part of the one before. The counts stay at the silo.
 
-    readable: whose line or row can be read. eligible: of those that say whose they are, where units do.
+    readable: whose line or row can be read. eligible: of those that say whose they are, where units do,
+    and did not withdraw. withdrawn: those that did.
     labeled: with a label of the job. used: in training or held out.
     """
 
@@ -86,11 +87,13 @@ class Flow:
     eligible: int
     labeled: int
     used: int
+    withdrawn: int = 0
 
     def in_words(self) -> str:
         left_out = {
             "cannot be read": self.found - self.readable,
-            "do not say whose they are": self.readable - self.eligible,
+            "do not say whose they are": self.readable - self.eligible - self.withdrawn,
+            "are of units that withdrew": self.withdrawn,
             "have no label of the job": self.eligible - self.labeled,
             "are beyond what their unit may have, or in another account": self.labeled - self.used,
         }

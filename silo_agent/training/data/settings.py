@@ -204,6 +204,11 @@ class DataSettings(BaseModel):
         "(dicom) that says whose a row is, such as patient_id; null: every row by itself, or what the data's "
         "function says",
     )
+    exclude: Path | None = Field(
+        default=None,
+        description="file of people who withdrew, a value of `unit` a line: their records are left out from "
+        "the next phase on, in jobs that run, too; null: nobody",
+    )
     max_rows_per_unit: int = Field(
         default=ROWS_PER_UNIT,
         ge=1,
@@ -288,6 +293,8 @@ class DataSettings(BaseModel):
             raise ValueError(
                 f"unit: not allowed with format {self.format}, only with {', '.join(UNIT_FORMATS)}"
             )
+        if self.exclude is not None and self.unit is None:
+            raise ValueError("exclude: needs unit, of which the file names values")
         gives_units = self.unit is not None or self.source is not None or self.module is not None
         if self.max_rows_per_unit != ROWS_PER_UNIT and not gives_units:
             raise ValueError("max_rows_per_unit: needs unit, or a function that gives units")
@@ -329,6 +336,8 @@ def reading_in_words(settings: DataSettings) -> tuple[str, ...]:
     lines = [f"written with {dialect}"] if settings.dialect != TableDialect() else []
     for column, texts in settings.missing.items():
         lines.append(f"{column}: {', '.join(map(repr, texts))} is missing")
+    if settings.exclude is not None:
+        lines.append(f"records of each {settings.unit} in {settings.exclude} are left out (data.exclude)")
     for column, made in settings.derive.items():
         lines.append(f"{column}: {made.in_words()}")
     named: dict[str, Mapping[str, object]] = {**settings.values}

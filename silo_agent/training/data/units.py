@@ -9,14 +9,19 @@ N = rows, U = units.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import SettingsFault
 
 Indices = NDArray[np.int64]
 
@@ -63,6 +68,43 @@ class Units:
 def unit_name(value: object) -> str | None:
     """A unit as data name it; None where a row has none: nothing, or neither a text nor a whole number."""
     return (str(value).strip() or None) if isinstance(value, str | Integral) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """Units that withdrew, as a file names them: one a line."""
+
+    path: Path
+    digest: bytes
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Raises SettingsFault for a file that cannot be read: nobody's withdrawal is passed over."""
+        try:
+            content = path.read_bytes()
+            lines = content.decode("utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "expected UTF-8"
+            raise SettingsFault(f"data.exclude: {path}: {why}") from None
+        names = frozenset(line.strip() for line in lines) - {""}
+        return cls(path=path, digest=hashlib.sha256(content).digest(), names=names)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file still says the same."""
+        try:
+            return hashlib.sha256(self.path.read_bytes()).digest() == self.digest
+        except OSError:
+            return False
+
+    def without(self, names: Sequence[str | None], problems: Problems) -> list[str | None]:
+        """The same names, None in place of those that withdrew."""
+        if left_out := sum(name in self.names for name in names):
+            problems.counted["records of units that withdrew are left out (data.exclude)"] += left_out
+        if unknown := len(self.names - {*names}):
+            problems.counted[f"lines of {self.path} (data.exclude) are no unit of this data set"] += unknown
+        return [None if name in self.names else name for name in names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -20,6 +20,7 @@ from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings, SettingsFault, reading_in_words
 from silo_agent.training.data.table.units import units_in_words
+from silo_agent.training.data.units import Excluded
 from tests.fuzz.data import PRIVACY
 from tests.unit.data.loading import make_job
 
@@ -218,3 +219,48 @@ def test_a_derived_column_is_told_and_is_none_of_the_file(tmp_path: Path) -> Non
     ):
         with pytest.raises(ValidationError, match=message):
             DataSettings(**data, **wrong)
+
+
+# who withdrew
+
+
+@PLAIN
+@given(
+    people=st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    gone=st.sets(st.integers(0, 7)),
+    form=st.sampled_from(FORMATS),
+    is_private=st.booleans(),
+)
+def test_the_records_of_who_withdrew_are_left_out_and_counted(
+    tmp_path: Path, people: list[int], gone: set[int], form: str, is_private: bool
+) -> None:
+    table = {"who": people, "age": [*range(len(people))], "ill": [0] * len(people)}
+    (tmp_path / "gone.txt").write_text("\ufeff" + "".join(f" {each}\r\n\n" for each in gone))
+    data = stored(tmp_path, form, table) | {"unit": "who", "exclude": tmp_path / "gone.txt"}
+    job = job_of(ColumnSpec(name="age"), privacy=PRIVACY if is_private else None)
+    problems, kept = Problems(), [place for place, who in enumerate(people) if who not in gone]
+    assume(kept)
+    found = load_data(DataSettings(holdout=0.0, **data), job, problems=problems)
+    assert sorted(found.train.features[:, 0].tolist()) == kept
+    assert found.flow is not None
+    assert (found.flow.eligible, found.flow.withdrawn) == (len(kept), len(people) - len(kept))
+    unknown, left_out = len(gone - {*people}), len(people) - len(kept)
+    assert sorted(problems.counted.values()) == sorted(each for each in (unknown, left_out) if each)
+    assert ("are of units that withdrew" in found.flow.in_words()) == bool(left_out)
+    assert found.is_current
+    (tmp_path / "gone.txt").write_text("another")
+    assert not found.is_current
+    (tmp_path / "gone.txt").unlink()
+    assert not found.is_current
+    with pytest.raises(SettingsFault, match=r"data.exclude: .*gone.txt: No such file"):
+        load_data(DataSettings(holdout=0.0, **data), job)
+
+
+def test_a_file_of_who_withdrew_is_told_and_needs_units(tmp_path: Path) -> None:
+    silo = DataSettings(format="csv", path="t.csv", unit="who", exclude="gone.txt")
+    assert reading_in_words(silo) == ("records of each who in gone.txt are left out (data.exclude)",)
+    with pytest.raises(ValidationError, match="exclude: needs unit, of which the file names values"):
+        DataSettings(format="csv", path="t.csv", exclude="gone.txt")
+    (tmp_path / "gone.txt").write_bytes(b"M\xfcller\n")
+    with pytest.raises(SettingsFault, match="gone.txt: expected UTF-8"):
+        Excluded.of(tmp_path / "gone.txt")
