@@ -44,14 +44,14 @@ def describe(config: Path, data_set: str | None, write: Path | None) -> None:
     if data.format is DataFormat.CSV:
         data = _in_its_dialect(data)
     with said_if_slow(f"reading {data.path or 'the database'}"):
-        table = described.whole_table(data)
-    click.echo(f"{table.rows} records, {len(table.names)} columns")
+        table = described.TABLES[DataFormat(data.format)](data)
+    click.echo(f"{table.rows} records, {len(table.cells)} columns")
     for line in table.problems.lines[: described.FEW]:
         click.echo(f"not read: {line}")
     if (left := table.problems.count) > described.FEW:
         click.echo(f"{left} problems of lines in all: `chorale silo check --job FILE` lists them")
     columns = []
-    width = max(map(len, table.names), default=0)
+    width = max(map(len, table.cells), default=0)
     with said_if_slow("counting the values of each column"):
         for column in described.columns_of(table, data):
             columns.append(column)

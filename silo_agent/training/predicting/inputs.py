@@ -25,6 +25,8 @@ from silo_agent.training.data.formats.images.names import Endings, listed
 from silo_agent.training.data.formats.tables import Table, inputs_of, unit_column
 from silo_agent.training.data.own_data import own_data
 from silo_agent.training.data.settings import DataFormat, DataSettings
+from silo_agent.training.data.table.derived import stored_names
+from silo_agent.training.data.table.units import check_units
 
 TABLES: Mapping[DataFormat, Callable[[DataSettings, Sequence[str]], Table]] = {
     DataFormat.CSV: csv.table,
@@ -39,7 +41,7 @@ SUFFIXES = {
     ".parquet": DataFormat.PARQUET,
     ".npz": DataFormat.NPZ,
 }
-OWN = ("missing", "values")  # of the settings, by column
+OWN = ("missing", "values", "units", "derive")  # of the settings, by column
 ROW = "row"  # heading of the number of a row, from 1
 
 
@@ -65,6 +67,9 @@ class _Noted(Table):
 
     def say(self, row: int, column: str, message: str) -> None:
         self.remarks[row].append(f"{column}: {message}, read as missing")
+
+    def count(self, row: int, column: str, what: str) -> None:
+        self.remarks[row].append(f"{column}: {what}")
 
 
 def guessed_format(path: Path) -> DataFormat:
@@ -107,9 +112,11 @@ def _rows(
         raise ConfigError(f"the model takes inputs of shape {list(job.input_shape)}, and names no columns")
     wanted = dict.fromkeys([*(column.name for column in job.inputs), *unit_column(settings)])
     # what the settings say of the label is of no use here, and its column may be missing
+    read_of = {*wanted, *stored_names(wanted, settings.derive)}
     own = {
-        name: {key: each for key, each in getattr(settings, name).items() if key in wanted} for name in OWN
+        name: {key: each for key, each in getattr(settings, name).items() if key in read_of} for name in OWN
     }
+    check_units(settings.units, job)
     settings = settings.model_copy(update=own)
     found = table(settings, list(wanted))
     noted = _Noted(**{each.name: getattr(found, each.name) for each in fields(found)})

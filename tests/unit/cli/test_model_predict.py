@@ -105,6 +105,32 @@ def test_each_row_has_its_answer_in_its_order_and_what_was_read_otherwise(
     assert (told["model"]["job"], told["answers"]) == (bytes(range(32)).hex(), "probability")
 
 
+def test_columns_are_derived_converted_and_believed_as_in_training(tmp_path: Path, chorale: Calls) -> None:
+    file, out = tmp_path / "m.safetensors", tmp_path / "out.csv"
+    age = {"name": "age", "scale": 100.0, "unit": "months", "plausible": [0, 1200]}
+    written(file, table_job(columns=[age, COLUMNS[1]]))
+    (tmp_path / "plain.csv").write_text("age,smoker\n600,yes\n,no\n1300,no\n")
+    born = "born,seen,smoker\n1950-05-02,2000-05-02,yes\nsoon,2000-05-02,no\n1850-01-01,2000-05-02,no\n"
+    (tmp_path / "born.csv").write_text(born)
+    units = {"age": {"unit": "years", "factors": {"months": 12.0}}}
+    derive = {"age": {"years": ["born", "seen"]}, "other": {"days": ["here", "there"]}}
+    config = config_of(tmp_path, format="csv", path="elsewhere.csv", units=units, derive=derive)
+    found = []
+    for options in (["plain.csv"], ["born.csv", "--config", config]):
+        name, *rest = options
+        ended = chorale("model", "predict", file, tmp_path / str(name), *rest, "--out", out)
+        assert ended.code == 0, ended.err
+        found.append(rows_of(out))
+    assert [chances(row) for row in found[0]] == [chances(row) for row in found[1]]
+    outside = "age: outside of 0 to 1200 (plausible), missing"
+    assert [row["remarks"] for row in found[0]] == ["", "", outside]
+    no_day = "born: expected a day as YYYY-MM-DD, got 'soon', read as missing"
+    assert [row["remarks"] for row in found[1]] == ["", no_day, outside]
+    config.write_text(config.read_text().replace("months", "weeks"))
+    ended = chorale("model", "predict", file, tmp_path / "born.csv", "--config", config, "--out", out)
+    assert "age: the job reads months, the data hold years: expected a factor" in ended.err
+
+
 def test_a_row_that_cannot_be_read_keeps_its_place(tmp_path: Path, chorale: Calls) -> None:
     file, new, out = tmp_path / "m.safetensors", tmp_path / "new.csv", tmp_path / "out.csv"
     written(file, table_job())

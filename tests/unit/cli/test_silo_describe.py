@@ -75,9 +75,19 @@ def test_texts_beside_numbers_rare_texts_and_missing_ones_are_told(desk: Desk, c
     ended = described(desk, chorale, format="csv", path=str(desk.folder / "t.csv"))
     assert "23 records, 2 columns" in ended.out
     assert "line 24: a quote opens a cell and does not close" in ended.out
-    assert "1 missing; not of the kind: 'old' 1 (data.missing or data.values)" in ended.out
+    assert "2 missing; not of the kind: 'old' 1 (data.missing or data.values)" in ended.out
     assert "\x1b" not in ended.out
     assert "- {name: sex, categories: [f, m]}\n  # without 2 texts of fewer than 5 records" in ended.out
+
+
+def test_a_column_that_no_job_reads_is_named_and_the_others_are_described(desk: Desk, chorale: Calls) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from pyarrow import table
+
+    parquet.write_table(table({"age": [1, 2], "scans": [[1], [2]]}), desk.folder / "t.parquet")
+    ended = described(desk, chorale, format="parquet", path=str(desk.folder / "t.parquet"))
+    assert (ended.code, "- {name: age}\n" in ended.out) == (0, True), ended.err
+    assert "column scans holds list<element: int64>, expected numbers or texts" in ended.out
 
 
 def test_folders_are_counted_with_the_sizes_of_their_images(desk: Desk, chorale: Calls) -> None:

@@ -20,7 +20,6 @@ from silo_agent.training.data.base import RawData, Records, required_path
 from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
     Table,
-    Whole,
     check_own_headings,
     own_columns,
     raw_data,
@@ -76,19 +75,6 @@ def records(settings: DataSettings) -> Records:
         check_own_headings(str(path), names, (unit,))
     units = units_of((row[names.index(unit)] for row, names in texts), settings)
     return Records(train=(_identity(row) for row, _ in texts), units=units, columns=columns, count=count)
-
-
-def whole(settings: DataSettings) -> Whole:
-    """Raises ConfigError for a file that is no table."""
-    problems = Problems()
-    names, rows = _read(required_path(settings), settings, problems, is_private=False)
-    texts = [_filled(row, names) for _, row in rows if row]
-    return Whole(
-        names=names,
-        rows=len(rows),
-        cells=lambda name: [row[names.index(name)] for row in texts],
-        problems=problems,
-    )
 
 
 def read_table(

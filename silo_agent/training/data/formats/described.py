@@ -19,7 +19,7 @@ from crypto.errors import ConfigError, printable
 from silo_agent.training.data.formats import csv, image_folder, parquet, scans, sql
 from silo_agent.training.data.formats.images.names import files_of, listed
 from silo_agent.training.data.formats.images.plain import FORMATS
-from silo_agent.training.data.formats.tables import MISSING, Cells, Whole, text_of
+from silo_agent.training.data.formats.tables import MISSING, Cells, Table, text_of
 from silo_agent.training.data.settings import DataFormat, DataSettings
 from silo_agent.training.data.table.dialect import TableDialect
 
@@ -29,7 +29,7 @@ HELD_BY = 5  # records, that a text may stand in a proposal: a rarer one could b
 SHOWN, LONGEST = 3, 40  # texts of many, and characters of one
 SIZED = 100  # images of a folder whose size is read
 ISO_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[ T].*)?")
-WHOLE = {DataFormat.CSV: csv.whole, DataFormat.PARQUET: parquet.whole, DataFormat.SQL: sql.whole}
+TABLES = {DataFormat.CSV: csv.table, DataFormat.PARQUET: parquet.table, DataFormat.SQL: sql.table}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +64,9 @@ class Column:
         return self.kind in ("texts", "whole numbers") and 2 <= len(self.counts) <= FEW
 
 
-def whole_table(settings: DataSettings) -> Whole:
-    """Raises ConfigError."""
-    return WHOLE[DataFormat(settings.format)](settings)
-
-
-def columns_of(table: Whole, settings: DataSettings) -> Iterator[Column]:
-    """One by one, as each is read."""
-    for name in table.names:
-        try:
-            cells = table.cells(name)
-        except ConfigError as error:
-            nothing: Counter[str] = Counter()
-            kind = f"no job can read it: {error}"
-            yield Column(name=name, kind=kind, missing=table.rows, counts=nothing, other=nothing, extent="")
-        else:
-            yield _column(name, cells, settings)
+def columns_of(table: Table, settings: DataSettings) -> Iterator[Column]:
+    """One by one, as each is counted."""
+    return (_column(name, cells, settings) for name, cells in table.cells.items())
 
 
 def _column(name: str, cells: Cells, settings: DataSettings) -> Column:

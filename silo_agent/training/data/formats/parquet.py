@@ -21,7 +21,6 @@ from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
     Cells,
     Table,
-    Whole,
     check_own_headings,
     identity,
     own_columns,
@@ -50,9 +49,13 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
 
 
 def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
-    """The columns that are wanted, or all. Raises ConfigError as `load`."""
-    files = _Files(required_path(settings))
-    return _table(files, settings, files.names if wanted is None else wanted)
+    """The columns that are wanted, or all that a job can read. Raises ConfigError as `load`."""
+    files, problems = _Files(required_path(settings)), Problems()
+    if wanted is None:
+        wanted = files.readable(problems)
+    read = _table(files, settings, wanted)
+    read.problems.take(problems)
+    return read
 
 
 def _table(files: _Files, settings: DataSettings, wanted: Sequence[str]) -> Table:
@@ -77,16 +80,6 @@ def records(settings: DataSettings) -> Records:
     return Records(train=every(rows), units=units, columns=files.names)
 
 
-def whole(settings: DataSettings) -> Whole:
-    """Raises ConfigError as `load`."""
-    files = _Files(required_path(settings))
-    return Whole(
-        names=files.names,
-        rows=files.rows,
-        cells=lambda name: files.cells(name, files.read([name]), Problems()),
-    )
-
-
 class _Files:
     """Files of the same columns, of which only those are read that are wanted. Raises ConfigError."""
 
@@ -99,6 +92,17 @@ class _Files:
 
     def place(self, row: int) -> str:
         return f"{self._path}, record {row}"
+
+    def readable(self, problems: Problems) -> list[str]:
+        """Names of columns of numbers or texts; each other one is a problem."""
+        found = []
+        for field in next(iter(self._files.values())).schema_arrow:
+            try:
+                _kind(field.type, f"{self._path}: column {field.name}")
+                found.append(field.name)
+            except ConfigError as error:
+                problems.add(str(error))
+        return found
 
     def read(self, names: Sequence[str]) -> list[Any]:
         """A table of those columns of each file. Raises ConfigError where they cannot be read or take too

@@ -26,7 +26,6 @@ from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
     Cells,
     Table,
-    Whole,
     check_own_headings,
     identity,
     own_columns,
@@ -100,15 +99,6 @@ def records(settings: DataSettings) -> Records:
     if settings.unit is not None:
         units = units_of((row[names.index(settings.unit)] for row in rows), settings)
     return Records(train=map(identity, rows), units=units, columns=names)
-
-
-def whole(settings: DataSettings) -> Whole:
-    """Raises ConfigError as `load`."""
-    assert settings.database is not None
-    names, rows = _read(settings.database)
-    return Whole(
-        names=names, rows=len(rows), cells=lambda name: _cells([row[names.index(name)] for row in rows])
-    )
 
 
 def _read(database: DatabaseSettings) -> tuple[list[str], Sequence[tuple[Any, ...]]]:

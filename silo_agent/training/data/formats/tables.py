@@ -77,15 +77,9 @@ class Table:
         if row not in self.lost:
             self.problems.add(f"{self.place(row)}, column {column}: {message}", alike=f"{column}: {message}")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """A table without a job. cells: of a column; it raises ConfigError for one that no job can read."""
-
-    names: Sequence[str]
-    rows: int
-    cells: Callable[[str], Cells]
-    problems: Problems = field(default_factory=Problems)
+    def count(self, row: int, column: str, what: str) -> None:
+        """Nothing is wrong with it, and it is not read as it stands."""
+        self.problems.counted[f"values of {column}: {what}"] += 1
 
 
 def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
@@ -181,6 +175,7 @@ def raw_data(
 
 def inputs_of(table: Table, settings: DataSettings, job: JobSpec) -> Features:
     """As of `raw_data`. Shapes: -> (N, D)."""
+    table = _with_derived(table, settings, [column.name for column in job.inputs])
     shape = (table.rows, sum(column.width for column in job.inputs))
     if job.privacy is None:  # else who chooses the columns would count the records by what is refused
         check_bytes(math.prod(shape) * np.dtype(np.float64).itemsize, source=f"columns: {table.rows} records")
@@ -216,7 +211,7 @@ def identity(values: Sequence[object]) -> bytes:
 def _with_derived(table: Table, settings: DataSettings, wanted: Sequence[str]) -> Table:
     """With the columns that the settings derive; missing where one of the days is, or is none."""
     made: dict[str, Cells] = {}
-    for name in (name for name in settings.derive if name in wanted):
+    for name in (name for name in settings.derive if name in wanted and name not in table.cells):
         derived = settings.derive[name]
         pairs = zip(*(_days(table, each, settings) for each in derived.days_of), strict=True)
         made[name] = np.array([derived.between(*pair) for pair in pairs], np.float64)
@@ -244,9 +239,8 @@ def _numbers(
         low, high = column.plausible
         is_outside_N = (values_N < low) | (values_N > high)
         values_N[is_outside_N] = np.nan
-        if outside := int(np.count_nonzero(is_outside_N)):
-            what = f"values of {column.name} lie outside of {low:g} to {high:g} (plausible) and are missing"
-            table.problems.counted[what] += outside
+        for row in np.flatnonzero(is_outside_N).tolist():
+            table.count(row, column.name, f"outside of {low:g} to {high:g} (plausible), missing")
     values_N[np.isnan(values_N)] = column.fill
     return _standardized(values_N, column)
 
