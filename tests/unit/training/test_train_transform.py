@@ -36,7 +36,7 @@ def made_of(transform: Transform, **fields: Any) -> Augmentation:
     return made
 
 
-def test_each_sample_is_drawn_anew_in_each_epoch_and_by_the_seed_of_the_phase() -> None:
+def test_each_sample_is_drawn_again_in_each_epoch_and_by_the_seed_of_the_phase() -> None:
     batch, made = batch_of([0, 1, 2]), made_of(shifted)
     first, second = made(batch, step=0), made(batch, step=1)
     moves = (first.inputs - batch.inputs).flatten(1)[:, 0]
