@@ -179,7 +179,7 @@ REFUSED = [
     (
         DIGITS,
         ["data.labels.ill=1"],
-        "data: missing, dialect, values, units, derive, labels and drop are f",
+        "data: missing, dialect, rename, absent, values, units, derive, labels",
     ),
     (DIGITS, ["data.columns_in_file[0]=age"], "data.columns_in_file: is for format csv alone"),
     (

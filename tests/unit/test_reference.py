@@ -96,7 +96,9 @@ def keys_of(values: Any, above: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("title", EXAMPLES)
 def test_every_field_of_the_examples_has_its_row(title: str) -> None:
     files = [yaml.safe_load((ROOT / "docs" / "examples" / name).read_text()) for name in EXAMPLES[title]]
-    named = re.compile(r"\.(options|ratios|units|derive)\..*")  # keys of these are names that somebody chose
+    named = re.compile(
+        r"\.(options|ratios|units|derive|rename)\..*"
+    )  # keys of these are names that somebody chose
     shown = {f"`{key}`" for values in files for key in keys_of(values) if not named.search(key)}
     rows = {re.sub(r"\[[a-z-]+\]", "[]", row) for row in first_cells(section(TEXTS[SETTINGS], title))}
     # one data set of several has the fields of a single one

@@ -73,8 +73,8 @@
 {{- if and (ne $data.format "csv") $data.columns_in_file -}}
 {{- fail "data.columns_in_file: is for format csv alone" -}}
 {{- end -}}
-{{- if and (not (has $data.format (list "csv" "parquet" "dicom" "nifti" "image-folder"))) (or $data.missing $data.dialect $data.values $data.units $data.derive $data.labels $data.drop) -}}
-{{- fail "data: missing, dialect, values, units, derive, labels and drop are for tables and folders of classes alone" -}}
+{{- if and (not (has $data.format (list "csv" "parquet" "dicom" "nifti" "image-folder"))) (or $data.missing $data.dialect $data.rename $data.absent $data.values $data.units $data.derive $data.labels $data.drop) -}}
+{{- fail "data: missing, dialect, rename, absent, values, units, derive, labels and drop are for tables and folders of classes alone" -}}
 {{- end -}}
 {{- $names := list $data.name -}}
 {{- range .Values.moreData -}}

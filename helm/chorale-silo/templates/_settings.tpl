@@ -15,7 +15,7 @@
 {{- define "chorale-silo.dataSet" -}}
 {{- $given := . -}}
 {{- $data := omit $given "volume" "path" "exclude" "policy" -}}
-{{- range $name := list "from" "options" "module" "columns_in_file" "missing" "dialect" "values" "units" "derive" "labels" "drop" "partition" "unit" -}}
+{{- range $name := list "from" "options" "module" "columns_in_file" "missing" "dialect" "rename" "absent" "values" "units" "derive" "labels" "drop" "partition" "unit" -}}
 {{- if empty (get $data $name) }}{{ $data = omit $data $name }}{{ end -}}
 {{- end -}}
 {{- range $name := list "path" "exclude" -}}

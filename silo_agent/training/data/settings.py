@@ -162,8 +162,18 @@ class DataSettings(BaseModel):
     columns_in_file: tuple[str, ...] | None = Field(
         default=None, description="csv: names of the columns in order, for a file without a header line"
     )
+    rename: dict[str, str] = Field(
+        default_factory=dict,
+        description="tables: what jobs, and the settings beside this one, call a column of the file, such as "
+        "{Raucher: smoker}; others are called by their headings",
+    )
     dialect: TableDialect = Field(
         default=TableDialect(), description="csv: how the file is written; `chorale silo check` proposes it"
+    )
+    absent: tuple[str, ...] = Field(
+        default=(),
+        description="tables: inputs of jobs that the file has no column of, such as [glucose]: each value is "
+        "missing; a job that reads another one that is not there is refused",
     )
     values: dict[str, dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]]] = Field(
         default_factory=dict,
@@ -280,7 +290,7 @@ class DataSettings(BaseModel):
         with_names = (*TEXT_FORMATS, *TABLE_FORMATS)
         if self.values and self.format not in with_names:
             raise ValueError(f"values: not allowed with format {self.format}, which has no columns")
-        for field in ("units", "derive"):
+        for field in ("units", "derive", "rename", "absent"):
             if getattr(self, field) and self.format not in TABLE_FORMATS:
                 raise ValueError(f"{field}: not allowed with format {self.format}, which is no table")
         if self.unit is not None and self.unit in stored_names([*self.derive], self.derive):
@@ -334,6 +344,8 @@ def reading_in_words(settings: DataSettings) -> tuple[str, ...]:
     """By what the silo's own settings change or leave out what a table holds, a line each."""
     dialect = ", ".join(f"{name} {value!r}" for name, value in settings.dialect if value is not None)
     lines = [f"written with {dialect}"] if settings.dialect != TableDialect() else []
+    lines += [f"{name}: not in the file, all its values are missing" for name in settings.absent]
+    lines += [f"{name}: called {heading} in the file" for heading, name in settings.rename.items()]
     for column, texts in settings.missing.items():
         lines.append(f"{column}: {', '.join(map(repr, texts))} is missing")
     if settings.exclude is not None:

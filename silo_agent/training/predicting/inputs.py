@@ -116,6 +116,7 @@ def _rows(
     own = {
         name: {key: each for key, each in getattr(settings, name).items() if key in read_of} for name in OWN
     }
+    own["rename"] = {heading: name for heading, name in settings.rename.items() if name in read_of}
     check_units(settings.units, job)
     settings = settings.model_copy(update=own)
     found = table(settings, list(wanted))

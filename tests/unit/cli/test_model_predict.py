@@ -131,6 +131,19 @@ def test_columns_are_derived_converted_and_believed_as_in_training(tmp_path: Pat
     assert "age: the job reads months, the data hold years: expected a factor" in ended.err
 
 
+def test_a_silos_settings_serve_though_the_new_rows_have_no_label(tmp_path: Path, chorale: Calls) -> None:
+    file, new, out = tmp_path / "m.safetensors", tmp_path / "new.csv", tmp_path / "out.csv"
+    model = written(file, table_job())
+    new.write_text("Raucher;Alter\nja;50\n")
+    names = {"Raucher": "smoker", "Alter": "age", "Befund": "ill"}
+    labels, dialect = {"krank": "ill", "gesund": "healthy"}, {"delimiter": ";"}
+    fields = {"rename": names, "values": VALUES, "labels": labels, "dialect": dialect}
+    config = config_of(tmp_path, format="csv", path="x.csv", **fields)
+    assert chorale("model", "predict", file, new, "--config", config, "--out", out).code == 0
+    expected = logits(model, [[0, 1, 0]]).softmax(dim=1)[0]
+    np.testing.assert_allclose(chances(rows_of(out)[0]), expected, rtol=1e-5)
+
+
 def test_a_row_that_cannot_be_read_keeps_its_place(tmp_path: Path, chorale: Calls) -> None:
     file, new, out = tmp_path / "m.safetensors", tmp_path / "new.csv", tmp_path / "out.csv"
     written(file, table_job())

@@ -18,6 +18,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.records import records_of
 from silo_agent.training.data.settings import DataSettings, SettingsFault, reading_in_words
 from silo_agent.training.data.table.units import units_in_words
 from silo_agent.training.data.units import Excluded
@@ -54,6 +55,9 @@ def stored(folder: Path, form: str, table: dict[str, list[Any]]) -> dict[str, An
     connection.close()
     (folder / "url").write_text(f"sqlite:///{folder / 't.sqlite'}")
     return {"format": form, "database": {"url_file": folder / "url", "table": "t"}}
+
+
+AGE = ColumnSpec(name="age")
 
 
 def job_of(*columns: ColumnSpec, **fields: Any) -> JobSpec:
@@ -264,3 +268,39 @@ def test_a_file_of_who_withdrew_is_told_and_needs_units(tmp_path: Path) -> None:
     (tmp_path / "gone.txt").write_bytes(b"M\xfcller\n")
     with pytest.raises(SettingsFault, match="gone.txt: expected UTF-8"):
         Excluded.of(tmp_path / "gone.txt")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("is_private", [False, True])
+def test_a_column_is_called_as_the_job_calls_it(tmp_path: Path, form: str, is_private: bool) -> None:
+    """A file in another language had to be written again, its heading alone."""
+    data = stored(tmp_path, form, {"Glukose": ["8", "-9"], "Befund": [0, 1], "Fall": ["a", "b"]})
+    names = {"Glukose": "glucose", "Befund": "ill", "Fall": "case"}
+    given = {**data, "missing": {"glucose": ["-9"]}, "unit": "case"}
+    job = job_of(ColumnSpec(name="glucose", fill=5.0), privacy=PRIVACY if is_private else None)
+    read, problems = inputs(job, **given, rename=names)
+    assert (read, problems.count) == ([5.0, 8.0], 0)
+    records = records_of(DataSettings(**given, rename=names))
+    assert records is not None
+    assert records.columns is not None
+    assert {*names.values()} == {*records.columns}
+    assert "glucose: called Glukose in the file" in reading_in_words(DataSettings(**given, rename=names))
+    with pytest.raises(SettingsFault, match="no column 'Zucker'; it has Glukose, Befund, Fall"):
+        inputs(job, **given, rename={"Zucker": "glucose"})
+    with pytest.raises(ConfigError, match="a column is named twice"):
+        inputs(job, **given, rename={**names, "Fall": "ill"})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_column_that_the_file_lacks_is_missing_where_the_settings_say_so(tmp_path: Path, form: str) -> None:
+    data = stored(tmp_path, form, {"age": [30, 60], "ill": [0, 1]})
+    smoker = ColumnSpec(name="smoker", categories=("yes", "no"))
+    job = make_job(2, (4,), columns=(ColumnSpec(name="glucose", fill=5.0), smoker, AGE), label_column="ill")
+    with pytest.raises(ConfigError, match="no columns 'glucose', 'smoker'"):
+        load_data(DataSettings(holdout=0.0, **data), job)
+    settings_of_silo = DataSettings(holdout=0.0, **data, absent=("glucose", "smoker"))
+    found = load_data(settings_of_silo, job).train.features.tolist()
+    assert sorted(found) == [[5.0, 0.0, 0.0, 30.0], [5.0, 0.0, 0.0, 60.0]]
+    assert "smoker: not in the file, all its values are missing" in reading_in_words(settings_of_silo)
+    with pytest.raises(SettingsFault, match="data.absent: .* has 'age' already"):
+        load_data(DataSettings(holdout=0.0, **data, absent=("age",)), job)

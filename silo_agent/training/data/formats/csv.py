@@ -23,6 +23,7 @@ from silo_agent.training.data.formats.tables import (
     check_own_headings,
     own_columns,
     raw_data,
+    renamed,
     stored_columns,
     unit_column,
     units_of,
@@ -140,7 +141,7 @@ def _read(
     for line, _, why in found:
         if why:
             problems.add(f"{path}, line {line}: {why}")
-    return list(names), [(line, row) for line, row, _ in found]
+    return renamed(names, settings, source=str(path)), [(line, row) for line, row, _ in found]
 
 
 def _decoded(content: bytes, path: Path, dialect: TableDialect, *, is_private: bool) -> str:

@@ -25,6 +25,7 @@ from silo_agent.training.data.formats.tables import (
     identity,
     own_columns,
     raw_data,
+    renamed,
     stored_columns,
     unit_column,
     units_of,
@@ -43,14 +44,14 @@ BEYOND = "<value out of range"  # pyarrow's text of a time that no calendar has
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `tables.raw_data`; null and NaN are missing. Raises ConfigError for a file without the columns."""
-    wanted, files = wanted_columns(settings, job), _Files(required_path(settings))
+    wanted, files = wanted_columns(settings, job), _Files(settings)
     read = _table(files, settings, wanted)
     return raw_data(read, settings, job, identities=_Rows(files), units=_units(files, settings))
 
 
 def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
     """The columns that are wanted, or all that a job can read. Raises ConfigError as `load`."""
-    files, problems = _Files(required_path(settings)), Problems()
+    files, problems = _Files(settings), Problems()
     if wanted is None:
         wanted = files.readable(problems)
     read = _table(files, settings, wanted)
@@ -74,7 +75,7 @@ def _table(files: _Files, settings: DataSettings, wanted: Sequence[str]) -> Tabl
 
 def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
-    files = _Files(required_path(settings))
+    files = _Files(settings)
     rows, units = _Rows(files), _units(files, settings)
     rows.tables  # noqa: B018  # raises here; `every` would say of each record that it cannot be read
     return Records(train=every(rows), units=units, columns=files.names)
@@ -83,9 +84,12 @@ def records(settings: DataSettings) -> Records:
 class _Files:
     """Files of the same columns, of which only those are read that are wanted. Raises ConfigError."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._files = path, _opened(path)
-        self.names: list[str] = next(iter(self._files.values())).schema_arrow.names
+    def __init__(self, settings: DataSettings) -> None:
+        self._path = required_path(settings)
+        self._files = _opened(self._path)
+        headings: list[str] = next(iter(self._files.values())).schema_arrow.names
+        self.names = renamed(headings, settings, source=str(self._path))
+        self._headings = dict(zip(self.names, headings, strict=True))
         counts = [file.metadata.num_rows for file in self._files.values()]
         self.rows: int = sum(counts)
         self.starts: list[int] = [0, *accumulate(counts)]
@@ -96,10 +100,11 @@ class _Files:
     def readable(self, problems: Problems) -> list[str]:
         """Names of columns of numbers or texts; each other one is a problem."""
         found = []
-        for field in next(iter(self._files.values())).schema_arrow:
+        schema = next(iter(self._files.values())).schema_arrow
+        for name, field in zip(self.names, schema, strict=True):
             try:
-                _kind(field.type, f"{self._path}: column {field.name}")
-                found.append(field.name)
+                _kind(field.type, f"{self._path}: column {name}")
+                found.append(name)
             except ConfigError as error:
                 problems.add(str(error))
         return found
@@ -109,12 +114,14 @@ class _Files:
         much memory."""
         import pyarrow
 
-        declared = sum(_declared_bytes(file.metadata, names) for file in self._files.values())
+        wanted = list(dict.fromkeys(names))
+        headings = [self._headings[name] for name in wanted]
+        declared = sum(_declared_bytes(file.metadata, headings) for file in self._files.values())
         check_bytes(declared, source=self._path)
-        tables, wanted = [], list(dict.fromkeys(names))
+        tables = []
         for path, file in self._files.items():
             try:
-                tables.append(file.read(wanted))
+                tables.append(file.read(headings).select(headings).rename_columns(wanted))
             except (OSError, pyarrow.ArrowException) as error:
                 raise ConfigError(f"{path}: not a readable parquet file ({_cause(error)})") from error
         return tables

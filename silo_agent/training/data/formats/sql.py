@@ -30,6 +30,7 @@ from silo_agent.training.data.formats.tables import (
     identity,
     own_columns,
     raw_data,
+    renamed,
     stored_columns,
     text_of,
     unit_column,
@@ -70,7 +71,7 @@ def _sorted(settings: DataSettings) -> tuple[list[str], Sequence[tuple[Any, ...]
     """A database gives rows in any order, and no record may change sides between two jobs."""
     assert settings.database is not None
     names, rows = _read(settings.database)
-    return names, sorted(rows, key=identity)
+    return renamed(names, settings, source=_source(settings)), sorted(rows, key=identity)
 
 
 def _table(
@@ -93,7 +94,7 @@ def _table(
 def records(settings: DataSettings) -> Records:
     """Raises ConfigError as `load`."""
     assert settings.database is not None
-    names, rows = _read(settings.database)
+    names, rows = _sorted(settings)
     check_own_headings(_source(settings), names, unit_column(settings))
     units = None
     if settings.unit is not None:

@@ -102,6 +102,12 @@ def units_of(values: Iterable[object], settings: DataSettings) -> list[str | Non
     return [None if text in missing else text for text in map(text_of, values)]
 
 
+def renamed(names: Sequence[str], settings: DataSettings, *, source: str) -> list[str]:
+    """The headings of a file as jobs call them. Raises SettingsFault for a name of `rename` that it lacks."""
+    check_own_headings(source, names, [*settings.rename])
+    return [settings.rename.get(name, name) for name in names]
+
+
 def own_columns(settings: DataSettings, wanted: Sequence[str] | None = None) -> list[str]:
     """The columns that the settings name. wanted: of which alone `unit` counts; None: of all."""
     unit = [each for each in unit_column(settings) if wanted is None or each in wanted]
@@ -114,9 +120,10 @@ def stored_columns(
 ) -> list[str]:
     """The columns of the table that those are read or derived from. Raises SettingsFault for derived columns
     that it has, ConfigError for those that it lacks."""
-    if twice := [repr(name) for name in settings.derive if name in names]:
-        raise SettingsFault(f"data.derive: {source} has {some(twice)} already")
-    stored = stored_names(wanted, settings.derive)
+    for setting, own in (("derive", settings.derive), ("absent", settings.absent)):
+        if twice := [repr(name) for name in own if name in names]:
+            raise SettingsFault(f"data.{setting}: {source} has {some(twice)} already")
+    stored = stored_names((name for name in wanted if name not in settings.absent), settings.derive)
     check_headings(source, names, stored)
     return stored
 
@@ -209,8 +216,10 @@ def identity(values: Sequence[object]) -> bytes:
 
 
 def _with_derived(table: Table, settings: DataSettings, wanted: Sequence[str]) -> Table:
-    """With the columns that the settings derive; missing where one of the days is, or is none."""
-    made: dict[str, Cells] = {}
+    """With the columns that the settings derive, missing where one of the days is, or is none; and those that
+    they say are absent, all missing."""
+    absent = [name for name in settings.absent if name in wanted]
+    made: dict[str, Cells] = {name: np.full(table.rows, np.nan) for name in absent}
     for name in (name for name in settings.derive if name in wanted and name not in table.cells):
         derived = settings.derive[name]
         pairs = zip(*(_days(table, each, settings) for each in derived.days_of), strict=True)
