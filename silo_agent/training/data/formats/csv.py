@@ -195,7 +195,7 @@ def _by_quotes(text: str, delimiter: str, *, width: int | None) -> Iterator[Foun
             place = begins + 1
             reader = csv.reader(following(), delimiter=delimiter, strict=True)
         elif row:
-            yield begins + 1, tuple(each.strip() for each in row), _nul_fault(row)
+            yield begins + 1, tuple(map(str.strip, row)), _nul_fault(row)
 
 
 def _quote_fault(error: csv.Error, *, lines: int) -> str:
@@ -232,4 +232,4 @@ def _by_line(text: str, delimiter: str) -> Iterator[Found]:
             why = _quote_fault(error, lines=1)
             with suppress(csv.Error):
                 row = next(csv.reader((stripped,), delimiter=delimiter))
-        yield number, tuple(each.strip() for each in row), why or _nul_fault(row)
+        yield number, tuple(map(str.strip, row)), why or _nul_fault(row)
