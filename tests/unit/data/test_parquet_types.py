@@ -204,6 +204,6 @@ def test_records_are_made_once_each_in_order(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(reader, "_value", counted)
     for part in (1, 2):
         write(tmp_path / f"{part}.parquet", a=np.arange(rows), visit=unreadable("day", rows, 5 * part))
-    made = _Rows(_Files(tmp_path))
+    made = _Rows(_Files(DataSettings(format="parquet", path=tmp_path)))
     assert len([made[place] for place in range(len(made))]) == 2 * rows
     assert 0 < converted <= 2 * reader.BATCH, "those beside the cell, once"
