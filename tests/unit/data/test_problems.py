@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chorale.spec.job_spec import ColumnSpec, JobSpec
+from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec, RecordsSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.loading import load_data

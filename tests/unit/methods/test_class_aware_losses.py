@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from chorale.spec.job_spec import JobSpec, ModelSpec
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.state import trained_names
 from silo_agent.training.base.loss import SampleLoss, TaskLoss
 from silo_agent.training.data.base import SiloData

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from chorale.spec.job_spec import ModelSpec
-from chorale.spec.plug_in_specs import OWN_MODELS
+from chorale.spec.plug_in_specs import OWN_MODELS, ModelSpec
 from chorale_models.networks.residual import SqueezeExcitation
 from chorale_models.networks.separable import InvertedResidual
 from crypto.errors import ConfigError, RemoteProtocolError
