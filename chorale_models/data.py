@@ -48,8 +48,8 @@ class Data:
     all samples of one unit as one, and the hold-out is cut by unit; None: every sample is one.
     A sample whose unit is None is left out.
     train_transform(input, target): gives both as training sees them, in the same shapes and types, tensors of
-    the job's form; called for each sample in each epoch, never to what is held out. It draws by torch alone,
-    whose generator is seeded for each sample.
+    the job's form on the CPU; called for each sample in each epoch, never for what is held out. It draws by
+    torch alone, whose generator is seeded for each sample.
     """
 
     train: Samples

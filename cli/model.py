@@ -16,6 +16,7 @@ from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, read_model
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
+from cli.keys import check_new
 from client.errors import printable, require_extra, with_hint
 from crypto.errors import ConfigError
 from silo_agent.training.data.settings import DataSettings
@@ -110,13 +111,17 @@ def predict(
     order, also where it cannot be read; `remarks` says why.
     """
     require_extra("silo", "torch", what="model predict, which builds the model,")
-    from silo_agent.training.predicting.answers import THRESHOLD, gives_scores
+    from silo_agent.training.predicting.answers import THRESHOLD, kind_of
     from silo_agent.training.predicting.inputs import guessed_format, inputs_in
     from silo_agent.training.predicting.predict import MASKS, loaded_model, predictions, write_columns
 
     if out.suffix not in OUTS:
         raise ConfigError(f"--out: expected a file {' or '.join(OUTS)}, got {out}")
+    for each in (out, out.with_suffix(".json")) if out.suffix == ".csv" else (out,):
+        check_new(each, what="a file")
     spec, arrays, facts = _opened(file, run_code_of)
+    if spec.method.task.word == "segmentation":
+        check_new(out.parent / MASKS, what="a folder")
     if config is not None:
         settings = _data_set(config, data, data_set)
     elif data is not None:
@@ -142,17 +147,13 @@ def predict(
     told = {
         "model": {"file": file.name, "sha256": _digest(file), **_of_model(facts)},
         "inputs": [{"file": each.name, "sha256": _digest(each)} for each in _files(settings.path)],
-        "answers": "score" if gives_scores(spec) else "probability",
+        "answers": kind_of(spec),
         "threshold": THRESHOLD if spec.method.task.word == "multi-label" else None,
         "chorale": own_software().version,
     }
     write_columns(columns, told, out)
-    unread = sum(1 for row in zip(*list(columns.values())[1:-1], strict=True) if not any(map(_is_there, row)))
+    unread = len(inputs.unread)
     click.echo(f"{out}: {len(inputs.names) - unread} answers, {unread} inputs that cannot be read")
-
-
-def _is_there(value: object) -> bool:
-    return value is not None
 
 
 def _opened(file: Path, run_code_of: str | None) -> tuple[JobSpec, Arrays, Mapping[str, str]]:
@@ -229,8 +230,10 @@ def _privacy(epsilon: str | None, delta: str | None) -> str:
 def _column(column: ColumnSpec) -> str:
     if column.categories is not None:
         return f"{column.name}: one of {_some(column.categories)}"
+    unit = "" if column.unit is None else f" in {column.unit}"
+    believed = "" if column.plausible is None else " from {:g} to {:g}".format(*column.plausible)
     scaled = f"{column.mean:g} subtracted, divided by {column.scale:g}; {column.fill:g} where it is missing"
-    return f"{column.name}: a number, {scaled}"
+    return f"{column.name}: a number{unit}{believed}, {scaled}"
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -109,7 +109,7 @@ def _checked(own: Move, *, is_private: bool) -> Move:
 
     def move(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         try:
-            found = own(image.clone(), label.clone())
+            found = own(image.cpu().clone(), label.cpu().clone())
             made = torch.as_tensor(found[0]).to(image), torch.as_tensor(found[1]).to(label)
             for what, each, before in zip(("input", "target"), made, (image, label), strict=True):
                 if each.shape != before.shape:

@@ -6,7 +6,8 @@ The only place that seeds torch, and only inside a fork of its generators.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,11 @@ from crypto import encoding
 
 if TYPE_CHECKING:
     import torch
+
+
+# torch holds its generator's lock while it makes the tensor of a state, and Python may collect garbage then:
+# a finalizer that gives up the GIL to a thread which asks for the generator would never get it back
+_STATES = threading.RLock()
 
 
 def derive_seed(purpose: str, *parts: str | int) -> int:
@@ -43,15 +49,19 @@ def shuffler(seed: int) -> torch.Generator:
 
 
 @contextmanager
-def reseeding() -> Iterator[Callable[[int], object]]:
+def reseeding() -> Iterator[Callable[[int], None]]:
     """Give the body what seeds torch's CPU generator again, as for each sample that is transformed.
 
     The state from before comes back at the end. Transforms draw on the CPU, wherever their samples are.
     """
     import torch
 
-    with torch.random.fork_rng(devices=()):
-        yield torch.default_generator.manual_seed
+    def reseed(seed: int) -> None:
+        with _STATES:
+            torch.default_generator.manual_seed(seed)
+
+    with forked(()):
+        yield reseed
 
 
 @contextmanager
@@ -64,9 +74,25 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     import torch
 
     gpus = [device.index] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus):
-        # not torch.manual_seed, which keeps every call and its stack for a GPU that may yet come
-        torch.default_generator.manual_seed(seed)
-        for gpu in gpus:
-            torch.cuda.default_generators[gpu].manual_seed(seed)
+    with forked(gpus):
+        with _STATES:
+            # not torch.manual_seed, which keeps every call and its stack for a GPU that may yet come
+            torch.default_generator.manual_seed(seed)
+            for gpu in gpus:
+                torch.cuda.default_generators[gpu].manual_seed(seed)
         yield
+
+
+@contextmanager
+def forked(gpus: Sequence[int]) -> Iterator[None]:
+    """As torch.random.fork_rng, one thread at a time. gpus: whose generators come back, too."""
+    import torch
+
+    fork = torch.random.fork_rng(devices=gpus)
+    with _STATES:
+        fork.__enter__()
+    try:
+        yield
+    finally:
+        with _STATES:
+            fork.__exit__(None, None, None)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
+from silo_agent.training.machine.seeding import forked
 from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.models.base import FederatedModel
 
@@ -157,8 +158,8 @@ def computes_bfloat16(device: torch.device) -> bool:
 def timed(model: FederatedModel, inputs: Tensor, forms: Sequence[Form]) -> Mapping[Form, float]:
     """Seconds of a pass and its gradients in each form, on a copy. Where the first is short, its alone."""
     seconds: dict[Form, float] = {}
-    gpus = [inputs.device] if inputs.is_cuda else []
-    with torch.random.fork_rng(devices=gpus):  # dropout draws
+    gpus = [inputs.device.index] if inputs.is_cuda else []
+    with forked(gpus):  # dropout draws
         for form in forms:
             tried = form.give(copy.deepcopy(model)).train()
             taken = [_step_seconds(tried, inputs) for _ in range(1 + TRIAL_STEPS)]

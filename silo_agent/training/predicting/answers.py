@@ -27,6 +27,14 @@ def gives_scores(job: JobSpec) -> bool:
     return recipe.features.is_unit and not recipe.features.is_projected
 
 
+def kind_of(job: JobSpec) -> str:
+    """What the answers are, in a word."""
+    word = job.method.task.word
+    if word == "classification" and gives_scores(job):
+        return "score"
+    return KINDS.get(word, "output")
+
+
 def answers_of(outputs: Tensor, job: JobSpec) -> Columns:
     """Shapes: (N, *outputs). Raises ConfigError for a task whose answers are no columns."""
     word = job.method.task.word
@@ -92,6 +100,13 @@ def _by_name(what: str, names: Sequence[str], values_NC: Tensor) -> Columns:
     return {f"{what}_{name}": values_NC[:, place].tolist() for place, name in enumerate(names)}
 
 
+KINDS = {
+    "classification": "probability",
+    "multi-label": "probability",
+    "regression": "number",
+    "survival": "probability",
+    "segmentation": "mask",
+}
 ANSWERS: Mapping[str, Callable[[Tensor, JobSpec], Columns]] = {
     "classification": _classes,
     "multi-label": _labels,

@@ -49,12 +49,14 @@ ROW = "row"  # heading of the number of a row, from 1
 class Inputs:
     """key: what the inputs are called by. names: of each. read: one in the job's form, (*input_shape), and
     the grid of an image's file. remarks: by place, what was read otherwise than it stands, or why it cannot
-    be read. notes: of all of them. mask_suffix: of files in which masks of such images are."""
+    be read; unread: places of the latter. notes: of all of them. mask_suffix: of files in which masks of such
+    images are."""
 
     key: str
     names: Sequence[str]
     read: Callable[[int], tuple[Features, Grid | None]]
     remarks: dict[int, list[str]] = field(default_factory=dict)
+    unread: list[int] = field(default_factory=list)
     notes: Sequence[str] = ()
     mask_suffix: str = ".nii.gz"
 

@@ -53,15 +53,16 @@ def predictions(
 ) -> Columns:
     """A column of keys, those of `answers_of` and one of remarks; an input that cannot be read has the last
     alone. masks: folder for those of a segmentation. tell: how many are done, and of how many."""
-    columns: Columns = {inputs.key: [*inputs.names]}
     rows: list[Mapping[str, object]] = []
     for start in range(0, len(inputs.names), BATCH):
         rows += _batch(model, inputs, job, range(start, min(start + BATCH, len(inputs.names))), masks)
         tell(len(rows), len(inputs.names))
     headings = dict.fromkeys(heading for row in rows for heading in row)
-    columns |= {heading: [row.get(heading) for row in rows] for heading in headings}
+    answers: Columns = {heading: [row.get(heading) for row in rows] for heading in headings}
     said: list[object] = ["; ".join(inputs.remarks.get(place, ())) for place in range(len(rows))]
-    return {**columns, REMARKS: said}
+    # a unit may be called as an answer is, and takes no answer's place
+    key = f"input_{inputs.key}" if inputs.key in (*answers, REMARKS) else inputs.key
+    return {key: [*inputs.names], **answers, REMARKS: said}
 
 
 def _batch(
@@ -75,6 +76,7 @@ def _batch(
         except Exception as error:  # what an institution's own data raise is on no list
             why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             inputs.remarks[place] = [why]
+            inputs.unread.append(place)
     if not read:
         yield from ({} for _ in places)
         return

@@ -106,7 +106,7 @@ def test_each_row_has_its_answer_in_its_order_and_what_was_read_otherwise(
 
 
 def test_columns_are_derived_converted_and_believed_as_in_training(tmp_path: Path, chorale: Calls) -> None:
-    file, out = tmp_path / "m.safetensors", tmp_path / "out.csv"
+    file = tmp_path / "m.safetensors"
     age = {"name": "age", "scale": 100.0, "unit": "months", "plausible": [0, 1200]}
     written(file, table_job(columns=[age, COLUMNS[1]]))
     (tmp_path / "plain.csv").write_text("age,smoker\n600,yes\n,no\n1300,no\n")
@@ -118,6 +118,7 @@ def test_columns_are_derived_converted_and_believed_as_in_training(tmp_path: Pat
     found = []
     for options in (["plain.csv"], ["born.csv", "--config", config]):
         name, *rest = options
+        out = tmp_path / f"of-{name}"
         ended = chorale("model", "predict", file, tmp_path / str(name), *rest, "--out", out)
         assert ended.code == 0, ended.err
         found.append(rows_of(out))
@@ -127,7 +128,9 @@ def test_columns_are_derived_converted_and_believed_as_in_training(tmp_path: Pat
     no_day = "born: expected a day as YYYY-MM-DD, got 'soon', read as missing"
     assert [row["remarks"] for row in found[1]] == ["", no_day, outside]
     config.write_text(config.read_text().replace("months", "weeks"))
-    ended = chorale("model", "predict", file, tmp_path / "born.csv", "--config", config, "--out", out)
+    ended = chorale(
+        "model", "predict", file, tmp_path / "born.csv", "--config", config, "--out", tmp_path / "o.csv"
+    )
     assert "age: the job reads months, the data hold years: expected a factor" in ended.err
 
 
@@ -187,6 +190,8 @@ def test_answers_are_those_of_the_same_rows_in_training_whatever_the_dialect(
     odd.write_bytes("\r\n".join(lines).encode(encoding))
     config = config_of(folder, format="csv", path="x", dialect={**fields, "thousands": thousands})
     file, out = folder / "m.safetensors", folder / "out.csv"
+    for earlier in (out, out.with_suffix(".json")):
+        earlier.unlink(missing_ok=True)
     ended = chorale("model", "predict", file, odd, "--config", config, "--out", out)
     assert ended.code == 0, ended.err
     given_rows = DataSettings.model_validate({"format": "csv", "path": plain_file, "holdout": 0.0})
@@ -318,6 +323,8 @@ def test_other_tasks_answer_in_their_own_words(
         "survival": alive,
     }
     assert float(rows_of(out)[0][heading]) == pytest.approx(expected[task], rel=1e-5)
+    kind = "number" if task == "regression" else "probability"
+    assert json.loads(out.with_suffix(".json").read_text())["answers"] == kind
 
 
 @pytest.mark.parametrize(
@@ -352,6 +359,10 @@ def test_show_says_what_a_model_was_trained_on(tmp_path: Path, chorale: Calls) -
     assert "classes: healthy, ill" in shown
     assert "  age: a number, 50 subtracted, divided by 20; 40 where it is missing" in shown
     assert "  smoker: one of yes, no" in shown
+    years = {"name": "age", "unit": "years", "plausible": (0.0, 120.0)}
+    written(file, table_job(columns=[years, COLUMNS[1]]))
+    believed = "  age: a number in years from 0 to 120, 0 subtracted, divided by 1; 0 where it is missing"
+    assert believed in chorale("model", "show", file).out.splitlines()
 
 
 def test_what_a_strangers_file_says_steers_no_terminal(tmp_path: Path, chorale: Calls) -> None:
@@ -364,3 +375,40 @@ def test_what_a_strangers_file_says_steers_no_terminal(tmp_path: Path, chorale: 
     assert ended.code == 0, ended.err
     assert "\x1b" not in ended.out
     assert "\r" not in ended.out
+
+
+def test_nothing_that_is_there_is_overwritten(tmp_path: Path, chorale: Calls) -> None:
+    """--out that named the patients' own file took its place, and a file of JSON beside it too."""
+    file, new, beside = tmp_path / "m.safetensors", tmp_path / "new.csv", tmp_path / "out.json"
+    written(file, table_job())
+    new.write_text("age,smoker\n1,yes\n")
+    beside.write_text("mine")
+    for out, taken in ((new, new), (tmp_path / "out.csv", beside)):
+        ended = chorale("model", "predict", file, new, "--out", out)
+        assert f"{taken}: a file is already there and is not overwritten" in ended.err
+    assert (new.read_text(), beside.read_text()) == ("age,smoker\n1,yes\n", "mine")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_inputs_of_which_none_can_be_read_are_counted(tmp_path: Path, chorale: Calls) -> None:
+    file, folder, out = tmp_path / "m.safetensors", tmp_path / "new", tmp_path / "out.csv"
+    written(file, make_job(classes=CLASSES))
+    folder.mkdir()
+    for name in ("a.png", "b.png"):
+        (folder / name).write_text("no image")
+    ended = chorale("model", "predict", file, folder, "--out", out)
+    assert ended.out == f"{out}: 0 answers, 2 inputs that cannot be read\n"
+    assert [row["image"] for row in rows_of(out)] == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize("unit", ["prediction", "remarks", "patient"])
+def test_a_unit_takes_no_answers_place(tmp_path: Path, chorale: Calls, unit: str) -> None:
+    file, new, out = tmp_path / "m.safetensors", tmp_path / "new.csv", tmp_path / "out.csv"
+    written(file, table_job())
+    new.write_text(f"age,smoker,{unit}\n1,yes,p7\n")
+    config = config_of(tmp_path, format="csv", path="x.csv", unit=unit)
+    assert chorale("model", "predict", file, new, "--config", config, "--out", out).code == 0
+    (row,) = rows_of(out)
+    assert row["patient" if unit == "patient" else f"input_{unit}"] == "p7"
+    assert row["prediction"] in CLASSES
+    assert row["remarks"] == ""
