@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -84,7 +84,9 @@ def _described(field: FieldInfo) -> str:
 
 
 def _part(annotation: Any) -> type[BaseModel] | None:
-    """The model among what a field may be."""
+    """The model among what a field may be; none of a mapping, whose names somebody chose."""
+    if get_origin(annotation) is dict:
+        return None
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_part(each) for each in get_args(annotation))

@@ -6,6 +6,7 @@ coordinator's address, and that the three silos share one machine and one data s
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -80,7 +81,9 @@ def _train(commands: Iterator[list[str]], folder: Path, port: str) -> None:
         _approve(approve, folder, _silo_environment(silo, port=port), job_id)
     watched, fetched = (instead(next(commands), "ID", job_id) for _ in range(2))
     assert f"{job_id}  done  5 rounds" in run(watched, folder, operator)
-    assert "after round 5 of 5" in run(fetched, folder, operator)
+    assert re.search(
+        "after round [1-5] of 5", run(fetched, folder, operator)
+    )  # the best, by half the hold-outs
 
 
 def _approve(command: list[str], folder: Path, silo: Environment, job_id: str) -> None:
