@@ -111,9 +111,10 @@ def predict(
     order, also where it cannot be read; `remarks` says why.
     """
     require_extra("silo", "torch", what="model predict, which builds the model,")
+    from silo_agent.training.models.state import loaded_model
     from silo_agent.training.predicting.answers import THRESHOLD, kind_of
     from silo_agent.training.predicting.inputs import guessed_format, inputs_in
-    from silo_agent.training.predicting.predict import MASKS, loaded_model, predictions, write_columns
+    from silo_agent.training.predicting.predict import MASKS, predictions, write_columns
 
     if out.suffix not in OUTS:
         raise ConfigError(f"--out: expected a file {' or '.join(OUTS)}, got {out}")
@@ -144,14 +145,14 @@ def predict(
             click.echo(f"\r{done} of {total}", err=True, nl=done == total)
 
     columns = predictions(model, inputs, spec, masks=out.parent / MASKS, tell=tell)
-    told = {
+    origin = {
         "model": {"file": file.name, "sha256": _digest(file), **_of_model(facts)},
         "inputs": [{"file": each.name, "sha256": _digest(each)} for each in _files(settings.path)],
         "answers": kind_of(spec),
         "threshold": THRESHOLD if spec.method.task.word == "multi-label" else None,
         "chorale": own_software().version,
     }
-    write_columns(columns, told, out)
+    write_columns(columns, origin, out)
     unread = len(inputs.unread)
     click.echo(f"{out}: {len(inputs.names) - unread} answers, {unread} inputs that cannot be read")
 

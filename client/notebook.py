@@ -10,7 +10,6 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import state_from_bytes
 from chorale_models import Data, Model
 from client.errors import require_extra
-from client.submission import initial_bytes, solved, spec_of, with_code
+from client.submission import NEVER, initial_bytes, solved, spec_of, with_code
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from silo_agent.training.data.settings import DataSettings
     from simulation.engine import Simulation
 
-NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a job that names none: the digest must not change
 HERE = "client.notebook:simulate"  # stands where a silo's settings name a function
 SILOS = 4  # where neither job nor data say how many
 MODULE = "module"

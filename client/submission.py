@@ -26,6 +26,8 @@ from crypto.errors import ConfigError, PolicyRefusal
 from crypto.session.cohort import default_colluders, draw_risk
 from strategies.base import MODEL
 
+# not_after of a simulated job that names none: its digest must not change
+NEVER = datetime(2100, 1, 1, tzinfo=UTC)
 DEFAULT_LIFE = timedelta(days=30)  # not_after of a job file that names none
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 

@@ -24,8 +24,7 @@ import yaml
 from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.settings_file import check_values
 from chorale.spec.state import trained_names
-from cli.simulate.command import NEVER
-from client.submission import read_spec, with_code
+from client.submission import NEVER, read_spec, with_code
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.machine.seeding import training_seed

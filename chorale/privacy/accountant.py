@@ -18,7 +18,7 @@ from chorale.privacy.renyi import accounting, rdp, rdp_epsilon
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Side
 
-# no sample of the noise is further from its law: crypto/noise/gaussian.py, and what earlier releases drew
+# no sample of the noise is further from its law: crypto/noise/gaussian.py
 SAMPLER_DISTANCE: Final = 2.0**-77
 GRID: Final = 1e-4  # of privacy losses, which are rounded up to it
 # beyond it Renyi's bound is told as it is: no job may ask for so much, and a grid for it fills the memory

@@ -9,11 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chorale.spec.column_specs import (
-    Classes,
-    ColumnSpec,
-    LabelColumns,
-)
+from chorale.spec.column_specs import Classes, ColumnSpec, LabelColumns
 from chorale.spec.fields import (
     MAX_SIMULATED_SILOS,
     DataSetName,
@@ -25,19 +21,9 @@ from chorale.spec.fields import (
     SpecPart,
 )
 from chorale.spec.image_specs import NormalizeSpec, Transforms
-from chorale.spec.plug_in_specs import (
-    AdaptersSpec,
-    CodeSpec,
-    ModelSpec,
-    TaskSpec,
-)
+from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, ModelSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
-from chorale.spec.selection import (
-    MAX_ROUNDS,
-    Draw,
-    KeepSpec,
-    StopSpec,
-)
+from chorale.spec.selection import MAX_ROUNDS, Draw, KeepSpec, StopSpec
 from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
 from chorale.transport.wire import MAX_SILOS
 from crypto.session.cohort import SMALLEST_FEDERATION

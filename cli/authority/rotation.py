@@ -89,7 +89,7 @@ def _check_unused(folder: Folder, new: Anchors) -> None:
 def _is_issued_by(folder: Folder, member: Member, new: Anchors) -> bool:
     certificate = folder.certificate_of(member)
     if certificate is None:
-        return False  # listed by an earlier release, so before there was a new key
+        return False  # its copy is gone from the folder, so nothing shows the new key
     try:
         new.issuers_of(certificate)
     except RemoteProtocolError:

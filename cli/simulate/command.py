@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from cli.simulate.lines import (
 )
 from cli.simulate.progress import ProgressLine
 from client.errors import about, require_extra
-from client.submission import draw_notes, initial_bytes, read_spec, solved, start_notes, with_code
+from client.submission import NEVER, draw_notes, initial_bytes, read_spec, solved, start_notes, with_code
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.disclosure.policy.policy import Policy, load_policy
@@ -50,7 +49,6 @@ from strategies.server_optimizer import steps_taken
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-NEVER = datetime(2100, 1, 1, tzinfo=UTC)  # not_after of a file that names none: the digest must not change
 MAX_WORKERS = 256
 PROCESSES, RAY = "processes", "ray"  # engines
 

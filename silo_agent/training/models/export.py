@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import DESCRIBED
-from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.errors import ConfigError
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.plain import EmbeddingLinear, last_layer, put_in, whole_module
-from silo_agent.training.models.registry import job_model_on_its_base, model_of, options_of
-from silo_agent.training.models.state import load_arrays
+from silo_agent.training.models.registry import model_of, options_of
+from silo_agent.training.models.state import loaded_model
 from strategies.base import Arrays
 
 WEIGHTS, SCRIPT, PREPROCESSING, ONNX = "model.safetensors", "load.py", "preprocessing.json", "model.onnx"
@@ -64,13 +64,7 @@ def export(
     spec: what the facts describe (`described_job`). base_models: folder of the weights that adapters are put
     beside, as at a silo; they are exported together. Raises ConfigError.
     """
-    model = job_model_on_its_base(spec, base_models)
-    try:
-        with torch.no_grad():
-            load_arrays(model, arrays)
-    except RemoteProtocolError as error:
-        raise ConfigError(f"model {spec.model.name}: {error}") from None
-    model.eval()
+    model = loaded_model(spec, arrays, base_models=base_models)
     inputs = _example(spec)
     with torch.inference_mode():
         outputs = model(inputs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import MAX_STATE_BYTES
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.training.models.base import FederatedModel, float_tensors
-from silo_agent.training.models.registry import job_model, model_of, starts_of
+from silo_agent.training.models.registry import job_model, job_model_on_its_base, model_of, starts_of
 from strategies.base import MODEL, Array, Arrays
 
 FloatArray = NDArray[np.float32]
@@ -113,3 +114,15 @@ def flat_arrays(arrays: Sequence[Array]) -> FloatArray:
 def _array(tensor: Tensor) -> Array:
     values: Array = tensor.detach().cpu().numpy().copy()
     return values
+
+
+def loaded_model(spec: JobSpec, arrays: Arrays, *, base_models: Path | None) -> FederatedModel:
+    """The model of a file, in eval mode; one of adapters with the weights beside them, of that folder. Raises
+    ConfigError for arrays that are not the model's."""
+    model = job_model_on_its_base(spec, base_models)
+    try:
+        with torch.no_grad():
+            load_arrays(model, arrays)
+    except RemoteProtocolError as error:
+        raise ConfigError(f"model {spec.model.name}: {error}") from None
+    return model.eval()

@@ -17,30 +17,16 @@ import torch
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import ConfigError, RemoteProtocolError
+from crypto.errors import ConfigError
 from silo_agent.training.data.formats.images.grids import Grid
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.registry import job_model_on_its_base
-from silo_agent.training.models.state import load_arrays
 from silo_agent.training.predicting.answers import Columns, answers_of, mask_of
 from silo_agent.training.predicting.inputs import Inputs
-from strategies.base import Arrays
 
 BATCH = 64  # inputs at once
 REMARKS, MASK = "remarks", "mask"
 MASKS = "masks"  # folder beside the table
 MOST_MASK_CLASSES = 256  # of a PNG's pixel
-
-
-def loaded_model(job: JobSpec, arrays: Arrays, *, base_models: Path | None) -> FederatedModel:
-    """Raises ConfigError for arrays that are not the model's."""
-    model = job_model_on_its_base(job, base_models)
-    try:
-        with torch.no_grad():
-            load_arrays(model, arrays)
-    except RemoteProtocolError as error:
-        raise ConfigError(f"model {job.model.name}: {error}") from None
-    return model.eval()
 
 
 def predictions(

@@ -99,10 +99,10 @@ def test_each_row_has_its_answer_in_its_order_and_what_was_read_otherwise(
     assert [row["row"] for row in rows] == ["1", "2", "3"]
     wrong = "smoker: expected one of yes, no, got 'frueher', read as missing"
     assert [row["remarks"] for row in rows] == ["", "", wrong]
-    told = json.loads(out.with_suffix(".json").read_text())
-    assert told["model"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert told["inputs"] == [{"file": "new.csv", "sha256": hashlib.sha256(new.read_bytes()).hexdigest()}]
-    assert (told["model"]["job"], told["answers"]) == (bytes(range(32)).hex(), "probability")
+    origin = json.loads(out.with_suffix(".json").read_text())
+    assert origin["model"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert origin["inputs"] == [{"file": "new.csv", "sha256": hashlib.sha256(new.read_bytes()).hexdigest()}]
+    assert (origin["model"]["job"], origin["answers"]) == (bytes(range(32)).hex(), "probability")
 
 
 def test_columns_are_derived_converted_and_believed_as_in_training(tmp_path: Path, chorale: Calls) -> None:

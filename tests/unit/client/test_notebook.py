@@ -12,9 +12,8 @@ import yaml
 import chorale
 from chorale.spec.model_file import read_model
 from chorale_models import Data, Sizes
+from cli.main import run as run_command
 from crypto.errors import ConfigError
-from tests.unit.cli.conftest import Calls
-from tests.unit.cli.conftest import chorale as chorale_command  # noqa: F401  a fixture
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
 
@@ -74,10 +73,7 @@ def test_it_begins_with_the_modules_own_weights_where_that_is_asked() -> None:
     torch.testing.assert_close(module.state_dict(), before)  # it is trained as a copy
 
 
-def test_the_same_job_and_data_give_the_bits_of_the_command(
-    tmp_path: Path,
-    chorale_command: Calls,  # noqa: F811
-) -> None:
+def test_the_same_job_and_data_give_the_bits_of_the_command(tmp_path: Path) -> None:
     x, y = samples().tensors
     np.savez(tmp_path / "rows.npz", x=x.numpy(), y=y.numpy())
     (tmp_path / "data.yaml").write_text(f"format: npz\npath: {tmp_path / 'rows.npz'}\n")
@@ -86,7 +82,7 @@ def test_the_same_job_and_data_give_the_bits_of_the_command(
     file, run = tmp_path / "job.yaml", tmp_path / "run"
     file.write_text(yaml.safe_dump(job))
     given = ("--data", tmp_path / "data.yaml", "--partition", "iid", "--device", "cpu")
-    assert chorale_command("simulate", file, *given, "--out", run).code == 0
+    assert run_command(["simulate", *map(str, (file, *given, "--out", run))]) == 0
     data = Data(train=list(zip(x.numpy(), y.numpy(), strict=True)))
     by_file = chorale.simulate(None, data, file, tell=None, device="cpu")
     by_text = chorale.simulate(None, data, file.read_text(), tell=None, device="cpu")

@@ -142,8 +142,8 @@ def folders_in_words(settings: DataSettings) -> Iterator[str]:
         left = [f"{len(names)} {why}" for why, names in found.left_out.items()]
         sizes = Counter(_size(path, form) for path in [*found.images.values()][:SIZED])
         first = f"the first {min(SIZED, len(found.images))}: {_listed(sizes, SHOWN)}" if sizes else ""
-        told = [f"{len(found.images)} images", first, f"left out: {', '.join(left)}" if left else ""]
-        yield f"{printable(folder.name)}: {'; '.join(filter(None, told))}"
+        parts = [f"{len(found.images)} images", first, f"left out: {', '.join(left)}" if left else ""]
+        yield f"{printable(folder.name)}: {'; '.join(filter(None, parts))}"
 
 
 def _size(path: Path, form: DataFormat) -> str:
