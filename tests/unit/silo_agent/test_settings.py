@@ -71,7 +71,10 @@ def test_the_environment_overrides_a_field(tmp_path: Path, monkeypatch: pytest.M
         ),
         ({"data": []}, "data: expected at least 1 entries, got 0"),
         ({"data": "digits"}, "data: expected fields and values, got 'digits'"),
-        ({"data": {"format": "digits", "nme": "x"}}, r"data.nme: unknown field \(did you mean name\?\)"),
+        (
+            {"data": {"format": "digits", "holdot": 0.1}},
+            r"data.holdot: unknown field \(did you mean holdout\?\)",
+        ),
         ({"data": {"format": "sql"}}, "data.database: a value is required with format sql"),
         (
             {"data": {"format": "sql", "database": {"url_env": "A", "url_file": "b", "table": "t"}}},
