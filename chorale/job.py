@@ -15,9 +15,9 @@ from functools import lru_cache, partial
 import numpy as np
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.plug_in_specs import ModelSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.selection import is_by_groups, is_evaluated_after, tests_in
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState

@@ -12,9 +12,9 @@ import click
 
 from chorale.runtime.files import read_limited
 from chorale.runtime.software import own_software
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, read_model
+from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from cli.keys import check_new
 from client.errors import printable, require_extra, with_hint

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chorale.spec.column_specs import Classes, ColumnSpec, LabelColumns
 from chorale.spec.fields import (
     MAX_SIMULATED_SILOS,
     DataSetName,
@@ -20,9 +19,11 @@ from chorale.spec.fields import (
     Sha256,
     SpecPart,
 )
-from chorale.spec.image_specs import NormalizeSpec, Transforms
 from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, ModelSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.samples.column_specs import Classes, ColumnSpec, LabelColumns
+from chorale.spec.samples.image_specs import NormalizeSpec, Transforms
+from chorale.spec.samples.scan_specs import ScanSpec
 from chorale.spec.selection import MAX_ROUNDS, Draw, KeepSpec, StopSpec
 from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
 from chorale.transport.wire import MAX_SILOS
@@ -156,6 +157,11 @@ class JobFields(SpecPart, serialize_by_alias=True):
     )
     normalize: NormalizeSpec | None = Field(
         default=None, description="of images by channel, wherever the model is run; null: as the data are"
+    )
+    scans: ScanSpec | None = Field(
+        default=None,
+        description="what the numbers of DICOM and NIfTI mean; null: those of the modality, stretched to "
+        "input_shape",
     )
     adapters: AdaptersSpec | None = Field(
         default=None,

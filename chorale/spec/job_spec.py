@@ -10,7 +10,11 @@ from datetime import datetime
 from pydantic import model_validator
 
 from chorale.runtime import plain_yaml
-from chorale.spec.column_specs import (
+from chorale.spec.fields import check_federation, check_not_over
+from chorale.spec.job_fields import JobFields
+from chorale.spec.plug_in_specs import GivenPartSpec, PlugInSpec, check_code, check_pinned
+from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
+from chorale.spec.samples.column_specs import (
     ColumnSpec,
     check_class_names,
     check_columns,
@@ -19,11 +23,8 @@ from chorale.spec.column_specs import (
     names_of,
     with_input_shape,
 )
-from chorale.spec.fields import check_federation, check_not_over
-from chorale.spec.image_specs import check_images
-from chorale.spec.job_fields import JobFields
-from chorale.spec.plug_in_specs import GivenPartSpec, PlugInSpec, check_code, check_pinned
-from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
+from chorale.spec.samples.image_specs import check_images
+from chorale.spec.samples.scan_specs import check_scans
 from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps, with_test_share
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.state import GlobalState, buffer_names, trained_names
@@ -287,6 +288,8 @@ class JobSpec(JobFields):
     def _check_data(self) -> None:
         if math.prod(self.input_shape) > MAX_INPUT_VALUES:
             raise ValueError(f"input_shape: expected at most {MAX_INPUT_VALUES} values in one sample")
+        if self.scans is not None:
+            check_scans(self.scans, input_type=self.input_type, input_shape=self.input_shape)
         if self.columns is not None:
             check_columns(self.columns, self.label_column or (), input_shape=self.input_shape)
 

@@ -34,6 +34,7 @@ DESCRIBED = (
     "input_type",
     "normalize",
     "augment",
+    "scans",
     "adapters",
     "columns",
     "label_column",

@@ -19,7 +19,7 @@ from typing import Any
 
 from chorale.privacy.job_releases import rows_in_words
 from chorale.privacy.promise import Promise, if_all_others_collude, units
-from chorale.spec.column_specs import names_of
+from chorale.spec.samples.column_specs import names_of
 from crypto.errors import printable
 from silo_agent.approval.view import (
     OPTIONS,

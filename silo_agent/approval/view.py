@@ -41,7 +41,7 @@ OPTIONS = "options"  # of a model or another part: any names, each with any valu
 # what stands first of a job's fields and of its changes: what is read, then what the sums may tell of it
 READS = (
     *("purpose", "reference", "data", "columns", "label_column", "classes", "task", "input_shape"),
-    *("input_type", "vocabulary", "normalize", "augment"),
+    *("input_type", "vocabulary", "scans", "normalize", "augment"),
 )
 DISCLOSES = (
     *("privacy", "strategy", "silos", "threshold", "min_cohort", "fraction", "draw", "evaluate_all_every"),

@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.privacy_spec import PrivacySpec, RecordsSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.formats import csv, idx, image_folder, npz
 from silo_agent.training.data.settings import DataFormat, DataSettings

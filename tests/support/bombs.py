@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings

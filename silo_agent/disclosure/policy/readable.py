@@ -11,8 +11,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from chorale.spec.column_specs import Heading, names_of
 from chorale.spec.fields import DataSetName
+from chorale.spec.samples.column_specs import Heading, names_of
 from crypto.errors import Rule
 from silo_agent.disclosure.policy.privacy_policy import refusal_by
 from silo_agent.disclosure.policy.tightening import Tightens

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chorale.spec.image_specs import (
+from chorale.spec.samples.image_specs import (
     ColorJitter,
     GaussianBlur,
     HorizontalFlip,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from chorale.spec.image_specs import HorizontalFlip, RandomCrop, TransformSpec, VerticalFlip
+from chorale.spec.samples.image_specs import HorizontalFlip, RandomCrop, TransformSpec, VerticalFlip
 
 BORDERS = {"zeros": "constant", "reflect": "reflect", "edge": "replicate"}
 WIDTH, HEIGHT = -1, -2

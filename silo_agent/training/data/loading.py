@@ -178,6 +178,10 @@ def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     check_units(settings.units, job)
     check_named(settings)
     if settings.source is None and settings.module is None:
+        if job.scans is not None and settings.format not in scans.ENDINGS:
+            raise ConfigError(
+                f"scans: the job wants DICOM or NIfTI, data.format of {settings.name} is {settings.format}"
+            )
         excluded = None if settings.exclude is None else Excluded.of(settings.exclude)
         return replace(LOADERS[DataFormat(settings.format)](settings, job), excluded=excluded)
     return _raw_of(own_data(settings, job))

@@ -9,10 +9,10 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chorale.spec.column_specs import ClassName
 from chorale.spec.fields import DataSetName, EntryPoint, in_words
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import Distribution, OptionValues, PlugInName
+from chorale.spec.samples.column_specs import ClassName
 from crypto.errors import ConfigError
 from silo_agent.training.data.table.derived import DerivedColumn, stored_names
 from silo_agent.training.data.table.dialect import TableDialect

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.plug_in_specs import MARK
+from chorale.spec.samples.image_specs import NormalizeSpec
 from chorale.spec.state import BUFFER_SUFFIXES
 from crypto.errors import ConfigError
 from strategies.parts.heads import RAW, TRAINED

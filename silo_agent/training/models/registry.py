@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from chorale.runtime import distributions
-from chorale.spec.image_specs import NormalizeSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
+from chorale.spec.samples.image_specs import NormalizeSpec
 from chorale_models.model import Model, Normal, Sizes, Start
 from chorale_models.networks import plain, residual, separable
 from chorale_models.parts import Loss, Regularizer

@@ -144,10 +144,7 @@ def _images(form: DataFormat, settings: DataSettings, job: JobSpec) -> Inputs:
         raise ConfigError(f"the model takes inputs of shape {list(job.input_shape)}, which are no images")
     read: Any = partial(plain.read, channels=channels)
     if form is not DataFormat.IMAGE_FOLDER:
-        scans.import_readers()
-        from silo_agent.training.data.formats.images import nifti, series
-
-        read = nifti.read if form is DataFormat.NIFTI else partial(series.read, channels=channels)
+        read = scans.reader_of(form, job)
     files = {path.name: path}
     if path.is_dir():
         found = listed(path, IMAGES[form])

@@ -18,7 +18,7 @@ import torch
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.training.data.formats.images.grids import Grid
+from silo_agent.training.data.formats.images.grids import Grid, back
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.predicting.answers import Columns, answers_of, mask_of
 from silo_agent.training.predicting.inputs import Inputs
@@ -83,12 +83,8 @@ def _batch(
 
 def _write_mask(mask: np.ndarray, grid: Grid | None, path: Path) -> None:
     """In the size of the image's file, without mixing numbers: PNG, or NIfTI with its place in space."""
-    if grid is not None and grid.size != mask.shape:
-        nearest = [
-            ((np.arange(size) + 0.5) * made / size).astype(np.int64)
-            for size, made in zip(grid.size, mask.shape, strict=True)
-        ]
-        mask = mask[np.ix_(*nearest)]
+    if grid is not None:
+        mask = back(mask, grid)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".png":
         from PIL import Image

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import SiloData
 from tests.support.shared_data import shared_folder

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.formats import memory
 from silo_agent.training.data.loading import load_data

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chorale.spec.samples.scan_specs import ScanSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.formats.images import nifti
 from silo_agent.training.data.formats.images.series import read
@@ -54,7 +55,7 @@ def test_a_volume_is_the_same_whatever_way_it_was_cut(seed: int, tmp_path: Path)
     volume = rng.integers(500, 3000, (4, 5, 6))
     axes = [*itertools.permutations(range(3))][seed % 6]
     write_volume(tmp_path / "a", volume, axes, rng.choice([-1, 1], 3), rng)
-    found = read(tmp_path / "a", (4, 5, 6), False, channels=1)
+    found = read(tmp_path / "a", (4, 5, 6), False, channels=1, scans=ScanSpec())
     assert np.array_equal(found.values[0], 2 * volume - 1000)
     assert found.grid.affine is not None
     np.testing.assert_allclose(found.grid.affine, np.diag([*SPACING_MM, 1.0]), atol=1e-5)
@@ -111,18 +112,19 @@ def test_a_file_that_is_none_of_the_volume_is_refused_by_its_name(
 ) -> None:
     write_four(tmp_path / "a", changes, **tags)
     with pytest.raises(ConfigError, match=f"a/{message}"):
-        read(tmp_path / "a", (3, 3, 4), False, channels=1)
+        read(tmp_path / "a", (3, 3, 4), False, channels=1, scans=ScanSpec())
 
 
 def test_slices_without_positions_go_by_their_numbers_alone(tmp_path: Path) -> None:
     write_four(tmp_path / "a", {at: {"InstanceNumber": 9 - 2 * at} for at in range(4)}, **UNPLACED)
-    found = read(tmp_path / "a", (3, 3, 4), False, channels=1)
+    found = read(tmp_path / "a", (3, 3, 4), False, channels=1, scans=ScanSpec())
     assert found.values[0, 0, 0].tolist() == [6, 4, 2, 0]
     write_four(tmp_path / "half", {at: {"InstanceNumber": None} for at in (1, 3)})  # positions say it
-    assert read(tmp_path / "half", (3, 3, 4), False, channels=1).values[0, 0, 0].tolist() == [0, 2, 4, 6]
+    half = read(tmp_path / "half", (3, 3, 4), False, channels=1, scans=ScanSpec())
+    assert half.values[0, 0, 0].tolist() == [0, 2, 4, 6]
     (tmp_path / "half" / "notes").write_text("no image")
     with pytest.raises(ConfigError, match="half/notes: not a readable image .no DICOM file"):
-        read(tmp_path / "half", (3, 3, 4), False, channels=1)
+        read(tmp_path / "half", (3, 3, 4), False, channels=1, scans=ScanSpec())
 
 
 @pytest.mark.parametrize("form", ["nifti", "dicom"])
@@ -179,9 +181,11 @@ def test_nifti_takes_sform_then_qform_and_is_refused_without_both(tmp_path: Path
         nibabel.save(image, tmp_path / f"{name}.nii")
         if expected is None:
             with pytest.raises(ConfigError, match="none.nii: neither sform_code nor qform_code"):
-                nifti.read(tmp_path / "none.nii", (2, 3, 4), False)
+                nifti.read(tmp_path / "none.nii", (2, 3, 4), False, scans=ScanSpec())
         else:
-            assert np.array_equal(nifti.read(tmp_path / f"{name}.nii", (2, 3, 4), False).values[0], expected)
+            assert np.array_equal(
+                nifti.read(tmp_path / f"{name}.nii", (2, 3, 4), False, scans=ScanSpec()).values[0], expected
+            )
 
 
 def test_files_that_nibabel_ships_are_read_or_refused_with_the_cause() -> None:
@@ -190,7 +194,7 @@ def test_files_that_nibabel_ships_are_read_or_refused_with_the_cause() -> None:
     became = {}
     for file in sorted((Path(nibabel.__file__).parent / "tests" / "data").glob("*.nii*")):
         try:
-            became[file.name] = nifti.read(file, (4, 4, 4), False).values.shape[0]
+            became[file.name] = nifti.read(file, (4, 4, 4), False, scans=ScanSpec()).values.shape[0]
         except ConfigError as error:
             became[file.name] = str(error)
     assert became.pop("row_major.dconn.nii").endswith(

@@ -13,6 +13,7 @@ from pydicom.data import get_testdata_file
 from pydicom.pixels.decoders.base import Decoder
 from pydicom.uid import MPEG2MPML, JPEGLSLossless
 
+from chorale.spec.samples.scan_specs import ScanSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.formats.images.series import read
 from silo_agent.training.data.formats.scans import unreadable
@@ -24,7 +25,7 @@ PACKAGED = Path(pydicom.__file__).parent / "data" / "test_files"
 
 
 def values(path: Path, *, channels: int = 1, is_mask: bool = False) -> Any:
-    return read(path, (ROWS, COLUMNS), is_mask, channels=channels).values
+    return read(path, (ROWS, COLUMNS), is_mask, channels=channels, scans=ScanSpec()).values
 
 
 @pytest.mark.parametrize("seed", range(12))

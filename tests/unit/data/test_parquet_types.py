@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.formats.parquet import _Files, _Rows
 from silo_agent.training.data.loading import load_data

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from chorale_models import Data
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Samples, SiloData

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.formats import memory

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec, RecordsSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import MAX_LINES, Problems

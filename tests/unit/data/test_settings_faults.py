@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chorale.spec.column_specs import ColumnSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.settings import DataSettings, SettingsFault

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems

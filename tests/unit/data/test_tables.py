@@ -15,8 +15,8 @@ import pytest
 from pyarrow import parquet
 from sqlalchemy.exc import DBAPIError
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.formats.sql import _cause

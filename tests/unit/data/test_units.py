@@ -16,8 +16,8 @@ import pytest
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from chorale_models import Data
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import SampleSet, SiloData

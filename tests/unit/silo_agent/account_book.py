@@ -14,8 +14,8 @@ import numpy as np
 from chorale.job import Job
 from chorale.privacy.releases import Release, releases_from_json
 from chorale.runtime.audit import AuditLog
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
 from cli.silo.recovery import at_most_released

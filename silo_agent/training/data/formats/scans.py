@@ -5,9 +5,9 @@
     labels.csv           else: the column `image` holds NAME.nii.gz, the job's label_column the label
 
 NAME may lie in sub-folders: an image is called by its whole relative path, or shorter where that fits one
-image alone (images/names.py). All are resized to the job's input_shape, masks without mixing their numbers.
-Values of volumes and slices stay what the file says (Hounsfield units of a CT): the job's `normalize` scales
-them.
+image alone (images/names.py). The job's `scans` says what their values mean and in which grid they are taken;
+else they are resized to input_shape, masks without mixing their numbers, and values stay what the file says
+(Hounsfield units of a CT). Masks of DICOM volumes may be NIfTI.
 
 N = images.
 """
@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.scan_specs import ScanSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Labels, RawData, Records, required_path
 from silo_agent.training.data.formats.csv import read_table
@@ -37,9 +38,10 @@ from silo_agent.training.data.settings import DataFormat, DataSettings
 IMAGES, MASKS, LABELS = "images", "masks", "labels.csv"
 IMAGE_COLUMN = "image"
 LONGEST = 300  # characters of what a decoder says
+NIFTI_ENDINGS = (".nii", ".nii.gz")
 ENDINGS = {
-    DataFormat.NIFTI: Endings(known=(".nii", ".nii.gz")),
-    DataFormat.DICOM: Endings(known=(".dcm", ".dicom", ".ima"), has_series=True),
+    DataFormat.NIFTI: Endings(known=NIFTI_ENDINGS),
+    DataFormat.DICOM: Endings(known=(".dcm", ".dicom", ".ima", *NIFTI_ENDINGS), has_series=True),
 }
 
 Read: TypeAlias = Callable[[Path, tuple[int, ...], bool], Picture]  # a file, its size, whether it is a mask
@@ -108,25 +110,41 @@ class Files:
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
     """As `load_with`, DICOM or NIfTI. Raises ConfigError, too, for a job of other images."""
-    import_readers()
-    from silo_agent.training.data.formats.images import nifti, series
-
     if len(job.input_shape) not in (3, 4):
         raise ConfigError(
             f"input_shape: format {settings.format} expects (channels, x, y) or (channels, x, y, z), "
             f"got {job.input_shape}"
         )
     form = DataFormat(settings.format)
-    read: Read = nifti.read
-    if form is DataFormat.DICOM:
-        if job.input_shape[0] not in (1, 3):
-            raise ConfigError(f"input_shape: format dicom expects 1 or 3 channels, got {job.input_shape}")
-        read = partial(series.read, channels=job.input_shape[0])
-    raw = load_with(read, settings, job, endings=ENDINGS[form])
+    raw = load_with(reader_of(form, job), settings, job, endings=ENDINGS[form])
     if settings.unit is None:
         return raw
     assert isinstance(raw.train, Scans)
     return replace(raw, units=_tagged(raw.train.images, settings.unit))
+
+
+def reader_of(form: DataFormat, job: JobSpec) -> Read:
+    """Of DICOM or NIfTI. Raises ConfigError where a reader is not installed, or for a job that it cannot
+    serve."""
+    import_readers()
+    from silo_agent.training.data.formats.images import nifti, series
+
+    scans, channels = job.scans or ScanSpec(), job.input_shape[0]
+    if form is DataFormat.NIFTI:
+        if scans.values == "voi":
+            raise ConfigError("scans.values: NIfTI has no windows, expected modality")
+        return partial(nifti.read, scans=scans)
+    if channels not in (1, 3):
+        raise ConfigError(f"input_shape: format dicom expects 1 or 3 channels, got {job.input_shape}")
+    if channels == 3 and job.scans is not None:
+        raise ConfigError("scans: expected one channel, color has values from 0 to 1")
+
+    def read(path: Path, size: tuple[int, ...], is_mask: bool) -> Picture:
+        if is_mask and len(size) == 3 and path.name.lower().endswith(NIFTI_ENDINGS):
+            return nifti.read(path, size, is_mask, scans=scans)
+        return series.read(path, size, is_mask, channels=channels, scans=scans)
+
+    return read
 
 
 def _tagged(images: Sequence[Path], tag: str) -> list[str | None]:

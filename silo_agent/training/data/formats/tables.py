@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from chorale_models.data import Identities
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples

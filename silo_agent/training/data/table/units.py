@@ -7,9 +7,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chorale.spec.column_specs import ColumnSpec
 from chorale.spec.fields import OneLine, Positive
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError, printable
 
 

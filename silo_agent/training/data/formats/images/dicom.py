@@ -1,8 +1,9 @@
 """The values of one DICOM file, as the standard defines them, by pydicom's own pixel pipeline.
 
 Gray: the modality's values (Hounsfield units of a CT) by its lookup table or rescale slope and intercept;
-stored windows are left alone. MONOCHROME1 and the presentation INVERSE are turned within the stored range, so
-a picture reads the same in either way. PixelPaddingValue is no value: such pixels get the lowest of
+stored windows are left alone, but where the job wants what is shown (`scans.values: voi`). MONOCHROME1 and
+the presentation INVERSE are turned, within the stored range or in what is shown, so a picture reads the same
+in either way. PixelPaddingValue is no value: such pixels get the lowest of
 their picture. Color: red, green and blue from 0 to 1.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.spec.samples.scan_specs import ScanSpec
 from crypto.errors import ConfigError
 
 GRAY = ("MONOCHROME1", "MONOCHROME2")
@@ -24,6 +26,9 @@ PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 NEEDED = ("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated")
 OF_WHOLE_NUMBERS = ("BitsStored", "PixelRepresentation")
 WITH_A_UNIT = ("CT", "PT")  # whose rescaled values mean the same whatever way they are shown
+WITHOUT_VOI = (*WITH_A_UNIT, "MR")  # whose stored windows are what somebody liked to look at
+HOUNSFIELD, HAS_NO_UNIT = "HU", "US"  # the standard's terms
+FARTHEST = 1e9  # beyond every window
 DECODERS = "python-gdcm"  # of every compressed syntax that pydicom lists; in the extra `medical`
 
 Dataset = Any  # of pydicom, whose types come with the extra
@@ -55,7 +60,7 @@ def declared(found: Dataset) -> int:
     return math.prod(abs(int(found.get(tag) or 1)) for tag in tags)
 
 
-def values(file: Path, *, channels: int, is_mask: bool) -> NDArray[np.float32]:
+def values(file: Path, *, channels: int, is_mask: bool, scans: ScanSpec) -> NDArray[np.float32]:
     """Shapes: -> (channels, rows, columns); NaN where a pixel is padding. A mask is what is stored.
 
     Raises ConfigError for what this silo does not read, and whatever a decoder does.
@@ -75,16 +80,20 @@ def values(file: Path, *, channels: int, is_mask: bool) -> NDArray[np.float32]:
     if is_mask:
         return np.asarray(stored, np.float32)[np.newaxis]
     if channels == 1:
-        return _gray(found, stored, file)[np.newaxis]
+        _check_meaning(found, scans, file)
+        return _gray(found, stored, file, is_shown=scans.values == "voi")[np.newaxis]
     return _color(found, stored).transpose(2, 0, 1)
 
 
-def filled(picture: NDArray[np.float32], *, source: Path) -> NDArray[np.float32]:
-    """With the lowest value in place of padding. Raises ConfigError where there is nothing else."""
+def filled(picture: NDArray[np.float32], pad: float | None, *, source: Path) -> NDArray[np.float32]:
+    """With `pad`, else the lowest value, in place of padding. Raises ConfigError where there is nothing
+    else."""
     is_padding = np.isnan(picture)
     if is_padding.all():
         raise ConfigError(f"{source}: every pixel is padding (PixelPaddingValue)")
-    return np.where(is_padding, picture[~is_padding].min(), picture) if is_padding.any() else picture
+    if not is_padding.any():
+        return picture
+    return np.where(is_padding, picture[~is_padding].min() if pad is None else np.float32(pad), picture)
 
 
 def _checked(found: Dataset, file: Path, *, channels: int) -> Sequence[str]:
@@ -133,7 +142,24 @@ def _syntax(found: Dataset) -> str:
     return f"transfer syntax {syntax.name} ({syntax})"
 
 
-def _gray(found: Dataset, stored: NDArray[Any], file: Path) -> NDArray[np.float32]:
+def _check_meaning(found: Dataset, scans: ScanSpec, file: Path) -> None:
+    """Raises ConfigError for values that are not those of the job."""
+    modality = str(found.get("Modality"))
+    if scans.values == "voi":
+        if modality in WITHOUT_VOI:
+            raise ConfigError(
+                f"{file}: modality {modality}: its windows are what somebody liked, expected scans.values "
+                "modality"
+            )
+        return
+    said = found.get("Units") if modality == "PT" else found.get("RescaleType")
+    own = str(said or (HOUNSFIELD if modality == "CT" else HAS_NO_UNIT))
+    if own != scans.unit and (scans.unit is not None or own not in (HOUNSFIELD, HAS_NO_UNIT)):
+        stated = "does not state a unit" if scans.unit is None else f"has scans.unit {scans.unit}"
+        raise ConfigError(f"{file}: values in {own}, the job {stated}")
+
+
+def _gray(found: Dataset, stored: NDArray[Any], file: Path, *, is_shown: bool) -> NDArray[np.float32]:
     from pydicom.pixels.processing import apply_modality_lut
 
     scale = [tag for tag in ("RescaleSlope", "RescaleIntercept") if found.get(tag) is not None]
@@ -145,7 +171,8 @@ def _gray(found: Dataset, stored: NDArray[Any], file: Path) -> NDArray[np.float3
         raise ConfigError(f"{file}: pixels hold NaN or infinity")
     is_padding = _padding(found, stored)
     has_table = bool(found.get("ModalityLUTSequence"))
-    if _is_inverted(found):
+    is_turned = _is_inverted(found) and not is_shown  # what is shown is turned at the end
+    if is_turned:
         if stored.dtype.kind == "f" or (scale and found.get("Modality") in WITH_A_UNIT):
             raise ConfigError(
                 f"{file}: PhotometricInterpretation is {found.PhotometricInterpretation} beside values with "
@@ -157,9 +184,29 @@ def _gray(found: Dataset, stored: NDArray[Any], file: Path) -> NDArray[np.float3
         if not scale and tag in found:  # empty
             del found[tag]
     made = apply_modality_lut(stored, found)
-    if has_table and _is_inverted(found):
+    if is_shown:
+        made = _shown(found, made, file)
+    elif has_table and is_turned:
         made = (1 << int(found.ModalityLUTSequence[0].LUTDescriptor[2])) - 1 - made.astype(np.int64)
     return np.where(is_padding, np.float32(np.nan), made.astype(np.float32))
+
+
+def _shown(found: Dataset, made: NDArray[Any], file: Path) -> NDArray[np.float64]:
+    """Black is 0 and white is 1, by the first VOI LUT or window. Raises ConfigError where there is none."""
+    from pydicom.pixels.processing import apply_voi, apply_windowing
+
+    if found.get("VOILUTSequence"):
+        low, high = 0.0, float((1 << int(found.VOILUTSequence[0].LUTDescriptor[2])) - 1)
+        picture = apply_voi(made, found).astype(np.float64)
+    elif found.get("WindowWidth") is not None and found.get("WindowCenter") is not None:
+        # what the window makes of the two ends of all numbers is black and white
+        ends = apply_windowing(np.array([-FARTHEST, FARTHEST]), found)
+        low, high = float(ends[0]), float(ends[1])
+        picture = apply_windowing(made.astype(np.float64), found)
+    else:
+        raise ConfigError(f"{file}: neither VOILUTSequence nor WindowCenter, which scans.values voi needs")
+    share = (picture - low) / (high - low)
+    return 1.0 - share if _is_inverted(found) else share
 
 
 def _is_inverted(found: Dataset) -> bool:

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from chorale.spec.samples.scan_specs import ScanSpec
 from crypto.errors import ConfigError
-from silo_agent.training.data.formats.images.grids import Affine, Grid, Picture, resized, turned
+from silo_agent.training.data.formats.images.grids import Affine, Picture, in_form
 from silo_agent.training.data.formats.memory import check_values
 
+MILLIMETERS = {"meter": 1e3, "micron": 1e-3}  # in a unit of lengths; others are taken as millimeters
 
-def read(path: Path, size: tuple[int, ...], is_mask: bool) -> Picture:
+
+def read(path: Path, size: tuple[int, ...], is_mask: bool, *, scans: ScanSpec) -> Picture:
     """As scans.Read; a fourth axis is the channels. Raises ConfigError, and whatever a decoder does."""
     from nibabel import Nifti1Image, Nifti2Image
 
@@ -29,10 +32,7 @@ def read(path: Path, size: tuple[int, ...], is_mask: bool) -> Picture:
     if found.ndim not in (len(size), len(size) + 1):
         raise ConfigError(f"{path}: an image of {found.ndim} dimensions, expected {len(size)}")
     values = found[np.newaxis] if found.ndim == len(size) else np.moveaxis(found, -1, 0)
-    if len(size) == 3:
-        values, affine = turned(values, affine, source=path)
-    grid = Grid(size=values.shape[1:], affine=affine)
-    return Picture(values=resized(values, size, is_mask=is_mask), grid=grid)
+    return in_form(values, affine, size, scans, is_mask=is_mask, source=path)
 
 
 def _checked(path: Path, size: tuple[int, ...]) -> bool:
@@ -56,7 +56,8 @@ def _checked(path: Path, size: tuple[int, ...]) -> bool:
 
 
 def _affine(header: Any, path: Path) -> Affine:
+    scale = np.diag([MILLIMETERS.get(header.get_xyzt_units()[0], 1.0)] * 3 + [1.0])
     for found, code in (header.get_sform(coded=True), header.get_qform(coded=True)):
         if code > 0:
-            return np.asarray(found, np.float64)
+            return np.asarray(scale @ found, np.float64)
     raise ConfigError(f"{path}: neither sform_code nor qform_code says how its axes lie")

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from chorale.spec.samples.scan_specs import ScanSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.formats.images import dicom
-from silo_agent.training.data.formats.images.grids import NEAR_MM, Affine, Grid, Picture, resized, turned
+from silo_agent.training.data.formats.images.grids import NEAR_MM, Affine, Picture, in_form
 from silo_agent.training.data.formats.images.names import files_of
 from silo_agent.training.data.formats.memory import check_values
 
@@ -28,31 +29,28 @@ AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)  # of slices that do not say how they lie
 TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # a file's axes run to the left, to the back and upwards
 
 
-def read(path: Path, size: tuple[int, ...], is_mask: bool, *, channels: int) -> Picture:
+def read(path: Path, size: tuple[int, ...], is_mask: bool, *, channels: int, scans: ScanSpec) -> Picture:
     """As scans.Read: a slice is rows by columns, as it is shown. Raises ConfigError, and whatever a decoder
     does."""
     with warnings.catch_warnings(action="ignore"):  # of values that no reader here asks for
-        return _read(path, size, is_mask, channels)
+        return _read(path, size, is_mask, channels, scans)
 
 
-def _read(path: Path, size: tuple[int, ...], is_mask: bool, channels: int) -> Picture:
+def _read(path: Path, size: tuple[int, ...], is_mask: bool, channels: int, scans: ScanSpec) -> Picture:
     files = files_of(path)
     headers = [dicom.header(file) for file in files]
     check_values(sum(map(dicom.declared, headers)), size, source=path)
-    if len(size) == 2:
-        if len(files) != 1:
-            raise ConfigError(f"{path}: a series of {len(files)} slices, expected one slice")
-        values = dicom.values(files[0], channels=channels, is_mask=is_mask)
-        made = dicom.filled(values, source=path)
-        return Picture(values=resized(made, size, is_mask=is_mask), grid=Grid(size=made.shape[1:]))
-    if len(files) < 2:
-        raise ConfigError(f"{path}: a volume needs a folder of its slices, got {len(files)} file")
-    order, affine, is_placed = arranged(files, headers)
-    slices = [dicom.values(files[each], channels=channels, is_mask=is_mask) for each in order]
-    volume = dicom.filled(np.stack(slices, axis=-1).transpose(0, 2, 1, 3), source=path)
-    values, turned_affine = turned(volume, affine, source=path)
-    grid = Grid(size=values.shape[1:], affine=turned_affine if is_placed else None)
-    return Picture(values=resized(values, size, is_mask=is_mask), grid=grid)
+    order, affine, is_placed = [0], None, False
+    if len(size) == 2 and len(files) != 1:
+        raise ConfigError(f"{path}: a series of {len(files)} slices, expected one slice")
+    if len(size) == 3:
+        if len(files) < 2:
+            raise ConfigError(f"{path}: a volume needs a folder of its slices, got {len(files)} file")
+        order, affine, is_placed = arranged(files, headers)
+    slices = [dicom.values(files[each], channels=channels, is_mask=is_mask, scans=scans) for each in order]
+    found = slices[0] if len(size) == 2 else np.stack(slices, axis=-1).transpose(0, 2, 1, 3)
+    values = dicom.filled(found, scans.pad, source=path)
+    return in_form(values, affine, size, scans, is_mask=is_mask, source=path, is_placed=is_placed)
 
 
 def arranged(files: Sequence[Path], headers: Sequence[Any]) -> tuple[list[int], Affine, bool]:

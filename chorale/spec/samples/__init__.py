@@ -1,0 +1,1 @@
+"""What a job says of its samples: columns of tables, and images."""
