@@ -27,6 +27,7 @@ EXAMPLES = {
         "job-private.yaml",
         "job-own.yaml",
         "job-images.yaml",
+        "job-scans.yaml",
         "job-text.yaml",
     ),
     "Silo": ("silo.yaml", "silo-data-sets.yaml"),

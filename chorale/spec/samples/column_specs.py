@@ -28,6 +28,7 @@ from chorale.spec.validation_errors import MANY, ONE
 from crypto.errors import ConfigError
 from strategies.tasks.base import DeclaredTask
 from strategies.tasks.multi_label import MultiLabel
+from strategies.tasks.segmentation import Segmentation
 
 MAX_CLASSES = 1_000_000
 MAX_TABLE_INPUTS = 65_536  # values of one record of a table; ranges and categories expanded
@@ -206,8 +207,8 @@ Classes = Annotated[  # as the job has them: how many, or the name of each
 
 
 def check_class_names(names: tuple[str, ...], task: DeclaredTask) -> None:
-    """Raises ConfigError for names where a label is neither one of the classes nor a set of them."""
-    if names and not (task.has_classes or isinstance(task, MultiLabel)):
+    """Raises ConfigError for names where a label is made of no classes."""
+    if names and not (task.has_classes or isinstance(task, MultiLabel | Segmentation)):
         raise ConfigError(
             f"classes: expected a number for task {task.word}; names are for labels that are classes"
         )

@@ -197,9 +197,8 @@ class DataSettings(BaseModel):
     )
     labels: dict[str, int | ClassName] = Field(
         default_factory=dict,
-        description="tables and class folders: the job's class of each text in the label columns, or folder, "
-        "such as {gesund: healthy}, or {well: 0, ill: 1} for jobs that name no classes; empty: they hold the "
-        "label",
+        description="the job's class of each text in the label columns, folder, or number in masks, such as "
+        "{gesund: healthy}, or {well: 0, ill: 1} for jobs that name no classes; empty: they hold the label",
     )
     drop: tuple[ClassName, ...] = Field(
         default=(),

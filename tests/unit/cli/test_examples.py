@@ -33,6 +33,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job-steps.yaml", JobSpec),
     ("job-own.yaml", JobSpec),
     ("job-images.yaml", JobSpec),
+    ("job-scans.yaml", JobSpec),
     ("job-text.yaml", JobSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
@@ -59,6 +60,7 @@ SHORT = (
     "job-own.yaml",
     "silo-data-sets.yaml",
     "job-images.yaml",
+    "job-scans.yaml",
     "job-text.yaml",
     "heart-disease/job.yaml",
 )  # they explain only what differs from job.yaml and silo.yaml

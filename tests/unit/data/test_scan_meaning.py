@@ -254,3 +254,22 @@ def test_a_volume_without_positions_has_no_place_in_a_grid(tmp_path: Path) -> No
     scans = ScanSpec(grid=GridSpec(spacing_mm=(1, 1, 1), pad=0.0))
     with pytest.raises(ConfigError, match="a: neither positions nor spacing"):
         series.read(tmp_path / "a", (2, 2, 2), False, channels=1, scans=scans)
+
+
+@pytest.mark.parametrize("classes", [3, ("background", "liver", "tumor")])
+def test_numbers_in_masks_are_the_classes_that_the_silo_says(classes: Any, tmp_path: Path) -> None:
+    numbers = np.array([[[0, 7], [12, 0]], [[7, 7], [12, 12]]], np.uint8)
+    write_nifti(tmp_path / "images" / "a.nii", np.ones((2, 2, 2), np.int16), np.eye(4))
+    write_nifti(tmp_path / "masks" / "a.nii", numbers, np.eye(4))
+    job = make_job(classes, (1, 2, 2, 2), task={"name": "segmentation"})
+    names = range(3) if classes == 3 else classes
+    labels = dict(zip(("0", "12", "7"), names, strict=True))
+    files: dict[str, Any] = {"format": "nifti", "path": tmp_path, "holdout": 0.0}
+    data = load(job, **files, labels=labels)
+    assert data.train.labels[0].tolist() == np.where(numbers == 12, 1, np.where(numbers == 7, 2, 0)).tolist()
+    with pytest.raises(ConfigError, match=r"a.nii: a mask of 12, which is none of data\.labels"):
+        load(job, **files, labels={each: labels[each] for each in ("0", "7")})
+    with pytest.raises(ConfigError, match="data.labels: liver: expected a number in masks"):
+        load(job, **files, labels={"liver": labels["12"]})
+    with pytest.raises(ConfigError, match="labels must be 0 to 2 .*, got 0 to 12"):
+        load(job, **files)

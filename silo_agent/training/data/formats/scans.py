@@ -15,7 +15,7 @@ N = images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from silo_agent.training.data.formats.images.names import Endings, Listed, files
 from silo_agent.training.data.formats.tables import class_numbers, kept_rows, labels_of
 from silo_agent.training.data.private import every
 from silo_agent.training.data.problems import Problems
-from silo_agent.training.data.settings import DataFormat, DataSettings
+from silo_agent.training.data.settings import DataFormat, DataSettings, SettingsFault
 
 IMAGES, MASKS, LABELS = "images", "masks", "labels.csv"
 IMAGE_COLUMN = "image"
@@ -50,12 +50,16 @@ Read: TypeAlias = Callable[[Path, tuple[int, ...], bool], Picture]  # a file, it
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scans:
     """A map-style data set. Shapes: input (channels, *size), float32 or uint8; target: a mask (*size), or the
-    row of a table."""
+    row of a table.
+
+    classes: of the numbers in masks; None: they are the classes.
+    """
 
     images: Sequence[Path]
     targets: Sequence[Path] | Labels
     read: Read
     shape: tuple[int, ...]
+    classes: Mapping[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -69,7 +73,14 @@ class Scans:
         image.grid.check_same(mask.grid, source=target)
         if (mask.values != np.floor(mask.values)).any():
             raise ConfigError(f"{target}: a mask holds whole numbers")
-        return image.values, mask.values[0].astype(np.int64)
+        numbers = mask.values[0].astype(np.int64)
+        if self.classes is None:
+            return image.values, numbers
+        found, places = np.unique(numbers, return_inverse=True)
+        if strange := [each for each in found.tolist() if each not in self.classes]:
+            raise ConfigError(f"{target}: a mask of {strange[0]}, which is none of data.labels")
+        of_each = np.array([self.classes[each] for each in found.tolist()], np.int64)
+        return image.values, of_each[places.reshape(numbers.shape)]
 
     def picture(self, path: Path, *, is_mask: bool = False) -> Picture:
         """Raises ConfigError as a sample does."""
@@ -184,12 +195,21 @@ def load_with(read: Read, settings: DataSettings, job: JobSpec, *, endings: Endi
     """Images by place. Raises ConfigError for folders or a table that are not there."""
     root, shape, problems = required_path(settings), job.input_shape, Problems()
     images, targets = (_labelled if job.label_column else _masked)(root, settings, job, problems, endings)
+    classes = None if job.label_column or not settings.labels else _mask_classes(settings, job)
     return RawData(
-        train=Scans(images=images, targets=targets, read=read, shape=shape),
+        train=Scans(images=images, targets=targets, read=read, shape=shape, classes=classes),
         identities=Files(images, root),
         places=[str(path) for path in images],
         problems=problems,
     )
+
+
+def _mask_classes(settings: DataSettings, job: JobSpec) -> dict[int, int]:
+    """Raises SettingsFault for `labels` that are no numbers of masks, or none of the job's classes."""
+    if wrong := [text for text in settings.labels if not (text.isascii() and text.isdigit())]:
+        raise SettingsFault(f"data.labels: {wrong[0]}: expected a number in masks, such as 1")
+    classes = class_numbers(settings, job)
+    return {int(text): classes[text] for text in settings.labels}
 
 
 def _masked(

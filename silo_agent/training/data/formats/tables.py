@@ -327,7 +327,7 @@ def kept_rows(table: Table, settings: DataSettings, job: JobSpec) -> list[int]:
 def class_numbers(settings: DataSettings, job: JobSpec) -> dict[str, int]:
     """The class of each text of a label column or folder, by the names of the job and the silo's own; empty
     where labels are numbers. Raises SettingsFault for `labels` that are none of the job."""
-    names = () if job.method.task.target.shape else job.class_names
+    names = () if job.label_columns[1:] else job.class_names
     numbers = {name: place for place, name in enumerate(names)}
     expected = f"one of the job's classes {some(names)}" if names else "a number: no names are in the job"
     found = dict(numbers)
