@@ -325,3 +325,13 @@ def test_a_private_record_is_the_text_that_its_file_holds(tmp_path: Path) -> Non
         values={"smoker": {"ja": "yes"}},
     )
     assert list(records_of(made).train) == [b"1,5\nja\n1"]  # type: ignore[union-attr]
+
+
+@given(
+    texts=st.lists(st.text("0123456789+-.,eE _'\n\u00a0\u0663in", max_size=6) | st.just("1.5"), max_size=8),
+    decimal=st.sampled_from([".", ","]),
+    thousands=st.sampled_from([None, " ", "'"]),
+)
+def test_a_column_of_numbers_is_read_as_each_of_them(texts: list[str], decimal: Any, thousands: Any) -> None:
+    dialect = TableDialect(decimal=decimal, thousands=thousands)
+    np.testing.assert_array_equal(dialect.numbers(texts), [dialect.number(each) for each in texts])

@@ -113,7 +113,7 @@ def _identity(texts: tuple[str, ...]) -> bytes:
 
 def _filled(row: tuple[str, ...], names: Sequence[str]) -> tuple[str, ...]:
     """As long as the header: what a row lacks is missing."""
-    return (row + ("",) * len(names))[: len(names)]
+    return row if len(row) == len(names) else (row + ("",) * len(names))[: len(names)]
 
 
 def _read(
@@ -171,7 +171,7 @@ def _by_quotes(text: str, delimiter: str, *, width: int | None) -> Iterator[Foun
     """A row is what quotes say; one that they spoil is the line in which it begins. width: cells of a row;
     None: as many as the first has."""
     lines = StringIO(text, newline="").readlines()
-    place = 0
+    place, has_nul = 0, NUL in text
 
     def following() -> Iterator[str]:
         nonlocal place
@@ -195,7 +195,7 @@ def _by_quotes(text: str, delimiter: str, *, width: int | None) -> Iterator[Foun
             place = begins + 1
             reader = csv.reader(following(), delimiter=delimiter, strict=True)
         elif row:
-            yield begins + 1, tuple(map(str.strip, row)), _nul_fault(row)
+            yield begins + 1, tuple(map(str.strip, row)), _nul_fault(row) if has_nul else ""
 
 
 def _quote_fault(error: csv.Error, *, lines: int) -> str:

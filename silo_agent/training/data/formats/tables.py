@@ -272,18 +272,26 @@ def _values(table: Table, name: str, missing: Collection[str], factor: float = 1
             table.say(row, name, f"expected a number, got '{cells[row]}'")
         values_N[np.isinf(values_N)] = np.nan
         return values_N
-    read = COMMON.number if isinstance(cells, np.ndarray) else table.dialect.number
+    dialect = COMMON if isinstance(cells, np.ndarray) else table.dialect
     texts = replace(table, values={}).texts(name) if isinstance(cells, np.ndarray) else cells
-    values_N = np.full(table.rows, np.nan)
-    for row, text in enumerate(texts):
-        if text in missing:
-            continue
-        stored = read(text) if text not in known else COMMON.number(known[text])
-        value = stored * factor if text not in known else stored
-        if math.isfinite(value):
-            values_N[row] = value if stored not in numbers_as_missing else math.nan
-        elif known.get(text, text) not in missing:
-            table.say(row, name, f"expected a number, got {text[:40]!r}")
+    rows: Sequence[int] = range(table.rows)
+    if not {*missing, *known}.isdisjoint(texts):
+        rows = [row for row, text in enumerate(texts) if text not in missing and text not in known]
+    stored_N = np.full(table.rows, np.nan)
+    read = texts if len(rows) == len(texts) else [texts[row] for row in rows]
+    stored_N[np.asarray(rows, np.int64)] = dialect.numbers(read)
+    with np.errstate(over="ignore"):
+        values_N = stored_N * factor
+    wrong = [row for row in np.flatnonzero(~np.isfinite(values_N)).tolist() if texts[row] not in missing]
+    if known:
+        for row in (row for row, text in enumerate(texts) if text in known and text not in missing):
+            stored_N[row] = values_N[row] = COMMON.number(known[texts[row]])
+        wrong = [
+            row for row in wrong if not math.isfinite(values_N[row]) and known.get(texts[row]) not in missing
+        ]
+    for row in wrong:
+        table.say(row, name, f"expected a number, got {texts[row][:40]!r}")
+    values_N[~np.isfinite(values_N) | np.isin(stored_N, [*numbers_as_missing])] = np.nan
     return values_N
 
 
@@ -327,7 +335,7 @@ def kept_rows(table: Table, settings: DataSettings, job: JobSpec) -> list[int]:
 def class_numbers(settings: DataSettings, job: JobSpec) -> dict[str, int]:
     """The class of each text of a label column or folder, by the names of the job and the silo's own; empty
     where labels are numbers. Raises SettingsFault for `labels` that are none of the job."""
-    names = () if job.label_columns[1:] else job.class_names
+    names = job.class_names if job.method.task.has_classes or not job.label_columns else ()
     numbers = {name: place for place, name in enumerate(names)}
     expected = f"one of the job's classes {some(names)}" if names else "a number: no names are in the job"
     found = dict(numbers)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date
 from functools import cached_property
 from typing import Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ASCII = bytes(each for each in range(32, 127) if each != ord("\\")) + rb"\n" + b"\t\r\n"
+OF_NUMBERS = "0123456789+-eE\n"
 GROUP_SPACES = "[ \u00a0\u202f]"  # between groups of digits, where a space is
 
 
@@ -69,6 +73,17 @@ class TableDialect(BaseModel):
         if self.thousands is not None:
             text = re.sub(GROUP_SPACES if self.thousands == " " else re.escape(self.thousands), "", text)
         return float(text.replace(self.decimal, "."))
+
+    def numbers(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """`number` of each. Shapes: -> (N,)."""
+        joined = "\n".join(texts)
+        if set(joined) <= {*OF_NUMBERS, self.decimal}:
+            plain = joined.replace(self.decimal, ".").split("\n")
+            # of these letters Python takes no other texts for numbers
+            with suppress(ValueError):
+                if len(plain) == len(texts):
+                    return np.array([*map(float, plain)], np.float64)
+        return np.array([*map(self.number, texts)], np.float64)
 
     def date(self, text: str) -> str:
         """The text, with a day as YYYY-MM-DD."""
