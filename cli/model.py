@@ -62,18 +62,18 @@ def show(file: Path) -> None:
 def export(file: Path, out: Path, base_models: Path | None, run_code_of: str | None) -> None:
     """Write plain weights, a script that loads them, and ONNX where torch can.
 
-    FILE is of `job fetch`, of `simulate` or of `silo personal`. The script load.py is run here, and has to
-    give what the model of the federation gives. A model of another distribution is built by that
-    distribution's code, which runs here with your rights and the options in FILE: name it with --run-code-of.
+    FILE is of `job fetch`, of `simulate` or of `silo personal`. Beside ONNX lies predict.py, which answers
+    for rows of a csv file with onnxruntime alone. Both scripts are run here, and have to give what the model
+    of the federation gives. A model of another distribution is built by that distribution's code, which runs
+    here with your rights and the options in FILE: name it with --run-code-of.
     It runs if its installed files are those that FILE pins.
     """
     require_extra("silo", "torch", what="model export, which builds the model,")
-    from silo_agent.training.models.export import ONNX, PREPROCESSING, SCRIPT, WEIGHTS
-    from silo_agent.training.models.export import export as export_model
+    from silo_agent.training.exporting.export import export as export_model
 
     spec, arrays, facts = _opened(file, run_code_of)
-    missing = export_model(spec, arrays, facts, out, base_models=base_models)
-    click.echo(f"{out}: {WEIGHTS}, {SCRIPT}, {PREPROCESSING}" + ("" if missing else f", {ONNX}"))
+    names, missing = export_model(spec, arrays, facts, out, base_models=base_models)
+    click.echo(f"{out}: {', '.join(names)}")
     if missing:
         click.echo(missing, err=True)
 

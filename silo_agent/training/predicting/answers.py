@@ -6,6 +6,7 @@ N = inputs, C = classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,16 @@ def answers_of(outputs: Tensor, job: JobSpec) -> Columns:
         raise ConfigError(f"task {word}: its answers are texts; `chorale model export` gives the model")
     flat = outputs.double().flatten(1)
     return {f"output_{place}": flat[:, place].tolist() for place in range(flat.shape[1])}
+
+
+def answer_facts(job: JobSpec) -> dict[str, Any]:
+    """What outputs stand for, for who has neither the job nor this code: names of a row's answers, and the
+    values that -1 and 1 are where they are numbers of a range."""
+    task, names, ends = job.method.task, names_of_classes(job), None
+    if isinstance(task, Regression):
+        labels, ends = job.label_columns, [task.low, task.high]
+        names = [f"{PREDICTION}_{name}" for name in labels] if len(labels) > 1 else [PREDICTION]
+    return {"task": task.word, "kind": kind_of(job), "names": [*names], "range": ends}
 
 
 def names_of_classes(job: JobSpec) -> Sequence[str]:

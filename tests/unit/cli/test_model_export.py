@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import csv
 import hashlib
 import json
-import re
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,11 +29,11 @@ torch = pytest.importorskip("torch", reason="needs the extra silo")
 
 from silo_agent.training.data.formats.csv import load as load_csv  # noqa: E402
 from silo_agent.training.data.settings import DataFormat, DataSettings  # noqa: E402
-from silo_agent.training.models import export as exporting  # noqa: E402
+from silo_agent.training.exporting import export as exporting  # noqa: E402
+from silo_agent.training.exporting import predict as exported  # noqa: E402
 from silo_agent.training.models import registry  # noqa: E402
 from silo_agent.training.models.registry import build_model  # noqa: E402
 from silo_agent.training.models.state import initial_state, load_arrays  # noqa: E402
-from tests.support.fork_server import ROOT  # noqa: E402
 from tests.support.objectives import make_job  # noqa: E402
 
 INPUTS = np.random.default_rng(1).standard_normal((5, 1, 8, 8), np.float32)
@@ -47,7 +48,7 @@ def written(path: Path, job: Any) -> Any:
     path.write_bytes(b"".join(with_facts(state_parts(state), facts)))
     model = build_model(
         job.model,
-        classes=10,
+        classes=job.classes,
         input_shape=job.input_shape,
         recipe=job.method.recipe,
         normalize=job.normalize,
@@ -69,16 +70,18 @@ def test_script_and_onnx_file_give_what_the_model_gives(tmp_path: Path, chorale:
         expected = written(file, job)(torch.from_numpy(INPUTS)).numpy()
     ended = chorale("model", "export", file, "--out", out)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out == f"{out}: model.safetensors, load.py, preprocessing.json, model.onnx\n"
-    assert {path.name for path in out.iterdir()} == {
-        "model.safetensors",
-        "load.py",
-        "preprocessing.json",
-        "model.onnx",
-    }
+    names = ["model.safetensors", "load.py", "preprocessing.json", "model.onnx", "predict.py"]
+    assert ended.out == f"{out}: {', '.join(names)}\n"
+    assert {path.name for path in out.iterdir()} == {*names}
     preprocessing = json.loads((out / "preprocessing.json").read_text())
     assert preprocessing == {"classes": 10, "input_shape": [1, 8, 8], "input_type": "float32"} | {
-        "normalize": {"mean": [0.5], "std": [2.0]}
+        "normalize": {"mean": [0.5], "std": [2.0]},
+        "answers": {
+            "task": "classification",
+            "kind": "probability",
+            "names": [str(each) for each in range(10)],
+            "range": None,
+        },
     }
 
     script: dict[str, Any] = {"__file__": str(out / "load.py"), "__name__": "load"}
@@ -150,34 +153,91 @@ def test_a_model_that_torch_cannot_export_has_no_onnx_file_and_says_why(
     )
 
 
-def test_rows_made_as_the_page_says_are_those_that_silos_train_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """preprocessing.json had the columns, and nothing said what is done with them."""
+def test_rows_are_made_into_inputs_as_silos_make_them(tmp_path: Path) -> None:
     columns = [
-        {"name": "age", "mean": 54.0, "scale": 9.0, "fill": 50.0},
+        {"name": "age", "mean": 54.0, "scale": 9.0, "fill": 50.0, "plausible": (0, 120)},
         {"name": "sex", "categories": ("f", "m")},
         {"name": "pain", "categories": ("none", "typical"), "encoding": "index", "fill": -1.0, "scale": 2.0},
+        {"name": "lead0..lead1", "mean": 1.0},
     ]
-    job = make_job(classes=2, input_shape=(4,), columns=columns, label_column="ill")
-    facts = facts_of(job, job_digest=bytes(32), round=3)
-    (tmp_path / "preprocessing.json").write_text(json.dumps(exporting.preprocessing(facts)))
+    job = make_job(classes=2, input_shape=(6,), columns=columns, label_column="ill")
+    facts = exporting.preprocessing(job, facts_of(job, job_digest=bytes(32), round=3))
     table = tmp_path / "patients.csv"
-    table.write_text("pain,ill,age,sex\ntypical,1,63,m\nnone,0,,f\n?,0,40, ?\n")
-    trained = load_csv(DataSettings(format=DataFormat.CSV, path=table), job).train.features
-
-    rows: list[Any] = []
-    monkeypatch.setitem(
-        sys.modules, "load", SimpleNamespace(load=lambda: lambda given: rows.append(given) or given)
+    table.write_text(
+        "pain,ill,age,sex,lead1,lead0\ntypical,1,63,m,1,2\nnone,0,,f,.5,-1e1\n?,0,400, ?,4_0,\n"
+        "NA,0,x,w,nan,inf\n"
     )
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "own-models.md").read_text()
-    (block,) = [
-        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "preprocessing" in each
-    ]
-    exec(compile(block, "own-models.md", "exec"), {})
-    np.testing.assert_array_almost_equal(rows[0].numpy(), trained)
-    assert capsys.readouterr().out.startswith("tensor(")
+    settings = DataSettings(format=DataFormat.CSV, path=table)
+    trained = load_csv(settings, job).train.features
+    with table.open(newline="") as file:
+        made = [list(exported.inputs_of(row, facts["columns"])) for row in csv.DictReader(file)]
+    np.testing.assert_allclose(made, trained, rtol=1e-12)
+
+
+TABLE: dict[str, Any] = {
+    "columns": [{"name": "age", "mean": 50.0, "scale": 9.0}, {"name": "sex", "categories": ["f", "m"]}],
+    "input_shape": (3,),
+    "label_column": "sick",
+}
+
+
+@pytest.mark.gate  # torch's exporter alone takes 5 s to load
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"classes": ("well", "ill"), **TABLE},
+        {"classes": ("a", "b"), **TABLE, "label_column": ["a", "b"], "task": {"name": "multi-label"}},
+        {
+            "classes": 1,
+            **TABLE,
+            "task": {"name": "regression", "options": {"low": -5.0, "high": 40.0}},
+        },
+    ],
+    ids=["classification", "multi-label", "regression"],
+)
+def test_an_exported_folder_answers_without_chorale_as_chorale_does(
+    fields: dict[str, Any], tmp_path: Path, chorale: Calls
+) -> None:
+    job, out = make_job(model={"name": "mlp", "hidden": (8,)}, **fields), tmp_path / "out"
+    file, rows = tmp_path / "model.safetensors", tmp_path / "rows.csv"
+    facts = facts_of(job, job_digest=bytes(32), round=3)
+    file.write_bytes(b"".join(with_facts(state_parts(initial_state(job)), facts)))
+    assert chorale("model", "export", file, "--out", out).code == 0
+    rows.write_text("age,sex\n63,m\n,f\n12.5,?\n")
+    assert chorale("model", "predict", file, rows, "--out", tmp_path / "own.csv").code == 0
+    command = [sys.executable, "-I", out / "predict.py", rows, tmp_path / "theirs.csv"]
+    assert subprocess.run(command, check=False).returncode == 0
+    own, theirs = (
+        list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
+        for name in ("own", "theirs")
+    )
+    assert len(theirs) == 3
+    for one, other in zip(own, theirs, strict=True):
+        assert one.keys() - other.keys() == {"remarks"}
+        for heading, text in other.items():
+            if heading == "prediction" and "regression" not in str(fields.get("task")):
+                assert text == one[heading]
+            else:
+                assert float(text) == pytest.approx(float(one[heading]), abs=1e-5)
+
+
+@pytest.mark.gate
+def test_a_predicting_script_that_answers_otherwise_is_an_error(
+    tmp_path: Path, chorale: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(classes=("well", "ill"), model={"name": "mlp", "hidden": (8,)}, **TABLE)
+    written(tmp_path / "model.safetensors", job)
+    honest = exporting.preprocessing
+
+    def other(*given: Any) -> Any:
+        facts = honest(*given)
+        facts["columns"][0]["mean"] += 1.0
+        return facts
+
+    monkeypatch.setattr(exporting, "preprocessing", other)
+    ended = chorale("model", "export", tmp_path / "model.safetensors", "--out", tmp_path / "out")
+    assert ended.code == 2
+    assert "predict.py: it gives other answers than the federation's model" in ended.err
 
 
 def test_a_file_without_facts_is_one_sentence(tmp_path: Path, chorale: Calls) -> None:

@@ -1,7 +1,8 @@
-"""A trained model for use outside of a federation: plain weights, a script that loads them, ONNX.
+"""A trained model for use outside of a federation: plain weights, a script that loads them, ONNX and a
+script that predicts with ONNX Runtime alone.
 
-The script is run, in a process of its own, before the folder counts as written: it has to give what the
-federation's model gives.
+Both scripts are run, in processes of their own, before the folder counts as written: they have to give what
+the federation's model gives.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,16 +30,25 @@ from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import DESCRIBED
 from crypto.errors import ConfigError
+from silo_agent.training.exporting.trial import (
+    PREDICT,
+    RUN_SECONDS,
+    ExportFailed,
+    answers_of_rows,
+    check_predict,
+    is_predicted,
+    made_up_rows,
+)
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.plain import EmbeddingLinear, last_layer, put_in, whole_module
 from silo_agent.training.models.registry import model_of, options_of
 from silo_agent.training.models.state import loaded_model
+from silo_agent.training.predicting.answers import answer_facts
 from strategies.base import Arrays
 
 WEIGHTS, SCRIPT, PREPROCESSING, ONNX = "model.safetensors", "load.py", "preprocessing.json", "model.onnx"
 EXAMPLES = 3  # samples of the check; not 1, which ONNX would take for a fixed size
 TOLERANCE = 1e-5  # of outputs, relative; one process may use other threads than another
-RUN_SECONDS = 600
 OPSET = 18
 
 CHECK = """
@@ -52,14 +63,10 @@ with torch.inference_mode():
 """
 
 
-class ExportFailed(ConfigError):
-    """The folder was not written: what was exported does not load, or gives something else."""
-
-
 def export(
     spec: JobSpec, arrays: Arrays, facts: Mapping[str, str], folder: Path, *, base_models: Path | None = None
-) -> str:
-    """Write the model to a folder. Gives why there is no ONNX file, or "".
+) -> tuple[list[str], str]:
+    """Write the model to a folder. Gives the names of its files, and why there is no ONNX file, or "".
 
     spec: what the facts describe (`described_job`). base_models: folder of the weights that adapters are put
     beside, as at a silo; they are exported together. Raises ConfigError.
@@ -68,17 +75,28 @@ def export(
     inputs = _example(spec)
     with torch.inference_mode():
         outputs = model(inputs)
-    if spec.adapters is not None and spec.adapters.targets:
-        _merge_adapters(model.body)
-    script = loading_script(spec, model, facts)
-    module = whole_module(model).eval()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    metadata = {**facts, "format": "pt"}
-    write_atomic(folder / WEIGHTS, save(_unshared(module), metadata=metadata))
-    write_atomic(folder / PREPROCESSING, json.dumps(preprocessing(facts), indent=1).encode())
-    write_atomic(folder / SCRIPT, script.encode())
-    _check_script(folder, inputs, outputs)
-    return _write_onnx(module, inputs, folder / ONNX)
+    with TemporaryDirectory() as made:
+        rows = made_up_rows(spec, Path(made))
+        answers = answers_of_rows(spec, model, rows) if is_predicted(spec) else None
+        if spec.adapters is not None and spec.adapters.targets:
+            _merge_adapters(model.body)
+        script = loading_script(spec, model, facts)
+        module = whole_module(model).eval()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        metadata = {**facts, "format": "pt"}
+        write_atomic(folder / WEIGHTS, save(_unshared(module), metadata=metadata))
+        write_atomic(folder / PREPROCESSING, json.dumps(preprocessing(spec, facts), indent=1).encode())
+        write_atomic(folder / SCRIPT, script.encode())
+        _check_script(folder, inputs, outputs)
+        names = [WEIGHTS, SCRIPT, PREPROCESSING]
+        if missing := _write_onnx(module, inputs, folder / ONNX):
+            return names, missing
+        names.append(ONNX)
+        if answers is not None:
+            write_atomic(folder / PREDICT, Path(__file__).with_name(PREDICT).read_bytes())
+            check_predict(folder / PREDICT, rows, answers)
+            names.append(PREDICT)
+        return names, ""
 
 
 def _merge_adapters(module: nn.Module) -> None:
@@ -94,13 +112,16 @@ def _unshared(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-def preprocessing(facts: Mapping[str, str]) -> dict[str, Any]:
+def preprocessing(spec: JobSpec, facts: Mapping[str, str]) -> dict[str, Any]:
     """What has to be done to a sample before the model gets it, and what its outputs stand for.
 
     `normalize` is done by the script's module and by the ONNX file; who loads the weights alone does it.
     """
     built = ("strategy", "model", "code", "augment", "adapters")
     said = {name: json.loads(text) for name, text in facts.items() if name in DESCRIBED and name not in built}
+    if spec.columns is not None:  # ranges one by one
+        said["columns"] = [column.model_dump(mode="json") for column in spec.inputs]
+    said["answers"] = answer_facts(spec)
     return {name: value for name, value in said.items() if value is not None}
 
 
@@ -207,6 +228,7 @@ def _write_onnx(module: nn.Module, inputs: Tensor, path: Path) -> str:
     path.unlink(missing_ok=True)  # of an earlier export
     try:
         import onnx  # noqa: F401
+        import onnxruntime  # type: ignore[import-untyped]  # noqa: F401
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
         return f"no {ONNX}: it needs the extra 'export' (no {error.name} here): pip install 'chorale[export]'"
