@@ -28,6 +28,7 @@ COMMANDS = {
     "job": ("cli.job.commands:job", "Plan, submit, watch, steer, report and fetch jobs."),
     "console": ("cli.console:console", "Serve pages of the federation and its jobs to operators."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
+    "package": ("cli.package:package", "Make a distribution of a model, task or data set of your own."),
     "evidence": ("cli.evidence:evidence", "Check the evidence of a job."),
     "init": ("cli.init.commands:init", "Write commented files for a new federation, coordinator or silo."),
     "doctor": ("cli.doctor.command:doctor", "Find what is wrong at a silo, coordinator or operator."),
