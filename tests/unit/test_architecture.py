@@ -107,8 +107,8 @@ ROOMS = {
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < output < audit < authority < settings_files < coordinator "
-    "< operator < evidence < model < package < job < console < given_data < silo < doctor < init < demo < simulate "
-    "< main",
+    "< operator < evidence < model < package < job < console < given_data < silo < doctor < init < demo "
+    "< simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (
