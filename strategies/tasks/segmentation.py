@@ -40,13 +40,22 @@ DICE_SUM = Sum(name="dice_sum")  # of an image: 0 to 1
 PIXELS = Sum(name="pixels_right")  # the share of an image's pixels
 
 
+VOID = -1  # in a target: the pixel counts neither in the loss nor in a figure
+
+
 class SegmentationOptions(PartOptions):
-    """What is minimized."""
+    """What is minimized, and which pixels count."""
 
     loss: Literal["cross-entropy", "dice", "both"] = Field(
         default="cross-entropy",
         description="mean over an image's pixels; 1 - soft Dice of the image, mean over its classes; or the "
         "mean of the two",
+    )
+    void: int | None = Field(
+        default=None,
+        ge=0,
+        description="number in masks whose pixels count neither in the loss nor in a figure, such as 255; a "
+        "silo's own data give -1; null: every pixel counts",
     )
 
 
@@ -101,7 +110,13 @@ class Segmentation(DeclaredTask):
     @property
     def target(self) -> Target:
         shape = self.sizes.input_shape[1:]
-        return Target(shape=shape, is_whole=True, low=0, high=self.sizes.classes - 1)
+        low = 0 if self.void is None else VOID
+        return Target(shape=shape, is_whole=True, low=low, high=self.sizes.classes - 1)
+
+    @property
+    def void(self) -> int | None:
+        assert isinstance(self.chosen, SegmentationOptions)
+        return self.chosen.void
 
     @property
     def round_sums(self) -> tuple[Sum, ...]:

@@ -267,9 +267,17 @@ def test_numbers_in_masks_are_the_classes_that_the_silo_says(classes: Any, tmp_p
     files: dict[str, Any] = {"format": "nifti", "path": tmp_path, "holdout": 0.0}
     data = load(job, **files, labels=labels)
     assert data.train.labels[0].tolist() == np.where(numbers == 12, 1, np.where(numbers == 7, 2, 0)).tolist()
-    with pytest.raises(ConfigError, match=r"a.nii: a mask of 12, which is none of data\.labels"):
+    with pytest.raises(ConfigError, match=r"a.nii: a mask of 12, expected one of \[0, 7\]"):
         load(job, **files, labels={each: labels[each] for each in ("0", "7")})
     with pytest.raises(ConfigError, match="data.labels: liver: expected a number in masks"):
         load(job, **files, labels={"liver": labels["12"]})
     with pytest.raises(ConfigError, match="labels must be 0 to 2 .*, got 0 to 12"):
         load(job, **files)
+    job = make_job(classes, (1, 2, 2, 2), task={"name": "segmentation", "options": {"void": 12}})
+    without = load(job, **files, labels={each: labels[each] for each in ("0", "7")})
+    assert without.train.labels[0].tolist() == np.select([numbers == 12, numbers == 7], [-1, 2]).tolist()
+    write_nifti(tmp_path / "masks" / "a.nii", np.where(numbers == 7, 1, numbers), np.eye(4))
+    assert (
+        load(job, **files).train.labels[0].tolist()
+        == np.select([numbers == 12, numbers == 7], [-1, 1]).tolist()
+    )

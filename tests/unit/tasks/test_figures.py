@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics
-from torch.nn.functional import softmax
+from torch.nn.functional import cross_entropy, softmax
 
 from chorale.spec.job_spec import JobSpec
+from chorale_models import Sizes
+from chorale_models.tasks.segmentation import Segmentation
 from strategies.base import Array, PhaseContext
 from strategies.phases.evaluation import EvaluatePhase
 from tests.support.task_samples import answers, both_of, job_of, targets
@@ -132,6 +134,36 @@ def test_segmentation_is_as_scikit_learn_has_it() -> None:
     ]
     assert pooled.figures["dice"] == pytest.approx(np.mean(images))
     assert pooled.figures["pixel_accuracy"] == pytest.approx((answer == true).mean())
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "dice", "both"])
+def test_void_pixels_of_a_segmentation_count_nowhere(loss: str) -> None:
+    """What is said and true there may be anything; an image that is all void has no part in a figure."""
+    task = Segmentation(Sizes(classes=3, input_shape=(1, 5, 6)), loss=loss, void=255)
+    generator = torch.Generator().manual_seed(3)
+    said = torch.randn((4, 3, 5, 6), generator=generator).requires_grad_()
+    true = torch.randint(0, 3, (4, 5, 6), generator=generator)
+    is_void = torch.rand((4, 5, 6), generator=generator) < 0.3
+    is_void[3] = True
+    losses = task.loss(said, true.masked_fill(is_void, -1))
+    losses.sum().backward()
+    assert said.grad is not None
+    assert not said.grad.masked_select(is_void.unsqueeze(1)).any()
+    assert said.grad[:3].any()
+    sums = task.measure(said, true.masked_fill(is_void, -1))
+    dice, right = 1.0, 0.0  # of the image without a pixel
+    for place in range(3):
+        kept = ~is_void[place]
+        if loss == "cross-entropy":
+            expected = cross_entropy(said[place][:, kept].T, true[place][kept])
+            assert float(losses[place].detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+        answer, own = said[place].argmax(dim=0)[kept].numpy(), true[place][kept].numpy()
+        dice += metrics.f1_score(own, answer, labels=[1, 2], average="micro")
+        right += (answer == own).mean()
+    assert float(sums["dice_sum"]) == pytest.approx(dice)
+    assert float(sums["pixels_right"]) == pytest.approx(right)
+    every = task.measure_metric("overlap", said, true.masked_fill(is_void, -1))["overlap"]
+    assert float(every[2].sum()) == pytest.approx(float((~is_void).sum()) / 30)
 
 
 def test_concordance_is_that_of_all_pairs_within_its_bound() -> None:

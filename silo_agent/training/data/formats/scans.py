@@ -34,6 +34,7 @@ from silo_agent.training.data.formats.tables import class_numbers, kept_rows, la
 from silo_agent.training.data.private import every
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataFormat, DataSettings, SettingsFault
+from strategies.tasks.segmentation import VOID, Segmentation
 
 IMAGES, MASKS, LABELS = "images", "masks", "labels.csv"
 IMAGE_COLUMN = "image"
@@ -78,7 +79,7 @@ class Scans:
             return image.values, numbers
         found, places = np.unique(numbers, return_inverse=True)
         if strange := [each for each in found.tolist() if each not in self.classes]:
-            raise ConfigError(f"{target}: a mask of {strange[0]}, which is none of data.labels")
+            raise ConfigError(f"{target}: a mask of {strange[0]}, expected one of {[*self.classes]}")
         of_each = np.array([self.classes[each] for each in found.tolist()], np.int64)
         return image.values, of_each[places.reshape(numbers.shape)]
 
@@ -195,7 +196,7 @@ def load_with(read: Read, settings: DataSettings, job: JobSpec, *, endings: Endi
     """Images by place. Raises ConfigError for folders or a table that are not there."""
     root, shape, problems = required_path(settings), job.input_shape, Problems()
     images, targets = (_labelled if job.label_column else _masked)(root, settings, job, problems, endings)
-    classes = None if job.label_column or not settings.labels else _mask_classes(settings, job)
+    classes = None if job.label_column else _mask_classes(settings, job)
     return RawData(
         train=Scans(images=images, targets=targets, read=read, shape=shape, classes=classes),
         identities=Files(images, root),
@@ -204,12 +205,18 @@ def load_with(read: Read, settings: DataSettings, job: JobSpec, *, endings: Endi
     )
 
 
-def _mask_classes(settings: DataSettings, job: JobSpec) -> dict[int, int]:
-    """Raises SettingsFault for `labels` that are no numbers of masks, or none of the job's classes."""
+def _mask_classes(settings: DataSettings, job: JobSpec) -> dict[int, int] | None:
+    """The class of each number of a mask; None where they are the classes. Raises SettingsFault for `labels`
+    that are no numbers of masks, or none of the job's classes."""
+    task, void = job.method.task, dict[int, int]()
+    if isinstance(task, Segmentation) and task.void is not None:
+        void = {task.void: VOID}
+    if not settings.labels:
+        return {number: number for number in range(job.classes)} | void if void else None
     if wrong := [text for text in settings.labels if not (text.isascii() and text.isdigit())]:
         raise SettingsFault(f"data.labels: {wrong[0]}: expected a number in masks, such as 1")
     classes = class_numbers(settings, job)
-    return {int(text): classes[text] for text in settings.labels}
+    return void | {int(text): classes[text] for text in settings.labels}
 
 
 def _masked(
