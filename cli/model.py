@@ -147,7 +147,7 @@ def predict(
     columns = predictions(model, inputs, spec, masks=out.parent / MASKS, tell=tell)
     origin = {
         "model": {"file": file.name, "sha256": _digest(file), **_of_model(facts)},
-        "inputs": [{"file": each.name, "sha256": _digest(each)} for each in _files(settings.path)],
+        "inputs": [{"file": name, "sha256": _digest(each)} for name, each in _files(settings.path)],
         "answers": kind_of(spec),
         "threshold": THRESHOLD if spec.method.task.word == "multi-label" else None,
         "chorale": own_software().version,
@@ -155,6 +155,8 @@ def predict(
     write_columns(columns, origin, out)
     unread = len(inputs.unread)
     click.echo(f"{out}: {len(inputs.names) - unread} answers, {unread} inputs that cannot be read")
+    if unread and unread == len(inputs.names):
+        raise ConfigError(f"{out}: no input can be read, its remarks say why")
 
 
 def _opened(file: Path, run_code_of: str | None) -> tuple[JobSpec, Arrays, Mapping[str, str]]:
@@ -194,10 +196,12 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _files(path: Path | None) -> list[Path]:
-    if path is None:
-        return []
-    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+def _files(path: Path | None) -> list[tuple[str, Path]]:
+    """Each with its path below that one, or its name."""
+    if path is None or path.is_file():
+        return [] if path is None else [(path.name, path)]
+    found = sorted(each for each in path.rglob("*") if each.is_file())
+    return [(each.relative_to(path).as_posix(), each) for each in found]
 
 
 def _of_model(facts: Mapping[str, str]) -> dict[str, Any]:

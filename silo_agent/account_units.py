@@ -89,23 +89,23 @@ def account_budgets(
     )
 
 
-def admitted_records(settings: SiloSettings, data_set: DataSettings) -> Admitted | None:
+def admitted_records(settings: SiloSettings, data_set: DataSettings, *, most: int) -> Admitted | None:
     """As the agent that runs admits them, for a process of its own; None where no agent keeps a ledger.
 
-    Raises ConfigError.
+    most: of the policy in force. Raises ConfigError.
     """
     if not settings.ledger_path.exists():
         return None
     ledger = Ledger(settings.ledger_path, is_read_only=True)
     try:
         key = UnitKey.of(settings.unit_key_path, is_new=False)
-        return _admitted(data_set, key, ledger.accounts())
+        return _admitted(data_set, key, ledger.accounts(), most=most)
     finally:
         ledger.close()
 
 
-def _admitted(data: DataSettings, key: UnitKey, accounts: Accounts) -> Admitted:
-    return Admitted(key, None if data.source is not None else accounts.marks(data.account))
+def _admitted(data: DataSettings, key: UnitKey, accounts: Accounts, *, most: int | None = None) -> Admitted:
+    return Admitted(key, None if data.source is not None else accounts.marks(data.account), most=most)
 
 
 def _learn(data: DataSettings, key: UnitKey, accounts: Accounts, clock: Callable[[], float]) -> None:

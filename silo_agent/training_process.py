@@ -8,6 +8,7 @@ from pathlib import Path
 from chorale.observability import logs
 from chorale.spec.job_spec import JobSpec
 from silo_agent.account_units import admitted_records
+from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.loading import load_data
@@ -22,7 +23,8 @@ def main(folder: Path) -> None:
 
     def load(spec: JobSpec, name: str) -> SiloData:
         data_set = settings.data_set(name)
-        return load_data(data_set, spec, admitted=admitted_records(settings, data_set))
+        most = load_policy(settings.policy_of(data_set)).most_records
+        return load_data(data_set, spec, admitted=admitted_records(settings, data_set, most=most))
 
     worker.work(folder, settings, load)
 

@@ -137,11 +137,12 @@ class SideMarks:
 class Admitted:
     """The records that a data set's inputs are charged for; any other one is left out.
 
-    key: by which private jobs divide them. marks: those of its account; None: all records.
+    key: by which private jobs divide them. marks: those of its account; None: all records. most: records that
+    private jobs count on, whatever there are; None: those that there are.
     """
 
-    def __init__(self, key: UnitKey, marks: SideMarks | None) -> None:
-        self.key = key
+    def __init__(self, key: UnitKey, marks: SideMarks | None, *, most: int | None = None) -> None:
+        self.key, self.most = key, most
         self.is_everything = marks is None
         found = marks or SideMarks()
         self._by_side = {None: found.all, False: found.train, True: found.held_out}

@@ -282,10 +282,11 @@ class _Computing:
         held = self.data.get(job.digest)
         if held is None or not held.is_current:
             self.data.clear()  # how many jobs wait at a time is an operator's choice
-            admitted = admitted_records(self._settings, asked.data)
+            most = asked.policy.most_records
+            admitted = admitted_records(self._settings, asked.data, most=most)
             found = load_data(asked.data, job.spec, admitted=admitted, is_cancelled=self._is_cancelled)
             if found.rows_beyond:
                 log.warning(rows_beyond_in_words(asked.data, found.rows_beyond), job=job.id)
-            check_records(found.records, asked.policy.most_records, settings=asked.data)
+            check_records(found.records, most, settings=asked.data)
             self.data[job.digest] = cut_holdout(found, job=job, rules=asked.policy)
         return self.data[job.digest]

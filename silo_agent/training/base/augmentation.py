@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.samples.image_specs import (
     ColorJitter,
     GaussianBlur,
@@ -35,6 +36,7 @@ from chorale.spec.samples.image_specs import (
 from crypto.errors import ConfigError
 from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.crops_and_flips import Move, crops_and_flips
+from silo_agent.training.data.fitting import expected_inputs, known_inputs
 from silo_agent.training.machine.seeding import derive_seed, reseeding
 from silo_agent.training.objective import Work
 
@@ -57,13 +59,15 @@ class Augmentation:
         has_dense_labels: bool,
         is_private: bool,
         own: Move | None = None,
+        spec: JobSpec | None = None,
     ) -> None:
         self._moves: list[Move] = []
         if transforms:
             quick = None if has_dense_labels else crops_and_flips(transforms)
             self._moves.append(quick or by_torchvision(transforms, size, has_masks=has_dense_labels))
         if own is not None:
-            self._moves.append(_checked(own, is_private=is_private))
+            assert spec is not None
+            self._moves.append(_checked(own, spec=spec))
         self._moves_labels = has_dense_labels or own is not None
         self._seed, self._is_private = seed, is_private
 
@@ -100,10 +104,11 @@ def augmentation_of(work: Work) -> Augmentation | None:
         has_dense_labels=has_dense_labels(input_shape=spec.input_shape, target_shape=target.shape),
         is_private=spec.privacy is not None,
         own=own,
+        spec=spec,
     )
 
 
-def _checked(own: Move, *, is_private: bool) -> Move:
+def _checked(own: Move, *, spec: JobSpec) -> Move:
     """What an institution's function gives, in the form of what it was given. Raises ConfigError; in a
     private job a sample that it fails on stays as it is, as no single record refuses such a job."""
 
@@ -115,8 +120,14 @@ def _checked(own: Move, *, is_private: bool) -> Move:
                 if each.shape != before.shape:
                     shapes = f"expected shape {tuple(before.shape)}, got {tuple(each.shape)}"
                     raise ConfigError(f"data: train_transform: {what}: {shapes}")
+            inputs_1, targets_1 = (each[None].numpy(force=True) for each in made)
+            target = spec.method.task.target
+            if not target.fitting(targets_1).all():
+                raise ConfigError(f"data: train_transform: target: expected {target.range}")
+            if not known_inputs(inputs_1, spec).all():
+                raise ConfigError(f"data: train_transform: input: {expected_inputs(spec)}")
         except Exception as error:  # it is not our code
-            if is_private:
+            if spec.privacy is not None:
                 return image, label
             if isinstance(error, ConfigError):
                 raise

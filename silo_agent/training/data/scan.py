@@ -57,7 +57,9 @@ def scanned(
     assert source is not None
     total = len(raw.train) + (0 if raw.holdout is None else len(raw.holdout))
     bound, each_bytes, count = settings.cache_megabytes << 20, sample_bytes(job), len(source)
-    is_in_memory = each_bytes * total <= bound
+    # who chooses the bytes of each would learn the number at which a private job begins to read by place
+    held = total if job.privacy is None or admitted.most is None else admitted.most * settings.rows_per_unit
+    is_in_memory = each_bytes * held <= bound
     rows = max(1, min(MOST_ROWS, bound // PART_OF_CACHE // each_bytes))
     batch_bytes = each_bytes * max(rows, job.training.batch_size)
     store = Store(

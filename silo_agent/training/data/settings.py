@@ -280,6 +280,11 @@ class DataSettings(BaseModel):
             raise ValueError(f"path: {_wanted(needs_path)} with format {self.format}")
         return self
 
+    @property
+    def rows_per_unit(self) -> int:
+        """Most rows of what private jobs count, a unit or a record."""
+        return 1 if self.unit is None else self.max_rows_per_unit
+
     @model_validator(mode="after")
     def _is_a_table(self) -> Self:
         if self.dialect != TableDialect() and self.format not in TEXT_FORMATS:

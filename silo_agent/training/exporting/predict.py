@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
 
 FOLDER = Path(__file__).parent
 MISSING = ("", "?", "NA", "nan", "NaN")
@@ -64,6 +63,8 @@ def answers_of(outputs: Any, answers: Mapping[str, Any]) -> dict[str, list[Any]]
 
 def main(source: Path, out: Path) -> None:
     """Ends with a sentence for a table that lacks a column, and overwrites nothing."""
+    import onnxruntime  # type: ignore[import-untyped]
+
     facts = json.loads((FOLDER / "preprocessing.json").read_text(encoding="utf-8"))
     if source.suffix == ".npz":
         with np.load(source, allow_pickle=False) as arrays:

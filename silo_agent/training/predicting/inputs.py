@@ -42,6 +42,7 @@ SUFFIXES = {
     ".npz": DataFormat.NPZ,
 }
 OWN = ("missing", "values", "units", "derive")  # of the settings, by column
+NOT_LOOKED_AT = 0.005  # of a volume, which is told
 ROW = "row"  # heading of the number of a row, from 1
 
 
@@ -77,6 +78,8 @@ class _Noted(Table):
 def guessed_format(path: Path) -> DataFormat:
     """By the names of the files. Raises ConfigError."""
     named = [path] if path.is_file() else [each for each in sorted(path.rglob("*")) if each.is_file()]
+    if path.is_dir():  # a folder's .DS_Store says nothing of its images
+        named = [each for each in named if not any(part[0] == "." for part in each.relative_to(path).parts)]
     for each in named:
         found = SUFFIXES.get(each.suffix.lower())
         if found is not None and (path.is_file() or found is DataFormat.PARQUET):
@@ -150,18 +153,25 @@ def _images(form: DataFormat, settings: DataSettings, job: JobSpec) -> Inputs:
         found = listed(path, IMAGES[form])
         notes = [f"{len(names)} left out, {why}" for why, names in found.left_out.items()]
         is_one_series = form is DataFormat.DICOM and len(job.input_shape) == 4
-        if not (is_one_series and all(each.parent == path for each in found.images.values())):
+        if not (is_one_series and all(each.is_file() for each in found.images.values())):
             files = found.images
     images = scans.Scans(
         images=[*files.values()], targets=np.zeros(len(files)), read=read, shape=job.input_shape
     )
 
+    remarks: dict[int, list[str]] = defaultdict(list)
+
     def read_one(place: int) -> tuple[Features, Grid]:
         picture = images.picture(images.images[place])
+        if (lost := picture.grid.outside(job.input_shape[1:])) > NOT_LOOKED_AT:
+            told = f"{lost:.0%} of its volume lies beyond the model's grid, and was not looked at"
+            remarks[place].append(told)
         return _in_form(picture.values[np.newaxis], job), picture.grid
 
     suffix = ".png" if form is DataFormat.IMAGE_FOLDER else ".nii.gz"
-    return Inputs(key="image", names=[*files], read=read_one, notes=notes, mask_suffix=suffix)
+    return Inputs(
+        key="image", names=[*files], read=read_one, remarks=remarks, notes=notes, mask_suffix=suffix
+    )
 
 
 def _arrays(settings: DataSettings, job: JobSpec) -> Inputs:

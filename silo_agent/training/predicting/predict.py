@@ -18,7 +18,7 @@ import torch
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
-from silo_agent.training.data.formats.images.grids import Grid, back
+from silo_agent.training.data.formats.images.grids import Grid, as_stored, back
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.predicting.answers import Columns, answers_of, mask_of
 from silo_agent.training.predicting.inputs import Inputs
@@ -75,14 +75,18 @@ def _batch(
     if job.method.task.word == "segmentation":
         for at, place in enumerate(read):
             mask = mask_of(outputs[at]).numpy()
-            path = masks / f"{inputs.names[place]}{inputs.mask_suffix}"
-            _write_mask(mask, grids[place], path)
+            name = inputs.names[place].removesuffix(inputs.mask_suffix)
+            path = masks / f"{name}{inputs.mask_suffix}"
+            written = _write_mask(mask, grids[place], path)
+            counts = np.bincount(written.ravel(), minlength=len(answers)).tolist()
+            found[place] |= dict(zip(answers, counts, strict=True))
             found[place][MASK] = path.relative_to(masks.parent).as_posix()
     yield from (found.get(place, {}) for place in places)
 
 
-def _write_mask(mask: np.ndarray, grid: Grid | None, path: Path) -> None:
-    """In the size of the image's file, without mixing numbers: PNG, or NIfTI with its place in space."""
+def _write_mask(mask: np.ndarray, grid: Grid | None, path: Path) -> np.ndarray:
+    """In the size of the image's file, without mixing numbers: PNG, or NIfTI with its place in space. Gives
+    what was written."""
     if grid is not None:
         mask = back(mask, grid)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,12 +96,15 @@ def _write_mask(mask: np.ndarray, grid: Grid | None, path: Path) -> None:
         if mask.max(initial=0) >= MOST_MASK_CLASSES:
             raise ConfigError(f"{path}: expected at most {MOST_MASK_CLASSES} classes in a mask")
         Image.fromarray(mask.astype(np.uint8)).save(path)
-        return
+        return mask
     import nibabel
 
-    affine = np.eye(4) if grid is None or grid.affine is None else grid.affine
+    affine = np.eye(4)
+    if grid is not None:
+        mask, affine = as_stored(mask, grid)
     image: Any = nibabel.Nifti1Image(mask.astype(np.int16), affine)  # type: ignore[no-untyped-call]
     nibabel.save(image, path)
+    return mask
 
 
 def write_columns(columns: Columns, facts: Mapping[str, object], out: Path) -> None:

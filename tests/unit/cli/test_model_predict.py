@@ -275,7 +275,7 @@ def test_masks_lie_in_the_grid_of_their_image(tmp_path: Path, chorale: Calls, ki
     job = make_job(task={"name": "segmentation"}, classes=2, model={"name": "custom"})
     given = DataSettings.model_validate({"format": guessed_format(folder), "path": folder})
     columns = predictions(Bright(), inputs_in(given, job), job, masks=tmp_path / "masks")
-    assert (columns["remarks"], columns["pixels_1"]) == ([""], [32])
+    assert (columns["remarks"], columns["pixels_1"]) == ([""], [64])
     path = tmp_path / str(columns["mask"][0])
     if kind == "png":
         mask = np.asarray(Image.open(path))
@@ -412,3 +412,69 @@ def test_a_unit_takes_no_answers_place(tmp_path: Path, chorale: Calls, unit: str
     assert row["patient" if unit == "patient" else f"input_{unit}"] == "p7"
     assert row["prediction"] in CLASSES
     assert row["remarks"] == ""
+
+
+def test_a_folder_of_series_has_an_answer_a_series(tmp_path: Path, chorale: Calls) -> None:
+    pytest.importorskip("monai", reason="needs the extra medical")
+    folder = tmp_path / "new"
+    for name in ("a", "b"):
+        for place in range(2):
+            write_slice(
+                folder / name / f"{place}.dcm",
+                np.full((8, 8), 500),
+                place=place,
+                series=f"1.2.{name == 'b':d}",
+            )
+    job = make_job(input_shape=(1, 8, 8, 2), classes=2, model={"name": "custom"})
+    given = DataSettings.model_validate({"format": guessed_format(folder), "path": folder})
+    assert inputs_in(given, job).names == ["a", "b"]
+    assert [inputs_in(given, job).read(place)[0].shape for place in (0, 1)] == [(1, 8, 8, 2)] * 2
+
+
+def test_hidden_files_of_a_folder_say_no_format(tmp_path: Path) -> None:
+    write_nifti(tmp_path / "a.nii.gz", np.zeros((2, 2, 2), np.int16))
+    (tmp_path / ".DS_Store").write_bytes(b"")
+    assert guessed_format(tmp_path) == "nifti"
+
+
+@pytest.mark.parametrize("scans", [None, {"grid": {"spacing_mm": [1, 2, 3]}, "range": [0, 1]}])
+def test_a_mask_of_a_volume_has_its_files_own_axes(tmp_path: Path, chorale: Calls, scans: Any) -> None:
+    pytest.importorskip("monai", reason="needs the extra medical")
+    import nibabel
+
+    values = np.zeros((4, 6, 8), np.int16)
+    values[:1, :2, 3:] = 200
+    # to the back, upwards, to the right
+    affine = np.array([[0, 0, 1.0, 5], [-2.0, 0, 0, 6], [0, 3.0, 0, 7], [0, 0, 0, 1]])
+    write_nifti(tmp_path / "new" / "a.nii.gz", values, affine)
+    job = make_job(
+        task={"name": "segmentation"},
+        classes=2,
+        model={"name": "custom"},
+        input_shape=(1, 8, 4, 6),
+        scans=scans,
+    )
+    given = DataSettings.model_validate({"format": "nifti", "path": tmp_path / "new"})
+    columns = predictions(Bright(), inputs_in(given, job), job, masks=tmp_path / "masks")
+    found: Any = nibabel.load(tmp_path / str(columns["mask"][0]))  # type: ignore[attr-defined]
+    np.testing.assert_allclose(found.affine, affine)
+    if scans is None:
+        np.testing.assert_array_equal(np.asarray(found.dataobj), values > 100)
+    assert columns["mask"] == ["masks/a.nii.gz"]
+    assert columns["pixels_1"] == [int(np.asarray(found.dataobj).sum())]
+    assert columns["remarks"] == [""]
+
+
+def test_what_lies_beyond_the_models_grid_is_told(tmp_path: Path, chorale: Calls) -> None:
+    pytest.importorskip("monai", reason="needs the extra medical")
+    write_nifti(tmp_path / "new" / "a.nii.gz", np.zeros((8, 8, 8), np.int16), np.eye(4))
+    job = make_job(
+        task={"name": "segmentation"},
+        classes=2,
+        model={"name": "custom"},
+        input_shape=(1, 4, 8, 4),
+        scans={"grid": {"spacing_mm": [1, 1, 1], "pad": 0}},
+    )
+    given = DataSettings.model_validate({"format": "nifti", "path": tmp_path / "new"})
+    columns = predictions(Bright(), inputs_in(given, job), job, masks=tmp_path / "masks")
+    assert columns["remarks"] == ["75% of its volume lies beyond the model's grid, and was not looked at"]

@@ -281,3 +281,18 @@ def test_numbers_in_masks_are_the_classes_that_the_silo_says(classes: Any, tmp_p
         load(job, **files).train.labels[0].tolist()
         == np.select([numbers == 12, numbers == 7], [-1, 1]).tolist()
     )
+
+
+def test_a_mask_whose_marks_all_lie_beyond_the_grid_is_named(tmp_path: Path) -> None:
+    for name, at in (("a", 0), ("b", 8)):
+        mask = np.zeros((16, 16, 16), np.uint8)
+        mask[at, at, at] = 1
+        write_nifti(tmp_path / "images" / f"{name}.nii", np.ones((16, 16, 16), np.int16), np.eye(4))
+        write_nifti(tmp_path / "masks" / f"{name}.nii", mask, np.eye(4))
+    scans = {"grid": {"spacing_mm": [1, 1, 1], "pad": 0}}
+    job = make_job(2, (1, 8, 8, 8), task={"name": "segmentation"}, scans=scans)
+    with pytest.raises(ConfigError, match=r"a.nii: all that it marks lies beyond the job's scans.grid"):
+        load(job, format="nifti", path=tmp_path, holdout=0.0)
+    (tmp_path / "masks" / "a.nii").unlink()
+    (tmp_path / "images" / "a.nii").unlink()
+    assert load(job, format="nifti", path=tmp_path, holdout=0.0).train.labels.sum() == 1

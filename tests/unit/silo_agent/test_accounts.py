@@ -73,7 +73,7 @@ def test_a_record_of_two_accounts_is_used_by_the_first_alone(book: AccountBook, 
         train, held = numbers(book.load("trial", is_private=is_private))
         assert sorted(train + held) == list(range(40, 60))
     own = admitted_records(
-        book.settings, book.settings.data_set("trial")
+        book.settings, book.settings.data_set("trial"), most=1_000
     )  # what a training process of its own finds
     assert own is not None
     assert own.units(["40"]) == [None]  # a record is no unit

@@ -82,6 +82,16 @@ def test_in_a_private_job_a_sample_that_it_fails_on_stays_as_it_is() -> None:
     torch.testing.assert_close(made(batch, step=0).inputs, batch.inputs)
 
 
+@pytest.mark.parametrize("label", [-1, 99])
+def test_in_a_private_job_a_target_that_is_none_of_the_jobs_stays_as_it_is(label: int) -> None:
+    """It ended the phase, which tells of that record."""
+    batch = batch_of([0, 1])
+    made = made_of(lambda image, old: (image, old * 0 + label), privacy=privacy())
+    torch.testing.assert_close(made(batch, step=0).labels_N, batch.labels_N)
+    with pytest.raises(ConfigError, match="train_transform: target: expected 0 to"):
+        made_of(lambda image, old: (image, old * 0 + label))(batch, step=0)
+
+
 class Drawn:
     """Samples that are others each time."""
 

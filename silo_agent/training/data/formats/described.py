@@ -149,7 +149,7 @@ def folders_in_words(settings: DataSettings) -> Iterator[str]:
 def _size(path: Path, form: DataFormat) -> str:
     """By the header alone."""
     with suppress(Exception):  # what decoders raise is on no list
-        if form is DataFormat.NIFTI:
+        if form is DataFormat.NIFTI or path.name.lower().endswith(scans.NIFTI_ENDINGS):
             import nibabel
 
             return "x".join(map(str, getattr(nibabel.load(path), "shape", ())))

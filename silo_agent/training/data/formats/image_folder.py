@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +63,8 @@ class Contents:
     def __getitem__(self, place: int) -> bytes:
         path = self._files[place]
         folder = path.relative_to(self._root).parts[0]
+        if folder == scans.IMAGES:  # as where its label lies beside it: no job moves it to another side
+            return scans.Files([path], self._root)[0]
         return path.read_bytes() + folder.encode("utf-8", "surrogateescape")
 
 
@@ -93,8 +94,7 @@ def records(settings: DataSettings) -> Records:
     job says which of both they are. Raises ConfigError as `load`."""
     root = required_path(settings)
     files = [path for folder in _folders(root) for path in listed(folder, ENDINGS).images.values()]
-    beside = scans.stored_in(root, ENDINGS) if (root / scans.IMAGES).is_dir() else ()
-    return Records(train=chain(every(Contents(files, root)), beside))
+    return Records(train=every(Contents(files, root)))
 
 
 def _folders(root: Path) -> list[Path]:

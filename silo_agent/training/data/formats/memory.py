@@ -59,7 +59,7 @@ def check_records(held: int, most: int, *, settings: DataSettings) -> None:
 
     most: as `Policy.most_records`, of units where the data set has some.
     """
-    if held > most * _rows_per_unit(settings):
+    if held > most * settings.rows_per_unit:
         raise SettingsFault(
             f"data {settings.name}: private jobs expect at most {most} records here, it holds more: "
             "constant_work_records in the policy says how many there may be"
@@ -71,7 +71,7 @@ def check_room(spec: JobSpec, state: Arrays, settings: DataSettings, *, most: in
 
     state: whose widest array bounds the features and logits of a record. most: as of `check_records`.
     """
-    records = most * _rows_per_unit(settings)
+    records = most * settings.rows_per_unit
     taken = records * (RECORD_BYTES + _answer_bytes(spec, state)) + _input_bytes(spec, settings, records)
     most_bytes = machine_bytes() // PRIVATE_SHARE
     if taken > most_bytes:
@@ -106,10 +106,6 @@ def _input_bytes(spec: JobSpec, settings: DataSettings, records: int) -> int:
     if settings.format in IMAGE_FORMATS:  # beyond the cache they are read by place
         return min(every, settings.cache_megabytes << 20)
     return INPUT_COPIES * every
-
-
-def _rows_per_unit(settings: DataSettings) -> int:
-    return 1 if settings.unit is None else settings.max_rows_per_unit
 
 
 def _answer_bytes(spec: JobSpec, state: Arrays) -> int:

@@ -15,7 +15,7 @@ N = images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,8 @@ class Scans:
             return image.values, target
         mask = self.picture(target, is_mask=True)
         image.grid.check_same(mask.grid, source=target)
+        if mask.is_lost:
+            raise ConfigError(f"{target}: all that it marks lies beyond the job's scans.grid")
         if (mask.values != np.floor(mask.values)).any():
             raise ConfigError(f"{target}: a mask holds whole numbers")
         numbers = mask.values[0].astype(np.int64)
@@ -187,11 +189,6 @@ def records(settings: DataSettings) -> Records:
     return Records(train=every(Files(images, root)), units=units)
 
 
-def stored_in(root: Path, endings: Endings) -> Iterator[bytes | None]:
-    """What is stored of each image. Raises ConfigError."""
-    return every(Files(list(listed(root / IMAGES, endings).images.values()), root))
-
-
 def load_with(read: Read, settings: DataSettings, job: JobSpec, *, endings: Endings) -> RawData:
     """Images by place. Raises ConfigError for folders or a table that are not there."""
     root, shape, problems = required_path(settings), job.input_shape, Problems()
@@ -270,7 +267,8 @@ def _labelled(
     wanted = (IMAGE_COLUMN, *job.label_columns)
     table, _ = read_table(root / LABELS, settings, wanted, is_private=job.privacy is not None)
     table = table.take(kept_rows(table, settings, job))
-    labels, images = labels_of(table, class_numbers(settings, job), job), listed(root / IMAGES, endings)
+    labels = labels_of(table, class_numbers(settings, job), job, settings.missing)
+    images = listed(root / IMAGES, endings)
     problems.take(table.problems)
     rows: dict[str, int] = {}  # by image
     for row, name in enumerate(table.texts(IMAGE_COLUMN)):

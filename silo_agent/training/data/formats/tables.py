@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from decimal import Decimal
 from typing import TypeAlias
 
 import numpy as np
@@ -170,7 +171,7 @@ def raw_data(
     return RawData(
         train=Samples(
             features=inputs_of(table, settings, job),
-            labels=labels_of(table, class_numbers(settings, job), job),
+            labels=labels_of(table, class_numbers(settings, job), job, settings.missing),
         ),
         identities=identities,
         units=units,
@@ -205,6 +206,9 @@ def text_of(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return str(int(value))
+    if isinstance(value, Decimal) and value.is_finite():
+        text = f"{value:f}"  # a column's scale is that of its longest number: another record brings zeros
+        return text.rstrip("0").rstrip(".") if "." in text else text
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) <= MAX_LABEL else repr(value)
     return str(value).strip()
@@ -301,6 +305,7 @@ def _categories(table: Table, column: ColumnSpec, missing: Collection[str]) -> N
     places = {text: place for place, text in enumerate(categories) if text not in missing}
     is_missing, read = MISSING.union(missing), table.texts(column.name)
     stored = read if table.values.get(column.name) is None else replace(table, values={}).texts(column.name)
+    is_missing = is_missing - {*categories}.difference(missing)  # NA may be one, of which the job says so
     found_N = np.full(table.rows, -1)
     for row, (text, as_stored) in enumerate(zip(read, stored, strict=True)):
         if as_stored in is_missing or text in is_missing:
@@ -347,8 +352,11 @@ def class_numbers(settings: DataSettings, job: JobSpec) -> dict[str, int]:
     return found
 
 
-def labels_of(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
-    """What the label columns hold. classes: what each text stands for. Shapes: -> (N, *target)."""
+def labels_of(
+    table: Table, classes: Mapping[str, int], job: JobSpec, missing: Mapping[str, Collection[str]]
+) -> Labels:
+    """What the label columns hold. classes: what each text stands for. missing: texts that mean it, by
+    column. Shapes: -> (N, *target)."""
     target = job.method.task.target
     if classes and target.is_whole and target.shape == ():
         # by the settings alone: a class that no text stands for, and a text that stands for none
@@ -362,12 +370,13 @@ def labels_of(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
     for name in job.label_columns:
         if classes:
             values_N = np.full(table.rows, np.nan)
+            unknown = {*missing.get(name, ())}
             for row, text in enumerate(table.texts(name)):
-                values_N[row] = classes.get(text, math.nan)
-                if text not in classes:
+                values_N[row] = math.nan if text in unknown else classes.get(text, math.nan)
+                if text not in classes or text in unknown:
                     table.say(row, name, f"expected one of {some([*classes])}, got {text[:40]!r}")
         else:
-            values_N = _label_values(table, name)
+            values_N = _label_values(table, name, missing.get(name, ()))
         if target.is_whole:
             is_fraction_N = (values_N != np.floor(values_N)) | (np.abs(values_N) > MAX_LABEL)
             for row in np.flatnonzero(is_fraction_N & ~np.isnan(values_N)).tolist():
@@ -378,13 +387,18 @@ def labels_of(table: Table, classes: Mapping[str, int], job: JobSpec) -> Labels:
     return labels.astype(np.int64) if target.is_whole else labels
 
 
-def _label_values(table: Table, name: str) -> NDArray[np.float64]:
+def _label_values(table: Table, name: str, missing: Collection[str]) -> NDArray[np.float64]:
     """As `_values`; a missing label is a problem, too."""
     cells = table.cells[name]
     if isinstance(cells, np.ndarray):
         for row in np.flatnonzero(np.isnan(cells)).tolist():
             table.say(row, name, "expected a number, got none")
-    return _values(table, name, ())
+    values_N = _values(table, name, missing)
+    if missing:
+        stored_N = _values(replace(table, problems=Problems()), name, ())
+        for row in np.flatnonzero(np.isnan(values_N) & ~np.isnan(stored_N)).tolist():
+            table.say(row, name, "expected a number, got one that means missing (data.missing)")
+    return values_N
 
 
 def some(texts: Sequence[str]) -> str:

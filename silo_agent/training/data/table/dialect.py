@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ASCII = bytes(each for each in range(32, 127) if each != ord("\\")) + rb"\n" + b"\t\r\n"
 OF_NUMBERS = "0123456789+-eE\n"
+WITH_ESCAPES = ("raw-unicode-escape", "unicode-escape")  # in which other characters are an end of line
+LONGEST_NUMBER = 64  # characters of those that are read at once
 GROUP_SPACES = "[ \u00a0\u202f]"  # between groups of digits, where a space is
 
 
@@ -60,6 +63,8 @@ class TableDialect(BaseModel):
     @property
     def has_lines_of_bytes(self) -> bool:
         """Whether a line of the file is one of its bytes, as in all encodings that hold ASCII as it is."""
+        if codecs.lookup(self.encoding).name in WITH_ESCAPES:
+            return False
         try:
             return (ASCII + b"\xff").decode(self.encoding, "replace").startswith(ASCII.decode("ascii"))
         except UnicodeError:
@@ -76,7 +81,8 @@ class TableDialect(BaseModel):
 
     def numbers(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """`number` of each. Shapes: -> (N,)."""
-        joined = "\n".join(texts)
+        # a long text may stand for all rows of a typed table, and takes its memory once
+        joined = "\n".join(texts) if max(map(len, texts), default=0) <= LONGEST_NUMBER else "long"
         if set(joined) <= {*OF_NUMBERS, self.decimal}:
             plain = joined.replace(self.decimal, ".").split("\n")
             # of these letters Python takes no other texts for numbers

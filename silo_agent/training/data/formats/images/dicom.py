@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.samples.scan_specs import ScanSpec
 from crypto.errors import ConfigError
+from silo_agent.training.data.formats.images.codestreams import stated_pixels
 
 GRAY = ("MONOCHROME1", "MONOCHROME2")
 COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "PALETTE COLOR")
@@ -70,6 +71,7 @@ def values(file: Path, *, channels: int, is_mask: bool, scans: ScanSpec) -> NDAr
 
     found = dcmread(file)
     lacking = _checked(found, file, channels=1 if is_mask else channels)
+    _check_frame(found, file)
     try:
         stored = pixel_array(found)
     except RuntimeError as error:  # of each decoder that is there
@@ -137,6 +139,23 @@ def _lacking(found: Dataset, file: Path) -> Sequence[str]:
     return decoder.missing_dependencies
 
 
+def _check_frame(found: Dataset, file: Path) -> None:
+    """Raises ConfigError for a compressed picture of another size than the file declares, by which memory
+    was planned."""
+    from pydicom.encaps import get_frame
+    from pydicom.uid import JPEG2000TransferSyntaxes, JPEGLSTransferSyntaxes, JPEGTransferSyntaxes
+
+    syntaxes = (*JPEGTransferSyntaxes, *JPEGLSTransferSyntaxes, *JPEG2000TransferSyntaxes)
+    if found.file_meta.TransferSyntaxUID not in syntaxes:
+        return
+    stated = stated_pixels(get_frame(found.PixelData, 0, number_of_frames=1))
+    if stated != found.Rows * found.Columns:
+        raise ConfigError(
+            f"{file}: Rows and Columns say {found.Rows * found.Columns} pixels, its compressed picture "
+            f"{'does not say' if stated is None else stated}"
+        )
+
+
 def _syntax(found: Dataset) -> str:
     syntax = found.file_meta.TransferSyntaxUID
     return f"transfer syntax {syntax.name} ({syntax})"
@@ -153,7 +172,8 @@ def _check_meaning(found: Dataset, scans: ScanSpec, file: Path) -> None:
             )
         return
     said = found.get("Units") if modality == "PT" else found.get("RescaleType")
-    own = str(said or (HOUNSFIELD if modality == "CT" else HAS_NO_UNIT))
+    is_scaled = bool(found.get("ModalityLUTSequence")) or found.get("RescaleSlope") is not None
+    own = str(said or (HOUNSFIELD if modality == "CT" and is_scaled else HAS_NO_UNIT))
     if own != scans.unit and (scans.unit is not None or own not in (HOUNSFIELD, HAS_NO_UNIT)):
         stated = "does not state a unit" if scans.unit is None else f"has scans.unit {scans.unit}"
         raise ConfigError(f"{file}: values in {own}, the job {stated}")

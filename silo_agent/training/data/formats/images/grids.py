@@ -6,6 +6,8 @@ stored.
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,11 +29,20 @@ BACKGROUND = 0  # of a mask, outside of its file
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """size: before it becomes the job's. affine: from places to millimeters; None where the file has none.
-    steps: places of the file from one of the job's to the next, by axis; None where it was stretched."""
+    steps: places of the file from one of the job's to the next, by axis; None where it was stretched. axes:
+    where the file's own axes run to, before they were turned; None where nothing was turned."""
 
     size: tuple[int, ...]
     affine: Affine | None = None
     steps: tuple[float, ...] | None = None
+    axes: str | None = None
+
+    def outside(self, size: tuple[int, ...]) -> float:
+        """The share of the file's volume that lies beyond a job's grid of that size."""
+        if self.steps is None:
+            return 0.0
+        axes = zip(self.size, size, self.steps, strict=True)
+        return 1.0 - math.prod(min(1.0, made * step / own) for own, made, step in axes)
 
     def check_same(self, other: Grid, *, source: Path) -> None:
         """Raises ConfigError where other, that of the mask at source, lies elsewhere."""
@@ -39,7 +50,11 @@ class Grid:
             raise ConfigError(f"{source}: a mask of size {other.size}, expected its image's {self.size}")
         if self.affine is None or other.affine is None:
             return
-        if not np.allclose(self.affine, other.affine, rtol=0, atol=NEAR_MM):
+        apart = other.affine - self.affine
+        # a spacing that is nearly the same is far off at the other end
+        ends = np.array([(*each, 1) for each in itertools.product(*((0, size - 1) for size in self.size))])
+        half_mm = np.linalg.norm(self.affine[:3, :3], axis=0).min() / 2
+        if abs(apart).max() > NEAR_MM or np.linalg.norm(ends @ apart.T, axis=1).max() > half_mm:
             raise ConfigError(
                 f"{source}: a mask in another grid than its image (position, spacing or direction): "
                 "resample it onto the image's"
@@ -48,10 +63,12 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What was read of an image. Shapes: values (channels, *size of the job)."""
+    """What was read of an image. Shapes: values (channels, *size of the job). is_lost: of a mask, whether all
+    that it marks lies beyond the job's grid."""
 
     values: Values
     grid: Grid
+    is_lost: bool = False
 
 
 def in_form(
@@ -70,9 +87,11 @@ def in_form(
     ConfigError for one that does not say how it lies, as far as that matters.
     """
     spec = scans.grid
+    axes = None
     if affine is not None and len(size) == 3:
+        axes = axes_of(affine)
         values, affine = turned(values, affine, UPRIGHT if spec is None else spec.orientation, source=source)
-    grid = Grid(size=values.shape[1:], affine=affine if is_placed else None)
+    grid = Grid(size=values.shape[1:], affine=affine if is_placed else None, axes=axes)
     if spec is None:
         made = resized(values, size, is_mask=is_mask)
     else:
@@ -84,7 +103,8 @@ def in_form(
     if scans.range is not None and not is_mask:
         low, high = scans.range
         made = (np.clip(made, low, high) - np.float32(low)) / np.float32(high - low)
-    return Picture(values=made, grid=grid)
+    is_lost = is_mask and spec is not None and bool(values.any()) and not made.any()
+    return Picture(values=made, grid=grid, is_lost=is_lost)
 
 
 def back(mask: Values, grid: Grid) -> Values:
@@ -127,6 +147,25 @@ def _resampled(
         is_outside = (places < -0.5) | (places > own - 0.5)
         made[(slice(None),) * axis + (is_outside,)] = outside
     return made
+
+
+def as_stored(mask: Values, grid: Grid) -> tuple[Values, Affine]:
+    """A mask of grid.size with its axes as its file has them, and its affine."""
+    affine = np.eye(4) if grid.affine is None else grid.affine
+    if grid.axes is None:
+        return mask, affine
+    made, affine = turned(mask[np.newaxis], affine, grid.axes, source=Path())
+    return made[0], affine
+
+
+def axes_of(affine: Affine) -> str | None:
+    """None where the affine has no directions, which `turned` refuses."""
+    from nibabel import orientations
+
+    if not np.isfinite(affine).all():
+        return None
+    typed: Any = orientations  # whose functions have no types
+    return "".join(each or "" for each in typed.aff2axcodes(affine))
 
 
 def turned(values: Values, affine: Affine, axes: str, *, source: Path) -> tuple[Values, Affine]:

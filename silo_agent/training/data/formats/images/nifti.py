@@ -14,6 +14,7 @@ from crypto.errors import ConfigError
 from silo_agent.training.data.formats.images.grids import Affine, Picture, in_form
 from silo_agent.training.data.formats.memory import check_values
 
+LEAST_EXTENSION = 16  # bytes
 MILLIMETERS = {"meter": 1e3, "micron": 1e-3}  # in a unit of lengths; others are taken as millimeters
 
 
@@ -52,7 +53,25 @@ def _checked(path: Path, size: tuple[int, ...]) -> bool:
     # what lies before the image is read, too
     declared = math.prod(map(abs, header.get_data_shape())) + abs(int(header["vox_offset"]))
     check_values(declared, size, source=path)
+    with opened(path, "rb") as file:
+        _check_extensions(file.read(max(int(header["vox_offset"]), header.sizeof_hdr + 4)), header, path)
     return form is Nifti2Header
+
+
+def _check_extensions(before: bytes, header: Any, path: Path) -> None:
+    """Raises ConfigError for header extensions that do not end before the image. before: all that lies
+    there."""
+    place, end = header.sizeof_hdr + 4, int(header["vox_offset"])
+    if before[place - 4 : place - 3] in (b"", b"\0"):
+        return
+    order: Any = "little" if header.endianness == "<" else "big"
+    while end - place >= LEAST_EXTENSION:
+        length = int.from_bytes(before[place : place + 4], order)
+        if not LEAST_EXTENSION <= length <= end - place:
+            raise ConfigError(f"{path}: a header extension of {length} bytes, expected 16 to {end - place}")
+        place += length
+    if end < place:
+        raise ConfigError(f"{path}: header extensions, and vox_offset is {end}")
 
 
 def _affine(header: Any, path: Path) -> Affine:

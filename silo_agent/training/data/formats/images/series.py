@@ -78,8 +78,8 @@ def _check_alike(files: Sequence[Path], headers: Sequence[Any]) -> None:
         return "a scout (ImageType LOCALIZER)" if "LOCALIZER" in kind else "no scout"
 
     facts = [("", size), ("", is_scout)]
-    facts += [(f"{tag} ", _rounded(tag)) for tag in ("SeriesInstanceUID", "ImageOrientationPatient")]
-    facts += [(f"{tag} ", _rounded(tag)) for tag in ("PixelSpacing", "AcquisitionNumber", "Units")]
+    tags = ("SeriesInstanceUID", "ImageOrientationPatient", "PixelSpacing", "AcquisitionNumber", "Units")
+    facts += [(f"{tag} ", _rounded(tag)) for tag in (*tags, "PatientID")]
     for name, of in facts:
         found = [of(header) for header in headers]
         usual = Counter(found).most_common(1)[0][0]
