@@ -89,10 +89,10 @@ def account_budgets(
     )
 
 
-def admitted_records(settings: SiloSettings, data_set: DataSettings, *, most: int) -> Admitted | None:
+def admitted_records(settings: SiloSettings, data_set: DataSettings, *, most: int | None) -> Admitted | None:
     """As the agent that runs admits them, for a process of its own; None where no agent keeps a ledger.
 
-    most: of the policy in force. Raises ConfigError.
+    most: of the policy in force, for private jobs. Raises ConfigError.
     """
     if not settings.ledger_path.exists():
         return None

@@ -23,7 +23,8 @@ def main(folder: Path) -> None:
 
     def load(spec: JobSpec, name: str) -> SiloData:
         data_set = settings.data_set(name)
-        most = load_policy(settings.policy_of(data_set)).most_records
+        is_private = spec.privacy is not None
+        most = load_policy(settings.policy_of(data_set)).most_records if is_private else None
         return load_data(data_set, spec, admitted=admitted_records(settings, data_set, most=most))
 
     worker.work(folder, settings, load)
