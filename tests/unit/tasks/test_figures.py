@@ -138,7 +138,7 @@ def test_segmentation_is_as_scikit_learn_has_it() -> None:
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "dice", "both"])
 def test_void_pixels_of_a_segmentation_count_nowhere(loss: str) -> None:
-    """What is said and true there may be anything; an image that is all void has no part in a figure."""
+    """Outputs and classes there may be anything; an image that is all void has no part in a figure."""
     task = Segmentation(Sizes(classes=3, input_shape=(1, 5, 6)), loss=loss, void=255)
     generator = torch.Generator().manual_seed(3)
     said = torch.randn((4, 3, 5, 6), generator=generator).requires_grad_()
