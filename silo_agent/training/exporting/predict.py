@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 FOLDER = Path(__file__).parent
-MISSING = ("", "?", "NA", "nan", "NaN")
 NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 THRESHOLD = 0.5  # of a label's probability
 
@@ -30,10 +29,10 @@ def inputs_of(row: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> I
     for column in columns:
         cell, known = (row[column["name"]] or "").strip(), column["categories"]
         if known is not None and column["encoding"] != "index":
-            yield from (float(cell == each and cell not in MISSING) for each in known)
+            yield from (float(cell == each) for each in known)
             continue
         if known is not None:
-            value = float(known.index(cell)) if cell in known and cell not in MISSING else math.nan
+            value = float(known.index(cell)) if cell in known else math.nan
         else:
             value = float(cell) if NUMBER.fullmatch(cell) else math.nan
             low, high = column["plausible"] or (-math.inf, math.inf)

@@ -156,16 +156,16 @@ def test_a_model_that_torch_cannot_export_has_no_onnx_file_and_says_why(
 def test_rows_are_made_into_inputs_as_silos_make_them(tmp_path: Path) -> None:
     columns = [
         {"name": "age", "mean": 54.0, "scale": 9.0, "fill": 50.0, "plausible": (0, 120)},
-        {"name": "sex", "categories": ("f", "m")},
+        {"name": "sex", "categories": ("f", "m", "NA")},
         {"name": "pain", "categories": ("none", "typical"), "encoding": "index", "fill": -1.0, "scale": 2.0},
         {"name": "lead0..lead1", "mean": 1.0},
     ]
-    job = make_job(classes=2, input_shape=(6,), columns=columns, label_column="ill")
+    job = make_job(classes=2, input_shape=(7,), columns=columns, label_column="ill")
     facts = exporting.preprocessing(job, facts_of(job, job_digest=bytes(32), round=3))
     table = tmp_path / "patients.csv"
     table.write_text(
         "pain,ill,age,sex,lead1,lead0\ntypical,1,63,m,1,2\nnone,0,,f,.5,-1e1\n?,0,400, ?,4_0,\n"
-        "NA,0,x,w,nan,inf\n"
+        "NA,0,x,w,nan,inf\nnone,1,50,NA,1,1\n"
     )
     settings = DataSettings(format=DataFormat.CSV, path=table)
     trained = load_csv(settings, job).train.features
@@ -237,7 +237,7 @@ def test_a_predicting_script_that_answers_otherwise_is_an_error(
     monkeypatch.setattr(exporting, "preprocessing", other)
     ended = chorale("model", "export", tmp_path / "model.safetensors", "--out", tmp_path / "out")
     assert ended.code == 2
-    assert "predict.py: it gives other answers than the federation's model" in ended.err
+    assert "predict.py: probability_well: it gives other answers than the federation's model" in ended.err
 
 
 def test_a_file_without_facts_is_one_sentence(tmp_path: Path, chorale: Calls) -> None:
