@@ -296,3 +296,12 @@ def test_a_mask_whose_marks_all_lie_beyond_the_grid_is_named(tmp_path: Path) -> 
     (tmp_path / "masks" / "a.nii").unlink()
     (tmp_path / "images" / "a.nii").unlink()
     assert load(job, format="nifti", path=tmp_path, holdout=0.0).train.labels.sum() == 1
+
+
+def test_flat_nifti_has_flat_masks(tmp_path: Path) -> None:
+    mask = np.eye(4, 6, dtype=np.int16)
+    for folder in ("images", "masks"):
+        write_nifti(tmp_path / folder / "a.nii", mask, np.diag([0.5, 0.5, 1, 1]))
+    job = make_job(2, (1, 4, 6), task={"name": "segmentation"})
+    data = load(job, format="nifti", path=tmp_path, holdout=0.0)
+    assert data.train.labels[0].tolist() == mask.tolist()

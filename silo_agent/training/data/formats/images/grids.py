@@ -52,7 +52,8 @@ class Grid:
             return
         apart = other.affine - self.affine
         # a spacing that is nearly the same is far off at the other end
-        ends = np.array([(*each, 1) for each in itertools.product(*((0, size - 1) for size in self.size))])
+        sizes = (*self.size, 1, 1, 1)[:3]
+        ends = np.array([(*each, 1) for each in itertools.product(*((0, size - 1) for size in sizes))])
         half_mm = np.linalg.norm(self.affine[:3, :3], axis=0).min() / 2
         if abs(apart).max() > NEAR_MM or np.linalg.norm(ends @ apart.T, axis=1).max() > half_mm:
             raise ConfigError(
