@@ -42,7 +42,7 @@ SUFFIXES = {
     ".npz": DataFormat.NPZ,
 }
 OWN = ("missing", "values", "units", "derive")  # of the settings, by column
-NOT_LOOKED_AT = 0.005  # of a volume, which is told
+NOT_LOOKED_AT = 0.005  # of a volume; more of it is a remark
 ROW = "row"  # heading of the number of a row, from 1
 
 
@@ -164,8 +164,8 @@ def _images(form: DataFormat, settings: DataSettings, job: JobSpec) -> Inputs:
     def read_one(place: int) -> tuple[Features, Grid]:
         picture = images.picture(images.images[place])
         if (lost := picture.grid.outside(job.input_shape[1:])) > NOT_LOOKED_AT:
-            told = f"{lost:.0%} of its volume lies beyond the model's grid, and was not looked at"
-            remarks[place].append(told)
+            remark = f"{lost:.0%} of its volume lies beyond the model's grid, and was not looked at"
+            remarks[place].append(remark)
         return _in_form(picture.values[np.newaxis], job), picture.grid
 
     suffix = ".png" if form is DataFormat.IMAGE_FOLDER else ".nii.gz"
