@@ -13,7 +13,7 @@ import click
 from chorale.runtime.files import read_limited
 from chorale.runtime.software import own_software
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import described_job, read_model
+from chorale.spec.model_file import described_job, read_model, temperature_of
 from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from cli.keys import check_new
@@ -48,7 +48,8 @@ def model() -> None:
 def show(file: Path) -> None:
     """Say what a model was trained on, and what it takes and gives."""
     facts = read_model(file)[1]
-    for line in _shown(described_job(facts, source=str(file)), facts):
+    temperature = temperature_of(facts, source=str(file))
+    for line in _shown(described_job(facts, source=str(file)), facts, temperature):
         click.echo(printable(line))
 
 
@@ -144,11 +145,13 @@ def predict(
         if sys.stderr.isatty():
             click.echo(f"\r{done} of {total}", err=True, nl=done == total)
 
-    columns = predictions(model, inputs, spec, masks=out.parent / MASKS, tell=tell)
+    temperature = temperature_of(facts, source=str(file))
+    columns = predictions(model, inputs, spec, masks=out.parent / MASKS, temperature=temperature, tell=tell)
     origin = {
         "model": {"file": file.name, "sha256": _digest(file), **_of_model(facts)},
         "inputs": [{"file": name, "sha256": _digest(each)} for name, each in _files(settings.path)],
-        "answers": kind_of(spec),
+        "answers": kind_of(spec, temperature),
+        "temperature": temperature,
         "threshold": THRESHOLD if spec.method.task.word == "multi-label" else None,
         "chorale": own_software().version,
     }
@@ -210,13 +213,15 @@ def _of_model(facts: Mapping[str, str]) -> dict[str, Any]:
     return {name: facts[name] for name in named if name in facts}
 
 
-def _shown(spec: JobSpec, facts: Mapping[str, str]) -> Iterator[str]:
+def _shown(spec: JobSpec, facts: Mapping[str, str], temperature: float | None) -> Iterator[str]:
     name, method, version = (facts.get(each, "unknown") for each in ("name", "method", "chorale"))
     yield f"{name}: {method}, after round {facts['round']} of job {facts['job'][:12]}"
     if "global_model" in facts:
         yield f"personal: one silo's own, from the global model {facts['global_model'][:12]}"
     yield f"trained by {facts['silos']} silos with Chorale {version}"
     yield _privacy(facts.get("epsilon"), facts.get("delta"))
+    if temperature is not None:
+        yield f"temperature: {temperature:g}, fitted to the silos' hold-outs"
     yield f"task: {spec.method.task.word}; network: {spec.model.name}; input {list(spec.input_shape)}"
     if spec.class_names or spec.classes:
         yield f"classes: {_some(spec.class_names) if spec.class_names else spec.classes}"

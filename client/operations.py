@@ -7,7 +7,7 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -40,8 +40,10 @@ from client.errors import (
     with_hint,
 )
 from client.history import JobHistory
+from client.results import results_of
 from crypto.errors import ConfigError, RemoteProtocolError
 from crypto.identity.certificates import Identity, Role
+from strategies.tasks.temperature import TEMPERATURE
 
 if TYPE_CHECKING:
     import grpc
@@ -164,7 +166,10 @@ class Operations:
             spec = JobSpec.from_yaml(spec_bytes, source=f"job {job_digest.hex()[:12]}")
         except ConfigError:  # not readable by this version
             return printed(first.summary), with_facts(_model_bytes(stream), {})
-        facts = facts_of(spec, job_digest=job_digest, round=first.summary.model_round)
+        closing: Mapping[str, float | None] = {}
+        if TEMPERATURE in spec.method.task.asked:
+            closing = results_of(self.history(job_digest)).closing
+        facts = facts_of(spec, job_digest=job_digest, round=first.summary.model_round, closing=closing)
         return printed(first.summary), with_facts(_model_bytes(stream), facts)
 
 

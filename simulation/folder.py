@@ -27,6 +27,7 @@ from simulation.engine import Progress, Simulation
 from simulation.results import curve
 from simulation.stored import KeptFile
 from strategies.base import Arrays
+from strategies.phases.evaluation import EVALUATE
 
 PROGRESS, ROUNDS, CURVE = "progress.json", "rounds.jsonl", "evaluations.jsonl"
 MODEL, LOCK = "model.safetensors", ".chorale-simulation"
@@ -140,7 +141,8 @@ class SimulationFolder:
     def finish(self, simulation: Simulation) -> None:
         """The simulation has ended: its model, next to the other files."""
         job, (round, state) = simulation.job, simulation.model
-        facts = facts_of(job.spec, job_digest=job.digest, round=round)
+        closing = simulation.closing.get(EVALUATE)
+        facts = facts_of(job.spec, job_digest=job.digest, round=round, closing=closing)
         write_atomic(self.model_path, with_facts(state_parts(state), facts))
         self.keep(simulation.progress)
 

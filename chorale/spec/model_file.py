@@ -7,6 +7,7 @@ people; the states that coordinator and silos exchange have none, so their diges
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
@@ -19,6 +20,7 @@ from chorale.spec.state import MAX_HEADER_BYTES, state_from_bytes
 from crypto.errors import ConfigError, RemoteProtocolError
 from strategies.base import Array
 from strategies.expected import got
+from strategies.tasks.temperature import TEMPERATURE
 
 METADATA = "__metadata__"  # of a safetensors header
 MAX_MODEL_BYTES = 4 << 30
@@ -49,8 +51,11 @@ STATED = {
 }
 
 
-def facts_of(spec: JobSpec, *, job_digest: bytes, round: int) -> dict[str, str]:
-    """What a file says of a job's model after that round."""
+def facts_of(
+    spec: JobSpec, *, job_digest: bytes, round: int, closing: Mapping[str, float | None] | None = None
+) -> dict[str, str]:
+    """What a file says of a job's model after that round. closing: figures of the job's closing evaluation of
+    this model, if it was."""
     values = spec.model_dump(mode="json")
     try:
         version = metadata.version("chorale")
@@ -63,6 +68,7 @@ def facts_of(spec: JobSpec, *, job_digest: bytes, round: int) -> dict[str, str]:
         "round": str(round),
         "silos": str(len(spec.silos)),
         **_promised(spec),
+        **_fitted((closing or {}).get(TEMPERATURE)),
         "chorale": version,
         **{name: json.dumps(values[name]) for name in DESCRIBED},
     }
@@ -74,6 +80,27 @@ def _promised(spec: JobSpec) -> dict[str, str]:
         return {}
     found = {"epsilon": spec.privacy.epsilon, "delta": spec.privacy.delta}
     return {name: f"{value:g}" for name, value in found.items() if value is not None}
+
+
+def _fitted(temperature: float | None) -> dict[str, str]:
+    """Nothing where no temperature was asked for, or none was the best."""
+    if temperature is None or not math.isfinite(temperature):
+        return {}
+    return {TEMPERATURE: f"{temperature:.6g}"}
+
+
+def temperature_of(facts: Mapping[str, str], *, source: str) -> float | None:
+    """What answers are divided by before the softmax; None for a model without one. Raises ConfigError."""
+    if TEMPERATURE not in facts:
+        return None
+    try:
+        found = float(facts[TEMPERATURE])
+    except ValueError:
+        found = math.nan
+    if not 0.0 < found < math.inf:
+        message = f"expected a number above 0, got {got(facts[TEMPERATURE])}"
+        raise ConfigError(f"{source}: its metadata: {TEMPERATURE}: {message}")
+    return found
 
 
 def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:

@@ -158,7 +158,8 @@ class TaskSpec(PlugInSpec):
     metrics: tuple[PlugInName, ...] = Field(
         default=(),
         max_length=16,
-        description="what the closing evaluation sums besides, such as confusion, curves, calibration",
+        description="what the closing evaluation sums besides, such as confusion, curves, calibration, "
+        "temperature",
     )
     sums: tuple[SumSpec, ...] | None = Field(
         default=None,

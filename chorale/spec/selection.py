@@ -22,6 +22,7 @@ from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, expected_over
 from strategies.methods import Strategy
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.phases.evaluation import EVALUATE
+from strategies.tasks.temperature import TEMPERATURE
 
 Draw: TypeAlias = Literal["rounds", "groups"]  # what a fraction below 1 draws
 Measured: TypeAlias = tuple[int, float]  # a round, and the metric of the model after it
@@ -173,6 +174,8 @@ def check_ends(spec: _HasEnds, method: Strategy) -> None:
     close, own = method.recipe.closing, method.recipe.personalization
     if keep is not None and close.before_evaluation is not None:
         raise ConfigError(f"keep: not allowed with closing {close}, which changes the last model")
+    if keep is not None and TEMPERATURE in method.task.asked:
+        raise ConfigError(f"keep: not allowed with metric {TEMPERATURE}, which is of the last model")
     further = [kind for kind in (*method.opening, *method.closing) if kind not in (ENROLLMENT, EVALUATE)]
     further += [f"personalization {own}"] if own.beside_evaluation else []
     if rounds == 0 and further:

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, one_hot, softmax
 
 from chorale_models.model import Sizes
 from chorale_models.task import Task
-from chorale_models.tasks.histograms import class_log_odds, reliability, score_counts
+from chorale_models.tasks.histograms import class_log_odds, reliability, score_counts, tempered_losses
 
 
 class Classification(Task):
@@ -31,6 +31,8 @@ class Classification(Task):
         if metric == "confusion":
             counts = torch.bincount(targets * classes + outputs.argmax(dim=1), minlength=classes**2)
             return {"confusion": counts.reshape(classes, classes)}
+        if metric == "temperature":
+            return tempered_losses(outputs, targets)
         is_of_class_NC = one_hot(targets, classes).bool()
         if metric == "curves":
             log_odds_NK = class_log_odds(outputs)

@@ -1,6 +1,6 @@
 """Counts that figures of a closing evaluation are made of: strategies/tasks/ says what they tell.
 
-N = samples, K = classes with curves, B = bins.
+N = samples, C = classes, K = classes with curves, B = bins, T = temperatures.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
+from torch.nn.functional import cross_entropy, log_softmax
 
-from strategies.tasks import calibration, curves
+from strategies.tasks import calibration, curves, temperature
 
 
 def class_log_odds(logits_NC: Tensor) -> Tensor:
@@ -47,3 +47,13 @@ def reliability(confidence_NA: Tensor, is_right_NA: Tensor, squared_error_N: Ten
         "calibration_confidence": binned(confidence_NA),
         "brier_sum": squared_error_N.double().sum(),
     }
+
+
+def tempered_losses(logits_NC: Tensor, targets_N: Tensor) -> Mapping[str, Tensor]:
+    """For `temperature`. Shapes: -> (T,) float64."""
+    largest = temperature.largest_loss(logits_NC.shape[1])
+    losses = [
+        cross_entropy(logits_NC.double() * factor, targets_N, reduction="none").clamp(max=largest).sum()
+        for factor in temperature.FACTORS_K.tolist()
+    ]
+    return {"tempered_losses": torch.stack(losses)}

@@ -22,6 +22,7 @@ from strategies.tasks.base import (
 from strategies.tasks.calibration import Calibration
 from strategies.tasks.confusion import Confusion
 from strategies.tasks.curves import Curves
+from strategies.tasks.temperature import TEMPERATURE, Temperature
 
 CORRECT = Sum(name="correct", is_count=True, at_most="tested")
 
@@ -50,6 +51,7 @@ class Classification(DeclaredTask):
             # of two classes one curve is the other's mirror image
             "curves": lambda: Curves(classes if classes > 2 else 1),
             "calibration": lambda: Calibration(brier=2.0, is_one_answer=True),
+            TEMPERATURE: lambda: Temperature(classes),
         }
 
     @property

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from chorale.spec.model_file import read_model
 from cli.main import run
 from tests.support import own_code
 from tests.support.processes import INSTALLED, REPOSITORY, environment
@@ -121,6 +122,25 @@ def test_a_demo_of_a_job_file_has_the_figures_of_its_simulation(
     losses = [line["loss"] for line in rounds]
     assert [phase["figures"]["loss"] for phase in trained] == pytest.approx(losses, abs=CLOSE)
     assert losses[1] < losses[0] - 0.1, "it did train"
+
+
+@pytest.mark.gate
+def test_a_fitted_temperature_goes_with_the_model_of_a_demo_and_of_a_simulation(tmp_path: Path) -> None:
+    """Cosines of a calibrated head; masks and fixed point move the sums by less than the figure shows."""
+    job = job_file(
+        tmp_path,
+        model={"name": "mlp", "hidden": [32]},
+        strategy={"preset": "spherefed"},
+        task={"name": "classification", "metrics": ["temperature"]},
+    )
+    chorale("demo", "--job", job, *CUT, "--out", tmp_path / "demo", code=tmp_path)
+    (closing,) = simulated(job, None, *CUT, "--out", str(tmp_path / "simulated"))[-1:]
+    for found in (tmp_path / "demo", tmp_path / "simulated"):
+        facts = read_model(found / "model.safetensors")[1]
+        assert float(facts["temperature"]) == pytest.approx(
+            closing["closing"]["evaluate"]["temperature"], rel=0.05
+        )
+        assert 0.01 < float(facts["temperature"]) < 1.0
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ LENGTH = 6
 # by name: the task of a job, and what else the job says
 TASK_JOBS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two-classes": (
-        {"name": "classification", "metrics": ("confusion", "curves", "calibration")},
+        {"name": "classification", "metrics": ("confusion", "curves", "calibration", "temperature")},
         {"classes": 2},
     ),
     "classification": (
-        {"name": "classification", "metrics": ("confusion", "curves", "calibration")},
+        {"name": "classification", "metrics": ("confusion", "curves", "calibration", "temperature")},
         {"classes": 5},
     ),
     "multi-label": (

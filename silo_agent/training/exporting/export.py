@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import DESCRIBED
+from chorale.spec.model_file import DESCRIBED, temperature_of
 from crypto.errors import ConfigError
 from silo_agent.training.exporting.trial import (
     PREDICT,
@@ -77,7 +77,8 @@ def export(
         outputs = model(inputs)
     with TemporaryDirectory() as made:
         rows = made_up_rows(spec, Path(made))
-        answers = answers_of_rows(spec, model, rows) if is_predicted(spec) else None
+        temperature = temperature_of(facts, source="model")
+        answers = answers_of_rows(spec, model, rows, temperature) if is_predicted(spec) else None
         if spec.adapters is not None and spec.adapters.targets:
             _merge_adapters(model.body)
         script = loading_script(spec, model, facts)
@@ -121,7 +122,7 @@ def preprocessing(spec: JobSpec, facts: Mapping[str, str]) -> dict[str, Any]:
     said = {name: json.loads(text) for name, text in facts.items() if name in DESCRIBED and name not in built}
     if spec.columns is not None:  # ranges one by one
         said["columns"] = [column.model_dump(mode="json") for column in spec.inputs]
-    said["answers"] = answer_facts(spec)
+    said["answers"] = answer_facts(spec, temperature_of(facts, source="model"))
     return {name: value for name, value in said.items() if value is not None}
 
 

@@ -55,9 +55,10 @@ def made_up_rows(spec: JobSpec, folder: Path) -> Path:
     return folder / "rows.csv"
 
 
-def answers_of_rows(spec: JobSpec, model: FederatedModel, rows: Path) -> Columns:
+def answers_of_rows(spec: JobSpec, model: FederatedModel, rows: Path, temperature: float | None) -> Columns:
     form = DataFormat.NPZ if rows.suffix == ".npz" else DataFormat.CSV
-    found = predictions(model, inputs_in(DataSettings(format=form, path=rows), spec), spec, masks=rows.parent)
+    inputs = inputs_in(DataSettings(format=form, path=rows), spec)
+    found = predictions(model, inputs, spec, masks=rows.parent, temperature=temperature)
     return {heading: values for heading, values in found.items() if heading != REMARKS}
 
 

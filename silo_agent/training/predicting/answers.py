@@ -28,17 +28,20 @@ def gives_scores(job: JobSpec) -> bool:
     return recipe.features.is_unit and not recipe.features.is_projected
 
 
-def kind_of(job: JobSpec) -> str:
-    """What the answers are, in a word."""
+def kind_of(job: JobSpec, temperature: float | None = None) -> str:
+    """What the answers are, in a word. temperature: that of the model's file, which makes cosines
+    probabilities."""
     word = job.method.task.word
-    if word == "classification" and gives_scores(job):
+    if word == "classification" and temperature is None and gives_scores(job):
         return "score"
     return KINDS.get(word, "output")
 
 
-def answers_of(outputs: Tensor, job: JobSpec) -> Columns:
+def answers_of(outputs: Tensor, job: JobSpec, temperature: float | None = None) -> Columns:
     """Shapes: (N, *outputs). Raises ConfigError for a task whose answers are no columns."""
     word = job.method.task.word
+    if word == "classification":
+        return _classes(outputs.double(), job, temperature)
     if word in ANSWERS:
         return ANSWERS[word](outputs.double(), job)
     if job.method.task.has_tokens:
@@ -47,14 +50,21 @@ def answers_of(outputs: Tensor, job: JobSpec) -> Columns:
     return {f"output_{place}": flat[:, place].tolist() for place in range(flat.shape[1])}
 
 
-def answer_facts(job: JobSpec) -> dict[str, Any]:
-    """What outputs stand for, for who has neither the job nor this code: names of a row's answers, and the
-    values that -1 and 1 are where they are numbers of a range."""
+def answer_facts(job: JobSpec, temperature: float | None = None) -> dict[str, Any]:
+    """What outputs stand for, for who has neither the job nor this code: names of a row's answers, what they
+    are divided by, and the values that -1 and 1 are where they are numbers of a range."""
     task, names, ends = job.method.task, names_of_classes(job), None
     if isinstance(task, Regression):
         labels, ends = job.label_columns, [task.low, task.high]
         names = [f"{PREDICTION}_{name}" for name in labels] if len(labels) > 1 else [PREDICTION]
-    return {"task": task.word, "kind": kind_of(job), "names": [*names], "range": ends}
+    kind = kind_of(job, temperature)
+    return {
+        "task": task.word,
+        "kind": kind,
+        "names": [*names],
+        "range": ends,
+        "temperature": temperature or 1.0,
+    }
 
 
 def names_of_classes(job: JobSpec) -> Sequence[str]:
@@ -66,10 +76,9 @@ def mask_of(outputs: Tensor) -> Tensor:
     return outputs.argmax(dim=0)
 
 
-def _classes(logits_NC: Tensor, job: JobSpec) -> Columns:
-    names, what, values_NC = names_of_classes(job), "probability", logits_NC.softmax(dim=1)
-    if gives_scores(job):
-        what, values_NC = "score", logits_NC
+def _classes(logits_NC: Tensor, job: JobSpec, temperature: float | None) -> Columns:
+    names, what = names_of_classes(job), kind_of(job, temperature)
+    values_NC = logits_NC if what == "score" else (logits_NC / (temperature or 1.0)).softmax(dim=1)
     chosen: list[object] = [names[place] for place in logits_NC.argmax(dim=1).tolist()]
     return {PREDICTION: chosen, **_by_name(what, names, values_NC)}
 
@@ -119,7 +128,6 @@ KINDS = {
     "segmentation": "mask",
 }
 ANSWERS: Mapping[str, Callable[[Tensor, JobSpec], Columns]] = {
-    "classification": _classes,
     "multi-label": _labels,
     "regression": _numbers,
     "survival": _survival,

@@ -43,6 +43,7 @@ SUFFIXES = {
 }
 OWN = ("missing", "values", "units", "derive")  # of the settings, by column
 NOT_LOOKED_AT = 0.005  # of a volume; more of it is a remark
+FAR = 8.0  # scales from the job's mean: at most 1 in 64 values of any column (Chebyshev)
 ROW = "row"  # heading of the number of a row, from 1
 
 
@@ -127,6 +128,7 @@ def _rows(
     found = table(settings, list(wanted))
     noted = _Noted(**{each.name: getattr(found, each.name) for each in fields(found)})
     inputs_ND = inputs_of(noted, settings, job)
+    _note_far_values(noted, inputs_ND, job)
     for row in found.lost:
         noted.remarks[row] = ["cannot be read"]
 
@@ -138,6 +140,16 @@ def _rows(
     unit, notes = settings.unit, found.problems.lines
     names = _numbered(found.rows) if unit is None else noted.texts(unit)
     return Inputs(key=unit or ROW, names=names, read=read, remarks=noted.remarks, notes=notes)
+
+
+def _note_far_values(table: _Noted, inputs_ND: Features, job: JobSpec) -> None:
+    """A remark on numbers unlike those that training saw, in columns whose mean or scale the job states."""
+    start = 0
+    for column in job.inputs:
+        if column.categories is None and (column.mean, column.scale) != (0.0, 1.0):
+            for row in np.flatnonzero(np.abs(inputs_ND[:, start]) > FAR).tolist():
+                table.count(row, column.name, f"more than {FAR:g} scales from the mean of training")
+        start += column.width
 
 
 def _images(form: DataFormat, settings: DataSettings, job: JobSpec) -> Inputs:

@@ -35,13 +35,16 @@ def predictions(
     job: JobSpec,
     *,
     masks: Path,
+    temperature: float | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Columns:
     """A column of keys, those of `answers_of` and one of remarks; an input that cannot be read has the last
-    alone. masks: folder for those of a segmentation. tell: how many are done, and of how many."""
+    alone. masks: folder for those of a segmentation. temperature: of the model's file. tell: how many are
+    done, and of how many."""
     rows: list[Mapping[str, object]] = []
     for start in range(0, len(inputs.names), BATCH):
-        rows += _batch(model, inputs, job, range(start, min(start + BATCH, len(inputs.names))), masks)
+        places = range(start, min(start + BATCH, len(inputs.names)))
+        rows += _batch(model, inputs, job, places, masks, temperature)
         tell(len(rows), len(inputs.names))
     headings = dict.fromkeys(heading for row in rows for heading in row)
     answers: Columns = {heading: [row.get(heading) for row in rows] for heading in headings}
@@ -52,7 +55,12 @@ def predictions(
 
 
 def _batch(
-    model: FederatedModel, inputs: Inputs, job: JobSpec, places: range, masks: Path
+    model: FederatedModel,
+    inputs: Inputs,
+    job: JobSpec,
+    places: range,
+    masks: Path,
+    temperature: float | None,
 ) -> Iterator[Mapping[str, object]]:
     read: dict[int, np.ndarray] = {}
     grids: dict[int, Grid | None] = {}
@@ -68,7 +76,7 @@ def _batch(
         return
     with torch.inference_mode():
         outputs = model(torch.from_numpy(np.stack([*read.values()])))
-    answers = answers_of(outputs, job)
+    answers = answers_of(outputs, job, temperature)
     found = {
         place: {heading: values[at] for heading, values in answers.items()} for at, place in enumerate(read)
     }

@@ -100,6 +100,10 @@ def test_a_job_that_ran_all_its_rounds_was_not_stopped() -> None:
             {"keep": LOWEST, "strategy": {"preset": "spherefed"}},
             "keep: not allowed with closing ffc, which changes the last model",
         ),
+        (
+            {"keep": LOWEST, "task": {"metrics": ["temperature"]}},
+            "keep: not allowed with metric temperature, which is of the last model",
+        ),
         ({"rounds": 0, "strategy": {"preset": "feddw"}}, "rounds: 0 rounds .* has class-presence besides"),
         ({"rounds": 0, "strategy": {"preset": "spherefed"}}, "rounds: 0 rounds .* has calibrate besides"),
         ({"rounds": 0, "strategy": {"preset": "fedavg_ft"}}, "rounds: 0 rounds .* has fine-tune besides"),

@@ -44,10 +44,10 @@ BOUNDS = {"low": 10.0, "high": 30.0}
 VALUES = {"smoker": {"ja": "yes", "nein": "no"}, "ill": {"krank": "ill"}}
 
 
-def written(path: Path, job: JobSpec) -> FederatedModel:
-    """A fetched model's file, and the model."""
+def written(path: Path, job: JobSpec, **closing: float) -> FederatedModel:
+    """A fetched model's file, and the model. closing: figures of its closing evaluation."""
     state = {name: array + 0.1 for name, array in initial_state(job).items()}
-    facts = facts_of(job, job_digest=bytes(range(32)), round=3)
+    facts = facts_of(job, job_digest=bytes(range(32)), round=3, closing=closing)
     path.write_bytes(b"".join(with_facts(state_parts(state), facts)))
     model = job_model(job)
     with torch.no_grad():
@@ -98,7 +98,8 @@ def test_each_row_has_its_answer_in_its_order_and_what_was_read_otherwise(
     assert [row["prediction"] for row in rows] == [CLASSES[each] for each in expected.argmax(dim=1)]
     assert [row["row"] for row in rows] == ["1", "2", "3"]
     wrong = "smoker: expected one of yes, no, got 'frueher', read as missing"
-    assert [row["remarks"] for row in rows] == ["", "", wrong]
+    far = "age: more than 8 scales from the mean of training"
+    assert [row["remarks"] for row in rows] == [far, "", wrong]
     origin = json.loads(out.with_suffix(".json").read_text())
     assert origin["model"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert origin["inputs"] == [{"file": "new.csv", "sha256": hashlib.sha256(new.read_bytes()).hexdigest()}]
@@ -478,3 +479,37 @@ def test_what_lies_beyond_the_models_grid_is_told(tmp_path: Path, chorale: Calls
     given = DataSettings.model_validate({"format": "nifti", "path": tmp_path / "new"})
     columns = predictions(Bright(), inputs_in(given, job), job, masks=tmp_path / "masks")
     assert columns["remarks"] == ["75% of its volume lies beyond the model's grid, and was not looked at"]
+
+
+def test_a_fitted_temperature_makes_cosines_probabilities(tmp_path: Path, chorale: Calls) -> None:
+    file, new, out = tmp_path / "m.safetensors", tmp_path / "new.csv", tmp_path / "out.csv"
+    model = written(file, table_job(strategy={"preset": "spherefed"}), temperature=0.05)
+    new.write_text("age,smoker\n50,yes\n")
+    assert chorale("model", "predict", file, new, "--out", out).code == 0
+    (row,) = rows_of(out)
+    expected = (logits(model, [[0, 1, 0]])[0] / 0.05).softmax(dim=0).tolist()
+    assert [float(row[f"probability_{name}"]) for name in CLASSES] == pytest.approx(expected, rel=1e-5)
+    said = json.loads(out.with_suffix(".json").read_text())
+    assert (said["answers"], said["temperature"]) == ("probability", 0.05)
+    assert "temperature: 0.05, fitted to the silos' hold-outs" in chorale("model", "show", file).out
+
+
+@pytest.mark.parametrize("stated", ["0", "-1", "nan", "inf", "warm"])
+def test_a_temperature_that_is_none_is_refused(stated: str, tmp_path: Path, chorale: Calls) -> None:
+    file = tmp_path / "m.safetensors"
+    job = table_job()
+    facts = {**facts_of(job, job_digest=bytes(32), round=3), "temperature": stated}
+    file.write_bytes(b"".join(with_facts(state_parts(initial_state(job)), facts)))
+    found = chorale("model", "show", file)
+    assert found.code != 0
+    assert f"temperature: expected a number above 0, got '{stated}'" in found.err
+
+
+def test_a_value_far_from_what_training_saw_has_a_remark(tmp_path: Path, chorale: Calls) -> None:
+    """The job states a mean of 50 and a scale of 20."""
+    file, new, out = tmp_path / "m.safetensors", tmp_path / "new.csv", tmp_path / "out.csv"
+    written(file, table_job())
+    new.write_text("age,smoker\n210,yes\n211,yes\n-111,no\n")
+    assert chorale("model", "predict", file, new, "--out", out).code == 0
+    far = "age: more than 8 scales from the mean of training"
+    assert [row["remarks"] for row in rows_of(out)] == ["", far, far]

@@ -108,7 +108,7 @@ def test_every_sum_of_a_task_says_whether_it_is_by_class() -> None:
     assert found[False] == {
         *("tested", "loss_sum", "correct", "labels_right", "absolute_error", "squared_error"),
         *("dice_sum", "pixels_right", "brier_sum"),
-        *("calibration_tested", "calibration_right", "calibration_confidence"),
+        *("calibration_tested", "calibration_right", "calibration_confidence", "tempered_losses"),
         *("tokens", "tokens_right", "token_loss"),
     }
 

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from sklearn import metrics
 from torch.nn.functional import cross_entropy, softmax
 
 from chorale.spec.job_spec import JobSpec
 from chorale_models import Sizes
+from chorale_models.tasks.histograms import tempered_losses
 from chorale_models.tasks.segmentation import Segmentation
 from strategies.base import Array, PhaseContext
 from strategies.phases.evaluation import EvaluatePhase
+from strategies.tasks.temperature import Temperature, largest_loss
 from tests.support.task_samples import answers, both_of, job_of, targets
 from tests.unit.tasks.test_sensitivities import summed
 
@@ -213,3 +216,30 @@ def test_areas_stay_within_their_bounds_where_scores_are_tied_or_far_apart() -> 
         ):
             missed = abs(pooled.figures[name] - area(pooled.true, score))
             assert missed <= pooled.figures[f"{name}_bound"] + 1e-12, (name, seed, spread)
+
+
+@pytest.mark.parametrize("name", ["two-classes", "classification"])
+@pytest.mark.parametrize("spread", [0.05, 1.5, 20.0])
+def test_the_temperature_is_that_of_the_least_cross_entropy(name: str, spread: float) -> None:
+    pooled = Pooled(name, spread=1.5)
+    scale = spread / 1.5
+    said, true = pooled.said * scale, torch.tensor(pooled.true)
+    found = Temperature(pooled.job.classes)
+    sums = {key: value.numpy() for key, value in tempered_losses(said, true).items()}
+    figure = found.figures(sums)["temperature"].value
+
+    def loss(log_temperature: float) -> float:
+        losses_N = cross_entropy(said / np.exp(log_temperature), true, reduction="none")
+        return float(losses_N.clamp(max=largest_loss(pooled.job.classes)).sum())
+
+    least = minimize_scalar(loss, bounds=(np.log(1 / 128), np.log(64)), method="bounded")
+    assert loss(np.log(figure)) <= 1.001 * loss(least.x)
+    if spread == 1.5:
+        assert pooled.figures["temperature"] == pytest.approx(figure)
+
+
+def test_a_temperature_at_an_end_of_the_range_is_no_number() -> None:
+    """Answers that say nothing of the targets are best at no temperature."""
+    said, true = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([1, 1])
+    sums = {key: value.numpy() for key, value in tempered_losses(said, true).items()}
+    assert np.isnan(Temperature(2).figures(sums)["temperature"].value)
