@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from crypto.errors import ConfigError
 from strategies.parts.heads import TRAINED
+from strategies.parts.losses import SPHERE_MSE
 from strategies.parts.regularizers import CONVEX
 from strategies.presets import PRESETS, recipe_of
 from strategies.recipe import Recipe
@@ -19,22 +20,33 @@ from strategies.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A preset as its paper prints it and as its authors' code computes it.
+    """A preset as its paper prints it and as its authors' code computes it; code: None where none is known.
 
-    of_paper, of_code: where each is written. differs: what is another thing in the code. left_out: what the
-    code does besides that no job can say; empty where there is nothing.
+    of_paper, of_code: where each is written. differs: what is another thing in the code, or in the preset
+    where there is no code. left_out: what the code does besides that no job can say; empty where there is
+    nothing.
     """
 
     paper: Recipe
-    code: Recipe
+    code: Recipe | None = None
     of_paper: str
-    of_code: str
+    of_code: str = ""
     differs: str
     left_out: str = ""
 
 
-FEDDW, FEDCSD, FEDNTD, FEDDR_PLUS_FT = (
-    PRESETS[name] for name in ("feddw", "fedcsd", "fedntd", "feddr_plus_ft")
+def _without_ridge(preset: str) -> Published:
+    """SphereFed's closed form as Eqs. 9 and 10 print it."""
+    recipe = PRESETS[preset]
+    return Published(
+        paper=replace(recipe, defaults={**recipe.defaults, "ridge": 0.0}),
+        of_paper="Eqs. 9 and 10, and the tables; Eq. 12 and 0.C.1 try other ridges",
+        differs="the preset's ridge is 0.1, the paper's 0",
+    )
+
+
+FEDDW, FEDCSD, FEDNTD, FEDGELA, FEDDR_PLUS_FT = (
+    PRESETS[name] for name in ("feddw", "fedcsd", "fedntd", "fedgela", "feddr_plus_ft")
 )
 
 PUBLISHED: Mapping[str, Published] = MappingProxyType(
@@ -89,6 +101,15 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
             of_code="Lee-Gihun/FedNTD at be00ee5: algorithms/fedntd/criterion.py, line 42",
             differs="the divergence is multiplied by tau squared, 9 at tau 3",
         ),
+        "fedgela": Published(
+            paper=FEDGELA,
+            code=replace(FEDGELA, defaults={"adapted_tau": 0.2}),
+            of_paper="as in FedDr+'s comparison, whose papers print no temperature",
+            of_code="MediaBrain-SJTU/FedGELA at b5b20d5: FedGELA.py, lines 148 and 205 to 212",
+            differs="the scores are divided by a temperature of 0.2",
+            left_out="the code clips the gradient of each step to an L2 norm of 20",
+        ),
+        **{name: _without_ridge(name) for name in PRESETS if PRESETS[name].loss is SPHERE_MSE},
         "feddr_plus_ft": Published(
             paper=replace(FEDDR_PLUS_FT, defaults={**FEDDR_PLUS_FT.defaults, "fine_tune_epochs": None}),
             code=FEDDR_PLUS_FT,
@@ -110,4 +131,11 @@ def published_recipe(preset: str, as_published: str | None) -> Recipe:
             f"strategy.as_published: expected with {', '.join(sorted(PUBLISHED))} alone, whose paper and "
             f"authors' code differ, got it with {preset}"
         )
-    return PUBLISHED[preset].code if as_published == "code" else PUBLISHED[preset].paper
+    both = PUBLISHED[preset]
+    if as_published == "paper":
+        return both.paper
+    if both.code is None:
+        raise ConfigError(
+            f"strategy.as_published: expected paper with {preset}, whose authors' code is not known, got code"
+        )
+    return both.code

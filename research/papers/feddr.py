@@ -26,7 +26,7 @@ IMAGENET100 = DataSet(
     holdout=0.037,
 )
 NORMALIZE = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-CROP_AND_FLIP = [{"kind": "random-crop", "padding": 4}, {"kind": "horizontal-flip"}]
+CROP_AND_FLIP: list[dict[str, Any]] = [{"kind": "random-crop", "padding": 4}, {"kind": "horizontal-flip"}]
 RESIZE_AND_FLIP = [{"kind": "random-resized-crop"}, {"kind": "horizontal-flip"}]
 READINGS = (
     "images of CIFAR are cropped after padding by 4 and flipped, as in the authors' code; the journal paper "

@@ -22,7 +22,15 @@ from research.papers.feddr import (
     stage_cells,
     with_beta,
 )
-from research.papers.feddr_conference import ALIGNMENT, LONE_TRAINING, NOT_SHOWN, SECONDS, SETTINGS
+from research.papers.feddr_conference import (
+    ALIGNMENT,
+    CROSS_ENTROPY,
+    LONE_TRAINING,
+    NOT_SHOWN,
+    SECONDS,
+    SETTINGS,
+    curves,
+)
 from research.papers.printed import numbers
 
 PAPER = "FedDr+ (journal)"
@@ -175,10 +183,6 @@ def _numbers() -> Iterator[Cell]:
         yield cell(row, words, at, GLOBAL[row], printed)
 
 
-def _curves(*rows: str, note: str = "every round") -> tuple[Cell, ...]:
-    return tuple(cell(row, f"C100 s=10, {note}", column("C100 s=10"), GLOBAL[row]) for row in rows)
-
-
 def _sensitivity() -> Iterator[Cell]:
     at = column("C100 a=0.1")
     for row in FROZEN:
@@ -292,8 +296,8 @@ TABLES = (
     Table(
         paper=PAPER,
         number="Figure 2",
-        shows="alignment of dot-regression and cross-entropy by round",
-        cells=_curves("FedBABU", "Dot-regression"),
+        shows="alignment of dot-regression and cross-entropy, and how far training moves it, by round",
+        cells=curves("FedBABU", "Dot-regression"),
         missing=(ALIGNED,),
         readings=READINGS,
     ),
@@ -301,14 +305,14 @@ TABLES = (
         paper=PAPER,
         number="Figure 3",
         shows="accuracy of the global model by round, dot-regression and cross-entropy",
-        cells=_curves("FedBABU", "Dot-regression"),
-        readings=(*READINGS, "cross-entropy stands for FedBABU, as in Table 16"),
+        cells=curves("FedBABU", "Dot-regression"),
+        readings=(*READINGS, CROSS_ENTROPY),
     ),
     Table(
         paper=PAPER,
         number="Figure 4",
         shows="distance and angle of features from the received model's",
-        cells=_curves("Dot-regression", "FedDr+"),
+        cells=curves("Dot-regression", "FedDr+"),
         missing=(ALIGNED,),
         readings=READINGS,
     ),
@@ -316,7 +320,7 @@ TABLES = (
         paper=PAPER,
         number="Figures 5 and 6",
         shows="alignment and accuracy of three losses by round",
-        cells=_curves("FedBABU", "Dot-regression", "FedDr+"),
+        cells=curves("FedBABU", "Dot-regression", "FedDr+"),
         missing=(ALIGNED,),
         readings=READINGS,
     ),
@@ -334,10 +338,11 @@ TABLES = (
         shows="alignment with silos that lose classes by and by",
         missing=(Missing(name="all of it", reason=DROPS),),
     ),
+    Table(paper=PAPER, number="Figure 1", shows="the method as a picture", has_results=False),
     Table(
         paper=PAPER,
-        number="Figures 1 and 8",
-        shows="not described in the text that the catalog is written from",
+        number="Figure 8",
+        shows="the picture of Theorem C.1: where dot-regression's gradient points",
         has_results=False,
     ),
 )

@@ -47,6 +47,6 @@ def with_parts(
     return Method(strategy=strategy, rate=rate, unusual=unusual)
 
 
-def untuned(base: str, rate: float) -> Method:
+def untuned(base: str, rate: float, **changes: Any) -> Method:
     """A method without personal models, whose one final model each silo tests on its own hold-out."""
-    return with_parts(base, rate, closing="fine-tuning", options=UNTOUCHED)
+    return with_parts(base, rate, closing="fine-tuning", options=UNTOUCHED, **changes)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from research.accuracy.book import Book
 from research.papers.catalog import TABLES, cells
 from research.papers.cells import Cell, Table
+from research.papers.coverage import STATUSES, things
 from research.papers.suite import distinct, ours
 
 
@@ -23,8 +24,31 @@ def page_text() -> str:
             "## What the papers leave open",
             "Where a paper says nothing, the jobs have to say something:",
             _grid(("reading", "of"), _readings()),
+            "## Thing by thing",
+            f"What readers of the papers look for: {covered()}.",
+            "\n\n".join(_things_of(paper) for paper in dict.fromkeys(each.paper for each in things())),
         )
     )
+
+
+def covered() -> str:
+    """How many things hold, differ and are missing."""
+    counts = Counter(each.status for each in things())
+    return f"of {counts.total()}, " + ", ".join(f"{counts[status]} {status}" for status in STATUSES)
+
+
+def _things_of(paper: str) -> str:
+    rows = [
+        (each.item, each.status, ", ".join(map(_code, each.places)) or "-", each.why or "-")
+        for each in things()
+        if each.paper == paper
+    ]
+    return f"### {paper}, thing by thing\n\n{_grid(('thing', 'status', 'where', 'why'), rows)}"
+
+
+def _code(place: str) -> str:
+    """A table's name as it is, all else as code."""
+    return place if place.startswith(("Table", "Figure")) else f"`{place}`"
 
 
 def counted() -> str:
@@ -107,7 +131,7 @@ def _grid(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def terminal_text() -> str:
     """One line a table, then what is missing."""
-    lines = [counted(), ""]
+    lines = [counted(), f"Thing by thing: {covered()}.", ""]
     width = max(len(table.name) for table in TABLES)
     lines += [
         f"{table.name:<{width}}  {status(table):<10} {len(table.cells):>4}  {table.shows}" for table in TABLES

@@ -112,8 +112,21 @@ BALANCED_SOFTMAX = Loss(
     needs_classes=True,
 )
 
+
+class ClientAdaptedOptions(PartOptions):
+    """FedGELA's loss."""
+
+    adapted_tau: float = Field(
+        default=1.0,
+        ge=1e-6,
+        le=1e4,
+        description="temperature of FedGELA: its scores times the silo's class shares are divided by it",
+    )
+
+
 CLIENT_ADAPTED = Loss(
     word="client-adapted",
+    options=ClientAdaptedOptions,
     needs=(
         Need(
             holds=lambda recipe: recipe.head.is_frozen,

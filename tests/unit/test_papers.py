@@ -30,16 +30,23 @@ from research.papers import __main__ as command
 from research.papers import spherefed, words
 from research.papers.catalog import TABLES, cells, kinds, summary
 from research.papers.cells import Cell, Printed
+from research.papers.coverage import STATUSES, Thing, things
 from research.papers.feddr import CIFAR100
 from research.papers.methods import preset, with_parts
 from research.papers.rehearsal import made_up, small
 from research.papers.simulated import job_file
 from research.papers.suite import Options, distinct, ours, rehearse, rehearsed
 from silo_agent.training.data.settings import DataSettings
+from strategies.declared_parts import PARTS
+from strategies.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-OF_CUT = {"iid": [], "shards": ["shards_per_silo"], "dirichlet": ["alpha", "balance", "min_samples"]}
+OF_CUT = {
+    "iid": [],
+    "shards": ["shards_per_silo"],
+    "dirichlet": ["alpha", "balance", "min_samples", "whole_test"],
+}
 
 
 def planned(spec: JobSpec) -> Plan:
@@ -109,6 +116,13 @@ def test_jobs_hold_the_papers_settings() -> None:
         5,
         "adam",
     )
+    found = table_cells("FedDW, Table I")["FedRep", "practical CIFAR-10"].spec()
+    assert (found.strategy.options["head_epochs"], found.training.local_epochs) == (1, 4)
+    moon = table_cells("FedDW, Table I")["MOON", "practical CIFAR-100"].spec()
+    assert moon.strategy.options["mu"] == 5.0
+    assert [each.kind for each in moon.augment or ()] == ["random-crop", "horizontal-flip", "random-rotation"]
+    found = table_cells("SphereFed, Table 2")["FedAvg", "IID"].spec()
+    assert str(found.method.recipe.head) == "trained-unbiased"
 
 
 def test_what_silos_have_of_their_own_is_judged_by_the_mean_over_silos() -> None:
@@ -117,6 +131,46 @@ def test_what_silos_have_of_their_own_is_judged_by_the_mean_over_silos() -> None
         for row in ("FedPer", "FedDW")
     )
     assert (own, shared) == ("personal_accuracy", "accuracy")
+    cells = [cell for name in ("Table I", "Table II") for cell in table_cells(f"FedDW, {name}").values()]
+    of_silos = {cell.row for cell in cells if cell.trial(1).cut.whole_test}
+    assert of_silos == {"FedRep", "FedProto", "FedALA", "FedPer", "Local"}
+
+
+# thing by thing
+
+
+def is_there(thing: Thing, place: str) -> bool:
+    """A table of the paper, a word of a job, or a file with a text in it."""
+    kind, _, word = place.partition(" ")
+    path, _, text = place.partition(":")
+    if kind in ("Table", "Tables", "Figure", "Figures"):
+        return any(table.paper.startswith(thing.paper) and table.number == place for table in TABLES)
+    if kind == "preset":
+        return word in PRESETS
+    if kind == "option":
+        options = [part.options.model_fields for parts in PARTS.values() for part in parts]
+        return any(word in fields for fields in options)
+    if kind in PARTS:
+        return word in [part.word for part in PARTS[kind]]
+    return (ROOT / path).is_file() and text in (ROOT / path).read_text()
+
+
+def test_everything_readers_look_for_is_where_the_table_says() -> None:
+    found = things()
+    assert len({(each.paper, each.item) for each in found}) == len(found) == 148
+    assert [
+        f"{each.item}: {place}" for each in found for place in each.places if not is_there(each, place)
+    ] == []
+    assert {each.status for each in found} == set(STATUSES)
+    assert [each.item for each in found if not (each.places if each.status == "holds" else each.why)] == []
+
+
+def test_page_has_a_row_for_each_thing_that_readers_look_for() -> None:
+    lines = words.page_text().partition("## Thing by thing")[2].splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    papers = {each.paper for each in things()}
+    assert len(rows) == 148 + 2 * len(papers)
+    assert all(line.count(" | ") == 3 for line in rows)
 
 
 # what has no job

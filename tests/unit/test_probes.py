@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -118,19 +119,29 @@ def test_figures_are_those_of_a_calculation_by_hand() -> None:
     )
     cosines: dict[bool, list[float]] = {True: [], False: []}
     drifts: dict[bool, list[float]] = {True: [], False: []}
-    omega, counts, after = np.zeros((3, 3)), np.zeros(3), list[Matrix]()
+    moves: dict[tuple[str, bool], list[float]] = {}
+    omega, counts, after, heads = np.zeros((3, 3)), np.zeros(3), list[Matrix](), list[Matrix]()
     for before, trained, own in zip(kept.received, kept.trained, data.values(), strict=True):
         train = in_memory(own.train)
         features_ND, logits, head = answers(trained, inputs)
-        ours, theirs = softmax(answers(before, inputs)[1]), softmax(logits)
+        came_ND, came_logits, _ = answers(before, inputs)
+        ours, theirs = softmax(came_logits), softmax(logits)
         for place, label in enumerate(labels):
             one, vector = features_ND[place], head[label]
             is_observed = bool(np.isin(label, train.labels))
             cosines[is_observed].append(one @ vector / np.linalg.norm(one) / np.linalg.norm(vector))
             drifts[is_observed].append(float((ours[place] * np.log(ours[place] / theirs[place])).sum()))
+            came, norms = came_ND[place], [float(np.linalg.norm(each)) for each in (came_ND[place], one)]
+            for name, value in (
+                ("distance", float(np.linalg.norm(one - came))),
+                ("angle", float(np.degrees(np.arccos(one @ came / norms[0] / norms[1])))),
+                ("norm", norms[1] - norms[0]),
+            ):
+                moves.setdefault((name, is_observed), []).append(value)
         np.add.at(omega, train.labels, softmax(answers(trained, train.features)[1]))
         counts += np.bincount(train.labels, minlength=3)
         after.append(softmax(head @ head.T))
+        heads.append(head / np.linalg.norm(head, axis=1, keepdims=True))
     (found, _) = probed(trial(), data, rounds=(1, 2))
     expected = {
         "alignment_after observed": np.mean(cosines[True]),
@@ -138,6 +149,8 @@ def test_figures_are_those_of_a_calculation_by_hand() -> None:
         "drift observed": np.mean(drifts[True]),
         "drift unobserved": np.mean(drifts[False]),
         "gap after": np.mean([(omega / counts[:, None] - one) ** 2 for one in after]),
+        "cosine of heads": np.mean([(one * two).sum(axis=1) for one, two in combinations(heads, 2)]),
+        **{f"{name} {SIDES[not flag]}": np.mean(values) for (name, flag), values in moves.items()},
     }
     assert {name: found.figures[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert len(cosines[False]) == 9 + 12  # the first silo lacks class 2, the second class 0

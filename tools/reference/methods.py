@@ -98,7 +98,7 @@ def option_rows() -> Iterator[Row]:
 def published_rows() -> Iterator[Row]:
     """Preset, where its paper says it, what its authors' code does, where, and what of it no job can say."""
     for name, both in sorted(PUBLISHED.items()):
-        yield f"`{name}`", both.of_paper, both.differs, both.of_code, both.left_out or "-"
+        yield f"`{name}`", both.of_paper, both.differs, both.of_code or "-", both.left_out or "-"
 
 
 def task_rows() -> Iterator[Row]:

@@ -5,10 +5,15 @@ gives sums and counts: of samples whose class it trains on (observed) and of the
 the product's ring (`word_sums`): what is read here is what a session would reveal, masks change no bit of it.
 
     alignment   cos(f(x), v_y): features and the class vectors that are the head's rows     FedDr+, section 3
+    distance    |f(x) - f_g(x)|, features before and after                                  FedDr+, Figure 4
+    angle       between f(x) and f_g(x), in degrees                                         FedDr+, Figure 4
+    norm        |f(x)| - |f_g(x)|                                                           FedDr+, Figure 4
     right       share of samples whose class is the largest logit
     drift       KL(p before || p after) of the softmax, in nats                             FedCSD
     gap         mean of (Omega - softmax(W W^T))^2; Omega: soft labels of the trained models  FedDW, Eq. 11
+    cosine of heads   of a class's rows at two silos, mean over classes and pairs           SphereFed, Eq. 2
 
+The last follows from one sum: of rows u_k at unit length, |sum_k u_k|^2 = K + the sum over pairs of cosines.
 Before training, gap is of the received head, afterwards the mean over the silos' own heads.
 N = samples, C = classes, K = silos, D = feature width; a 2 stands for observed and unobserved.
 """
@@ -22,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, log_softmax, softmax
+from torch.nn.functional import cosine_similarity, log_softmax, normalize, softmax
 
 from crypto.errors import ConfigError
 from crypto.fixed_point.encoder import Encoder
@@ -43,7 +48,8 @@ from strategies.base import MODEL, Array, Arrays
 from strategies.phases.training import TRAIN
 
 BOUND = float(1 << 20)  # of a silo's sums; they are of some thousand samples
-PAIRS = ("alignment_before", "alignment_after", "right_before", "right_after", "drift")
+MOVED = ("distance", "angle", "norm")  # of features, from the received model to the trained one
+PAIRS = ("alignment_before", "alignment_after", "right_before", "right_after", "drift", *MOVED)
 SIDES = ("observed", "unobserved")
 
 
@@ -128,6 +134,7 @@ def _sums(model: FederatedModel, work: Work, trained: Arrays, test: Samples) -> 
         "right_before": _is_right(before, labels_N),
         "right_after": _is_right(after, labels_N),
         "drift": (log_before_NC.exp() * (log_before_NC - log_after_NC)).sum(dim=1),
+        **dict(zip(MOVED, moved(before.features_ND.double(), after.features_ND.double()), strict=True)),
     }
     own_labels_N = torch.as_tensor(own.labels)
     relations_CC = relations(model.head.weight)
@@ -143,7 +150,16 @@ def _sums(model: FederatedModel, work: Work, trained: Arrays, test: Samples) -> 
         "class_counts": np.bincount(own.labels, minlength=classes),
         "relations": relations_CC.numpy(),
         "relations_square": relations_CC.square().numpy(),
+        "unit_rows": normalize(model.head.weight.double(), dim=1).numpy(),
     }
+
+
+def moved(before_ND: Tensor, after_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distance, angle in degrees and difference in norm of each sample's features. Shapes: -> (N,)."""
+    lengths = [torch.linalg.vector_norm(each, dim=1) for each in (before_ND, after_ND)]
+    cosine_N = cosine_similarity(before_ND, after_ND).clamp(-1.0, 1.0)
+    distance_N = torch.linalg.vector_norm(after_ND - before_ND, dim=1)
+    return distance_N, torch.rad2deg(torch.acos(cosine_N)), lengths[1] - lengths[0]
 
 
 def relations(head_CD: Tensor) -> Tensor:
@@ -192,4 +208,6 @@ def _figures(sums: Mapping[str, Array], head_CD: Tensor, *, silos: int) -> dict[
     is_known_C = counts_C > 0
     found["gap before"] = float(before_CC[is_known_C].mean())
     found["gap after"] = float(after_CC[is_known_C].mean())
+    together = float((sums["unit_rows"] ** 2).sum()) / len(head_CD)
+    found["cosine of heads"] = (together - silos) / (silos * (silos - 1))
     return {name: float(f"{value:.6g}") for name, value in found.items()}

@@ -354,7 +354,14 @@ def _private_parts(
         # None: problems are collected of a job without privacy
         kept = _split(pool, settings)[0] if splits_N is None else np.flatnonzero(splits_N == Split.TRAIN)
         is_kept_N = np.isin(np.arange(len(pool)), kept)
-        test, parts = pool, [(mine[is_kept_N[mine]], mine[~is_kept_N[mine]]) for mine, _ in parts]
+        is_whole = settings.partition is not None and settings.partition.whole_test
+        test, parts = (
+            pool,
+            [
+                (mine[is_kept_N[mine]], np.flatnonzero(~is_kept_N) if is_whole else mine[~is_kept_N[mine]])
+                for mine, _ in parts
+            ],
+        )
     for mine, held in parts:
         of_held = None if splits_N is None else splits_N[held]
         yield _of_a_silo(pool.take(mine), test.take(held), of_held, settings, job=job)
@@ -412,14 +419,15 @@ def _plain_parts(
 
 
 def _cut(train: SampleSet, holdout: SampleSet, settings: PartitionSettings, *, classes: int) -> Partition:
+    """Of train and hold-out, which every silo has whole where the settings say so."""
     rng = np.random.default_rng(derive_seed("partition", settings.seed))
     strata = (samples.strata_N.max(initial=0) + 1 for samples in (train, holdout))
     classes = max(classes, *strata)  # without classes there is one stratum, or what the data's function says
     match settings.kind:
         case PartitionKind.IID:
-            return cut_iid(train.strata_N, holdout.strata_N, silos=settings.silos, rng=rng)
+            cut = cut_iid(train.strata_N, holdout.strata_N, silos=settings.silos, rng=rng)
         case PartitionKind.SHARDS:
-            return cut_shards(
+            cut = cut_shards(
                 train.strata_N,
                 holdout.strata_N,
                 classes=classes,
@@ -428,7 +436,7 @@ def _cut(train: SampleSet, holdout: SampleSet, settings: PartitionSettings, *, c
                 rng=rng,
             )
         case PartitionKind.DIRICHLET:
-            return cut_dirichlet(
+            cut = cut_dirichlet(
                 train.strata_N,
                 holdout.strata_N,
                 classes=classes,
@@ -438,6 +446,8 @@ def _cut(train: SampleSet, holdout: SampleSet, settings: PartitionSettings, *, c
                 balance=settings.balance,
                 rng=rng,
             )
+    whole = (np.arange(len(holdout)),) * settings.silos
+    return replace(cut, test=whole) if settings.whole_test else cut
 
 
 def _checked(data: SiloData, *, job: JobSpec) -> SiloData:

@@ -84,6 +84,11 @@ class PartitionSettings(BaseModel):
     )
     balance: bool = Field(default=False, description="dirichlet: silos that hold their even part get no more")
     min_samples: int = Field(default=10, ge=1, description="redraw while a silo has fewer samples")
+    whole_test: bool = Field(
+        default=False,
+        description="whether every silo tests on the whole hold-out, which then is not cut: models of the "
+        "silos' own are then judged on classes that they never trained on, too",
+    )
 
     @model_validator(mode="after")
     def _index_is_a_silo(self) -> Self:

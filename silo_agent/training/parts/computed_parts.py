@@ -24,7 +24,7 @@ from silo_agent.training.parts.closing.ccvr import class_moments
 from silo_agent.training.parts.closing.ffc import calibrate
 from silo_agent.training.parts.given import GivenLoss, GivenRegularizer
 from silo_agent.training.parts.losses.cosine import SphereMse, dot_regression
-from silo_agent.training.parts.losses.softmax import ClientAdapted, balanced_softmax, scaled_softmax
+from silo_agent.training.parts.losses.softmax import balanced_softmax, client_adapted, scaled_softmax
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, train_for_adaptation
 from silo_agent.training.parts.personalization.local_aggregation import aggregated_model, train_aggregated
 from silo_agent.training.parts.personalization.own_model import own_model, train_beside_own_model
@@ -130,9 +130,7 @@ LOSSES: Mapping[Loss, ComputedLoss] = MappingProxyType(
         losses.SPHERE_MSE: ComputedLoss(train=lambda _: SphereMse()),
         losses.DOT_REGRESSION: ComputedLoss(train=dot_regression),
         losses.BALANCED_SOFTMAX: ComputedLoss(train=balanced_softmax, test=plain),
-        losses.CLIENT_ADAPTED: ComputedLoss(
-            train=lambda setting: ClientAdapted(setting.class_counts_C), test=plain
-        ),
+        losses.CLIENT_ADAPTED: ComputedLoss(train=client_adapted, test=plain),
     }
 )
 REGULARIZERS: Mapping[Regularizer, ComputedRegularizer | None] = MappingProxyType(

@@ -78,6 +78,16 @@ def test_silos_test_on_the_classes_they_train_on() -> None:
     assert len(set(data.train.labels)) <= 5
 
 
+def test_silos_of_one_partition_test_on_all_of_the_holdout_where_it_is_not_cut() -> None:
+    cut = {"kind": "shards", "shards_per_silo": 5, "silos": 4, "index": 1}
+    whole = load(make_job(), format="digits").holdout
+    apart, together = (
+        load(make_job(), format="digits", partition={**cut, "whole_test": flag}) for flag in (False, True)
+    )
+    assert np.array_equal(apart.train.features, together.train.features)
+    assert sorted(map(bytes, together.holdout.features)) == sorted(map(bytes, whole.features))
+
+
 def test_end_of_the_holdout_is_not_all_one_class(tmp_path: Path) -> None:
     file = write_npz(tmp_path, x=np.zeros((100, 2)), y=np.repeat([0, 1], 50))
     data = load(make_job(2, (2,)), format="npz", path=file)

@@ -172,6 +172,9 @@ def test_silos_cut_from_one_pool_hold_out_by_record(tmp_path: Path) -> None:
     whole = load_data(settings, make_job())
     assert sum((bag(part.train) for part in parts), Counter()) == bag(whole.train)
     assert sum((bag(part.holdout) for part in parts), Counter()) == bag(whole.holdout)
+    cut |= {"index": 0, "whole_test": True}
+    tested = load_data(settings.model_validate({**settings.model_dump(), "partition": cut}), make_job())
+    assert (bag(tested.train), bag(tested.holdout)) == (bag(parts[0].train), bag(whole.holdout))
 
 
 # what a job could ask of one record

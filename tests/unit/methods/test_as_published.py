@@ -23,7 +23,10 @@ from silo_agent.training.models.registry import job_model
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.closing.fine_tuning import tuning_spec
 from silo_agent.training.parts.computed_parts import computed_regularizer
-from strategies.base import Array
+from silo_agent.training.parts.losses.softmax import client_adapted
+from strategies.base import TOTAL, Array, PhaseContext
+from strategies.parts.closing.ffc import CALIBRATE, packed
+from strategies.parts.heads import HEAD
 from strategies.parts.statistics.soft_labels import SOFT_LABELS
 from strategies.presets import PRESETS
 from strategies.published import PUBLISHED
@@ -234,6 +237,49 @@ def test_own_prototypes_and_those_of_all_silos_exclude_each_other() -> None:
         job_as(None, "fedcsd", options={"own_prototypes": True})
 
 
+# FedGELA
+
+
+@pytest.mark.parametrize(("kind", "tau"), [(None, 1.0), ("paper", 1.0), ("code", 0.2)])
+def test_fedgela_divides_its_scaled_scores_by_a_temperature_as_its_code_does(
+    kind: str | None, tau: float
+) -> None:
+    """FedGELA.py, lines 205 to 209: log-softmax of z_c C n_c / n over the temperature, here with shares that
+    float32 holds."""
+    job, labels_N = job_as(kind, "fedgela"), np.array([0] * 6 + [1] * 3 + [2] * 3)
+    setting = make_setting(job, linear(job), make_data(DRAW.normal(size=(SAMPLES, WIDTH)), labels_N))
+    scores_NC = torch.tensor(STUDENT_NC, requires_grad=True)
+    loss_N = client_adapted(setting).per_sample(logits_alone(scores_NC), torch.tensor(labels_N))
+    torch.autograd.backward(loss_N.sum())
+    factors_C = CLASSES * np.bincount(labels_N, minlength=CLASSES) / SAMPLES / tau
+    p_NC, own_N = softmax(STUDENT_NC * factors_C), np.arange(SAMPLES)
+    np.testing.assert_allclose(loss_N.detach().numpy(), -np.log(p_NC[own_N, labels_N]), rtol=0, atol=1e-12)
+    expected_NC = (p_NC - np.eye(CLASSES)[labels_N]) * factors_C
+    np.testing.assert_allclose(scores_NC.grad, expected_NC, rtol=0, atol=1e-12)
+
+
+# SphereFed
+
+
+@pytest.mark.parametrize(("kind", "ridge"), [(None, 0.1), ("paper", 0.0)])
+@pytest.mark.parametrize("preset", [name for name in PUBLISHED if name.startswith("spherefed")])
+def test_spherefed_of_the_paper_solves_without_a_ridge(preset: str, kind: str | None, ridge: float) -> None:
+    """Eq. 10: (Z^T Z)^-1 Z^T Y of all silos' features, by numpy's own solver."""
+    job, draw = job_as(kind, preset, model={"name": "mlp", "hidden": (CLASSES,)}), np.random.default_rng(8)
+    features_ND = draw.normal(size=(40, CLASSES))
+    features_ND /= np.linalg.norm(features_ND, axis=1, keepdims=True)
+    targets_NC = np.eye(CLASSES)[draw.integers(0, CLASSES, 40)]
+    gram_DD, moment_DC = features_ND.T @ features_ND, features_ND.T @ targets_NC
+    state: dict[str, Array] = {HEAD: np.zeros((CLASSES, CLASSES), np.float32), TOTAL: np.array(40)}
+    context = PhaseContext(round=1, members=3, classes=CLASSES, state=state, trained=())
+    found = (
+        job.method.phase(CALIBRATE).next_state(context, {"gram": packed(gram_DD), "moment": moment_DC}).state
+    )
+    assert found is not None
+    expected_DC = np.linalg.solve(gram_DD + ridge * np.eye(CLASSES), moment_DC)
+    np.testing.assert_array_max_ulp(found[HEAD], expected_DC.T.astype(np.float32), maxulp=1)
+
+
 # FedDr+ FT
 
 
@@ -258,10 +304,13 @@ def test_feddr_plus_fine_tunes_for_as_long_as_a_round_as_its_paper_does(
 
 def test_word_is_refused_where_paper_and_code_do_not_differ() -> None:
     message = (
-        "strategy.as_published: expected with fedcsd, feddr_plus_ft, feddw, fedntd alone.*got it with fedavg"
+        "strategy.as_published: expected with fedcsd, feddr_plus_ft, feddw, fedgela, fedntd, spherefed, .*"
+        "got it with fedavg"
     )
     with pytest.raises(ValueError, match=message):
         job_as("code", "fedavg")
+    with pytest.raises(ValueError, match="expected paper with spherefed, whose authors' code is not known"):
+        job_as("code", "spherefed")
     with pytest.raises(ValueError, match="as_published: not allowed with parts"):
         make_job({"as_published": "paper", "parts": {}})
     with pytest.raises(ValueError, match="as_published"):
@@ -271,6 +320,7 @@ def test_word_is_refused_where_paper_and_code_do_not_differ() -> None:
 @pytest.mark.parametrize("preset", PUBLISHED)
 def test_paper_and_code_differ_and_one_of_them_is_the_preset(preset: str) -> None:
     both = PUBLISHED[preset]
-    assert PRESETS[preset] in (both.paper, both.code)
-    assert both.paper != both.code
-    assert all((both.of_paper, both.of_code, both.differs))
+    assert (PRESETS[preset] in (both.paper, both.code)) == (both.code is not None)
+    assert both.paper not in (both.code, None if both.code else PRESETS[preset])
+    assert all((both.of_paper, both.differs))
+    assert bool(both.of_code) == (both.code is not None)

@@ -34,7 +34,11 @@ JOB: dict[str, Any] = {
 
 STRATEGIES = {
     **{name: {"preset": name} for name in PRESETS},
-    **{f"{name}-code": {"preset": name, "as_published": "code"} for name in PUBLISHED},
+    **{
+        f"{name}-code": {"preset": name, "as_published": "code"}
+        for name, both in PUBLISHED.items()
+        if both.code
+    },
 }
 OPEN: dict[str, Any] = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
 

@@ -10,7 +10,8 @@ has weight 0: nothing pushes it away.
 
 Client-adapted: each class's logit scaled by the silo's share of that class. FedGELA, Fan et al. 2023, as the
 FedDr+ paper's authors run it: training uses z_c C n_c / n on a frozen simplex ETF, where n_c of the silo's n
-training samples are of class c. A class that the silo lacks has logit 0 whatever the feature is.
+training samples are of class c. A class that the silo lacks has logit 0 whatever the feature is. Its own
+authors' code (MediaBrain-SJTU/FedGELA at b5b20d5, FedGELA.py, lines 205 to 208) divides by a temperature.
 
 The counts stay at the silo, but what it learns from its own classes shows in its delta, which only leaves
 inside a sum. Silos are tested with plain cross-entropy: a hold-out may have classes of which one trains none.
@@ -26,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
-from strategies.parts.losses import BalancedSoftmaxOptions, ScaledSoftmaxOptions
+from strategies.parts.losses import BalancedSoftmaxOptions, ClientAdaptedOptions, ScaledSoftmaxOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +52,10 @@ class BalancedSoftmax:
 
 
 class ClientAdapted:
-    """Cross-entropy of z_c C n_c / n. Shapes: counts (C,)."""
+    """Cross-entropy of z_c C n_c / (n tau). Shapes: counts (C,)."""
 
-    def __init__(self, counts_C: Tensor) -> None:
-        self._scales_C = len(counts_C) * counts_C / counts_C.sum()
+    def __init__(self, counts_C: Tensor, *, tau: float = 1.0) -> None:
+        self._scales_C = len(counts_C) * counts_C / counts_C.sum() / tau
 
     def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
         return cross_entropy(outputs.logits_NC * self._scales_C, labels_N, reduction="none")
@@ -62,6 +63,10 @@ class ClientAdapted:
 
 def scaled_softmax(setting: Setting) -> ScaledSoftmax:
     return ScaledSoftmax(scale=setting.options(ScaledSoftmaxOptions).score_scale)
+
+
+def client_adapted(setting: Setting) -> ClientAdapted:
+    return ClientAdapted(setting.class_counts_C, tau=setting.options(ClientAdaptedOptions).adapted_tau)
 
 
 def balanced_softmax(setting: Setting) -> BalancedSoftmax:
