@@ -12,6 +12,7 @@ from typing import Any
 
 from chorale.spec.strategy_spec import StrategySpec
 from strategies.parts.heads import UNIT
+from strategies.presets import PRESETS
 
 BASELINE = "fedavg"
 SPHEREFED_PARTS = {"head": "frozen-orthonormal", "features": "unit", "loss": "sphere-mse"}
@@ -150,7 +151,13 @@ _ARMS = (
         published=1.0,
     ),
 )
-ARMS: Mapping[str, Arm] = MappingProxyType({one.name: one for one in _ARMS})
+COMPARED = tuple(one.name for one in _ARMS)
+_PRESETS = tuple(
+    Arm(name=preset, title=f"`{preset}`", strategy={"preset": preset})
+    for preset in PRESETS
+    if preset not in COMPARED
+)
+ARMS: Mapping[str, Arm] = MappingProxyType({one.name: one for one in (*_ARMS, *_PRESETS)})
 
 CONTRASTS = (
     Contrast(
