@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from chorale.spec.strategy_spec import StrategySpec
+from strategies.parts.closing.ffc import FFC
+from strategies.parts.closing.fine_tuning import NO_CLOSING
 from strategies.parts.heads import UNIT
 from strategies.presets import PRESETS
 
@@ -152,10 +154,10 @@ _ARMS = (
     ),
 )
 COMPARED = tuple(one.name for one in _ARMS)
-_PRESETS = tuple(
+_PRESETS = tuple(  # but those that train as another one does and only end otherwise
     Arm(name=preset, title=f"`{preset}`", strategy={"preset": preset})
-    for preset in PRESETS
-    if preset not in COMPARED
+    for preset, recipe in PRESETS.items()
+    if preset not in COMPARED and recipe.closing in (NO_CLOSING, FFC)
 )
 ARMS: Mapping[str, Arm] = MappingProxyType({one.name: one for one in (*_ARMS, *_PRESETS)})
 
