@@ -58,7 +58,7 @@ DIGITS = Suite(
 # every other preset, at fewer seeds: at which rates does it learn at all
 PRESETS = Suite(
     name="presets",
-    about="the digits' silos, model and rounds; every preset that trains otherwise than those of the other suites",
+    about="the digits' silos, model and rounds, every preset that trains as none of another suite",
     needs_data=False,
     arms=tuple(name for name in ARMS if name not in COMPARED),
     seeds=(),
@@ -171,4 +171,6 @@ FASHION = Suite(
     ),
 )
 
-SUITES: Mapping[str, Suite] = MappingProxyType({one.name: one for one in (DIGITS, PRESETS, CIFAR, CHEST, FASHION)})
+SUITES: Mapping[str, Suite] = MappingProxyType(
+    {one.name: one for one in (DIGITS, PRESETS, CIFAR, CHEST, FASHION)}
+)
