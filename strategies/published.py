@@ -101,7 +101,10 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
 
 
 def published_recipe(preset: str, as_published: str | None) -> Recipe:
-    """The row of that name, as its paper or its authors' code has it. Raises ConfigError."""
+    """The row of that name, as its paper or its authors' code has it. The preset's rates are of neither.
+
+    Raises ConfigError.
+    """
     recipe = recipe_of(preset)
     if as_published is None:
         return recipe
@@ -110,4 +113,5 @@ def published_recipe(preset: str, as_published: str | None) -> Recipe:
             f"strategy.as_published: expected with {', '.join(sorted(PUBLISHED))} alone, whose paper and "
             f"authors' code differ, got it with {preset}"
         )
-    return PUBLISHED[preset].code if as_published == "code" else PUBLISHED[preset].paper
+    both = PUBLISHED[preset]
+    return replace(both.code if as_published == "code" else both.paper, rates=None)
