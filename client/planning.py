@@ -67,6 +67,7 @@ class Plan:
     strategy: str
     silos: int
     rounds: int
+    learning_rate: float
     phases: tuple[PlannedPhase, ...]
     model_bytes: int
     state_bytes: int
@@ -126,6 +127,7 @@ def plan_of(submission: Submission) -> Plan:
         strategy=spec.strategy.name,
         silos=len(spec.silos),
         rounds=spec.rounds,
+        learning_rate=spec.learning_rate_at(1),
         phases=tuple(phases),
         model_bytes=float32_bytes(state),
         state_bytes=len(submission.state),

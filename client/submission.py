@@ -75,7 +75,13 @@ def prepared(
         "--init: silos refuse a given initial state unless initial_state in their policy says given or "
         f"lists {digest.hex()}"
     )
-    notes = [*draw_notes(spec), *of_start, *([] if init is None else [given]), *sums_notes(spec)]
+    notes = [
+        *draw_notes(spec),
+        *rate_notes(spec),
+        *of_start,
+        *([] if init is None else [given]),
+        *sums_notes(spec),
+    ]
     return Submission(spec=spec, state=state, promised=tuple(promised), notes=tuple(notes))
 
 
@@ -150,6 +156,17 @@ def draw_notes(spec: JobSpec) -> list[str]:
     except PolicyRefusal as refusal:
         notes.append(f"silos with the default policy refuse this job: {refusal}")
     return notes
+
+
+def rate_notes(spec: JobSpec) -> list[str]:
+    """Where a learning rate was never seen to work; nothing where it is not known."""
+    rates, rate = spec.known_rates, spec.learning_rate_at(1)
+    if rates is None or rates.least <= rate <= rates.most:
+        return []
+    return [
+        f"training.learning_rate {rate:g}: {spec.strategy.name} was seen to learn at {rates.least:g} to "
+        f"{rates.most:g} alone; its own rate is {rates.default:g}"
+    ]
 
 
 def start_notes(spec: JobSpec, init: Path | None) -> list[str]:

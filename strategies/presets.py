@@ -47,8 +47,13 @@ from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
-from strategies.recipe import Recipe
+from strategies.recipe import Rates, Recipe
 
+# docs/evidence.md, "Rates of the presets": one that is not measured has those of the preset that trains alike
+FEDAVG_RATES = Rates(default=0.05, least=0.003, most=0.3)
+ON_DIGITS = Rates(default=0.05, least=0.01, most=0.3)  # presets that were tried there alone, at 0.01 to 3
+TUNED_ON_DIGITS = Rates(default=0.05, least=0.03, most=0.3)  # at 0.03 to 10
+SPHEREFED_ON_DIGITS = Rates(default=0.5, least=0.01, most=3.0)
 FEDAVG = Recipe(
     head=TRAINED,
     features=RAW,
@@ -58,8 +63,17 @@ FEDAVG = Recipe(
     server_update=WEIGHTED_MEAN,
     personalization=NO_PERSONALIZATION,
     closing=NO_CLOSING,
+    rates=FEDAVG_RATES,
 )
-SPHEREFED = replace(FEDAVG, head=FROZEN_ORTHONORMAL, features=UNIT, loss=SPHERE_MSE, closing=FFC)
+FEDBABU = replace(FEDAVG, head=FROZEN_RANDOM, rates=Rates(default=1.0, least=0.03, most=10.0))
+SPHEREFED = replace(
+    FEDAVG,
+    head=FROZEN_ORTHONORMAL,
+    features=UNIT,
+    loss=SPHERE_MSE,
+    closing=FFC,
+    rates=Rates(default=0.5, least=0.01, most=10.0),
+)
 FEDDR_PLUS = replace(
     FEDAVG,
     head=FROZEN_ETF,
@@ -67,6 +81,7 @@ FEDDR_PLUS = replace(
     loss=DOT_REGRESSION,
     regularizer=FD,
     mix=CONVEX,
+    rates=Rates(default=0.1, least=0.01, most=3.0),
     defaults={"beta": 0.9},
 )
 
@@ -74,10 +89,10 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
     {
         "fedavg": FEDAVG,
         "fedavg_ft": replace(FEDAVG, closing=FINE_TUNING),
-        "fedexp": replace(FEDAVG, server_update=FEDEXP),
-        "fedopt": replace(FEDAVG, server_update=FEDOPT),
-        "fednova": replace(FEDAVG, server_update=FEDNOVA),
-        "scaffold": replace(FEDAVG, server_update=SCAFFOLD),
+        "fedexp": replace(FEDAVG, server_update=FEDEXP, rates=ON_DIGITS),
+        "fedopt": replace(FEDAVG, server_update=FEDOPT, rates=ON_DIGITS),
+        "fednova": replace(FEDAVG, server_update=FEDNOVA, rates=ON_DIGITS),
+        "scaffold": replace(FEDAVG, server_update=SCAFFOLD, rates=Rates(default=0.05, least=0.01, most=0.1)),
         "feddw": replace(
             FEDAVG, head=TRAINED_UNBIASED, regularizer=CLASS_RELATIONS, statistic=SOFT_LABEL_SUMS
         ),
@@ -87,32 +102,52 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
             statistic=LOGIT_PROTOTYPES,
             defaults={"mu": 0.001, "tau": 10.0, "alpha": 0.9},
         ),
-        "fedprox": replace(FEDAVG, regularizer=PROX, defaults={"mu": 0.001}),
-        "moon": replace(FEDAVG, regularizer=MOON, defaults={"mu": 1.0, "contrast_tau": 0.5}),
-        "fedntd": replace(FEDAVG, regularizer=NTD, defaults={"mu": 1.0, "tau": 3.0}),
+        "fedprox": replace(FEDAVG, regularizer=PROX, rates=TUNED_ON_DIGITS, defaults={"mu": 0.001}),
+        "moon": replace(
+            FEDAVG, regularizer=MOON, rates=TUNED_ON_DIGITS, defaults={"mu": 1.0, "contrast_tau": 0.5}
+        ),
+        "fedntd": replace(FEDAVG, regularizer=NTD, rates=ON_DIGITS, defaults={"mu": 1.0, "tau": 3.0}),
         "fedsol": replace(
-            FEDAVG, regularizer=KD, mix=PERTURBED, defaults={"rho": 1.0, "radius": "adaptive", "tau": 3.0}
+            FEDAVG,
+            regularizer=KD,
+            mix=PERTURBED,
+            rates=ON_DIGITS,
+            defaults={"rho": 1.0, "radius": "adaptive", "tau": 3.0},
         ),
         "fedetf": replace(
             FEDAVG,
             head=FROZEN_ETF,
             features=PROJECTED_UNIT,
             loss=BALANCED_SOFTMAX,
+            rates=Rates(default=0.05, least=0.01, most=3.0),
             defaults={"balance": 1.0},
         ),
-        "fedgela": replace(FEDAVG, head=FROZEN_ETF, loss=CLIENT_ADAPTED),
-        "dot_regression": replace(FEDAVG, head=FROZEN_ETF, features=UNIT, loss=DOT_REGRESSION),
+        "fedgela": replace(
+            FEDAVG, head=FROZEN_ETF, loss=CLIENT_ADAPTED, rates=Rates(default=0.1, least=0.01, most=1.0)
+        ),
+        "dot_regression": replace(
+            FEDAVG,
+            head=FROZEN_ETF,
+            features=UNIT,
+            loss=DOT_REGRESSION,
+            rates=Rates(default=0.5, least=0.03, most=3.0),
+        ),
         "feddr_plus": FEDDR_PLUS,
         "feddr_plus_ft": replace(
             FEDDR_PLUS, closing=FINE_TUNING, defaults={**FEDDR_PLUS.defaults, "fine_tune_scope": "body"}
         ),
-        "fedbabu": replace(FEDAVG, head=FROZEN_RANDOM),
-        "fedbabu_ft": replace(FEDAVG, head=FROZEN_RANDOM, closing=FINE_TUNING),
+        "fedbabu": FEDBABU,
+        # the head, trained at last, does not bear the rate of the body behind a frozen one
+        "fedbabu_ft": replace(
+            FEDBABU, closing=FINE_TUNING, defaults={"fine_tune_learning_rate": FEDAVG_RATES.default}
+        ),
         "spherefed": SPHEREFED,
         "spherefed_ft": replace(SPHEREFED, closing=FFC_FINE_TUNING, defaults={"fine_tune_scope": "head"}),
-        "spherefed_fedprox": replace(SPHEREFED, regularizer=PROX, defaults={"mu": 0.0001}),
-        "spherefed_fednova": replace(SPHEREFED, server_update=FEDNOVA),
-        "spherefed_fedopt": replace(SPHEREFED, server_update=FEDOPT),
+        "spherefed_fedprox": replace(
+            SPHEREFED, regularizer=PROX, rates=SPHEREFED_ON_DIGITS, defaults={"mu": 0.0001}
+        ),
+        "spherefed_fednova": replace(SPHEREFED, server_update=FEDNOVA, rates=SPHEREFED_ON_DIGITS),
+        "spherefed_fedopt": replace(SPHEREFED, server_update=FEDOPT, rates=SPHEREFED_ON_DIGITS),
         "ccvr": replace(FEDAVG, closing=CCVR),
         "local_only": replace(FEDAVG, personalization=ALONE),
         "fedproto": replace(

@@ -122,7 +122,10 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
 
 
 def published_recipe(preset: str, as_published: str | None) -> Recipe:
-    """The row of that name, as its paper or its authors' code has it. Raises ConfigError."""
+    """The row of that name, as its paper or its authors' code has it. The preset's rates are of neither.
+
+    Raises ConfigError.
+    """
     recipe = recipe_of(preset)
     if as_published is None:
         return recipe
@@ -133,9 +136,9 @@ def published_recipe(preset: str, as_published: str | None) -> Recipe:
         )
     both = PUBLISHED[preset]
     if as_published == "paper":
-        return both.paper
+        return replace(both.paper, rates=None)
     if both.code is None:
         raise ConfigError(
             f"strategy.as_published: expected paper with {preset}, whose authors' code is not known, got code"
         )
-    return both.code
+    return replace(both.code, rates=None)

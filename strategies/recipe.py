@@ -206,8 +206,22 @@ class Closing(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Learning rates of a method that was measured: for classification, by sgd with momentum 0.9.
+
+    default: of a job that names none. least, most: between them it was seen to learn, and nowhere else.
+    Source: docs/evidence.md, "Rates of the presets".
+    """
+
+    default: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A method as the parts it is made of. defaults: its own values of the parts' options."""
+    """A method as the parts it is made of. defaults: its own values of the parts' options. rates: None where
+    nothing was measured."""
 
     head: Head
     features: Features
@@ -218,6 +232,7 @@ class Recipe:
     statistic: Statistic | None = None
     personalization: Personalization
     closing: Closing
+    rates: Rates | None = None
     defaults: Options = field(default_factory=lambda: MappingProxyType({}))
 
     @property

@@ -183,7 +183,7 @@ class JobFields(SpecPart, serialize_by_alias=True):
         description="heading of the label in a table; a list, or a range such as l0..l13, where a label is "
         "several numbers",
     )
-    training: TrainingSpec = Field(description="local SGD")
+    training: TrainingSpec = Field(default=TrainingSpec(), description="local SGD")
     trains: Literal["all", "head"] = Field(
         default="all",
         description="all parameters, or those of the last linear layer alone: the others stay as they are in "

@@ -12,6 +12,7 @@ from pydantic import model_validator
 from chorale.runtime import plain_yaml
 from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.job_fields import JobFields
+from chorale.spec.learning_rates import check_rate, known_rates, with_rate
 from chorale.spec.plug_in_specs import GivenPartSpec, PlugInSpec, check_code, check_pinned
 from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
 from chorale.spec.samples.column_specs import (
@@ -42,6 +43,7 @@ from strategies.checks import (
     check_trains_head,
 )
 from strategies.methods import Strategy
+from strategies.recipe import Rates
 from strategies.tasks.base import TaskSizes
 
 MAX_INPUT_VALUES = 1 << 24  # of one sample
@@ -119,6 +121,11 @@ class JobSpec(JobFields):
     def learning_rate_at(self, round: int) -> float:
         """Learning rate in a round, counted from 1."""
         return self.training.rate_at(round, rounds=self.rounds)
+
+    @property
+    def known_rates(self) -> Rates | None:
+        """Of its method, where it trains as they were measured."""
+        return known_rates(self.model_dump())
 
     @property
     def test_part(self) -> float:
@@ -206,7 +213,7 @@ class JobSpec(JobFields):
     def _what_follows(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        return with_input_shape(with_test_share(with_rounds_of_steps(values)))
+        return with_rate(with_input_shape(with_test_share(with_rounds_of_steps(values))))
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
@@ -241,6 +248,7 @@ class JobSpec(JobFields):
         if self.task is None or self.task.source is None or self.task.target is not None:
             self._check_target(method.task.target.shape)
         check_class_names(self.class_names, method.task)
+        check_rate(self.training.learning_rate)
         check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
         check_models(
             method.recipe,

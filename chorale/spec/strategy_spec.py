@@ -117,11 +117,12 @@ class StrategySpec(SpecPart):
         loss, regularizer = self.loss, self.regularizer
         if loss is not None:
             self._check_place("loss", loss, taken=recipe.loss, free=TASK_LOSS)
-            recipe = replace(recipe, loss=given_loss(loss.name, is_mean=loss.is_mean is not False))
+            given = given_loss(loss.name, is_mean=loss.is_mean is not False)
+            recipe = replace(recipe, loss=given, rates=None)
         if regularizer is not None:
             self._check_place("regularizer", regularizer, taken=recipe.regularizer, free=NO_REGULARIZER)
-            is_mean = regularizer.is_mean is not False
-            recipe = replace(recipe, regularizer=given_regularizer(regularizer.name, is_mean=is_mean))
+            added = given_regularizer(regularizer.name, is_mean=regularizer.is_mean is not False)
+            recipe = replace(recipe, regularizer=added, rates=None)
         return recipe
 
     def _check_place(self, field: str, given: GivenPartSpec, *, taken: Part, free: Part) -> None:
@@ -194,7 +195,14 @@ class TrainingSpec(SpecPart):
         description="adam has betas 0.9 and 0.999 and no momentum; new in each round at a silo, one for "
         "all of a job's steps",
     )
-    learning_rate: float = Field(gt=0, le=100, allow_inf_nan=False, description="in the first round")
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+        description="in the first round; null: the preset's own, which is for classification by sgd with "
+        "momentum 0.9, without privacy and adapters",
+    )
     momentum: float = Field(
         default=0.9,
         ge=0,
@@ -248,16 +256,15 @@ class TrainingSpec(SpecPart):
 
     def rate_at(self, round: int, *, rounds: int) -> float:
         """Learning rate in a round, counted from 1. rounds: of the job."""
-        schedule = self.schedule
+        schedule, first = self.schedule, self.learning_rate
+        assert first is not None  # a job without a rate is refused
         if schedule.kind == "step":
-            return self.learning_rate * whole_power(schedule.gamma, (round - 1) // schedule.step_rounds)
+            return first * whole_power(schedule.gamma, (round - 1) // schedule.step_rounds)
         if schedule.kind == "milestones":
-            return self.learning_rate * whole_power(
-                schedule.gamma, sum(last < round for last in schedule.milestones)
-            )
+            return first * whole_power(schedule.gamma, sum(last < round for last in schedule.milestones))
         if schedule.kind == "cosine":
-            return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / rounds))
-        return self.learning_rate
+            return first * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / rounds))
+        return first
 
 
 @lru_cache(maxsize=64)  # as many jobs as a silo opens at once; its policy asks several times a phase

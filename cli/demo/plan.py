@@ -23,6 +23,7 @@ from crypto.session.cohort import CohortRule
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.privacy_policy import CEILING
 from strategies.methods import strategy_for
+from strategies.presets import recipe_of
 
 FEDERATION, COORDINATOR, OPERATOR, AUTHORITY = "demo", "hub", "you", "authority"
 LOGS, PARTIES = "logs", "federation"
@@ -33,24 +34,6 @@ OPEN_POLICY: dict[str, Any] = {
     "local_state": "allow",
     "min_class_holders": 2,
 }
-# of SGD: over cosines, and behind a random head that stays small, gradients are small (docs/methods.md);
-# every other method takes the first
-RATE = 0.05
-RATES = {
-    "fedbabu": 0.5,
-    "fedbabu_ft": 0.5,
-    "fedgela": 0.1,
-    "dot_regression": 0.5,
-    "feddr_plus": 0.5,
-    "feddr_plus_ft": 0.5,
-    "spherefed": 0.5,
-    "spherefed_ft": 0.5,
-    "spherefed_fedprox": 0.5,
-    "spherefed_fednova": 0.5,
-    "spherefed_fedopt": 0.5,
-}
-# behind a frozen head silos train at ten times RATE; the head itself would not bear that
-OPTIONS: dict[str, dict[str, float]] = {"fedbabu_ft": {"fine_tune_learning_rate": RATE}}
 # --dp: what digits at the default number of silos and rounds bear best (docs/privacy-proofs.md, "Trying it")
 ROUNDS = 10
 EPSILONS = {"records": 8.0, "sums": 4.0}
@@ -269,15 +252,16 @@ def _digits_job(
     dp: str | None,
     budget: float,
 ) -> Settings:
-    """The small network and rates that reach 0.95 in ten rounds; under --dp what noise leaves of it.
+    """A small network at the preset's own rate: 0.95 in ten rounds, and under --dp what noise leaves of it.
 
     count: rounds, or the steps of silos that share their noise.
     """
-    options = OPTIONS.get(strategy, {})
-    training = {"local_epochs": 3, "batch_size": 8, "learning_rate": RATES.get(strategy, RATE)}
+    rates = recipe_of(strategy).rates
+    training: Settings = {"local_epochs": 3, "batch_size": 8, "learning_rate": rates and rates.default}
+    options: dict[str, float] = {}
     privacy: Settings = {}
     if dp is not None:
-        options = options | PRIVATE_OPTIONS.get(strategy, {})
+        options = PRIVATE_OPTIONS.get(strategy, {})
         privacy = {"privacy": {"epsilon": budget, dp: PRIVACY[dp]}}
     if dp == "records":
         expected_batch = max(1, round(SAMPLE_RATE * TRAIN_RECORDS / len(names)))

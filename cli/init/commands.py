@@ -26,7 +26,6 @@ FIRST_JOB: Mapping[str, Any] = {
     "model": {"name": "mlp"},
     "classes": 10,
     "input_shape": [1, 8, 8],
-    "training": {"learning_rate": 0.1},
 }
 # what an institution decides first; all are defaults
 FIRST_POLICY: Mapping[str, Any] = {

@@ -51,7 +51,10 @@ def plan(settings: OperatorSettings | None, file: Path, init: Path | None, is_js
 
 def _lines(planned: Plan, *, has_coordinator: bool) -> Iterator[str]:
     timing = planned.timing
-    yield f"{planned.name}: {planned.strategy} over {planned.silos} silos, {planned.rounds} rounds"
+    yield (
+        f"{planned.name}: {planned.strategy} over {planned.silos} silos, {planned.rounds} rounds, "
+        f"learning rate {planned.learning_rate:g}"
+    )
     yield from (f"unusual: passes over a rule: {rule}" for rule in planned.unusual)
     yield (
         f"model: {bytes_told(planned.model_bytes)} of parameters; a silo that missed a round downloads "

@@ -33,7 +33,16 @@ from cli.simulate.lines import (
 )
 from cli.simulate.progress import ProgressLine
 from client.errors import about, require_extra
-from client.submission import NEVER, draw_notes, initial_bytes, read_spec, solved, start_notes, with_code
+from client.submission import (
+    NEVER,
+    draw_notes,
+    initial_bytes,
+    rate_notes,
+    read_spec,
+    solved,
+    start_notes,
+    with_code,
+)
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION
 from silo_agent.disclosure.policy.policy import Policy, load_policy
@@ -179,7 +188,7 @@ def simulate(
     if has_test_set and (own := spec.method.recipe.personalization).shares_nothing:
         raise ConfigError(f"--test: not allowed with personalization {own}, where no model is common to all")
     unusual = [f"unusual: passes over a rule: {rule}" for rule in spec.method.passed_over]
-    for note in (*unusual, *draw_notes(spec), *start_notes(spec, init)):
+    for note in (*unusual, *draw_notes(spec), *rate_notes(spec), *start_notes(spec, init)):
         click.echo(note, err=True)
     rules = _policy(spec, policy, sends_all_rows=sends_all_rows)
     if rows is not None:

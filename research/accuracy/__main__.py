@@ -3,7 +3,7 @@
 The suite paper is that of research/papers: the papers' own jobs, whole on GPUs, in small on a CPU.
 
 A run that ends is a line in OUT/<suite>.jsonl; a killed suite continues from there. With `--update` nothing
-is trained: tables, sentences and a plot of what has ended go on docs/evidence.md, the figures behind them
+is trained: tables and a plot of what has ended go on docs/evidence.md, the figures behind them
 and the lines of their runs into research/evidence/, beside what is there; `--committed` begins with those.
 """
 
@@ -108,6 +108,7 @@ def _rows_by_default(suite: Suite, data: Path | None) -> dict[str, float]:
             for seed in suite.seeds
         )
         for name in suite.names
+        if suite.seeds
     }
 
 

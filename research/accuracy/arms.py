@@ -11,7 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from chorale.spec.strategy_spec import StrategySpec
+from strategies.parts.closing.ffc import FFC
+from strategies.parts.closing.fine_tuning import NO_CLOSING
 from strategies.parts.heads import UNIT
+from strategies.parts.personalization import NO_PERSONALIZATION
+from strategies.presets import PRESETS
 
 BASELINE = "fedavg"
 SPHEREFED_PARTS = {"head": "frozen-orthonormal", "features": "unit", "loss": "sphere-mse"}
@@ -73,15 +77,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
-    """A method beside its control, and what that decides.
-
-    without: what the control leaves out, as a phrase. sums: what a silo sends for that part alone, or "".
-    """
+    """A method beside its control."""
 
     method: str
     control: str
-    without: str
-    sums: str = ""
 
 
 _ARMS = (
@@ -150,27 +149,20 @@ _ARMS = (
         published=1.0,
     ),
 )
-ARMS: Mapping[str, Arm] = MappingProxyType({one.name: one for one in _ARMS})
+COMPARED = tuple(one.name for one in _ARMS)
+_PRESETS = tuple(  # but those that train what is common as another one does
+    Arm(name=preset, title=f"`{preset}`", strategy={"preset": preset})
+    for preset, recipe in PRESETS.items()
+    if preset not in COMPARED
+    and recipe.closing in (NO_CLOSING, FFC)
+    and recipe.personalization is NO_PERSONALIZATION
+)
+ARMS: Mapping[str, Arm] = MappingProxyType({one.name: one for one in (*_ARMS, *_PRESETS)})
 
 CONTRASTS = (
-    Contrast(
-        method="spherefed",
-        control="spherefed_no_ffc",
-        without="the closing calibration",
-        sums="`gram` (D(D+1)/2) and `moment` (D x C)",
-    ),
-    Contrast(method="spherefed", control="spherefed_untrained", without="all training"),
-    Contrast(method="feddr_plus", control="feddr_plus_no_fd", without="the feature distillation"),
-    Contrast(
-        method="fedcsd",
-        control="fedcsd_uniform",
-        without="class similarities (1/C, their mean, in their place)",
-        sums="`prototypes` (C x C) and `class_presence` (C)",
-    ),
-    Contrast(
-        method="feddw",
-        control="feddw_identity",
-        without="soft labels (the identity in their place)",
-        sums="`soft_labels` (C x C), `class_counts` (C) and `class_presence` (C)",
-    ),
+    Contrast(method="spherefed", control="spherefed_no_ffc"),
+    Contrast(method="spherefed", control="spherefed_untrained"),
+    Contrast(method="feddr_plus", control="feddr_plus_no_fd"),
+    Contrast(method="fedcsd", control="fedcsd_uniform"),
+    Contrast(method="feddw", control="feddw_identity"),
 )

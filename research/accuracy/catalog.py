@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from research.accuracy.arms import ARMS
+from research.accuracy.arms import ARMS, COMPARED
 from research.accuracy.suites import Setting, Suite
 
 CUTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -21,17 +22,18 @@ CUTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
 
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+PRESET_RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 DIGITS = Suite(
     name="digits",
     about="scikit-learn's digits (1,797 scans of 8 x 8), 10 silos, an mlp of 64 hidden units, 15 rounds of 3 "
     "local epochs in batches of 32",
     needs_data=False,
-    arms=tuple(ARMS),
+    arms=COMPARED,
     seeds=tuple(range(1, 21)),
     tuning_seeds=(101, 102, 103),
     common=(0.03, 0.1, 0.3, 1.0),
-    common_arms=tuple(name for name in ARMS if name not in ("fedprox", "fedbabu", "moon")),
+    common_arms=tuple(name for name in COMPARED if name not in ("fedprox", "fedbabu", "moon")),
     tunes_strength=True,
     settings=tuple(
         Setting(
@@ -51,6 +53,20 @@ DIGITS = Suite(
             },
         )
         for name in ("Dirichlet 0.1", "Dirichlet 0.5", "2 shards")
+    ),
+)
+# every other preset, at fewer seeds: at which rates does it learn at all
+PRESETS = Suite(
+    name="presets",
+    about="the digits' silos, model and rounds, every preset that trains as none of another suite",
+    needs_data=False,
+    arms=tuple(name for name in ARMS if name not in COMPARED),
+    seeds=(),
+    tuning_seeds=(101,),
+    settings=tuple(
+        replace(setting, rates=PRESET_RATES, unit_rates=PRESET_RATES)
+        for setting in DIGITS.settings
+        if setting.name == "Dirichlet 0.5"
     ),
 )
 
@@ -155,4 +171,6 @@ FASHION = Suite(
     ),
 )
 
-SUITES: Mapping[str, Suite] = MappingProxyType({one.name: one for one in (DIGITS, CIFAR, CHEST, FASHION)})
+SUITES: Mapping[str, Suite] = MappingProxyType(
+    {one.name: one for one in (DIGITS, PRESETS, CIFAR, CHEST, FASHION)}
+)

@@ -1,4 +1,4 @@
-"""docs/evidence.md: its arithmetic, its words from made-up intervals, and the page against its figures."""
+"""docs/evidence.md: its arithmetic, its tables from made-up accuracies, and the page against its figures."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_family_of_equal_methods_is_seldom_called_anything_else() -> None:
     assert alarms <= 21
 
 
-# sentences
+# tables
 
 
 def cells(
@@ -147,35 +147,6 @@ def report(*found: list[Cell], common: tuple[float, ...] = (0.1,)) -> Report:
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "spread", "said"),
-    [
-        (0.85, 0.001, "on even better at tuned rates (+"),
-        (0.75, 0.001, "on even worse at tuned rates (-"),
-        (0.80, 0.001, "on even equivalent within 2 points at tuned rates (-"),
-        (0.80, 0.05, "on even undecided at tuned rates (-"),
-    ],
-)
-def test_sentence_says_what_the_interval_shows(method: float, spread: float, said: str) -> None:
-    found = report(cells("even", "feddr_plus", method, spread=spread), cells("even", "feddr_plus_no_fd", 0.8))
-    (sentence,) = words.contrast_sentences(found)
-    assert sentence.startswith("**FedDr+ against FedDr+ without distillation**, which leaves out the feature")
-    assert said in sentence
-    at_ends = " with FedDr+ and FedDr+ without distillation at an end of what was tried"
-    assert sentence.endswith(f"){at_ends} and at every common rate.")
-
-
-def test_a_choice_between_others_is_told_without_a_word_on_the_rates() -> None:
-    found = report(cells("even", "fedprox", 0.85), cells("even", BASELINE, 0.8))
-    wide = {
-        key: replace(one, validation={**one.validation, (0.03, None): 0.4, (0.3, None): 0.4})
-        for key, one in found.choices.items()
-    }
-    (sentence,) = words.baseline_sentences(replace(found, choices=wide))
-    assert "at an end of" not in sentence
-    assert "with FedProx and FedAvg at an end of what was tried" in words.baseline_sentences(found)[0]
-
-
 def test_a_reference_that_does_better_at_another_rate_than_the_chosen_one_is_told() -> None:
     """FedAvg had 79.7 at the rate that two thirds of the validation samples chose, and 87.5 at another."""
     tuned = cells("even", BASELINE, 0.8)
@@ -184,25 +155,9 @@ def test_a_reference_that_does_better_at_another_rate_than_the_chosen_one_is_tol
         other = cells("even", BASELINE, elsewhere, rates=(0.3,))
         more = {(one.setting, one.arm, one.rate, one.strength): one for one in other}
         better = replace(found, cells={**found.cells, **more})
-        (sentence,) = words.baseline_sentences(better)
-        note = "(at 0.3 FedAvg has 88.1 and not 81.1; the difference is then -2.1)"
-        assert (note in sentence) == is_told, sentence
         family = families.baseline_tuned(better)
         assert words.difference_table(family, better).endswith(" better + |") == is_told
         assert words.has_marks(family, better) == is_told
-
-
-def test_sentence_that_holds_at_one_rate_alone_names_it() -> None:
-    rates = (0.03, 0.1, 1.0)
-    worse = cells("even", "feddr_plus", 0.7, rates=(1.0,))
-    found = report(
-        [*cells("even", "feddr_plus", 0.85, rates=(0.03, 0.1)), *worse],
-        cells("even", "feddr_plus_no_fd", 0.8, rates=rates),
-        common=rates,
-    )
-    (sentence,) = words.contrast_sentences(found)
-    assert ", better at 0.03 and 0.1, worse at 1." in sentence
-    assert "every common rate" not in sentence
 
 
 def test_what_has_not_run_and_what_learns_nothing_is_said_and_not_judged() -> None:
@@ -215,8 +170,6 @@ def test_what_has_not_run_and_what_learns_nothing_is_said_and_not_judged() -> No
         ],
         common=rates,
     )
-    (sentence,) = words.contrast_sentences(found)
-    assert ", equivalent within 2 points at 0.1, not measured yet at 0.3, neither learns at 1." in sentence
     family = families.controls_at_common_rates(found)
     assert [row.found["even"] for row in family.rows][1:] == [Missing.NOT_RUN, Missing.NEITHER_LEARNS]
     assert len(family.differences) == 1
@@ -225,16 +178,14 @@ def test_what_has_not_run_and_what_learns_nothing_is_said_and_not_judged() -> No
 def test_by_how_much_a_method_is_ahead_of_one_that_failed_is_no_figure() -> None:
     """It would read as a gain of eighty points, and widen every other interval of its table."""
     failed = cells("even", BASELINE, 0.1, spread=0.0)
-    (sentence,) = words.baseline_sentences(
-        report(
-            [*failed, *cells("odd", BASELINE, 0.8)],
-            [*cells("even", "fedprox", 0.9), *cells("odd", "fedprox", 0.9)],
-        )
+    found = report(
+        [*failed, *cells("odd", BASELINE, 0.8)],
+        [*cells("even", "fedprox", 0.9), *cells("odd", "fedprox", 0.9)],
     )
-    assert (
-        "on even the other does not learn at tuned rates with FedProx and FedAvg at an end of what was tried "
-        "(FedProx learns on 10 and FedAvg learns on 0 of 10 seeds) and at every common rate; on odd better"
-    ) in sentence
+    family = families.baseline_tuned(found)
+    assert "| FedProx against FedAvg | the other does not learn | +" in words.difference_table(family, found)
+    assert len(family.differences) == 1
+    assert "| FedAvg | 11.0 +- 0.8 (learns on 0) | " in words.accuracy_table(found)
     behind = report(cells("even", BASELINE, 0.9), cells("even", "fedprox", 0.1, spread=0.0))
     table = words.difference_table(families.baseline_tuned(behind), behind)
     assert table.endswith("| FedProx against FedAvg | it does not learn itself |")
@@ -243,15 +194,15 @@ def test_by_how_much_a_method_is_ahead_of_one_that_failed_is_no_figure() -> None
 def test_two_sides_that_both_guess_on_most_seeds_are_not_equivalent() -> None:
     """FedDr+ and its control learned on one seed of five, and were called equivalent."""
     few, many = ({seed: 0.8 if seed <= learned else 0.1 for seed in SEEDS} for learned in (2, 3))
-    for accuracy, said in ((few, "undecided"), (many, "equivalent within 2 points")):
+    for accuracy, said in ((few, "undecided"), (many, "equivalent")):
         sides = [
             [replace(cells("even", arm, 0.8)[0], accuracy=accuracy)]
             for arm in ("feddr_plus", "feddr_plus_no_fd")
         ]
-        (sentence,) = words.contrast_sentences(report(*sides))
-        assert f"on even {said} at tuned rates" in sentence
-        on = f"learns on {sum(each > 0.5 for each in accuracy.values())}"
-        assert f"(FedDr+ {on} and FedDr+ without distillation {on} of 10 seeds)" in sentence
+        found = report(*sides)
+        assert words.difference_table(families.controls_tuned(found), found).endswith(f", {said} |")
+        learned = sum(each > 0.5 for each in accuracy.values())
+        assert words.accuracy_table(found).endswith(f" (learns on {learned}) |")
 
 
 def test_a_suite_that_was_only_tuned_shows_choices_and_no_empty_table() -> None:
@@ -261,6 +212,19 @@ def test_a_suite_that_was_only_tuned_shows_choices_and_no_empty_table() -> None:
     assert "| FedAvg | 1 | 0.1* (50.0) |" in text
     assert "Accuracy in percent" not in text
     assert "Classes whose rows" not in text
+
+
+def test_a_suite_without_test_seeds_shows_the_accuracy_of_every_rate() -> None:
+    found = report(cells("even", BASELINE, 0.8), cells("even", "fedcsd", 0.8))
+    tried = {
+        key: replace(one, validation={(0.3, one.point[1]): 0.4, **one.validation, (0.1, 7.0): 0.9})
+        for key, one in found.choices.items()
+    }
+    found = replace(found, choices=tried, cells={}, common=(), seeds=(), rows_by_default={})
+    text = evidence.page_text(evidence.committed(found, moment=datetime(2026, 11, 25, tzinfo=UTC)))
+    assert "learning rates 0.1 / 0.3:" in text
+    assert "| FedAvg | 50.0 / 40.0 |\n| FedCSD | 50.0 / 40.0 |" in text
+    assert "What tuning chose" not in text
 
 
 def test_a_tuning_that_learned_nothing_is_told() -> None:
@@ -288,12 +252,6 @@ def test_a_design_finds_what_it_says_it_finds() -> None:
     means, errors = draws.mean(axis=1), draws.std(axis=1, ddof=1) / math.sqrt(5)
     power = np.mean(means / errors > t_point(level, 5))
     assert abs(power - 0.8) < 6 * math.sqrt(0.8 * 0.2 / 20_000)  # six deviations
-
-
-def test_what_has_only_run_at_common_rates_says_so() -> None:
-    found = report(cells("even", "fedcsd", 0.8), cells("even", "fedcsd_uniform", 0.8))
-    (sentence,) = words.contrast_sentences(replace(found, choices={}))
-    assert "on even equivalent within 2 points at 0.1 (tuned rates have not run)." in sentence
 
 
 def test_a_comparison_of_less_than_three_seeds_is_not_measured() -> None:
@@ -384,8 +342,6 @@ def test_update_writes_figures_page_and_picture_that_belong_together(tmp_path: P
     for folder in ("docs", "research"):
         (tmp_path / folder).mkdir()
     page = tmp_path / evidence.PAGE
-    choosing = tmp_path / evidence.CHOOSING
-    choosing.write_text("<!-- bench:choosing -->\n<!-- /bench:choosing -->\n")
     page.write_text("before\n<!-- bench:accuracy-digits -->\n<!-- /bench:accuracy-digits -->\nafter\n")
     found = report(
         cells("even", BASELINE, 0.8), cells("even", "feddw", 0.85), cells("even", "feddw_identity", 0.8)
@@ -395,7 +351,6 @@ def test_update_writes_figures_page_and_picture_that_belong_together(tmp_path: P
     assert entry is not None
     assert Report.from_json(entry["report"]) == found
     assert evidence.page_text(entry) in page.read_text()
-    assert evidence.choosing_text(entry) in choosing.read_text()
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("\nafter\n")
     picture = (tmp_path / "docs" / "evidence-digits.svg").read_bytes()
@@ -405,20 +360,11 @@ def test_update_writes_figures_page_and_picture_that_belong_together(tmp_path: P
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_page_says_what_the_committed_figures_say(suite: str) -> None:
-    """Tables and sentences, machine, date and command."""
+    """Tables, machine, date and command."""
     name, entry = evidence.place(suite), evidence.read(ROOT, suite)
     begin, end = f"<!-- bench:{name} -->\n", f"\n<!-- /bench:{name} -->"
     expected = "Not measured yet." if entry is None else evidence.page_text(entry)
     assert PAGE.partition(begin)[2].partition(end)[0] == expected
-
-
-def test_page_on_choosing_says_what_the_committed_figures_say() -> None:
-    entry = evidence.read(ROOT, evidence.FOR_CHOOSING)
-    expected = "Not measured yet." if entry is None else evidence.choosing_text(entry)
-    page = (ROOT / evidence.CHOOSING).read_text()
-    assert (
-        page.partition("<!-- bench:choosing -->\n")[2].partition("\n<!-- /bench:choosing -->")[0] == expected
-    )
 
 
 @pytest.mark.parametrize("suite", MEASURED)

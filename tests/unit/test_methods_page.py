@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from chorale.spec.plug_in_specs import OWN_MODELS
-from cli.demo.plan import RATE, RATES
 from strategies.methods import strategy_for
 from strategies.presets import PRESETS
 from tools.reference.methods import allowances
@@ -34,7 +33,7 @@ def test_every_preset_names_its_paper() -> None:
 def test_choosing_a_method_says_of_every_preset_what_a_policy_has_to_allow() -> None:
     """The page left out newer methods, and who chose one learned it when the silos refused."""
     rows = [line.split("|") for line in CHOOSING.splitlines() if line.startswith("| `")]
-    said_of = {preset: said for _, presets, said, *_ in rows for preset in re.findall("`([a-z_]+)`", presets)}
+    said_of = {preset: said for _, said, presets, *_ in rows for preset in re.findall("`([a-z_]+)`", presets)}
     fields = {"`class_statistics`", "`local_state`"}
     needed = {name: set(allowances(strategy_for(name, {}))) for name in PRESETS}
     assert {name: {each for each in fields if each in said_of.get(name, "")} for name in PRESETS} == needed
@@ -46,4 +45,5 @@ def test_every_network_has_its_row() -> None:
 
 def test_the_demos_rates_are_those_that_were_measured() -> None:
     rates = {row[0].strip("`"): float(row[1]) for row in table("In the demo")}
-    assert {preset: rate for preset, rate in rates.items() if rate != RATE} == RATES
+    own = {preset: recipe.rates.default for preset, recipe in PRESETS.items() if recipe.rates is not None}
+    assert rates == own

@@ -33,7 +33,8 @@ PRESETS_NOTE = """\
 the last. *Also summed*: FedAvg itself sums p * delta, p, BatchNorm's running means and variances if there
 are any, the evaluation (correct, tested, loss), clipped values, and before the first round the number of
 silos and of samples. C = classes, D = feature width, P = trained parameters. *Policy*: the fields by which a
-silo's policy refuses such a job unless they say `allow`."""
+silo's policy refuses such a job unless they say `allow`. *Rate*: the learning rate of a job that names none,
+and between which it was seen to learn ([evidence.md](../evidence.md#rates-of-the-presets))."""
 MIXES = "`mu` and `beta` come with every regularizer in the mixes additive and convex; `tau` also with `kd`."
 MOVED = "In brackets: by how much one record moves a sum (L2), which a private job's noise is scaled by."
 
@@ -41,8 +42,8 @@ Row = tuple[str, ...]
 
 
 def method_rows() -> Iterator[Row]:
-    """Preset, parts that are not FedAvg's, phases, what is also summed, what a policy has to allow, options
-    with their defaults."""
+    """Preset, parts that are not FedAvg's, phases, what is also summed, what a policy has to allow, rates,
+    options with their defaults."""
     for name, recipe in PRESETS.items():
         method = strategy_for(name, {})
         yield (
@@ -51,6 +52,7 @@ def method_rows() -> Iterator[Row]:
             "; ".join(", ".join(kinds) for kinds in (method.opening, method.round_phases, method.closing)),
             _joined(dict.fromkeys(_beside(method))),
             _joined(allowances(method)),
+            _rates(recipe),
             _joined(_options(method)),
         )
 
@@ -129,6 +131,11 @@ def rules() -> Iterator[str]:
     return (reason + unusual for reason, unusual in suffixes.items())
 
 
+def _rates(recipe: Recipe) -> str:
+    rates = recipe.rates
+    return "-" if rates is None else f"{rates.default:g} ({rates.least:g} to {rates.most:g})"
+
+
 def _parts(recipe: Recipe) -> Iterator[str]:
     for field, part in recipe.parts.items():
         if part is not FEDAVG.parts.get(field):
@@ -172,7 +179,10 @@ def methods_page() -> str:
         "What each means is in [methods.md](../methods.md), with the papers.",
         "## Presets",
         PRESETS_NOTE,
-        table(["Preset", "Parts", "Phases", "Also summed", "Policy", "Options and defaults"], method_rows()),
+        table(
+            ["Preset", "Parts", "Phases", "Also summed", "Policy", "Rate", "Options and defaults"],
+            method_rows(),
+        ),
         "## Parts",
         "The default comes first.",
         table(["Part", "What it is", "Values"], part_rows()),

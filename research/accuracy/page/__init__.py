@@ -1,1 +1,1 @@
-"""What a suite has found, as docs/evidence.md says it: comparisons, tables, sentences and a picture."""
+"""What a suite has found, as docs/evidence.md says it: comparisons, tables and a picture."""

@@ -18,7 +18,6 @@ from research.accuracy.report import Report
 
 FIGURES = Path("research") / "evidence"
 PAGE = Path("docs") / "evidence.md"
-CHOOSING, FOR_CHOOSING = Path("docs") / "choosing-a-method.md", "digits"  # that page has one suite's tables
 LISTS = ("cells", "choices")
 
 
@@ -60,15 +59,9 @@ def update(report: Report, *, root: Path, moment: datetime | None = None) -> Non
     path.parent.mkdir(exist_ok=True)
     path.write_text(_lines(entry))
     draw(report, folder=root / PAGE.parent)
-    _write(root, PAGE, place(report.suite), page_text(entry))
-    if report.suite == FOR_CHOOSING:
-        _write(root, CHOOSING, "choosing", choosing_text(entry))
-
-
-def _write(root: Path, page: Path, name: str, text: str) -> None:
-    """Between the two comments of that name."""
-    before = (root / page).read_text()
-    (root / page).write_text(figures.replaced(before, name, text, path=page))
+    before = (root / PAGE).read_text()
+    text = figures.replaced(before, place(report.suite), page_text(entry), path=PAGE)
+    (root / PAGE).write_text(text)
 
 
 def place(suite: str) -> str:
@@ -85,12 +78,6 @@ def page_text(entry: Mapping[str, Any]) -> str:
         f"{', '.join(report.sources)}. Command: `{entry['command']}`."
     )
     return "\n\n".join((*_sections(report), stood))
-
-
-def choosing_text(entry: Mapping[str, Any]) -> str:
-    """Accuracies, and what FedAvg's table says of each method, without the controls."""
-    report = Report.from_json(entry["report"])
-    return "\n\n".join((*_accuracies(report), _list(words.baseline_sentences(report))))
 
 
 def _accuracies(report: Report) -> list[str]:
@@ -111,11 +98,9 @@ def _accuracies(report: Report) -> list[str]:
 
 
 def _sections(report: Report) -> list[str]:
-    """Tables and sentences of what has run."""
-    sentences = [*words.contrast_sentences(report), *words.baseline_sentences(report)]
+    """Tables of what has run."""
     found = [
         _setting(report),
-        *(["What follows from the tables below:", _list(sentences)] if sentences else []),
         *_accuracies(report),
         *_family(
             report,
@@ -136,7 +121,14 @@ def _sections(report: Report) -> list[str]:
         *_family(report, families.controls_tuned(report), "Methods against their controls, each side tuned"),
         *_family(report, families.baseline_tuned(report), "Methods against FedAvg, each side tuned"),
     ]
-    if report.choices:
+    if report.choices and not report.seeds:
+        rates = sorted({rate for one in report.choices.values() for rate, _ in one.validation})
+        found += [
+            f"Accuracy in percent on validation samples, the presets' strengths, learning rates "
+            f"{' / '.join(f'{rate:g}' for rate in rates)}:",
+            words.tuning_table(report),
+        ]
+    elif report.choices:
         seeds = ", ".join(map(str, report.tuning_seeds))
         samples = f"validation samples of the seed{'s' * (len(report.tuning_seeds) > 1)} {seeds}"
         found += [
@@ -150,7 +142,9 @@ def _sections(report: Report) -> list[str]:
 
 
 def _setting(report: Report) -> str:
-    seeds = f"{len(report.seeds)} seeds ({report.seeds[0]} to {report.seeds[-1]})"
+    seeds = "One seed for each rate"
+    if report.seeds:
+        seeds = f"{len(report.seeds)} seeds ({report.seeds[0]} to {report.seeds[-1]})"
     left = report.planned - report.runs
     ended = "All have ended" if left <= 0 else f"{left} of them have not run yet, and are left out"
     rows = "; ".join(
@@ -189,10 +183,6 @@ def _tuned(report: Report) -> str:
     """What the tuning of a suite chooses."""
     strengths = (len({strength for _, strength in one.validation}) for one in report.choices.values())
     return "tuned rates and strengths" if max(strengths) > 1 else "tuned rates and the presets' strengths"
-
-
-def _list(sentences: list[str]) -> str:
-    return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
 def _lines(entry: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ def rate_refusals(spec: JobSpec) -> Iterator[PolicyRefusal]:
     moves little still gives sums that nearly depend on each other (docs/threat-model.md, differences of
     cohorts): no rate that a method needs keeps it from that.
     """
-    first, server = spec.training.learning_rate, spec.method.server_rate
+    first, server = spec.learning_rate_at(1), spec.method.server_rate
     lowest = first if spec.training.schedule.kind == "cosine" else spec.learning_rate_at(max(1, spec.rounds))
     for what, given, low, high in (
         ("learning_rate", lowest, LEARNING_RATES[0], math.inf),

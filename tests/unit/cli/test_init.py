@@ -46,7 +46,7 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
         "model": {"name": "mlp"},
         "classes": 10,
         "input_shape": [1, 8, 8],
-        "training": {"learning_rate": 0.1},
+        "training": {"batch_size": 16},
     },
 }
 LATER = {"not_after": "2099-12-31T00:00:00Z"}  # which `job submit` fills in

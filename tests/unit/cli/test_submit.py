@@ -235,3 +235,13 @@ def test_weights_of_another_model_are_refused_before_submission(desk: Desk, tmp_
     assert initial_bytes(spec, init) == init.read_bytes()
     with pytest.raises(ConfigError, match=r"init\.safetensors: model/body\..*expects \(16.*got \(8"):
         initial_bytes(wider, init)
+
+
+def test_plan_and_simulate_tell_the_rate_and_warn_where_it_never_worked(desk: Desk, chorale: Calls) -> None:
+    warning = "training.learning_rate 3: fedavg was seen to learn at 0.003 to 0.3 alone; its own rate is 0.05"
+    planned = chorale("job", "plan", desk.job(training={}))
+    assert ", learning rate 0.05\n" in planned.out
+    assert "seen to learn" not in planned.err
+    large = desk.job(training={"learning_rate": 3.0})
+    assert warning in chorale("job", "plan", large).err
+    assert warning in chorale("simulate", large, "--data", "digits").err

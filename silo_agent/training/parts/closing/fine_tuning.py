@@ -57,13 +57,13 @@ def fine_tune(setting: Setting, make_loss: MakesLoss, *, tested_by: SampleLoss) 
         log.warning("personal model is not finite", round=setting.work.round, lower="fine_tune_learning_rate")
     after = _tested(setting, tested_by)
     options, score = setting.options(FineTuningOptions), setting.work.spec.method.task.score
-    tuned = tuning_spec(setting.work.spec).training
+    tuned = tuning_spec(setting.work.spec)
     setting.work.keep_personal(
         PersonalModel(
             arrays=model_arrays(setting.received),
             tuned=options.fine_tune_scope.value,
-            epochs=tuned.passes_over(len(setting.work.data.train)),
-            learning_rate=tuned.learning_rate,
+            epochs=tuned.training.passes_over(len(setting.work.data.train)),
+            learning_rate=tuned.learning_rate_at(1),
             tested=after.tested,
             score_before=score(before.sums),
             score=score(after.sums),
