@@ -42,6 +42,7 @@ BENCHMARKS = (
     Benchmark("scale", "bench.scale", ("--silos", "10,50,100")),
     Benchmark("compression", "bench.compression"),
     Benchmark("training", "bench.training"),
+    Benchmark("training-gpu", "bench.training", ("--device", "cuda", "--turns", "3")),
     Benchmark("peers", "bench.peers"),
 )
 

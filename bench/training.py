@@ -6,6 +6,9 @@ all samples once more without gradients, so the bare loop is given that many bar
 bare seconds by ours, CPU time or on a GPU wall time, each the least of all turns: above 1 the loop is faster
 than the bare one.
 
+On a GPU the forms of models (forms.py) are compared, too: seconds of a step of 256 images of 3 x 32 x 32 in
+float32 by those of the fastest form. `bash bench/gpu.sh` runs all that there is for a GPU.
+
 On a small mlp a step lasts 150 microseconds, and each operation of a loss 5 to 10: there an objective's own
 arithmetic shows, which no pass explains. `ratios_small_mlp` says how much.
 """
@@ -37,6 +40,7 @@ from chorale.spec.privacy_spec import RecordsSpec
 from chorale.spec.state import buffer_names, trained_names
 from chorale_models.model import Sizes
 from chorale_models.tasks.classification import Classification
+from crypto.errors import ConfigError
 from silo_agent.training.base.batches import PRIVATE_BATCH, Tensors
 from silo_agent.training.base.loss import LocalLoss, TaskLoss
 from silo_agent.training.base.setting import model_to_keep
@@ -45,8 +49,9 @@ from silo_agent.training.dp_sgd.micro_batches import Draws, MicroBatches
 from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.loop.sgd import SGD
+from silo_agent.training.machine.devices import device_of, float32_kernels
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.forms import float32_kernels
+from silo_agent.training.models.forms import ON_GPU, PLAIN, Form, timed
 from silo_agent.training.models.registry import build_model, model_of
 from silo_agent.training.models.state import initial_state
 from silo_agent.training.objective import LocalState, Work
@@ -89,19 +94,36 @@ class Problem:
 
 CNN = Problem(model={"name": "cnn"}, input_shape=(1, 28, 28), samples=512)
 SMALL_MLP = Problem(model={"name": "mlp", "hidden": (64,)}, input_shape=(1, 8, 8), samples=6000)
+RESNET = Problem(model={"name": "resnet18"}, input_shape=(3, 32, 32), samples=256)
 WIDE_MLP = Problem(model={"name": "mlp", "hidden": (1200,)}, input_shape=(800,), samples=DP_RECORDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """ratio: FedAvg, bare by ours. ratios: by objective, bare with the passes that it needs by ours.
-    dp_sgd: our seconds by those of opacus' loop."""
+    dp_sgd: our seconds by those of opacus' loop. form: on a GPU, plain seconds by those of the fastest form,
+    with its name. device: its name."""
 
     ratio: float
     ratios: dict[str, float]
     ratios_small_mlp: dict[str, float]
     dp_sgd: float
+    form: tuple[float, str] | None
     device: str
+
+    @property
+    def table(self) -> str:
+        lines = ["| objective | cnn | small mlp |", "|---|---|---|"]
+        lines += [
+            f"| {name} | {ratio:.2f} | {self.ratios_small_mlp[name]:.2f} |"
+            for name, ratio in self.ratios.items()
+        ]
+        if self.form is not None:
+            lines += [
+                "",
+                f"A step of resnet18 is {self.form[0]:.2f} times as fast in {self.form[1]} as plain.",
+            ]
+        return "\n".join(lines)
 
     def rows(self) -> list[Row]:
         return [
@@ -120,29 +142,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the options, measure, print."""
     options = _options(arguments)
     torch.set_num_threads(1)
-    device = torch.device(options.device)
+    try:
+        device = device_of(options.device)
+    except ConfigError as error:
+        print(json.dumps({"skipped": str(error)}) if options.json else f"skipped: {error}")
+        return 0
     with float32_kernels(device):  # the bare loops compute what ours do
         report = measure(turns=options.turns, device=device)
+    rows = report.rows()
     if options.json:
-        print(json.dumps({**asdict(report), "rows": [row.to_json() for row in report.rows()]}))
-        return 0
-    print(f"{'objective':<16} {'cnn':>6} {'small mlp':>10}")
-    for name, ratio in report.ratios.items():
-        print(f"{name:<16} {ratio:6.2f} {report.ratios_small_mlp[name]:10.2f}")
-    print(f"\n{table(report.rows())}")
+        shown = {"rows": [row.to_json() for row in rows], "table": report.table}
+        print(json.dumps({**asdict(report), **shown}))
+    else:
+        print(f"{report.table}\n\n{table(rows)}")
     return 0
 
 
 def measure(*, turns: int, device: torch.device) -> Report:
-    """Raises ConfigError for an objective that no recipe has, and for a device that is not there."""
+    """Raises ConfigError for an objective that no recipe has."""
+    is_gpu = device.type == "cuda"
     ratios = {name: _ratio(name, CNN, turns=turns, device=device) for name in OBJECTIVES}
     return Report(
         ratio=ratios["fedavg"],
         ratios=ratios,
         ratios_small_mlp={name: _ratio(name, SMALL_MLP, turns=turns, device=device) for name in OBJECTIVES},
         dp_sgd=_dp_sgd(turns=turns, device=device),
-        device=device.type,
+        form=_form(device) if is_gpu else None,
+        device=torch.cuda.get_device_name(device) if is_gpu else "cpu",
     )
+
+
+def _form(device: torch.device) -> tuple[float, str]:
+    """Of all that the device allows."""
+    spec = _job("fedavg", RESNET)
+    model = build_model(spec.model, classes=CLASSES, input_shape=RESNET.input_shape).to(device)
+    inputs = torch.from_numpy(_data(RESNET).train.features).to(device)
+    every = [
+        Form(is_bfloat16=type_, is_channels_last=order) for type_ in (False, True) for order in (False, True)
+    ]
+    seconds = timed(model, inputs, every, ON_GPU)
+    best = min(seconds, key=lambda form: seconds[form])
+    return round(seconds[PLAIN] / seconds[best], 3), str(best)
 
 
 def _ratio(objective: str, problem: Problem, *, turns: int, device: torch.device) -> float:

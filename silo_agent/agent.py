@@ -51,7 +51,6 @@ from silo_agent.rounds.task_checks import TaskChecks
 from silo_agent.settings import SiloSettings
 from silo_agent.start import AgentFailed, alone, check_whole, held_policy
 from silo_agent.training.machine.entry_point import load_entry_point
-from silo_agent.training.machine.settings import Device
 
 if TYPE_CHECKING:
     from silo_agent.connection.control_stream import ControlStream, Outbox
@@ -103,7 +102,7 @@ async def run_agent(settings: SiloSettings, config: Path | None = None) -> None:
         policies = {name: each.policy for name, each in held.items()}
         if settings.objective is not None:
             load_entry_point(settings.objective, field="objective")
-        elif settings.devices > 1 or settings.device is Device.CUDA:
+        elif settings.devices > 1 or settings.asks_gpu:
             load_objective(settings)  # refuses what this machine does not have
         if settings.objective is None and settings.devices > 1:
             log.warning(

@@ -107,7 +107,7 @@ class SiloMetrics:
         self._size_bytes = gauge("state_size_bytes", "Bytes that the disk of the silo's directory has.")
         gauge(
             "gpu_memory_bytes",
-            "GPU memory in use by training in this process; those of devices have their own.",
+            "GPU memory that training without privacy holds in this process; other processes have their own.",
         ).set_function(_gpu_memory_bytes)
         for phase in PHASE_KINDS:
             self.sessions.labels(phase=phase)
@@ -151,4 +151,4 @@ def _gpu_memory_bytes() -> float:
     torch: Any = sys.modules.get("torch")  # the core never imports it
     if torch is None or not torch.cuda.is_initialized():
         return 0.0
-    return float(torch.cuda.memory_allocated())
+    return float(sum(torch.cuda.memory_allocated(gpu) for gpu in range(torch.cuda.device_count())))

@@ -62,7 +62,7 @@ def write_page(path: Path, results: Sequence[Result]) -> None:
     page = path.read_text()
     for result in results:
         if result.is_measured:
-            stood = _stood(result.started)
+            stood = _stood(result.started, device=str(result.printed.get("device", "cpu")))
             page = replaced(page, result.benchmark.name, f"{section(result)}\n\n{stood}", path=path)
     if side_by_side.is_whole(results):  # the lines of one run stand together, or those of the run before
         text = f"{side_by_side.table(results)}\n\n{_stood(results[0].started)}"
@@ -102,9 +102,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _stood(moment: datetime) -> str:
+def _stood(moment: datetime, *, device: str = "cpu") -> str:
     packages = ", ".join(f"{package} {version}" for package, version in versions().items())
-    return f"Measured on {moment.date().isoformat()}: {machine()}; {packages}."
+    gpu = "" if device == "cpu" else f"{device}; "
+    return f"Measured on {moment.date().isoformat()}: {gpu}{machine()}; {packages}."
 
 
 def _processor() -> str:

@@ -96,7 +96,7 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def section(result: Result) -> str:
-    """The command, then the table or the reason."""
+    """The command, then the tables or the reason. The second one is the benchmark's own."""
     lines = [f"`{result.benchmark.command}`", ""]
     if result.skipped:
         lines.append(f"**skipped**: {result.skipped}")
@@ -104,4 +104,6 @@ def section(result: Result) -> str:
         lines.append(f"**failed**: {result.failed}")
     else:
         lines.append(table(result.rows) if result.rows else "It has no target.")
+        if "table" in result.printed:
+            lines += ["", str(result.printed["table"])]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from chorale.runtime import disk
 from cli.doctor.findings import Findings
 from crypto.errors import ConfigError
 from silo_agent.settings import SiloSettings
-from silo_agent.training.machine.settings import Device
+from silo_agent.training.machine.settings import first_gpu
 from silo_agent.training.machine.torch_build import TorchBuild, torch_build
 
 LEAST_FREE_BYTES = 1 << 30
@@ -107,24 +107,22 @@ def check_torch(settings: SiloSettings, machine: Machine, findings: Findings) ->
         findings.problem("torch", str(error), fix=TORCH)
         return
     findings.fine("torch", build.description)
-    if build.gpus == 0 and settings.device is Device.CUDA:
+    if build.gpus == 0 and settings.asks_gpu:
         fix = (
             "set device: auto or cpu"
             if build.cuda
             else "install a build of torch for CUDA, or set device: cpu"
         )
-        findings.problem("device", "device: cuda is set, and torch finds no GPU", fix=fix)
-    elif 0 < build.gpus < settings.devices and settings.device is not Device.CPU:
-        message = f"devices: {settings.devices} are set, and torch finds {build.gpus}"
-        findings.problem("device", message, fix=f"set devices: {build.gpus}")
-    elif build.gpus == 0 and settings.device is Device.AUTO and machine.has_nvidia_driver():
+        findings.problem("device", f"device: {settings.device} is set, and torch finds no GPU", fix=fix)
+    elif 0 < build.gpus < first_gpu(settings.device) + settings.devices and settings.device != "cpu":
+        message = f"device: {settings.device} and devices: {settings.devices} are set, and torch finds"
+        findings.problem("device", f"{message} {build.gpus} GPUs", fix="ask for those that are there")
+    elif build.gpus == 0 and settings.device == "auto" and machine.has_nvidia_driver():
         findings.warn(
             "device",
             "this machine has an NVIDIA driver, and torch finds no GPU: training runs on the CPU",
             fix="install a build of torch for CUDA, or set device: cpu",
         )
     else:
-        uses_gpu = build.gpus > 0 and settings.device is not Device.CPU
-        findings.fine(
-            "device", f"{settings.device.value}: training runs on the {'GPU' if uses_gpu else 'CPU'}"
-        )
+        uses_gpu = build.gpus > 0 and settings.device != "cpu"
+        findings.fine("device", f"{settings.device}: training runs on the {'GPU' if uses_gpu else 'CPU'}")

@@ -48,7 +48,6 @@ from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import TABLE_FORMATS, DataSettings, rows_beyond_in_words, unit_told
 from silo_agent.training.data.table.units import units_in_words
 from silo_agent.training.machine.entry_point import load_entry_point
-from silo_agent.training.machine.settings import Device
 from simulation.engine import unsigned_job
 from simulation.trial import PhaseTrial, Trial
 from strategies.phases.training import TRAIN
@@ -133,12 +132,12 @@ def _machine(settings: SiloSettings, findings: Findings) -> None:
         with findings.step("software_digest"):
             check_own_digest(own_software(), expected=settings.software_digest)
             findings.fine("software_digest", settings.software_digest)
-    if settings.objective is None and (settings.device is Device.CUDA or settings.devices > 1):
+    if settings.objective is None and (settings.asks_gpu or settings.devices > 1):
         what = "devices" if settings.devices > 1 else "device"
         with findings.step(what, slow="loading torch"):
             require_extra("silo", "torch", what="training here")
             load_objective(settings)
-            findings.fine(what, f"{settings.devices}, {settings.device.value}")
+            findings.fine(what, f"{settings.devices}, {settings.device}")
 
 
 def _credentials(settings: SiloSettings, findings: Findings) -> None:

@@ -21,7 +21,7 @@ def objective_of(machine: MachineSettings, *, folder: Path, worker: str) -> Obje
     """
     check_devices(machine, torch.cuda.device_count())
     alone = TorchObjective(
-        device=machine.device.value,
+        device=machine.device,
         threads=machine.torch_threads,
         base_models=machine.base_models,
         forms=Forms(precision=machine.precision, memory_format=machine.memory_format),

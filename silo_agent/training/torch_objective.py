@@ -5,6 +5,7 @@ What leaves is what the phase's quantities name, all of it inside one secure sum
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -18,15 +19,23 @@ import torch
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
+from silo_agent.training.base.batches import PRIVATE_BATCH, DeviceCopies
 from silo_agent.training.base.evaluation import NO_METRICS, Figures, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache
 from silo_agent.training.base.shares import ALONE, BatchShares
-from silo_agent.training.dp_sgd.checks import Probes, check_answers, check_keeps_samples_apart, one_thread
+from silo_agent.training.dp_sgd.checks import (
+    BATCH_NORM,
+    Probes,
+    check_answers,
+    check_keeps_samples_apart,
+    one_thread,
+)
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
 from silo_agent.training.loop.local_training import summed_gradient
+from silo_agent.training.machine.devices import device_of, float32_kernels
 from silo_agent.training.machine.seeding import seeded, shuffler
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.forms import Forms, float32_kernels
+from silo_agent.training.models.forms import Forms
 from silo_agent.training.models.registry import job_model_on_its_base
 from silo_agent.training.models.state import flat_arrays, flat_values, load_arrays, model_arrays
 from silo_agent.training.objective import PersonalModel, Work
@@ -53,9 +62,9 @@ log = get_logger("silo_agent.training.torch_objective")
 class TorchObjective:
     """Trains, tests and computes statistics in this process, on the GPU where there is one.
 
-    device: auto, cpu or cuda. gpu: which one, counted around those that there are. threads: of one
-    training; more than one per silo on a shared machine is slower, not faster. base_models: the silo's
-    folder of weights that adapters are put beside.
+    device, gpu: as `device_of`'s asked and place. threads: of one training; more than one per silo on a
+    shared machine is slower, not faster. base_models: the silo's folder of weights that adapters are put
+    beside.
     forms: in which number type and memory order models are computed. shares: how batches are cut. A private
     job takes neither: it runs in float32, in one process.
     """
@@ -70,27 +79,68 @@ class TorchObjective:
         forms: Forms | None = None,
         shares: BatchShares = ALONE,
     ) -> None:
-        has_gpu = torch.cuda.is_available()
-        if device == "cuda" and not has_gpu:
-            raise ConfigError("device: cuda is set but torch finds no GPU; allowed here: auto, cpu")
-        on_gpu = has_gpu and device != "cpu"
-        self._device = (
-            torch.device("cuda", gpu % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
-        )
+        self._device = device_of(device, place=gpu)
         self._threads, self._forms, self._shares = threads, forms or Forms(), shares
-        self._cache = TeacherCache()
+        self._halved: tuple[JobSpec, BatchShares] | None = None  # the job that is too large in whole batches
+        self._cache, self._copies = TeacherCache(), DeviceCopies()
         self._last_private: JobSpec | None = None
         self._checked: JobSpec | None = None  # the job whose steps' model was tried with probes
         self._earlier = EarlierPhases()
         self._base_models = base_models
         self._with_base: tuple[JobSpec, FederatedModel] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
     def compute(self, work: Work) -> Mapping[str, Array]:
         """The quantities of the phase. Raises ConfigError, RemoteProtocolError, Cancelled.
 
         Deterministic on a CPU: everything random follows from the work's seed, but for DP-SGD. A private
         job is refused before its data are used if the model does not treat each sample by itself.
+        Where a GPU's memory ends, the phase is computed once more from its beginning, with half a batch in
+        the model at a time, and so are the job's next ones: the same sums up to rounding.
         """
+        shares, is_halved = self._shares, False
+        if self._halved is not None and self._halved[0] == work.spec:
+            shares, is_halved = self._halved[1], True
+        try:
+            return self._computed(work, shares)
+        except torch.OutOfMemoryError:
+            most = shares.most(work.spec.training.batch_size)
+            self._check_can_halve(work.spec, most, is_halved=is_halved)
+        self._free()  # not before: the error holds what was being computed
+        log.warning(
+            "out of memory: half a batch at a time from now on", job=work.spec.name, samples=most // 2
+        )
+        self._halved = work.spec, replace(shares, micro_batch=most // 2)
+        try:
+            return self._computed(work, self._halved[1])
+        except torch.OutOfMemoryError:
+            self._check_can_halve(work.spec, most // 2, is_halved=True)
+            raise
+
+    def _check_can_halve(self, spec: JobSpec, most: int, *, is_halved: bool) -> None:
+        """Raises ConfigError where half a batch at a time was tried, or would compute something else."""
+        what = f"device: {self._device} has too little memory for this model with"
+        privacy = spec.privacy
+        if privacy is not None and privacy.records is not None:
+            raise ConfigError(
+                f"{what} {PRIVATE_BATCH} samples, which every private job takes at a time: set device: cpu"
+            )
+        has_norm = any(isinstance(layer, BATCH_NORM) for layer in self._built_model(spec).modules())
+        if is_halved or has_norm or privacy is not None or self._shares.processes > 1 or most == 1:
+            advice = f"set micro_batch below {most} or device: cpu" if most > 1 else "set device: cpu"
+            norm = "; batch normalization then sees a part of each batch" if has_norm and most > 1 else ""
+            raise ConfigError(f"{what} {most} samples at a time: {advice}{norm}")
+
+    def _free(self) -> None:
+        """What may be computed again."""
+        self._cache, self._copies = TeacherCache(), DeviceCopies()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _computed(self, work: Work, shares: BatchShares) -> Mapping[str, Array]:
         phases: dict[str, Callable[[Setting], Mapping[str, Array]]] = {
             CLASS_PRESENCE: presence,
             TRAIN: self._train,
@@ -113,7 +163,8 @@ class TorchObjective:
                 received=self._forms.of(received, work.spec).give(received),
                 device=self._device,
                 cache=self._cache,
-                shares=self._shares,
+                copies=self._copies,
+                shares=shares,
             )
             if privacy is not None:
                 self._tell_private(work)

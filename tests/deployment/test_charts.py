@@ -156,6 +156,15 @@ def test_cert_manager_is_asked_for_what_the_protocol_demands(
     assert spec["secretName"] in [volume.get("secret", {}).get("secretName") for volume in volumes]
 
 
+def test_gpus_have_memory_to_exchange_gradients_by_default() -> None:
+    """The runtime's 64 MiB of /dev/shm are too few for NCCL."""
+    objects = helm.rendered("chorale-silo", "digits-values.yaml")
+    pod = helm.one(objects, "StatefulSet")["spec"]["template"]["spec"]
+    (shm,) = (volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm")
+    assert shm == {"medium": "Memory", "sizeLimit": "1Gi"}
+    assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+
+
 def test_a_gpu_is_asked_for_as_request_and_limit() -> None:
     pod = helm.one(helm.rendered("chorale-silo", "gpu-values.yaml"), "StatefulSet")["spec"]["template"][
         "spec"

@@ -9,8 +9,14 @@
 {{- include "chorale-silo.checkIdentity" . -}}
 {{- include "chorale-silo.checkData" . -}}
 {{- include "chorale-silo.checkNetwork" . -}}
-{{- if and (has .Values.settings.device (list "cuda")) (not .Values.gpu.count) -}}
+{{- if and (hasPrefix "cuda" .Values.settings.device) (not .Values.gpu.count) -}}
 {{- fail "settings.device: cuda needs gpu.count of at least 1" -}}
+{{- end -}}
+{{- if and .Values.gpu.count (gt (int .Values.settings.devices) (int .Values.gpu.count)) -}}
+{{- fail "settings.devices: more than gpu.count gives the pod" -}}
+{{- end -}}
+{{- if and .Values.gpu.count (gt (int .Values.settings.devices) 1) (not .Values.shmSize) -}}
+{{- fail "shmSize: several GPUs exchange gradients through /dev/shm, give it a size" -}}
 {{- end -}}
 {{- if and .Values.gpu.runtimeClassName (not .Values.gpu.count) -}}
 {{- fail "gpu.runtimeClassName: it brings a GPU's libraries, give gpu.count, too" -}}

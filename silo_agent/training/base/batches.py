@@ -6,9 +6,10 @@ N = samples of a batch.
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -46,10 +47,12 @@ class Batch:
 class Batches(ABC):
     """A silo's training set or hold-out as one phase reads it: batches on one device.
 
-    constant_work: units that a pass of a private job computes for at least, of `rows_per_unit` rows each.
+    micro_batch: most samples of a pass without gradients, too; None: what the device takes. constant_work:
+    units that a pass of a private job computes for at least, of `rows_per_unit` rows each.
     """
 
     constant_work: int
+    micro_batch: int | None
 
     @property
     @abstractmethod
@@ -97,10 +100,10 @@ class Batches(ABC):
     @property
     def pass_batch(self) -> int:
         """Samples in a batch of a pass without gradients."""
-        if self.device.type != "cpu":
-            return PASS_BATCH
-        fitting = PASS_BYTES // (4 * math.prod(self.input_shape))
-        return min(max(fitting, LEAST_PASS_BATCH), PASS_BATCH)
+        most = PASS_BATCH
+        if self.device.type == "cpu":
+            most = min(max(PASS_BYTES // (4 * math.prod(self.input_shape)), LEAST_PASS_BATCH), PASS_BATCH)
+        return most if self.micro_batch is None else min(most, self.micro_batch)
 
     @property
     def keeps_outputs(self) -> bool:
@@ -128,12 +131,16 @@ class Batches(ABC):
         return self.at(torch.split(torch.arange(len(self)), size)) if len(self) else iter(())
 
     def shuffled(self, batch_size: int, *, generator: torch.Generator, least: int = 1) -> Iterator[Tensor]:
-        """The places of one epoch's batches, in random order. A last batch of fewer than `least` samples
-        is left out."""
-        order = torch.randperm(len(self), generator=generator)
+        """The places of one epoch's batches, in random order, where `at` wants them. A last batch of fewer
+        than `least` samples is left out."""
+        order = self.placed(torch.randperm(len(self), generator=generator))
         for chosen in torch.split(order, batch_size):
             if len(chosen) >= least:
-                yield chosen.to(self.device)
+                yield chosen
+
+    def placed(self, order: Tensor) -> Tensor:
+        """Places on the device, all at once: a copy waits for what the device computes."""
+        return order.to(self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +150,19 @@ class Tensors(Batches):
     features: Tensor
     labels: Tensor
     constant_work: int = 0
+    micro_batch: int | None = None
     units_N: Indices | None = None
     rows_per_unit: int = 1
 
     @classmethod
-    def of(cls, samples: SampleSet, device: torch.device, *, constant_work: int = 0) -> Tensors:
+    def of(
+        cls,
+        samples: SampleSet,
+        device: torch.device,
+        *,
+        constant_work: int = 0,
+        micro_batch: int | None = None,
+    ) -> Tensors:
         """Without a copy on the CPU, unless the arrays are read-only."""
         features, labels = (
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
@@ -157,6 +172,7 @@ class Tensors(Batches):
             features=features,
             labels=labels,
             constant_work=constant_work,
+            micro_batch=micro_batch,
             units_N=samples.units_N,
             rows_per_unit=samples.rows_per_unit,
         )
@@ -178,10 +194,10 @@ class Tensors(Batches):
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """Without a copy."""
-        for places_N in torch.split(torch.arange(len(self), device=self.device), size):
-            if len(places_N):  # splitting nothing gives one empty part
-                start = int(places_N[0])
-                yield self._batch(slice(start, start + size), places_N)
+        order = torch.arange(len(self), device=self.device)
+        for start in range(0, len(self), size):
+            chosen = slice(start, start + size)
+            yield self._batch(chosen, order[chosen])
 
     def _batch(self, chosen: Tensor | slice, places_N: Tensor) -> Batch:
         if isinstance(chosen, slice):
@@ -198,12 +214,21 @@ class Stream(Batches):
     samples: SampleSet
     device: torch.device
     input_shape: tuple[int, ...]
-    pass_batch: int = PASS_BATCH
+    rows: int = PASS_BATCH
+    micro_batch: int | None = None
     keeps_outputs: bool = True
     constant_work: int = 0
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def pass_batch(self) -> int:
+        return self.rows if self.micro_batch is None else min(self.rows, self.micro_batch)
+
+    def placed(self, order: Tensor) -> Tensor:
+        """On the CPU, which reads the samples."""
+        return order
 
     @property
     def labels(self) -> Tensor:
@@ -224,18 +249,23 @@ class Stream(Batches):
             yield Batch(
                 inputs=self._there(samples.features),
                 labels_N=self._there(samples.labels),
-                places_N=places_N.to(self.device),
+                places_N=self._moved(places_N),
                 count=len(places_N),
             )
 
     def _there(self, array: Features) -> Tensor:
-        tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-        if self.device.type == "cpu":
+        return self._moved(torch.from_numpy(np.require(array, requirements=["C", "W"])))
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """Pinned, so that this thread reads the next batch while the device computes."""
+        if tensor.device == self.device:
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
-def batches_of(samples: SampleSet, device: torch.device, *, constant_work: int = 0) -> Batches:
+def batches_of(
+    samples: SampleSet, device: torch.device, *, constant_work: int = 0, micro_batch: int | None = None
+) -> Batches:
     """The form in which these samples are read on that device: in its memory, where they take no more than
     half of what is free."""
     if isinstance(samples, Streamed):
@@ -243,16 +273,50 @@ def batches_of(samples: SampleSet, device: torch.device, *, constant_work: int =
             samples=samples,
             device=device,
             input_shape=samples.job.input_shape,
-            pass_batch=samples.rows,
+            rows=samples.rows,
             keeps_outputs=False,
             constant_work=constant_work,
+            micro_batch=micro_batch,
         )
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         if samples.features.nbytes + samples.labels.nbytes > free_bytes // 2:
             shape = samples.features.shape[1:]
-            return Stream(samples=samples, device=device, input_shape=shape, constant_work=constant_work)
-    return Tensors.of(samples, device, constant_work=constant_work)
+            return Stream(
+                samples=samples,
+                device=device,
+                input_shape=shape,
+                constant_work=constant_work,
+                micro_batch=micro_batch,
+            )
+    return Tensors.of(samples, device, constant_work=constant_work, micro_batch=micro_batch)
+
+
+class DeviceCopies:
+    """What was copied to a GPU's memory, kept from one phase to the next: one training set, one hold-out. A
+    copy goes when nobody else has the samples any more, as after a job or when a person was left out."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[weakref.ref[SampleSet], Tensors]] = {}
+
+    def of(
+        self,
+        part: str,
+        samples: SampleSet,
+        device: torch.device,
+        *,
+        constant_work: int,
+        micro_batch: int | None,
+    ) -> Batches:
+        """As `batches_of`. part: what they are, of which one is kept."""
+        kept = self._kept.get(part)
+        if kept is not None and kept[0]() is samples and kept[1].device == device:
+            return replace(kept[1], constant_work=constant_work, micro_batch=micro_batch)
+        self._kept.pop(part, None)  # the old one's memory first
+        found = batches_of(samples, device, constant_work=constant_work, micro_batch=micro_batch)
+        if isinstance(found, Tensors) and device.type != "cpu":
+            self._kept[part] = weakref.ref(samples, lambda _: self._kept.pop(part, None)), found
+        return found
 
 
 def padded(rows: Tensor, size: int) -> Tensor:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from chorale_models.task import Task
 from crypto.errors import ConfigError, RemoteProtocolError
-from silo_agent.training.base.batches import Batches, batches_of
+from silo_agent.training.base.batches import Batches, DeviceCopies
 from silo_agent.training.base.passes import Outputs, Run, frozen_copy, outputs_of, run_model
 from silo_agent.training.base.shares import ALONE, BatchShares
+from silo_agent.training.data.base import SampleSet
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
@@ -54,13 +55,15 @@ class TeacherCache:
 class Setting:
     """What a part may look at when it is made: the round's work and the model as it was received.
 
-    cache: a teacher's answers that an earlier phase of the round left for this one. shares: of its batches.
+    cache: a teacher's answers that an earlier phase of the round left for this one. copies: samples that are
+    on the device. shares: of its batches.
     """
 
     work: Work
     received: FederatedModel
     device: torch.device
     cache: TeacherCache = field(default_factory=TeacherCache)
+    copies: DeviceCopies = field(default_factory=DeviceCopies)
     shares: BatchShares = ALONE
     task: Task = field(init=False)
 
@@ -74,14 +77,22 @@ class Setting:
     @property
     def train(self) -> Batches:
         """This silo's training samples on the training's device."""
-        return batches_of(self.work.data.train, self.device, constant_work=self.work.constant_work or 0)
+        return self._batches("train", self.work.data.train)
 
     @property
     def holdout(self) -> Batches:
         """What this phase tests on: the closing evaluation has a part of its own where the job says so."""
         data, is_closing = self.work.data, self.work.phase_kind == EVALUATE
-        samples = data.tested if is_closing else data.holdout
-        return batches_of(samples, self.device, constant_work=self.work.constant_work or 0)
+        return self._batches("hold-out", data.tested if is_closing else data.holdout)
+
+    def _batches(self, part: str, samples: SampleSet) -> Batches:
+        return self.copies.of(
+            part,
+            samples,
+            self.device,
+            constant_work=self.work.constant_work or 0,
+            micro_batch=self.shares.micro_batch,
+        )
 
     def options(self, part: type[Options]) -> Options:
         return self.work.spec.method.options_of(part)

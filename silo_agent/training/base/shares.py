@@ -37,6 +37,10 @@ class BatchShares:
     def is_shared(self, batch: Batch, *, least: int) -> bool:
         return self.processes > 1 and batch.count >= least * self.processes
 
+    def most(self, batch_size: int) -> int:
+        """Samples that are in the model at a time, of a job's batches."""
+        return min(self.micro_batch or batch_size, math.ceil(batch_size / self.processes))
+
     @torch.no_grad()
     def add_up(self, parameters: Iterable[Tensor]) -> None:
         """The gradients become the sums of all processes': the same bits at each."""

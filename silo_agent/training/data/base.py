@@ -86,7 +86,7 @@ class SampleSet(ABC):
         """The samples at each of the plan's places; a pass ends where another begins. Raises ConfigError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Samples(SampleSet):
     """Samples in memory, a map-style data set too.
 

@@ -10,12 +10,6 @@ from pydantic import BaseModel, Field
 from chorale.spec.fields import EntryPoint
 
 
-class Device(StrEnum):
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
 class Precision(StrEnum):
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -34,7 +28,12 @@ class MachineSettings(BaseModel):
     objective: EntryPoint | None = Field(
         default=None, description="package.module:function to train with instead"
     )
-    device: Device = Field(default=Device.AUTO, description="where training runs: auto, cpu or cuda")
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:(0|[1-9][0-9]?))?)$",
+        description="where training runs: auto, cpu, cuda, which is the first GPU, or cuda:1 and so on; "
+        "`devices` are counted from there",
+    )
     base_models: Path | None = Field(
         default=None,
         description="folder of the weights that jobs with `adapters.base` name, each as SHA-256.safetensors; "
@@ -65,3 +64,13 @@ class MachineSettings(BaseModel):
         description="GPUs, or processes of a CPU, that share each batch of the training of a job without "
         "privacy",
     )
+
+    @property
+    def asks_gpu(self) -> bool:
+        """Whether a machine without one is refused."""
+        return self.device.startswith("cuda")
+
+
+def first_gpu(device: str) -> int:
+    """Of a setting's `device`."""
+    return int(device.partition(":")[2] or 0)

@@ -2,8 +2,10 @@
 
 bfloat16 (autocast) and channels_last change a model's speed, either way by a factor of two, and its rounding;
 which is faster depends on the layers and the processor. So a model is tried once: a few passes and gradients
-of random inputs. What is not at least a tenth faster is left as it is, and so is a model whose step is too
-short to gain. Parameters, the head, losses and statistics stay float32 and float64 in any case.
+of random inputs. What is not at least a tenth faster is left as it is, on a CPU also a model whose step is
+too short to gain. On a GPU a step of few samples is a row of launches that tells nothing, so the job's batch
+is tried, however fast it is. Parameters, the head, losses and statistics stay float32 and float64 in any
+case.
 """
 
 from __future__ import annotations
@@ -11,9 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +25,25 @@ from silo_agent.training.machine.seeding import forked
 from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.models.base import FederatedModel
 
-SHORTEST_SECONDS = 0.02  # of a step that is worth a trial; below it, the overhead of autocast decides
 LEAST_GAIN = 1.1  # what two runs of one form differ by on a busy machine
-TRIAL_SAMPLES = 16  # a trial of a large network on a CPU stays within seconds
-TRIAL_STEPS = 3  # after one that warms up; the fastest counts
 
 log = get_logger("silo_agent.training.models.forms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """samples: most of a step. steps: after one that warms up; the fastest counts. shortest_seconds: of a
+    step that is worth the trial."""
+
+    samples: int
+    steps: int
+    shortest_seconds: float
+
+
+# a large network's stays within seconds; in a shorter step the overhead of autocast decides
+ON_CPU = Trial(samples=16, steps=3, shortest_seconds=0.02)
+# as many as in a pass without gradients; clocks and caches of a GPU warm up longer
+ON_GPU = Trial(samples=512, steps=10, shortest_seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +108,9 @@ class Forms:
         made_of = spec.model_dump_json(include={"model", "code", "adapters"})
         key = f"{device} {made_of} {spec.sizes} {spec.method.recipe.head}"
         if key not in self._found:
-            inputs = _inputs(spec, device)
-            seconds = timed(model, inputs, forms)
-            self._found[key] = fastest(seconds)
+            trial = ON_CPU if device.type == "cpu" else ON_GPU
+            inputs = _inputs(spec, device, most=trial.samples)
+            self._found[key] = fastest(timed(model, inputs, forms, trial))
             log.info("form of the model chosen", model=spec.model.name, form=str(self._found[key]))
         return self._found[key]
 
@@ -122,30 +135,6 @@ class Forms:
         ]
 
 
-@contextmanager
-def float32_kernels(device: torch.device, *, is_private: bool = False) -> Iterator[None]:
-    """On a GPU, convolutions that compute float32 as float32, where cuDNN would take TF32's 10 bits, and
-    round alike in every run.
-
-    Security: in a private job without cuDNN, whose convolutions may round a sample by its place in the batch,
-    and by kernels that add in one order where torch has such. What does neither, the probes of
-    dp_sgd/checks.py refuse.
-    """
-    if device.type == "cpu":
-        yield
-        return
-    cudnn = torch.backends.cudnn.flags(enabled=not is_private, deterministic=True, allow_tf32=False)
-    before = torch.get_deterministic_debug_mode()
-    with cudnn, warnings.catch_warnings():
-        if is_private:
-            warnings.filterwarnings("ignore", message=".*deterministic")  # of kernels without such a form
-            torch.set_deterministic_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.set_deterministic_debug_mode(before)
-
-
 def computes_bfloat16(device: torch.device) -> bool:
     """Whether the device has instructions for it; elsewhere it is emulated, and slow."""
     if device.type == "cuda":
@@ -155,16 +144,21 @@ def computes_bfloat16(device: torch.device) -> bool:
     )
 
 
-def timed(model: FederatedModel, inputs: Tensor, forms: Sequence[Form]) -> Mapping[Form, float]:
-    """Seconds of a pass and its gradients in each form, on a copy. Where the first is short, its alone."""
+def timed(model: FederatedModel, inputs: Tensor, forms: Sequence[Form], trial: Trial) -> Mapping[Form, float]:
+    """Seconds of a pass and its gradients in each form, on a copy. Where the first is short, its alone; where
+    a GPU's memory ends, those before."""
     seconds: dict[Form, float] = {}
     gpus = [inputs.device.index] if inputs.is_cuda else []
     with forked(gpus):  # dropout draws
         for form in forms:
             tried = form.give(copy.deepcopy(model)).train()
-            taken = [_step_seconds(tried, inputs) for _ in range(1 + TRIAL_STEPS)]
+            try:
+                taken = [_step_seconds(tried, inputs) for _ in range(1 + trial.steps)]
+            except torch.OutOfMemoryError:  # of the first: training meets it next, and says so
+                seconds.setdefault(forms[0], math.inf)
+                break
             seconds[form] = min(taken[1:])
-            if seconds[forms[0]] < SHORTEST_SECONDS:
+            if seconds[forms[0]] < trial.shortest_seconds:
                 break
     return seconds
 
@@ -186,9 +180,9 @@ def _step_seconds(model: FederatedModel, inputs: Tensor) -> float:
     return time.perf_counter() - started
 
 
-def _inputs(spec: JobSpec, device: torch.device) -> Tensor:
+def _inputs(spec: JobSpec, device: torch.device, *, most: int) -> Tensor:
     """From -1 to 1, of no data. Whole numbers are zeros, which every table of embeddings has."""
-    shape = (min(spec.training.batch_size, TRIAL_SAMPLES), *spec.input_shape)
+    shape = (min(spec.training.batch_size, most), *spec.input_shape)
     if spec.input_type == "int64":
         return torch.zeros(shape, dtype=torch.int64, device=device)
     return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape).to(device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import IO, NoReturn
 
 from chorale.runtime.files import write_atomic
 from crypto.errors import ConfigError
-from silo_agent.training.machine.settings import MachineSettings
+from silo_agent.training.machine.settings import MachineSettings, first_gpu
 from silo_agent.training.objective import Cancelled, Work
 from silo_agent.training.processes.exchange import (
     ENDED,
@@ -130,10 +131,16 @@ def _who_ended(folder: Path) -> str:
         ended = json.loads((folder / ENDED).read_bytes())
     except FileNotFoundError:
         return "its launcher ended"
-    return f"the process of device {ended['rank']} ended with exit code {ended['exit_code']}"
+    # how NCCL ends a process whose wait is over, and much else does
+    aborted = " (SIGABRT: another may hang)" if ended["exit_code"] == -signal.SIGABRT else ""
+    return f"the process of device {ended['rank']} ended with exit code {ended['exit_code']}{aborted}"
 
 
 def check_devices(settings: MachineSettings, gpus: int) -> None:
     """Raises ConfigError where the machine has fewer GPUs than the settings share batches between."""
-    if settings.device != "cpu" and 0 < gpus < settings.devices:
-        raise ConfigError(f"devices: {settings.devices} are set, torch finds {gpus} GPUs on this machine")
+    first = first_gpu(settings.device)
+    if settings.devices > 1 and settings.device != "cpu" and 0 < gpus < first + settings.devices:
+        since = f" from {settings.device} on" if first else ""
+        raise ConfigError(
+            f"devices: {settings.devices} are set{since}, torch finds {gpus} GPUs on this machine"
+        )

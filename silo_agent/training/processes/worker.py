@@ -20,7 +20,7 @@ from torch import distributed
 
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import ChoraleError
+from crypto.errors import ChoraleError, ConfigError
 from silo_agent.training.base.shares import BatchShares
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.machine.settings import MachineSettings
@@ -36,12 +36,22 @@ from silo_agent.training.torch_objective import TorchObjective
 
 log = get_logger("silo_agent.training.processes.worker")
 
-FOREVER = timedelta(days=365)  # between rounds; a peer that ends is noticed by the elastic agent
+FOREVER = timedelta(days=365)  # for the next work; a peer that ends is noticed by the elastic agent
+# for a peer within a work, which is behind by what its disk and its device are slower; torch's own choice
+PATIENCE = timedelta(minutes=30)
+WAITED = "devices: one process waited {minutes:g} minutes for another, whose data or device hang"
 PIECE_BYTES = 1 << 28  # of one broadcast: sizes stay below 2^31
 
 
-def work(folder: Path, machine: MachineSettings, load: Callable[[JobSpec, str], SiloData]) -> None:
+def work(
+    folder: Path,
+    machine: MachineSettings,
+    load: Callable[[JobSpec, str], SiloData],
+    *,
+    patience: timedelta = PATIENCE,
+) -> None:
     """Until the agent ends, or an error. folder: of the agent. load: a data set of this silo, by its name.
+    patience: how long one process waits for another within a work.
 
     Raises nothing: it exits.
     """
@@ -51,28 +61,23 @@ def work(folder: Path, machine: MachineSettings, load: Callable[[JobSpec, str], 
     messages: SimpleQueue[Message] = SimpleQueue()
     if rank == 0:
         threading.Thread(target=_listen, args=(messages,), daemon=True).start()
-    has_gpus = torch.cuda.is_available() and machine.device != "cpu"
-    if has_gpus:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
-        store=distributed.FileStore(str(folder / "store"), processes),  # type: ignore[attr-defined]
-        rank=rank,
-        world_size=processes,
-        timeout=FOREVER,
-    )
-    objective = TorchObjective(
-        device=machine.device.value,
-        threads=machine.torch_threads,
-        base_models=machine.base_models,
-        # a trial of its own at each process could end otherwise
-        forms=Forms(precision=machine.precision, memory_format=machine.memory_format).without_trials(),
-        shares=BatchShares(micro_batch=machine.micro_batch, rank=rank, processes=processes),
-    )
     data = _Data(load)
     try:
+        objective = objective_of_rank(machine, rank=rank, processes=processes)
+        on_gpus = objective.device.type == "cuda"
+        if on_gpus:
+            torch.cuda.set_device(objective.device)
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
+            store=distributed.FileStore(str(folder / "store"), processes),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=processes,
+            timeout=patience,
+        )
+        between_works = distributed.new_group(backend="gloo", timeout=FOREVER)
         while True:
             line, arrays = messages.get() if rank == 0 else (b"", b"")
+            distributed.barrier(between_works)
             asked = read_work((_broadcast(line), _broadcast(arrays)), data.of)
             values = objective.compute(asked)
             distributed.all_reduce(
@@ -84,8 +89,23 @@ def work(folder: Path, machine: MachineSettings, load: Callable[[JobSpec, str], 
         write_error(error, rank, folder)
         os._exit(1)
     except Exception as error:
+        if "timed out" in str(error).lower():  # gloo and its store have no type of their own for it
+            write_error(ConfigError(WAITED.format(minutes=patience.total_seconds() / 60)), rank, folder)
         log.error("training process failed", rank=rank, error=f"{type(error).__name__}: {error}"[:300])
         os._exit(1)
+
+
+def objective_of_rank(machine: MachineSettings, *, rank: int, processes: int) -> TorchObjective:
+    """Each on a GPU of its own, from the one that the settings name. Raises ConfigError without it."""
+    return TorchObjective(
+        device=machine.device,
+        gpu=rank,
+        threads=machine.torch_threads,
+        base_models=machine.base_models,
+        # a trial of its own at each process could end otherwise
+        forms=Forms(precision=machine.precision, memory_format=machine.memory_format).without_trials(),
+        shares=BatchShares(micro_batch=machine.micro_batch, rank=rank, processes=processes),
+    )
 
 
 class _Data:

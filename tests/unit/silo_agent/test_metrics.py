@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import generate_latest
 
 from crypto.errors import Refusal
@@ -38,6 +39,14 @@ def test_every_series_is_there_from_the_start_at_zero() -> None:
     ):
         assert f"\n{name} 0.0\n" in text
     assert "_created" not in text
+
+
+def test_the_memory_of_every_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was that of the first, whichever trained."""
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda gpu=0: 5 * gpu)
+    assert SiloMetrics().registry.get_sample_value("chorale_silo_gpu_memory_bytes") == 5.0
 
 
 def test_every_metric_has_help_and_the_prefix() -> None:

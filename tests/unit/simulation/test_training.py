@@ -80,6 +80,6 @@ def test_workers_take_several_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
     """All workers trained on the first one."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    devices = [built_in(Compute(), place=place)._device for place in range(3)]  # type: ignore[attr-defined]
+    devices = [built_in(Compute(), place=place).device for place in range(3)]  # type: ignore[attr-defined]
     assert [str(device) for device in devices] == ["cuda:0", "cuda:1", "cuda:0"]
-    assert str(built_in(Compute(device="cpu"), place=1)._device) == "cpu"  # type: ignore[attr-defined]
+    assert str(built_in(Compute(device="cpu"), place=1).device) == "cpu"  # type: ignore[attr-defined]

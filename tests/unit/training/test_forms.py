@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,8 @@ from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.shares import BatchShares
 from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.models import forms
-from silo_agent.training.models.forms import PLAIN, Form, Forms, fastest
+from silo_agent.training.models.base import FederatedModel
+from silo_agent.training.models.forms import ON_CPU, ON_GPU, PLAIN, Form, Forms, fastest
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
@@ -90,7 +93,7 @@ def test_a_form_is_taken_where_it_is_a_tenth_faster(seconds: dict[Form, float], 
 
 
 def test_a_model_is_tried_once_and_the_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "SHORTEST_SECONDS", 0.0)
+    monkeypatch.setattr(forms, "ON_CPU", replace(ON_CPU, shortest_seconds=0.0))
     monkeypatch.setattr(forms, "fastest", lambda seconds: tried.append(tuple(seconds)) or PLAIN)
     tried: list[tuple[Form, ...]] = []
     both = Forms(memory_format=MemoryFormat.AUTO)
@@ -103,7 +106,31 @@ def test_a_model_is_tried_once_and_the_trial_leaves_no_trace(monkeypatch: pytest
 def test_a_short_step_is_not_tried_in_other_forms() -> None:
     work = images(model={"name": "mlp", "seed": 1})
     model = build_model(work.spec.model, classes=10, input_shape=(1, 8, 8))
-    assert set(forms.timed(model, torch.ones(2, 1, 8, 8), [PLAIN, BFLOAT16])) == {PLAIN}
+    inputs, both = torch.ones(2, 1, 8, 8), [PLAIN, BFLOAT16]
+    assert set(forms.timed(model, inputs, both, replace(ON_CPU, shortest_seconds=1e9))) == {PLAIN}
+
+
+def test_on_a_gpu_a_short_step_is_tried_in_all_forms() -> None:
+    """A step of 16 took less than 20 ms on every GPU, so bfloat16 was never tried."""
+    work = images(model={"name": "mlp", "seed": 1})
+    model = build_model(work.spec.model, classes=10, input_shape=(1, 8, 8))
+    assert set(forms.timed(model, torch.ones(2, 1, 8, 8), [PLAIN, BFLOAT16], ON_GPU)) == {PLAIN, BFLOAT16}
+
+
+@pytest.mark.parametrize(("fits", "tried"), [(0, {PLAIN}), (1, {PLAIN}), (2, {PLAIN, BFLOAT16})])
+def test_a_form_without_room_on_a_gpu_is_not_taken(
+    fits: int, tried: set[Form], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(model: FederatedModel, inputs: torch.Tensor) -> float:
+        if int(model.is_bfloat16) >= fits:
+            raise torch.OutOfMemoryError
+        return 1.0
+
+    monkeypatch.setattr(forms, "_step_seconds", seconds)
+    model = build_model(images().spec.model, classes=10, input_shape=(1, 8, 8))
+    found = forms.timed(model, torch.ones(2, 1, 8, 8), [PLAIN, BFLOAT16], ON_GPU)
+    assert set(found) == tried
+    assert fastest(found) == PLAIN
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 5, 16])

@@ -5,6 +5,7 @@ They ran last on one NVIDIA H200 with torch 2.11.0+cu130, on 2026-11-26.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from strategies.published import PUBLISHED
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import simulate
 from tests.unit.training.dp_sgd import privacy
+from tests.unit.training.test_processes import settings_in, shared_training, work_of
 from tests.unit.training.test_rounded_sums import CLIP, HOSTILE, cut, rounded, some_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU on this machine")
@@ -96,6 +98,15 @@ def test_a_public_job_repeats_its_bits_on_a_gpu() -> None:
     work = private_work("resnet18", side=8, privacy=None)
     first_P, second_P = (TorchObjective(device="cuda").compute(work)["delta"] for _ in range(2))
     assert np.array_equal(first_P, second_P)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds one GPU on this machine")
+def test_two_gpus_lead_to_what_one_does(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, device="cuda")
+    training, work = shared_training(settings), work_of(settings)
+    found = training.compute(work)["delta"]
+    training.close()
+    np.testing.assert_allclose(found, TorchObjective(device="cuda").compute(work)["delta"], rtol=0, atol=2e-6)
 
 
 def test_clipped_and_rounded_sums_are_the_same_whole_numbers() -> None:

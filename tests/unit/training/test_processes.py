@@ -25,8 +25,9 @@ from silo_agent.objective import WORKER
 from silo_agent.settings import SiloSettings
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.objective import Cancelled, LocalState, Work
-from silo_agent.training.processes.exchange import raise_error, write_error
-from silo_agent.training.processes.group import SharedTraining, check_devices
+from silo_agent.training.processes.exchange import ENDED, raise_error, write_error
+from silo_agent.training.processes.group import SharedTraining, _who_ended, check_devices
+from silo_agent.training.processes.worker import objective_of_rank
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_job, make_work
 from tests.support.processes import wait_until
@@ -157,6 +158,22 @@ def test_a_dead_process_is_one_line_and_the_next_training_starts_again(
     assert np.array_equal(again["delta"], first["delta"])
 
 
+def test_a_process_that_hangs_ends_the_input_with_one_line(tmp_path: Path) -> None:
+    """The others waited a year for it. On a slow machine they meet too late, which ends in the same line."""
+    settings = settings_in(tmp_path)
+    training = SharedTraining(
+        settings,
+        TorchObjective(device="cpu"),
+        folder=settings.processes_directory,
+        worker="tests.support.hanging_worker",
+    )
+    with pytest.raises(
+        ConfigError, match="^devices: one process waited 0.05 minutes for another, whose data or device hang$"
+    ):
+        training.compute(work_of(settings))
+    assert processes_of(tmp_path) == []
+
+
 def test_what_a_process_refuses_the_agent_refuses(shared: tuple[SharedTraining, SiloSettings]) -> None:
     training, settings = shared
     work = work_of(settings, model={"name": "mlp", "hidden": (32,), "seed": 1})
@@ -228,3 +245,29 @@ def test_processes_end_with_an_agent_that_is_killed(tmp_path: Path) -> None:
 def test_more_devices_than_gpus_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^devices: 2 are set, torch finds 1 GPUs on this machine$"):
         check_devices(settings_in(tmp_path, device="auto"), gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cuda", ["cuda:0", "cuda:1"]), ("cuda:1", ["cuda:1", "cuda:2"]), ("cpu", ["cpu", "cpu"])],
+)
+def test_each_process_has_a_gpu_of_its_own(
+    device: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them computed on the first."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    settings = settings_in(tmp_path, device=device)
+    found = [objective_of_rank(settings, rank=rank, processes=2).device for rank in range(2)]
+    assert [str(each) for each in found] == expected
+
+
+def test_a_process_that_nccl_ends_tells_why(tmp_path: Path) -> None:
+    (tmp_path / ENDED).write_text('{"rank": 1, "exit_code": -6}')
+    said = "the process of device 1 ended with exit code -6 (SIGABRT: another may hang)"
+    assert _who_ended(tmp_path) == said
+
+
+def test_processes_from_a_gpu_on_that_are_too_many_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^devices: 2 are set from cuda:1 on, torch finds 2 GPUs on this"):
+        check_devices(settings_in(tmp_path, device="cuda:1"), gpus=2)
