@@ -336,7 +336,7 @@ class Job:
         figures = self.phase(phase).figures(context, sums)
         if phase_kind(phase) != CLASS_PRESENCE:
             return figures
-        least = self.spec.min_class_holders(self.spec.rule(self.spec.named_per_round))
+        least = self.spec.min_class_holders(self.spec.rule(self.spec.row_members))
         by_default = np.count_nonzero(sums["class_presence"] >= least)
         return {**figures, "classes": float(self.spec.classes), "class_rows_by_default": float(by_default)}
 

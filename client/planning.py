@@ -5,7 +5,7 @@ Bytes are those of masked vectors and sums and of the messages of their sessions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -17,7 +17,7 @@ from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.state import float32_bytes, state_from_bytes
 from chorale.transport.wire import PhaseKey
-from client.history import JobHistory, kind_of
+from client.history import JobHistory, class_rows, kind_of
 from client.operations import Operations
 from client.submission import Submission
 from strategies.base import TOTAL
@@ -151,7 +151,17 @@ def with_timing(plan: Plan, operations: Operations) -> Plan:
         if (summary.strategy, summary.float32_bytes) == (plan.strategy, plan.model_bytes)
     ]
     past = [operations.history(digest) for digest in alike[-JOBS_LOOKED_AT:]]
-    return replace(plan, timing=timing_of(plan, past))
+    return replace(plan, timing=timing_of(plan, past), notes=(*plan.notes, *row_notes(plan, past)))
+
+
+def row_notes(plan: Plan, histories: Sequence[JobHistory]) -> list[str]:
+    """What the newest job with as many silos sent of its class rows, if there is one."""
+    for history in reversed(histories):
+        rows = class_rows(history.records)
+        if rows is not None and len(history.summary.silos) == plan.silos:
+            job = history.summary.job_digest.hex()[:12]
+            return [f"job {job}, of the same method, model size and number of silos: {rows}"]
+    return []
 
 
 def timing_of(plan: Plan, histories: Iterable[JobHistory]) -> Timing | None:

@@ -53,7 +53,7 @@ class Refusal(StrEnum):
 
 class Rule(StrEnum):
     """The policy field that refused, with the code POLICY. Closed: fields that are compared with what the
-    coordinator knows itself: the signed job, the phase, refusals that it received before.
+    coordinator knows itself: the signed job, the phase, refusals and sums that it received before.
 
     Security: a field that is compared with the silo's data or its own steps is not here.
     """
@@ -67,6 +67,7 @@ class Rule(StrEnum):
     ALLOWED_QUANTITIES = "allowed_quantities"
     CLASS_STATISTICS = "class_statistics"
     SHARED_SUMS = "shared_sums"
+    MIN_CLASS_HOLDERS = "min_class_holders"
     LOCAL_STATE = "local_state"
     INITIAL_STATE = "initial_state"
     MIN_SILOS = "min_silos"

@@ -3,9 +3,11 @@ holders, of groups of classes, under noise, and of every class. Source: docs/dec
 
     python -m research.class_rows --out rows.jsonl      # a line a run; a stopped one goes on
     python -m research.class_rows --out rows.jsonl --table
+    python -m research.class_rows --out rows-4.jsonl --silos 4 --rules default "threshold R" identity \
+        group all --cuts "5 shards" "Dirichlet 0.1" "Dirichlet 0.5"  # docs/decisions/0037-few-silos.md
 
 Rules work on what the silos of a simulation gave, in place of the rule that they would follow themselves. The
-digits, 10 silos, as `research.accuracy` cuts them.
+digits, by default 10 silos, as `research.accuracy` cuts them.
 
 C = classes, K = silos of a sum.
 """
@@ -35,11 +37,14 @@ from simulation.engine import Simulation
 from simulation.silos import Answer
 from strategies.base import PRESENCE, Array, FloatArray
 
-SILOS, CLASSES, ROUNDS, TAIL, SEEDS = 10, 10, 15, 5, (1, 2, 3, 4, 5)
+CLASSES, ROUNDS, TAIL, SEEDS = 10, 15, 5, (1, 2, 3, 4, 5)
 CUTS: Mapping[str, Mapping[str, Any]] = {
     "2 shards": {"kind": "shards", "shards_per_silo": 2},
+    "5 shards": {"kind": "shards", "shards_per_silo": 5},
     "Dirichlet 0.1": {"kind": "dirichlet", "alpha": 0.1, "min_samples": 10},
+    "Dirichlet 0.5": {"kind": "dirichlet", "alpha": 0.5, "min_samples": 10},
 }
+OF_TEN_SILOS = ("2 shards", "Dirichlet 0.1")
 # of the tuned rates of docs/evidence.md, those at which the methods are best on these cuts
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "feddw": {"preset": "feddw", "options": {"mu": 10.0}},
@@ -116,12 +121,12 @@ def uniform(rows: Rows, is_rare_C: NDArray[np.bool_]) -> FloatArray:
     return np.where(is_rare_C[:, None], 1.0 / CLASSES, rows.means_CC)
 
 
-# jobs that ask for more silos in each sum than the default, 7 of 10
-THRESHOLDS: Mapping[str, int] = {"threshold 9": 9, "threshold 10": 10}
+# jobs that ask for more silos in each sum than the default, and how many may then drop out
+DROPOUTS: Mapping[str, int] = {"threshold R - 1": 1, "threshold R": 0}
 RULES: Mapping[str, Rule] = {
     "default": silence,
-    "threshold 9": silence,
-    "threshold 10": silence,
+    "threshold R - 1": silence,
+    "threshold R": silence,
     "identity": identity,
     "uniform": uniform,
     "group": one_group,
@@ -145,8 +150,9 @@ class RuledSimulation(Simulation):
         if kind is None:
             return sums
         holders_C = request.context.state[PRESENCE]
-        threshold = THRESHOLDS.get(self._rule, request.rule.threshold)
-        is_rare_C = holders_C < request.rule.colluders + 2 + SILOS - threshold  # JobSpec.min_class_holders
+        default = len(names) - request.rule.threshold
+        dropouts = min(default, DROPOUTS.get(self._rule, default))
+        is_rare_C = holders_C < request.rule.colluders + 2 + dropouts  # JobSpec.min_class_holders
         given_KCC: FloatArray = np.array([each.values[kind] for each in here], np.float64)
         counts_KC = self._counts(here, given_KCC)
         if kind == "soft_labels":  # sums of answers
@@ -176,14 +182,14 @@ def _as_sums(kind: str, found_CC: FloatArray, counts_C: FloatArray) -> dict[str,
     return {"soft_labels": rows_CC, "class_counts": counts_C}
 
 
-def spec_of(method: str, seed: int) -> JobSpec:
+def spec_of(method: str, seed: int, silos: int) -> JobSpec:
     """The job of a method, whose every seed is this one."""
     return JobSpec.model_validate(
         {
             "name": "class-rows",
             "federation": "bench",
             "not_after": "2099-01-01T00:00:00Z",
-            "silos": tuple(f"silo-{place}" for place in range(SILOS)),
+            "silos": tuple(f"silo-{place}" for place in range(silos)),
             "rounds": ROUNDS,
             "strategy": METHODS[method],
             "model": {"name": "mlp", "hidden": [64], "seed": seed},
@@ -195,13 +201,13 @@ def spec_of(method: str, seed: int) -> JobSpec:
     )
 
 
-def run(method: str, cut: str, rule: str, seed: int) -> dict[str, Any]:
+def run(method: str, cut: str, rule: str, seed: int, *, silos: int = 10) -> dict[str, Any]:
     """One line: accuracy after each round, and the mean share of classes that had a row in the sums."""
-    spec = spec_of(method, seed)
-    partition = {**CUTS[cut], "silos": SILOS, "index": 0, "seed": seed}
+    spec = spec_of(method, seed, silos)
+    partition = {**CUTS[cut], "silos": silos, "index": 0, "seed": seed}
     settings = DataSettings.model_validate({"format": "digits", "name": "digits", "partition": partition})
-    silos = dict(zip(spec.silos, load_partition(settings, spec), strict=True))
-    simulation = RuledSimulation(spec, silos, policy=OPEN, device="cpu", rule=rule, seed=seed)
+    data = dict(zip(spec.silos, load_partition(settings, spec), strict=True))
+    simulation = RuledSimulation(spec, data, policy=OPEN, device="cpu", rule=rule, seed=seed)
     results: list[RoundResult] = list(simulation.run())
     assert not [each.reason for each in results if each.reason]
     accuracies = [*(each.accuracy for each in results[1:]), simulation.final_accuracy]
@@ -215,12 +221,11 @@ def run(method: str, cut: str, rule: str, seed: int) -> dict[str, Any]:
     }
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def table(lines: list[dict[str, Any]], *, planned: int) -> str:
     """Mean and standard error over the seeds of each rule that ran, and of its difference from the default.
 
     Of a run: the mean of its last TAIL rounds, because single rounds of such cuts go up and down.
     """
-    planned = len(METHODS) * len(CUTS) * len(RULES) * len(SEEDS)
     rows = ["| method | cut | rule | rows sent | accuracy | against the default |", "|---" * 6 + "|"]
     for method in METHODS:
         for cut in CUTS:
@@ -268,6 +273,9 @@ def main(given: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, help="a line of JSON a run")
+    parser.add_argument("--silos", type=int, default=10, help="of every run in the file (default: 10)")
+    parser.add_argument("--cuts", nargs="+", choices=CUTS, default=OF_TEN_SILOS)
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=[*RULES])
     parser.add_argument(
         "--table", action="store_true", help="print the table of what is there, and run nothing"
     )
@@ -275,16 +283,17 @@ def main(given: Sequence[str] | None = None) -> int:
     path: Path = arguments.out
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if arguments.table:
-        print(table(lines))
+        per_seed = len(METHODS) * len(arguments.cuts) * len(arguments.rules)
+        print(table(lines, planned=per_seed * len(SEEDS)))
         return 0
     done = {(each["method"], each["cut"], each["rule"], each["seed"]) for each in lines}
     for seed in SEEDS:
         for method in METHODS:
-            for cut in CUTS:
-                for rule in RULES:
+            for cut in arguments.cuts:
+                for rule in arguments.rules:
                     if (method, cut, rule, seed) not in done:
                         with path.open("a") as file:
-                            file.write(json.dumps(run(method, cut, rule, seed)) + "\n")
+                            file.write(json.dumps(run(method, cut, rule, seed, silos=arguments.silos)) + "\n")
     return 0
 
 

@@ -32,7 +32,7 @@ from chorale.spec.selection import Measurements
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from chorale.transport.wire import PhaseKey, phase_kind
 from crypto import encoding
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SampleSet, SiloData
 from silo_agent.training.objective import Objective
@@ -365,6 +365,8 @@ class Simulation:
         )
         here = [answer for answer in answers if not answer.refused]
         if len(here) < request.rule.min_survivors:
+            if not here and {answer.refused for answer in answers} == {Refusal.POLICY}:
+                raise PolicyRefusal(answers[0].message)  # of the job: no later round would have a sum
             result = PhaseResult(state=None, reason="too-few-silos")
         else:
             sums = self._sums(request, names, here, as_words)

@@ -136,6 +136,13 @@ class Strategy:
         """Of the phases that sum a statistic of the received model before a round trains it."""
         return self.round_phases[: self.round_phases.index(TRAIN)]
 
+    @property
+    def least_rows(self) -> int:
+        """Of how many classes its sums need rows, so that it is this method; 0 where no row is held back."""
+        if CLASS_PRESENCE not in self.opening:
+            return 0
+        return max(part.least_rows(self.options) for part in self.recipe.parts.values())
+
     def under_noise(self) -> Strategy:
         """The method in a private job: without the class-presence phase (strategies/phases/enrollment.py)."""
         opening = tuple(kind for kind in self.opening if kind != CLASS_PRESENCE)

@@ -36,6 +36,10 @@ def always(options: Options) -> bool:
     return True
 
 
+def no_rows(options: Options) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What a part needs of the rest of the recipe. reason: for the refusal; reads on after `strategy: `.
@@ -79,6 +83,8 @@ class Part:
     options, it needs the model's last linear layer and that layer's input.
     keeps_local_state: whether silos keep arrays of their own for it between rounds (docs/protocol.md 7.8).
     reads: what silos read for it of the global state besides the model: names of arrays, or prefixes.
+    least_rows: of how many classes its sums need rows, with these options: with fewer the method is another
+    one. public_rows: the option that puts public rows in place of missing ones; "" where none does.
     """
 
     word: str
@@ -91,6 +97,8 @@ class Part:
     needs_head: Callable[[Options], bool] = never
     keeps_local_state: bool = False
     reads: tuple[str, ...] = ()
+    least_rows: Callable[[Options], int] = no_rows
+    public_rows: str = ""
 
     def __str__(self) -> str:
         return self.word

@@ -123,6 +123,11 @@ class JobFields(SpecPart, serialize_by_alias=True):
         description="true: parts may go together that a rule calls of little use, for ablations; each rule "
         "that is passed over is shown; null: such jobs are refused",
     )
+    allow_silent_statistics: bool | None = Field(
+        default=None,
+        description="true: the method may run without the rows by class that its statistic needs, where too "
+        "few silos hold the classes; null: silos refuse such a job",
+    )
     model: ModelSpec = Field(description="the network")
     task: TaskSpec | None = Field(
         default=None, description="what the model is trained for; null: classification, by accuracy and loss"

@@ -208,6 +208,11 @@ class JobSpec(JobFields):
         more than one. Source: docs/protocol.md 4."""
         return rule.colluders + 2 + len(self.silos) - rule.threshold
 
+    @property
+    def row_members(self) -> int:
+        """Silos that a phase with class rows names: a round's, or all where a closing step alone sums any."""
+        return len(self.silos) if self.method.recipe.statistic is None else self.named_per_round
+
     @model_validator(mode="before")
     @classmethod
     def _what_follows(cls, values: object) -> object:

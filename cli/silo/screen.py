@@ -61,6 +61,7 @@ def screen(view: JobView) -> list[str]:
         "",
         *_labelled("method", [view.method]),
         *_labelled("unusual", [f"passes over a rule: {rule}" for rule in view.unusual]),
+        *_labelled("class rows", [view.class_rows] if view.class_rows else []),
         *_labelled("code", _code_lines(view)),
         *_labelled("weights", [_weights_told(view.weights) + parameters]),
         *_labelled("policy", _policy_lines(view)),

@@ -15,6 +15,7 @@ from chorale.observability import tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
 from chorale.runtime import disk
+from chorale.spec.class_rows import rows_told
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
@@ -40,7 +41,7 @@ from coordinator.reasons import AHEAD, WAITED_FOR, WAY_OUT, Absent, Awaited, Fai
 from coordinator.resources import Resources
 from coordinator.storage.checkpoints import KEPT_CHECKPOINTS
 from coordinator.storage.store import Absence, JobStatus, PhaseRow
-from crypto.errors import ChoraleError, Refusal, RemoteProtocolError
+from crypto.errors import ChoraleError, Refusal, RemoteProtocolError, Rule
 from crypto.session.coordinator_session import CoordinatorState
 
 RESUME_SECONDS = 15.0  # after a fault of this machine, such as a full disk; doubled by each that follows
@@ -362,6 +363,9 @@ class JobRunner:
                 "and none gives a second input: fetch the model, and submit a job that starts from it"
             )
             return JobFailed(message + lost, public=public + lost)
+        rows = rows_told(self.job.spec)
+        if rows and any(absence.rule == Rule.MIN_CLASS_HOLDERS for absence in absences):
+            return JobFailed(f"{message}; class rows: {rows}", public=f"{public}; class rows: {rows}")
         if record.reason != FailureReason.BUDGET:
             return JobFailed(message, public=public)
         budget, rounds = FailureReason.BUDGET.value, completed_rounds(self._resources.store, self.job)

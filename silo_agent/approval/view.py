@@ -172,7 +172,8 @@ class JobView:
 
     job: every field of it, as signed. reads: None where this silo has no data set for the job. method: its
     name, task and rounds. parameters: of the model; None where only the job's own code knows. unusual: rules
-    that the job's parts break and that it passes over. promise: what a private job's plan costs; None without
+    that the job's parts break and that it passes over. class_rows: which this silo sends; "" where it holds
+    none back. promise: what a private job's plan costs; None without
     noise, or where it is not known, and `no_promise` says why. balance: of the data set; None where this silo
     has none for the job. charge: what it would add there; None where that is not known. has_unit: a record
     there is all rows of one unit, such as a patient. objective: what trains in place of Chorale by the silo's
@@ -203,6 +204,7 @@ class JobView:
     method: str
     parameters: int | None
     unusual: tuple[str, ...]
+    class_rows: str
     phases: tuple[SummedPhase, ...]
     is_private: bool
     promise: Promise | None
@@ -232,6 +234,7 @@ def job_view(
     spec: JobSpec,
     *,
     parameters: int | None,
+    class_rows: str,
     phases: Sequence[SummedPhase],
     weights: StartingWeights,
     promise: Promise | None,
@@ -276,6 +279,7 @@ def job_view(
         method=f"{spec.strategy.name}, task {spec.method.task.word}; {spec.count}, {_named_told(spec)}",
         parameters=parameters,
         unusual=spec.method.passed_over,
+        class_rows=class_rows,
         phases=tuple(phases),
         is_private=spec.privacy is not None,
         promise=promise,

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import Job
+from chorale.spec.class_rows import sent_rows
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
@@ -132,6 +133,7 @@ def phase_values(
     """
     with faults_refused(request):
         spec = request.job.spec
+        class_rows = _class_rows(request, rules)
         data = load_data()
         samples = _summed(request.job, rules, len(data.train.units))
         if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
@@ -151,7 +153,7 @@ def phase_values(
                 weight=_weight(request, samples),
                 seed=seed,
                 is_cancelled=is_cancelled,
-                class_rows=_class_rows(request, rules),
+                class_rows=class_rows,
                 keep_personal=keep_personal,
                 local=local or LocalState(),
                 layout=request.layout,
@@ -201,12 +203,16 @@ def taken_over(values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _class_rows(request: PhaseRequest, rules: InputRules) -> NDArray[np.bool_] | None:
-    """Classes that enough silos hold, by the class-presence sum; rows of the others stay here."""
-    holders_C = request.context.state.get(PRESENCE)
+    """Classes that enough silos hold, by the class-presence sum; rows of the others stay here.
+
+    Raises PolicyRefusal where so few rows are left that the job would be another one.
+    """
+    spec, holders_C = request.job.spec, request.context.state.get(PRESENCE)
     if holders_C is None:
         return None
-    min_holders = rules.min_class_holders or request.job.spec.min_class_holders(request.rule)
-    return np.asarray(holders_C >= min_holders)
+    has_row_rounds = spec.method.recipe.statistic is not None
+    rule = request.rule if has_row_rounds else spec.rule(spec.row_members)
+    return sent_rows(spec, holders_C, own=rules.min_class_holders, rule=rule)
 
 
 def _asked(request: PhaseRequest, values: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -41,7 +41,7 @@ def test_table_of_a_stopped_run_tells_what_is_there(
 
 
 def test_a_stop_by_hand_ends_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> dict[str, Any]:
+    def interrupted(*_: object, **__: object) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(class_rows, "run", interrupted)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from chorale.job import JobSpec
 from chorale.runtime.files import read_limited
+from chorale.spec.class_rows import check_reachable
 from chorale.spec.fields import Name, Sha256, in_words
 from chorale.spec.selection import expected_cohort_changes
 from chorale.spec.settings_file import MAX_BYTES, check_whole, settings_of
@@ -289,6 +290,7 @@ class Policy(BaseModel):
         # here and not in the phase that sums it: rounds may come before
         for quantity in spec.quantities:
             yield from refusals_of(self.check_quantities, [quantity], is_private=spec.privacy is not None)
+        yield from refusals_of(check_reachable, spec, self.min_class_holders)
         # Security: sums with and without a silo tell of how its state moves, unless their noise covers a
         # whole silo (docs/threat-model.md).
         is_covered = spec.privacy is not None and spec.privacy.sums is not None

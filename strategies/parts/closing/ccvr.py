@@ -42,6 +42,7 @@ from strategies.parts.statistics.feature_prototypes import FEATURE_SUM_BOUND, UN
 from strategies.recipe import Closing, Need, Options, always
 
 LEAST_CLASS_SAMPLES = 8  # at a silo that counts as holder of a class
+LEAST_CLASSES = 2  # whose virtual features the head can learn to tell from each other
 BATCH, MOMENTUM = 64, 0.9
 # what a job may ask every silo for: products of numbers, in minutes, and numbers held at once, half a GiB
 MAX_PRODUCTS, MAX_NUMBERS = 1 << 36, 1 << 26
@@ -114,7 +115,7 @@ class VirtualFeaturesPhase:
         """
         moments = list(moments_of(sums))
         figures = {"calibrated_classes": float(len(moments))}
-        if len(moments) < 2:
+        if len(moments) < LEAST_CLASSES:
             return PhaseResult(state=context.state, figures=figures)
         numbers = NumberStream(encoding.digest("virtual-features", context.public_seed))
         features_ND, places_N = self._drawn(context, moments, numbers)
@@ -277,6 +278,7 @@ CCVR = Closing(
     under_privacy=UNBOUNDED_FEATURES,
     before_evaluation=calibration,
     least_class_samples=LEAST_CLASS_SAMPLES,
+    least_rows=lambda options: LEAST_CLASSES,
     needs_classes=True,
     needs_head=always,
 )

@@ -122,6 +122,7 @@ FEATURE_PROTOTYPE_SUMS = Statistic(
     needs_classes=True,
     needs_head=always,
     beside_training=(SUMS,),
+    least_rows=lambda options: 1,
     needs=(
         Need(
             holds=lambda recipe: recipe.regularizer is FEATURE_PROTOTYPES,

@@ -5,6 +5,8 @@ P_G = (1/K) sum_k P_k, each silo's mean weighing the same. A silo that lacks a c
 only the direction of a row is ever used (Eq. 8), so dividing by m, by the silos of the sum or by those
 that hold the class gives the same loss. With `count_weighted` (not the paper's) the sums of logits are
 divided by the sums of class counts instead, and a sample weighs the same at every silo.
+A class of which no silo sent its own has a zero row, like none; `missing_prototypes: identity` makes it like
+itself alone, a row that everybody knows beforehand.
 Leaks those sums: for a class that one silo holds alone the row is that silo's mean logits, which is why
 rows of classes with few holders are not sent. count_weighted also leaks the federation's class counts.
 With `logit_clip` L each sample's logits are clipped to the norm L, and a record moves the sums by at most
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from pydantic import Field
@@ -25,7 +28,7 @@ from pydantic import Field
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import CLIPPED, MAX_VALUES, Disclosure, Quantity, Side
 from strategies.base import METHOD, Array, FloatArray, PartOptions, PhaseContext, PhaseResult, options_of
-from strategies.parts.csd import CSD, teacher_state
+from strategies.parts.csd import CSD, CsdOptions, teacher_state
 from strategies.parts.statistics.class_counts import class_counts
 from strategies.phases.enrollment import MAX_SAMPLES
 from strategies.recipe import Need, Options, Statistic, UnderPrivacy
@@ -37,11 +40,22 @@ LOGIT_BOUND = float(1 << 20)  # of a class's mean logit; a model with larger one
 LOGIT_SUM_BOUND = float(1 << 32)  # of a class's summed logits at one silo
 
 
+class MissingPrototypes(StrEnum):
+    """The row of a class of which no silo sent one."""
+
+    ZERO = "zero"
+    IDENTITY = "identity"
+
+
 class PrototypeOptions(PartOptions):
     """How the silos' prototypes are joined."""
 
     count_weighted: bool = Field(
         default=False, description="every sample weighs the same, not every silo (the paper: every silo)"
+    )
+    missing_prototypes: MissingPrototypes = Field(
+        default=MissingPrototypes.ZERO,
+        description="row of a class of which no silo sends one: zero, or identity, like itself alone",
     )
     logit_clip: float | None = Field(
         default=None,
@@ -88,9 +102,12 @@ class PrototypesPhase:
         return sums, class_counts(C, bound=MAX_SAMPLES), clipped
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        """Write method/prototypes, (C, C) float64; a row is zero where no silo sent its own."""
+        """Write method/prototypes, (C, C) float64; where no silo sent a row, as `missing_prototypes` says."""
         prototypes_CC = _joined(context, sums)
-        figures = {"classes_with_prototype": float(np.count_nonzero(prototypes_CC.any(axis=1)))}
+        is_sent_C = np.asarray(prototypes_CC.any(axis=1))
+        figures = {"classes_with_prototype": float(np.count_nonzero(is_sent_C))}
+        if options_of(PrototypeOptions, context.options).missing_prototypes is MissingPrototypes.IDENTITY:
+            prototypes_CC = np.where(is_sent_C[:, np.newaxis], prototypes_CC, np.eye(context.classes))
         return PhaseResult(state={**context.state, PROTOTYPES: prototypes_CC}, figures=figures)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
@@ -112,6 +129,12 @@ def _check_clip(options: Options) -> None:
         )
 
 
+def _least_rows(options: Options) -> int:
+    """None where missing ones are public, and where none is compared with."""
+    is_public = options_of(PrototypeOptions, options).missing_prototypes is MissingPrototypes.IDENTITY
+    return int(options_of(CsdOptions, options).similarity and not is_public)
+
+
 LOGIT_PROTOTYPES = Statistic(
     word="logit-prototypes",
     needs_classes=True,
@@ -128,4 +151,6 @@ LOGIT_PROTOTYPES = Statistic(
     under_privacy=UnderPrivacy(why="sums answers of a global model, clipped to logit_clip"),
     check_private=_check_clip,
     reads=(PROTOTYPES,),
+    least_rows=_least_rows,
+    public_rows="missing_prototypes: identity",
 )

@@ -189,6 +189,11 @@ def _check_first_matrix(recipe: Recipe, options: Options) -> None:
         )
 
 
+def _least_rows(options: Options) -> int:
+    """None where a row that was never summed is known, as the job's public one."""
+    return int(options_of(SoftLabelOptions, options).init_slm is InitialSoftLabels.SKIP)
+
+
 CLASS_RELATIONS = Regularizer(
     word="soft-labels",
     needs_classes=True,
@@ -212,6 +217,8 @@ SOFT_LABEL_SUMS = Statistic(
     word="soft-labels",
     needs_classes=True,
     beside_training=(SoftLabels(),),
+    least_rows=_least_rows,
+    public_rows="init_slm: identity",
     needs=(
         Need(
             holds=lambda recipe: recipe.regularizer is CLASS_RELATIONS,

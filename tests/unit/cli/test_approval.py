@@ -550,3 +550,26 @@ def test_institution_grants_a_job_more_data_refusals(desk: Desk, chorale: Calls)
         assert refusals.check(job.digest) == 0
     alone = chorale("silo", "approve", "--config", config, "--more-data-refusals", "2")
     assert "--more-data-refusals: expected JOB with it" in alone.err
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (None, "0 to 10 of 10 are sent, of the classes that 3 of 3 silos hold (min_class_holders by default"),
+        (2, "0 to 10 of 10 are sent, of the classes that 2 of 3 silos hold (min_class_holders), known"),
+    ],
+)
+def test_silo_show_says_which_class_rows_it_sends(
+    desk: Desk, chorale: Calls, own: int | None, said: str
+) -> None:
+    job, config = offered(desk, strategy={"preset": "feddw"}), desk.silo()
+    desk.write("policy.yaml", GIVEN | {"class_statistics": "allow", "min_class_holders": own})
+    assert lines_of(chorale("silo", "show", "--config", config, job.id), "class rows").startswith(said)
+
+
+def test_silo_show_names_a_policy_that_no_class_can_meet(desk: Desk, chorale: Calls) -> None:
+    job, config = offered(desk, strategy={"preset": "fedproto"}), desk.silo()
+    desk.write("policy.yaml", GIVEN | {"class_statistics": "allow", "min_class_holders": 4})
+    screen = chorale("silo", "show", "--config", config, job.id)
+    refused = "refuses it by min_class_holders: expected class rows of at least 1 of 10 classes, got 0"
+    assert refused in lines_of(screen, "policy")

@@ -17,7 +17,7 @@ from chorale.v1.records_pb2 import Awaited, JobSummary, LeftOut, PhaseRecord, Ta
 from cli.output.progress import doing, plain_line
 from cli.output.report import document, write_report
 from client.history import JobHistory, state_in_words, summary_facts
-from client.planning import Plan, timing_of
+from client.planning import Plan, row_notes, timing_of
 from web.console import rounds
 from web.report.page import SITE, page
 from web.shared.phases import phase_rows, phases_csv
@@ -138,6 +138,22 @@ def test_facts_say_what_is_awaited_of_whom() -> None:
     assert (facts["state"], facts["awaited"]) == ("waiting for approval at south", {"south": "approval"})
     # of a coordinator that says no more than a status
     assert summary_facts(history().summary)["state"] == "done"
+
+
+def test_a_plan_tells_the_class_rows_of_the_newest_job_with_as_many_silos() -> None:
+    plan = Plan(
+        name="next", strategy="feddw", silos=3, rounds=10, phases=(), model_bytes=40, state_bytes=80,
+        promise=None, notes=(),
+    )  # fmt: skip
+    past = [history(), history(), history()]
+    for each, rows in zip(past, (7, 4), strict=False):  # the last one sums none
+        each.records[0].figures.update({"classes": 10, "class_rows_by_default": rows})
+    (note,) = row_notes(plan, past)
+    assert note.startswith(
+        f"job {JOB.hex()[:12]}, of the same method, model size and number of silos: class rows"
+    )
+    assert note.endswith("by the default policy 4 of 10 are sent")
+    assert row_notes(replace(plan, silos=4), past) == []
 
 
 def test_time_is_estimated_by_jobs_that_are_alike() -> None:

@@ -58,6 +58,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 4711}, "4711"),
     "deadline": ({"train_deadline_seconds": 77.5}, "77.5"),
     "allow_unusual": ({"allow_unusual": True}, "allow_unusual: true"),
+    "allow_silent_statistics": ({"allow_silent_statistics": True}, "allow_silent_statistics: true"),
 }
 
 

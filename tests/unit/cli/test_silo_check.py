@@ -179,6 +179,7 @@ def test_every_phase_of_a_method_runs_on_one_batch(
     ]
     assert reported == phases
     assert "ok       round: at most about" in ended.out
+    assert ("class rows: 0 to " in ended.out) == (strategy == "fedcsd")
     assert files_below(desk.folder) == before
 
 

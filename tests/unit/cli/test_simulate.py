@@ -355,12 +355,20 @@ def test_class_rows_are_held_back_as_in_a_federation_unless_all_are_asked_for(
     desk: Desk, chorale: Calls
 ) -> None:
     """2 shards of 10 silos: no class has the 8 holders that a row needs, so a federation sends none."""
-    job = ("simulate", desk.job(strategy={"preset": "feddw"}, rounds=1), "--silos", "10", "--device", "cpu")
-    few = chorale(*job, "--partition", "shards")
+    cut = ("--silos", "10", "--device", "cpu", "--partition", "shards")
+    fields: dict[str, Any] = {"strategy": {"preset": "feddw"}, "rounds": 1}
+    refused = chorale("simulate", desk.job(**fields), *cut)
+    assert refused.code == 3
+    assert (
+        "expected class rows of at least 1 of 10 classes, got 0: a row is sent where 8 of 10" in refused.err
+    )
+    assert "threshold" not in refused.err  # a class has two holders, and 5 are needed at least
+    job = ("simulate", desk.job(**fields, allow_silent_statistics=True), *cut)
+    few = chorale(*job)
     assert rows_in(few) == [0]
     assert "class rows: held back as by a federation's default policy" in few.err
     assert "rows of 0 of 10 classes" in few.err
-    every = chorale(*job, "--partition", "shards", "--all-class-rows")
+    every = chorale("simulate", desk.job(**fields), *cut, "--all-class-rows")
     assert rows_in(every) == [10]
     assert "class rows: all are sent, as by no federation's default policy" in every.err
 

@@ -99,6 +99,37 @@ def test_a_statistic_that_policies_refuse_in_redrawn_rounds_is_told_to_the_submi
     assert any(note.startswith(beginning) and "drawn_rounds" in note for note in notes) == is_told
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {},
+            "with fewer than 1 silos refuse the job: strategy.options init_slm: identity puts public rows in "
+            "place of missing ones; threshold: 4 needs 3 holders, and every silo in every sum; "
+            "allow_silent_statistics: true runs it as it is",
+        ),
+        ({"allow_silent_statistics": True}, "without them it is another method (allow_silent_statistics)"),
+        (
+            {"strategy": {"preset": "feddw", "options": {"init_slm": "identity"}}},
+            "without them it is the same method (init_slm: identity)",
+        ),
+    ],
+)
+def test_the_submitter_is_told_which_class_rows_are_sent(
+    desk: Desk, fields: dict[str, Any], said: str
+) -> None:
+    names = [f"silo-{place}" for place in range(4)]
+    notes = sums_notes(read_spec(desk.job(**{"silos": names, "strategy": {"preset": "feddw"}, **fields})))
+    assert notes == [
+        "class rows: 0 to 10 of 10 are sent, of the classes that 4 of 4 silos hold (min_class_holders by "
+        f"default), known before round 1; {said}"
+    ]
+
+
+def test_a_job_without_class_rows_is_told_nothing_of_them(desk: Desk) -> None:
+    assert sums_notes(read_spec(desk.job())) == []
+
+
 def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk, chorale: Calls) -> None:
     pytest.importorskip("torch", reason="builds the initial model")
     names = [f"silo-{place}" for place in range(30)]

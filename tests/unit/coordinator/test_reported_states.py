@@ -106,6 +106,21 @@ async def test_refusal_names_the_rule_to_the_operator_and_to_no_other_silo(start
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("preset", ["fedcsd", "fedavg"])
+async def test_a_job_that_ends_for_want_of_class_rows_says_the_ways_out(start_hub, preset):
+    """A silo may say so of any job: one that sums no rows is told nothing of them."""
+    hub = await start_hub(silos=3)
+    for name in hub.names:
+        hub.silo(name, refuse_with=wire.Refused(code=Refusal.POLICY, rule=Rule.MIN_CLASS_HOLDERS))
+    await hub.welcomed()
+
+    summary, _ = await hub.finish(await hub.submit(rounds=1, strategy={"preset": preset}))
+
+    way_out = "strategy.options missing_prototypes: identity puts public rows in place of missing ones"
+    assert "(policy: min_class_holders)" in summary.reason
+    assert (way_out in summary.reason) == ("class rows" in summary.reason) == (preset == "fedcsd")
+
+
 def test_time_until_people_approve_is_that_of_no_phase():
     # ten minutes until somebody approved were told as seconds of the enrollment
     wait = ApprovalWait()

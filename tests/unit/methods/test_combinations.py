@@ -172,3 +172,32 @@ def test_rule_that_keeps_a_bound_or_a_promise_is_never_passed_over(
 
 def test_usual_job_passes_over_nothing() -> None:
     assert make_job({"preset": "spherefed"}, allow_unusual=True).method.passed_over == ()
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "least"),
+    [
+        ("feddw", {}, 1),
+        ("feddw", {"init_slm": "identity"}, 0),
+        ("fedcsd", {}, 1),
+        ("fedcsd", {"missing_prototypes": "identity"}, 0),
+        ("fedcsd", {"similarity": False}, 0),
+        ("fedproto", {}, 1),
+        ("ccvr", {}, 2),
+        ("spherefed", {}, 0),
+    ],
+)
+def test_a_method_says_how_many_class_rows_it_needs(preset: str, options: dict[str, Any], least: int) -> None:
+    assert strategy_for(preset, options).least_rows == least
+
+
+def test_every_part_that_holds_rows_back_says_how_many_it_needs() -> None:
+    """One that says nothing would run as another method without a word."""
+    for field in ("statistic", "closing"):
+        for part in PARTS[field]:
+            sums_rows = field == "statistic" or getattr(part, "least_class_samples", 0) > 0
+            assert (part.least_rows({}) > 0) == sums_rows, part
+
+
+def test_rows_under_noise_are_needed_of_nobody() -> None:
+    assert strategy_for("feddw", {}).under_noise().least_rows == 0

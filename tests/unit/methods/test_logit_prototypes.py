@@ -250,3 +250,17 @@ def test_another_teacher_silo_or_job_is_another_pass(change: str) -> None:
     assert teacher_logits(dataclasses.replace(first, work=work), samples) is again
     factor = 2.0 if change == "teacher" else 1.0
     torch.testing.assert_close(again, factor * before)
+
+
+def test_a_class_without_a_prototype_is_like_itself_alone_where_the_job_says_so() -> None:
+    silos = [{"prototypes": np.asarray(P_A)}, {"prototypes": np.array([[1, 1, 0], [0, 0, 2], [0, 0, 0]])}]
+    named = context(members=2, options={"missing_prototypes": "identity"})
+    expected = np.array([[2, 1, -1], [0.5, 1.5, 1]])
+    np.testing.assert_allclose(summed(silos, named), [*expected, [0, 0, 1]])
+    np.testing.assert_allclose(summed(silos, context(members=2)), [*expected, [0, 0, 0]])
+
+
+def test_public_prototypes_are_not_counted_as_sent() -> None:
+    sums = {"prototypes": np.zeros((3, 3)), CLIPPED: np.zeros(())}
+    result = PrototypesPhase().next_state(context(options={"missing_prototypes": "identity"}), sums)
+    assert result.figures["classes_with_prototype"] == 0

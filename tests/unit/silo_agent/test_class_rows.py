@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from chorale.observability import logs
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.session.cohort import CohortRule
+from crypto.session.coordinator_session import SessionAborted
 from silo_agent.training.objective import Work
 from strategies.base import Array
 from tests.support.agents import Hub, OneHot
@@ -86,7 +87,7 @@ async def test_by_default_a_row_needs_as_many_holders_as_survive_dropouts_and_co
 
 @pytest.mark.parametrize(
     ("least", "senders"),
-    [(3, [[1, 1, 1, 1], [1, 1, 1, 0], [0] * 4, [0] * 4]), (1, HOLDS.T), (5, np.zeros((4, 4)))],
+    [(3, [[1, 1, 1, 1], [1, 1, 1, 0], [0] * 4, [0] * 4]), (1, HOLDS.T)],
 )
 async def test_a_policy_sets_its_own_number_of_holders(make_hub: MakeHub, least: int, senders: Any) -> None:
     hub = make_hub()
@@ -100,6 +101,111 @@ async def test_each_silo_goes_by_its_own_policy(make_hub: MakeHub) -> None:
         hub.add(name, objective=Rows(), class_statistics="allow", min_class_holders=least)
     sums = await prototypes_of(hub)
     np.testing.assert_allclose(sums, [[1, 1, 1, 1], [1, 0, 1, 0], [0] * 4, [0] * 4], atol=1e-6)
+
+
+async def left_after_collusion(hub: Hub, *, lost: Sequence[str]) -> Array:
+    """What silo-0 and the coordinator see of the others in the first round's sum. Shapes: (C, silos)."""
+    await hub.run(0, "enrollment.0")
+    await hub.run(0, "class-presence.0")
+    exchange = hub.begin(1, "prototypes")
+    await hub.until_signed(exchange, lost=lost)
+    own_CS = np.outer(HOLDS[0] * (hub.agents["silo-0"].objective.works[-1].class_rows), np.eye(4)[0])
+    return np.rint((await hub.unmask(exchange))["prototypes"] - own_CS)
+
+
+async def test_a_colluder_and_a_dropout_show_one_silos_row_where_three_holders_are_enough(
+    make_hub: MakeHub,
+) -> None:
+    """Class 1 is held by silos 0, 1 and 2: without silo 2 the sum less the colluder's row is silo 1's own."""
+    hub = make_hub()
+    add_all(hub, min_class_holders=3)
+    assert (await left_after_collusion(hub, lost=["silo-2"]))[1].tolist() == [0, 1, 0, 0]
+
+
+async def test_by_default_they_show_no_row_of_fewer_than_two_honest_silos(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    add_all(hub)
+    left_CS = await left_after_collusion(hub, lost=["silo-2"])
+    assert left_CS.tolist() == [[0, 1, 0, 1], [0] * 4, [0] * 4, [0] * 4]
+
+
+async def test_three_holders_are_enough_where_no_silo_may_drop_out(make_hub: MakeHub) -> None:
+    hub = make_hub(threshold=4)
+    add_all(hub)
+    left_CS = await left_after_collusion(hub, lost=[])
+    assert left_CS.tolist() == [[0, 1, 1, 1], [0, 1, 1, 0], [0] * 4, [0] * 4]
+
+
+async def test_where_no_silo_may_drop_out_there_is_no_sum_without_one(make_hub: MakeHub) -> None:
+    hub = make_hub(threshold=4)
+    add_all(hub)
+    with pytest.raises(SessionAborted, match="expected at least 4 silos, got 3"):
+        await left_after_collusion(hub, lost=["silo-2"])
+
+
+class Scattered(Rows):
+    """No class is held by all silos: each lacks its own."""
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        place = work.spec.silos.index(work.silo)
+        if work.phase_kind == "class-presence":
+            self.works.append(work)
+            return {"class_presence": 1 - np.eye(4, dtype=np.int64)[place]}
+        return super().compute(work)
+
+
+SCATTERED_SENDS_NONE = (
+    "policy: expected class rows of at least 1 of 4 classes, got 0: a row is sent where 4 of 4 silos hold "
+    "its class (min_class_holders), and without rows fedcsd is another method; strategy.options "
+    "missing_prototypes: identity puts public rows in place of missing ones; threshold: 4 needs 3 holders, "
+    "and every silo in every sum; allow_silent_statistics: true runs it as it is"
+)
+
+
+async def test_a_job_that_no_row_is_left_of_is_refused_before_its_first_round(
+    make_hub: MakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ran to its end as another method, and only its report said by_default: 0."""
+    logs.configure()
+    hub = make_hub()
+    hub.add_all(objective=Scattered(), class_statistics="allow")
+    await hub.run(0, "enrollment.0")
+    await hub.run(0, "class-presence.0")
+    silo = hub.agents["silo-0"]
+    refused = await silo.answer("refused", task=hub.begin(1, "prototypes").task)
+    assert (refused.code, refused.rule) == ("policy", "min_class_holders")
+    assert f'"{SCATTERED_SENDS_NONE}"' in capsys.readouterr().err
+    assert [work.phase_kind for work in silo.objective.works] == ["class-presence"] * 4  # no round began
+    # it is no answer about this silo's data
+    assert silo.ledger.data_refusals(policy=silo.policy, data_set="data").check() == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allow_silent_statistics": True},
+        {"strategy": {"preset": "fedcsd", "options": {"missing_prototypes": "identity"}}},
+        {"threshold": 4},
+    ],
+)
+async def test_the_ways_out_that_a_refusal_names_lead_out(make_hub: MakeHub, fields: Any) -> None:
+    hub = make_hub(**fields)
+    hub.add_all(objective=Scattered(), class_statistics="allow")
+    await prototypes_of(hub)
+
+
+@pytest.mark.parametrize("is_allowed", [True, None])
+async def test_a_policy_that_no_class_can_meet_refuses_the_job_at_its_offer(
+    make_hub: MakeHub, is_allowed: bool | None
+) -> None:
+    hub = make_hub(allow_silent_statistics=is_allowed)
+    add_all(hub, min_class_holders=5)
+    if is_allowed:
+        assert not (await prototypes_of(hub)).any()
+        return
+    task = hub.begin(0, "enrollment.0").task
+    refused = await hub.agents["silo-0"].answer("refused", task=task)
+    assert (refused.code, refused.rule) == ("policy", "min_class_holders")
 
 
 @pytest.mark.parametrize(

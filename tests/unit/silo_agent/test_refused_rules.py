@@ -22,10 +22,13 @@ def test_every_rule_is_a_field_of_the_policy_or_a_fixed_bound() -> None:
 
 
 def test_no_rule_is_compared_with_data_or_with_what_the_silo_computed() -> None:
-    """Each of these, named, would tell something of records, of the silo's own steps, or of its purse."""
+    """Each of these, named, would tell something of records, of the silo's own steps, or of its purse.
+
+    min_class_holders is none: it is compared with the sum of class presence, which the coordinator has.
+    """
     about_data = {
         "max_step_ratio", "count_granularity", "constant_work_records",
-        "min_class_holders", "privacy.epsilon", "privacy.delta", "privacy.partial_jobs",
+        "privacy.epsilon", "privacy.delta", "privacy.partial_jobs",
         "max_repeats", "assumed_colluders", "max_roster_age_days",
     }  # fmt: skip
     about_people = {"approval", "required_approvals"}

@@ -189,7 +189,9 @@ def test_a_job_that_ends_before_its_first_evaluation_is_refused() -> None:
 
 def test_a_method_that_calibrates_ends_its_curve_with_the_model_of_the_rounds() -> None:
     """Its closing evaluation tests the calibrated model, which no round led to."""
-    simulation = on_digits(**DRAWN, evaluate_all_every=EVERY, strategy={"preset": "ccvr"})
+    simulation = on_digits(
+        **DRAWN, evaluate_all_every=EVERY, strategy={"preset": "ccvr"}, allow_silent_statistics=True
+    )
     list(simulation.run())
     assert list(simulation.progress.evaluations) == [2, 4]
 

@@ -62,7 +62,7 @@ def test_a_lost_step_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def lost(self: SilosHere, request: Any, silo: str, *rest: Any, **fields: Any) -> Answer:
         if request.key.round == 2 and request.key.kind == "train":
-            return Answer(silo=silo, refused="policy")
+            return Answer(silo=silo, refused="not-enrolled")
         return plain(self, request, silo, *rest, **fields)
 
     monkeypatch.setattr(SilosHere, "answer", lost)
