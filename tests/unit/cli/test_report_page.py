@@ -143,7 +143,7 @@ def test_facts_say_what_is_awaited_of_whom() -> None:
 def test_a_plan_tells_the_class_rows_of_the_newest_job_with_as_many_silos() -> None:
     plan = Plan(
         name="next", strategy="feddw", silos=3, rounds=10, phases=(), model_bytes=40, state_bytes=80,
-        promise=None, notes=(),
+        promise=None, notes=(), learning_rate=0.1,
     )  # fmt: skip
     past = [history(), history(), history()]
     for each, rows in zip(past, (7, 4), strict=False):  # the last one sums none
@@ -159,7 +159,7 @@ def test_a_plan_tells_the_class_rows_of_the_newest_job_with_as_many_silos() -> N
 def test_time_is_estimated_by_jobs_that_are_alike() -> None:
     plan = Plan(
         name="next", strategy="fedavg", silos=3, rounds=10, phases=(), model_bytes=40, state_bytes=80,
-        promise=None, notes=(),
+        promise=None, notes=(), learning_rate=0.1,
     )  # fmt: skip
     assert timing_of(plan, [history(strategy="scaffold", seconds=99), history(float32_bytes=41)]) is None
     timing = timing_of(plan, [history(seconds=2.0), history(strategy="scaffold", seconds=99)])
