@@ -5,7 +5,7 @@ N = inputs.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -77,19 +77,23 @@ class _Noted(Table):
 
 
 def guessed_format(path: Path) -> DataFormat:
-    """By the names of the files. Raises ConfigError."""
+    """That of most files, by their names: a LICENSE may be called as a scan is. Raises ConfigError."""
     named = [path] if path.is_file() else [each for each in sorted(path.rglob("*")) if each.is_file()]
     if path.is_dir():  # a folder's .DS_Store says nothing of its images
         named = [each for each in named if not any(part[0] == "." for part in each.relative_to(path).parts)]
-    for each in named:
-        found = SUFFIXES.get(each.suffix.lower())
-        if found is not None and (path.is_file() or found is DataFormat.PARQUET):
-            return found
-        for form, endings in IMAGES.items():
-            if endings.fits(each.name):
-                return form
+    forms = Counter(form for each in named if (form := _form_of(each, is_alone=path.is_file())))
+    if forms:
+        return forms.most_common(1)[0][0]
     what = f"a file of {', '.join(SUFFIXES)}" if path.exists() else "a file or folder that is there"
     raise ConfigError(f"{path}: expected {what}, or images; --config names the settings of other data")
+
+
+def _form_of(file: Path, *, is_alone: bool) -> DataFormat | None:
+    """is_alone: no file of a folder, of which tables other than parquet are no part."""
+    found = SUFFIXES.get(file.suffix.lower())
+    if found is not None and (is_alone or found is DataFormat.PARQUET):
+        return found
+    return next((form for form, endings in IMAGES.items() if endings.fits(file.name)), None)
 
 
 def inputs_in(settings: DataSettings, job: JobSpec) -> Inputs:

@@ -436,6 +436,9 @@ def test_hidden_files_of_a_folder_say_no_format(tmp_path: Path) -> None:
     write_nifti(tmp_path / "a.nii.gz", np.zeros((2, 2, 2), np.int16))
     (tmp_path / ".DS_Store").write_bytes(b"")
     assert guessed_format(tmp_path) == "nifti"
+    write_nifti(tmp_path / "b.nii.gz", np.zeros((2, 2, 2), np.int16))
+    (tmp_path / "LICENSE").write_text("as a DICOM file may be called")
+    assert guessed_format(tmp_path) == "nifti"
 
 
 @pytest.mark.parametrize("scans", [None, {"grid": {"spacing_mm": [1, 2, 3]}, "range": [0, 1]}])
