@@ -16,6 +16,7 @@ from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC, calibration
 from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING, FINE_TUNING, NO_CLOSING
 from strategies.parts.csd import CSD
+from strategies.parts.gkd import GKD
 from strategies.parts.heads import FEATURES, HEADS
 from strategies.parts.losses import LOSSES
 from strategies.parts.personalization import PERSONALIZATIONS
@@ -40,7 +41,7 @@ PARTS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
         "head": HEADS,
         "features": FEATURES,
         "loss": LOSSES,
-        "regularizer": (*REGULARIZERS, CSD, CLASS_RELATIONS, FEATURE_PROTOTYPES),
+        "regularizer": (*REGULARIZERS, CSD, GKD, CLASS_RELATIONS, FEATURE_PROTOTYPES),
         "mix": MIXES,
         "server_update": SERVER_UPDATES,
         "statistic": STATISTICS,

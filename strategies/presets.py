@@ -12,6 +12,7 @@ from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC
 from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING, FINE_TUNING, NO_CLOSING
 from strategies.parts.csd import CSD
+from strategies.parts.gkd import GKD
 from strategies.parts.heads import (
     FROZEN_ETF,
     FROZEN_ORTHONORMAL,
@@ -106,6 +107,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "moon": replace(
             FEDAVG, regularizer=MOON, rates=TUNED_ON_DIGITS, defaults={"mu": 1.0, "contrast_tau": 0.5}
         ),
+        "fedgkd": replace(FEDAVG, regularizer=GKD, defaults={"mu": 0.1, "tau": 1.0}),
         "fedntd": replace(FEDAVG, regularizer=NTD, rates=ON_DIGITS, defaults={"mu": 1.0, "tau": 3.0}),
         "fedsol": replace(
             FEDAVG,

@@ -31,6 +31,7 @@ BESIDE: dict[str, set[str]] = {
     "fedcsd": PRESENCE | {"prototypes"},
     "fedprox": set(),
     "moon": set(),
+    "fedgkd": set(),
     "fedntd": set(),
     "fedetf": set(),
     "fedgela": set(),

@@ -41,8 +41,8 @@ from silo_agent.training.parts.regularizers.csd import (
 )
 from silo_agent.training.parts.regularizers.distillation import (
     FeatureDistillation,
-    KnowledgeDistillation,
     LogitDistillation,
+    knowledge_distillation,
     not_true_distillation,
 )
 from silo_agent.training.parts.regularizers.moon import ModelContrast, both_models, keep_trained
@@ -67,7 +67,8 @@ from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import CALIBRATE, FFC
 from strategies.parts.closing.fine_tuning import FFC_FINE_TUNING
 from strategies.parts.csd import CSD
-from strategies.parts.regularizers import MoonOptions, TemperatureOptions
+from strategies.parts.gkd import GKD
+from strategies.parts.regularizers import MoonOptions
 from strategies.parts.server_updates.fedexp import FEDEXP
 from strategies.parts.server_updates.fedopt import FEDOPT
 from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
@@ -142,15 +143,14 @@ REGULARIZERS: Mapping[Regularizer, ComputedRegularizer | None] = MappingProxyTyp
             teacher=both_models,
             keep=keep_trained,
         ),
-        regularizers.KD: ComputedRegularizer(
-            make=lambda setting: KnowledgeDistillation(tau=setting.options(TemperatureOptions).tau)
-        ),
+        regularizers.KD: ComputedRegularizer(make=knowledge_distillation),
         regularizers.NTD: ComputedRegularizer(make=not_true_distillation),
         regularizers.LD: ComputedRegularizer(make=lambda _: LogitDistillation()),
         regularizers.FD: ComputedRegularizer(make=lambda _: FeatureDistillation()),
         CSD: ComputedRegularizer(
             make=class_similarity_distillation, teacher=ema_teacher, answers=teacher_answers
         ),
+        GKD: ComputedRegularizer(make=knowledge_distillation, teacher=ema_teacher, answers=teacher_answers),
         CLASS_RELATIONS: ComputedRegularizer(make=class_relations),
         FEATURE_PROTOTYPES: ComputedRegularizer(make=prototype_pull, teacher=no_teacher, answers=no_answers),
     }

@@ -6,6 +6,9 @@ where features have unit length. None of these adds anything to what leaves the 
 Knowledge distillation: Hinton et al. 2015 (arXiv 1503.02531), section 2:
 tau^2 KL( softmax(z_g/tau) || softmax(z/tau) ); tau^2 keeps the gradient's size where tau changes.
 
+FedGKD (Yao et al. 2021, arXiv 2107.00051) is the same at tau 1 from the mean of the last global models, which
+strategies/parts/gkd.py makes.
+
 Not-true distillation: FedNTD, Lee et al. 2022 (arXiv 2106.03097): cross-entropy + mu KL( q_g || q ), where q
 is the softmax at temperature tau over the C - 1 logits that are not of the sample's own class; FedDr+ writes
 beta for mu. There is no factor tau^2 here; the authors' code has one, 9 at tau 3 (`tau_squared`:
@@ -38,7 +41,7 @@ from chorale.observability.logs import get_logger
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.objective import Work
-from strategies.parts.regularizers import NotTrueOptions
+from strategies.parts.regularizers import NotTrueOptions, TemperatureOptions
 
 log = get_logger("silo_agent.training.parts")
 
@@ -52,6 +55,10 @@ class KnowledgeDistillation:
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
         divergence_N = softened_divergence(student.logits_NC, teacher.logits_NC, tau=self.tau)
         return self.tau**2 * divergence_N
+
+
+def knowledge_distillation(setting: Setting) -> KnowledgeDistillation:
+    return KnowledgeDistillation(tau=setting.options(TemperatureOptions).tau)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
