@@ -107,7 +107,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "moon": replace(
             FEDAVG, regularizer=MOON, rates=TUNED_ON_DIGITS, defaults={"mu": 1.0, "contrast_tau": 0.5}
         ),
-        "fedgkd": replace(FEDAVG, regularizer=GKD, defaults={"mu": 0.1, "tau": 1.0}),
+        "fedgkd": replace(FEDAVG, regularizer=GKD, rates=ON_DIGITS, defaults={"mu": 0.1, "tau": 1.0}),
         "fedntd": replace(FEDAVG, regularizer=NTD, rates=ON_DIGITS, defaults={"mu": 1.0, "tau": 3.0}),
         "fedsol": replace(
             FEDAVG,
