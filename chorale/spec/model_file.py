@@ -20,7 +20,7 @@ from chorale.spec.state import MAX_HEADER_BYTES, state_from_bytes
 from crypto.errors import ConfigError, RemoteProtocolError
 from strategies.base import Array
 from strategies.expected import got
-from strategies.tasks.temperature import TEMPERATURE
+from strategies.tasks.temperature import LEAST, MOST, TEMPERATURE
 
 METADATA = "__metadata__"  # of a safetensors header
 MAX_MODEL_BYTES = 4 << 30
@@ -83,8 +83,8 @@ def _promised(spec: JobSpec) -> dict[str, str]:
 
 
 def _fitted(temperature: float | None) -> dict[str, str]:
-    """Nothing where no temperature was asked for, or none was the best."""
-    if temperature is None or not math.isfinite(temperature):
+    """Nothing where no temperature was asked for, none was the best, or a coordinator made one up."""
+    if temperature is None or not LEAST <= temperature <= MOST:
         return {}
     return {TEMPERATURE: f"{temperature:.6g}"}
 
@@ -97,8 +97,8 @@ def temperature_of(facts: Mapping[str, str], *, source: str) -> float | None:
         found = float(facts[TEMPERATURE])
     except ValueError:
         found = math.nan
-    if not 0.0 < found < math.inf:
-        message = f"expected a number above 0, got {got(facts[TEMPERATURE])}"
+    if not LEAST <= found <= MOST:
+        message = f"expected a number from {LEAST:g} to {MOST:g}, got {got(facts[TEMPERATURE])}"
         raise ConfigError(f"{source}: its metadata: {TEMPERATURE}: {message}")
     return found
 

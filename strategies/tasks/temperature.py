@@ -20,6 +20,7 @@ from strategies.figure import Figure
 from strategies.tasks.base import LOSS_CLIP, NO_NOISE, Metric, Sum
 
 FACTORS_K = 2.0 ** (np.arange(-12, 15) / 2.0)  # 1 / T: logits want about 1, cosines up to a hundred
+LEAST, MOST = 1.0 / float(FACTORS_K[-1]), 1.0 / float(FACTORS_K[0])
 TEMPERATURE = "temperature"
 
 
@@ -37,7 +38,7 @@ class Temperature(Metric):
 
     def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
         """temperature: NaN where no sum is less than both beside it. Noise may choose any."""
-        ends = self._anywhere(noise, low=1.0 / float(FACTORS_K[-1]), high=1.0 / float(FACTORS_K[0]))
+        ends = self._anywhere(noise, low=LEAST, high=MOST)
         return {TEMPERATURE: Figure(value=least_temperature(sums["tempered_losses"]), noise=ends)}
 
 
