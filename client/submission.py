@@ -162,7 +162,7 @@ def draw_notes(spec: JobSpec) -> list[str]:
 def rate_notes(spec: JobSpec) -> list[str]:
     """Where a learning rate was never seen to work; nothing where it is not known."""
     rates, rate = spec.known_rates, spec.learning_rate_at(1)
-    if rates is None or rates.least <= rate <= rates.most:
+    if rates is None or spec.rounds == 0 or rates.least <= rate <= rates.most:
         return []
     return [
         f"training.learning_rate {rate:g}: {spec.strategy.name} was seen to learn at {rates.least:g} to "

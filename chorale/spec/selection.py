@@ -20,6 +20,7 @@ from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import ConfigError
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule, expected_overlaps, group_fractions
 from strategies.methods import Strategy
+from strategies.parts.closing.ffc import CALIBRATE
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.phases.evaluation import EVALUATE
 from strategies.tasks.temperature import TEMPERATURE
@@ -176,7 +177,8 @@ def check_ends(spec: _HasEnds, method: Strategy) -> None:
         raise ConfigError(f"keep: not allowed with closing {close}, which changes the last model")
     if keep is not None and TEMPERATURE in method.task.asked:
         raise ConfigError(f"keep: not allowed with metric {TEMPERATURE}, which is of the last model")
-    further = [kind for kind in (*method.opening, *method.closing) if kind not in (ENROLLMENT, EVALUATE)]
+    kinds = (*method.opening, *method.closing)
+    further = [kind for kind in kinds if kind not in (ENROLLMENT, CALIBRATE, EVALUATE)]
     further += [f"personalization {own}"] if own.beside_evaluation else []
     if rounds == 0 and further:
         raise ConfigError(

@@ -69,13 +69,15 @@ def test_best_round_and_early_stop_survive_a_kill_after_a_phase_was_stored(
 def test_a_plain_state_dict_is_evaluated_by_a_job_of_no_rounds(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="needs the extra silo")
     with LocalFederation(
-        folder=tmp_path, silos=3, silo={"objective": None, "device": "cpu", "data": DATA}
+        folder=tmp_path,
+        silos=3,
+        silo={"objective": None, "device": "cpu", "data": DATA},
+        policy={"class_statistics": "allow"},
     ) as federation:
         federation.start()
         federation.wait_connected()
-        spec = federation.job_spec(
-            rounds=0, model={"name": "mlp", "hidden": [8]}, classes=10, input_shape=[1, 8, 8]
-        )
+        network = {"model": {"name": "mlp", "hidden": [8]}, "classes": 10, "input_shape": [1, 8, 8]}
+        spec = federation.job_spec(rounds=0, **network)
         path, init = tmp_path / "job.yaml", tmp_path / "pretrained.safetensors"
         path.write_bytes(spec.to_yaml())
         own = torch.nn.Sequential()  # as an author's own code would name its layers
@@ -99,6 +101,19 @@ def test_a_plain_state_dict_is_evaluated_by_a_job_of_no_rounds(tmp_path: Path) -
         for name, array in plain.items():
             arrays = {own.removeprefix("body."): value for own, value in _model(fetched).items()}
             np.testing.assert_array_equal(arrays[name], array)
+
+        # and one whose head is then fitted to the features of all silos
+        fitted = federation.job_spec(rounds=0, strategy={"preset": "spherefed"}, **network)
+        path.write_bytes(fitted.to_yaml())
+        own.head = torch.nn.Linear(8, 10, bias=False)
+        plain = {name: tensor.detach().numpy() for name, tensor in own.state_dict().items()}
+        init.write_bytes(safetensors.numpy.save(plain))
+        done = federation.cli("job", "submit", path, "--init", init, "--watch")
+        assert done.returncode == 0, done.stderr
+        report = federation.report(str(done.stdout.split()[0]))
+        phases = [phase["phase"] for phase in report["phases"]]
+        assert phases == ["enrollment.0", "calibrate.0", "evaluate.0"]
+        assert report["final_accuracy"] > 0.3  # of ten classes, by eight features that nobody trained
     arrays, facts = read_model(tmp_path / "fetched.safetensors")
     assert described_job(facts, source="file").model == spec.model
     assert json.loads(facts["input_shape"]) == [1, 8, 8]

@@ -105,7 +105,6 @@ def test_a_job_that_ran_all_its_rounds_was_not_stopped() -> None:
             "keep: not allowed with metric temperature, which is of the last model",
         ),
         ({"rounds": 0, "strategy": {"preset": "feddw"}}, "rounds: 0 rounds .* has class-presence besides"),
-        ({"rounds": 0, "strategy": {"preset": "spherefed"}}, "rounds: 0 rounds .* has calibrate besides"),
         ({"rounds": 0, "strategy": {"preset": "fedavg_ft"}}, "rounds: 0 rounds .* has fine-tune besides"),
         ({"rounds": 0, "strategy": {"preset": "ditto"}}, "rounds: 0 rounds .* has personalization "),
     ],
