@@ -14,7 +14,7 @@ import pytest
 from strategies.presets import PRESETS
 from tests.support.processes import run_demo
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 # of every method: enrollment, the update, the evaluation, values that did not fit
 COMMON = {"silos", "samples", "delta", "weight", "correct", "tested", "loss_sum", "clipped"}

@@ -16,7 +16,7 @@ from strategies.base import TOTAL
 from tests.support.federation import LocalFederation
 from tests.support.processes import run_cli, run_demo
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 PRIVACY = {"sums": {"clip_norm": 0.5, "noise_multiplier": 4.0}, "statistics_noise_multiplier": 20.0}
 BY_CHANCE = 0.1  # of ten digits
 

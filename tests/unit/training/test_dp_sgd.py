@@ -206,6 +206,7 @@ ALLOWED: list[dict[str, Any]] = [
     {"regularizer": "prox"},
     {"regularizer": "moon"},
     {"regularizer": "kd"},
+    {"regularizer": "gkd"},
     {"regularizer": "ntd"},
     {"regularizer": "ld"},
     {**UNIT, "regularizer": "fd", "mix": "convex"},
