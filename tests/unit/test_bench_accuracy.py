@@ -113,7 +113,7 @@ def test_every_arm_is_a_job_of_the_product(suite: Suite) -> None:
     firsts = {(trial.setting, trial.arm, trial.strength): trial for trial in suite.tuning()}
     rates = {key: trial.spec().learning_rate_at(1) / trial.learning_rate for key, trial in firsts.items()}
     assert all(rate == 1 for (_, arm, _), rate in rates.items() if arm in own_rates(suite))
-    assert {rates[key] / (key[2] or 1) for key in rates if ARMS[key[1]].scales_rate} == {1}
+    assert {rates[key] / (key[2] or 1) for key in rates if ARMS[key[1]].scales_rate} <= {1}
 
 
 def own_rates(suite: Suite) -> list[str]:

@@ -9,7 +9,7 @@
 {{- include "chorale-silo.checkIdentity" . -}}
 {{- include "chorale-silo.checkData" . -}}
 {{- include "chorale-silo.checkNetwork" . -}}
-{{- if and (hasPrefix "cuda" .Values.settings.device) (not .Values.gpu.count) -}}
+{{- if and (hasPrefix "cuda" (default "auto" .Values.settings.device)) (not .Values.gpu.count) -}}
 {{- fail "settings.device: cuda needs gpu.count of at least 1" -}}
 {{- end -}}
 {{- if and .Values.gpu.count (gt (int .Values.settings.devices) (int .Values.gpu.count)) -}}

@@ -81,6 +81,7 @@ def test_script_and_onnx_file_give_what_the_model_gives(tmp_path: Path, chorale:
             "kind": "probability",
             "names": [str(each) for each in range(10)],
             "range": None,
+            "temperature": 1.0,
         },
     }
 
