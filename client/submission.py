@@ -13,7 +13,7 @@ from chorale.pinned_code import pinned
 from chorale.privacy.promise import promise_of
 from chorale.privacy.solve import solve
 from chorale.runtime.files import read_limited
-from chorale.spec.class_rows import rows_told
+from chorale.spec.class_rows import rows_in_words
 from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
@@ -207,7 +207,7 @@ def sums_notes(spec: JobSpec) -> list[str]:
             f"statistic {statistic}: is summed without noise over a new set of silos in each round: silos "
             "refuse the job unless drawn_rounds in their policy says with_statistics, or the job draw: groups"
         )
-    if rows := rows_told(spec):
+    if rows := rows_in_words(spec):
         notes.append(f"class rows: {rows}")
     cohort_changes = expected_cohort_changes(spec)
     if cohort_changes > 0:  # with fraction < 1 cohorts differ from round to round

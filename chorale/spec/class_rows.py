@@ -18,7 +18,7 @@ from strategies.base import Array
 from strategies.phases.enrollment import CLASS_PRESENCE
 
 
-def rows_told(spec: JobSpec, *, own: int | None = None) -> str:
+def rows_in_words(spec: JobSpec, *, own: int | None = None) -> str:
     """Before anybody counted: the rule, and what follows from it; "" for a method that holds back no rows.
 
     own: min_class_holders of the silo's policy; None: the default of all silos.
@@ -28,19 +28,20 @@ def rows_told(spec: JobSpec, *, own: int | None = None) -> str:
     silos, needed = len(spec.silos), spec.method.least_rows
     least = own or spec.min_class_holders(spec.rule(spec.row_members))
     most = spec.classes if least <= silos else 0
-    told = (
+    rule = (
         f"0 to {most} of {spec.classes} are sent, of the classes that {least} of {silos} silos hold "
         f"(min_class_holders{'' if own else ' by default'}), known before round 1"
     )
     if needed == 0:
-        return f"{told}; without them it is the same method" + (f" ({way})" if (way := _public(spec)) else "")
+        public = f" ({way})" if (way := _public(spec)) else ""
+        return f"{rule}; without them it is the same method{public}"
     if spec.allow_silent_statistics:
-        return f"{told}; without them it is another method (allow_silent_statistics)"
-    return f"{told}; with fewer than {needed} silos refuse the job: {ways_out(spec, most_holders=silos)}"
+        return f"{rule}; without them it is another method (allow_silent_statistics)"
+    return f"{rule}; with fewer than {needed} silos refuse the job: {ways_out(spec, most_holders=silos)}"
 
 
 def sent_rows(spec: JobSpec, holders_C: Array, *, own: int | None, rule: CohortRule) -> NDArray[np.bool_]:
-    """Classes whose rows a silo sends. own: as in `rows_told`. rule: of the phase that sums them.
+    """Classes whose rows a silo sends. own: as in `rows_in_words`. rule: of the phase that sums them.
 
     Security: it follows from the signed job, a policy and the sum of class presence, which all silos and the
     coordinator know, and from nothing of this silo's data. Raises PolicyRefusal where they are too few.
@@ -61,8 +62,8 @@ def sent_rows(spec: JobSpec, holders_C: Array, *, own: int | None, rule: CohortR
 
 
 def check_reachable(spec: JobSpec, own: int | None) -> None:
-    """Before anybody counted. own: as in `rows_told`. Raises PolicyRefusal where even classes that all silos
-    hold have too few holders."""
+    """Before anybody counted. own: as in `rows_in_words`. Raises PolicyRefusal where even classes that all
+    silos hold have too few holders."""
     if CLASS_PRESENCE in spec.method.opening:
         everywhere_C = np.full(spec.classes, len(spec.silos))
         sent_rows(spec, everywhere_C, own=own, rule=spec.rule(spec.row_members))

@@ -24,7 +24,7 @@ from chorale.job import SignedJob
 from chorale.privacy.job_releases import JobReleases
 from chorale.runtime.files import check_folder, read_limited
 from chorale.runtime.software import check_own_digest, own_software
-from chorale.spec.class_rows import rows_told
+from chorale.spec.class_rows import rows_in_words
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
@@ -248,7 +248,7 @@ def check_job(
         spec = complete
     with findings.step("acceptance"):
         _accept(spec, policy, data_set, findings)
-    if policy is not None and (rows := rows_told(spec, own=policy.min_class_holders)):
+    if policy is not None and (rows := rows_in_words(spec, own=policy.min_class_holders)):
         click.echo(f"class rows: {rows}")
     data: SiloData | None = None
     with findings.step("data", slow=f"reading data set {data_set.name}"):

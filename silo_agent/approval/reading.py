@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from chorale.job import Job, SignedJob
 from chorale.pinned_code import code_faults
 from chorale.privacy.promise import Promise, promise_of
-from chorale.spec.class_rows import rows_told
+from chorale.spec.class_rows import rows_in_words
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, Refusal
@@ -118,7 +118,7 @@ def read_view(
         job,
         spec,
         parameters=None if drawn.state is None else trained_values(drawn.state),
-        class_rows=rows_told(spec, own=policy.min_class_holders),
+        class_rows=rows_in_words(spec, own=policy.min_class_holders),
         phases=phases,
         weights=StartingWeights(origin=drawn.origin, sha256=spec.initial_state or "", description=drawn.why),
         promise=promise,

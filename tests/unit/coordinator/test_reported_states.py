@@ -108,7 +108,7 @@ async def test_refusal_names_the_rule_to_the_operator_and_to_no_other_silo(start
 
 @pytest.mark.parametrize("preset", ["fedcsd", "fedavg"])
 async def test_a_job_that_ends_for_want_of_class_rows_says_the_ways_out(start_hub, preset):
-    """A silo may say so of any job: one that sums no rows is told nothing of them."""
+    """A silo may refuse any job by that rule; of one that sums no rows the reason has no sentence on rows."""
     hub = await start_hub(silos=3)
     for name in hub.names:
         hub.silo(name, refuse_with=wire.Refused(code=Refusal.POLICY, rule=Rule.MIN_CLASS_HOLDERS))
