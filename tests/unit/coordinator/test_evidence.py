@@ -11,6 +11,7 @@ from client.evidence.pack import archive_of, shown_of
 from client.evidence.verify import Verified, examine, verify_archive
 from crypto.errors import EvidenceMismatch, RemoteProtocolError
 from crypto.identity.certificates import Role
+from crypto.session.cohort import named_set
 from tests.support.rpc_errors import rpc_fails
 
 
@@ -51,9 +52,13 @@ async def test_evidence_of_drawn_rounds_names_whom_the_draw_names(attended_hub):
     hub = await attended_hub(silos=6)
     digest, _, _ = await hub.run(rounds=3, fraction=0.6)
     held = await _verified(hub, digest)
-    trained = [each for each in held.statement.phases if each.phase == "train"]
-    assert [len(each.cohort) for each in trained] == [4, 4, 4]
-    assert len({each.cohort for each in trained}) > 1
+    seed = (await hub.state(digest))["method/draw_seed"].tobytes()
+    trained = {each.round: each.cohort for each in held.statement.phases if each.phase == "train"}
+    assert trained == {
+        round: tuple(named_set(hub.names, on_roster=hub.names, round=round, fraction=0.6, draw_seed=seed))
+        for round in (1, 2, 3)
+    }
+    assert {len(cohort) for cohort in trained.values()} == {4}
     assert ({each.named for each in held.facts.phases}, held.statement.status) == ({4, 6}, "done")
 
 
