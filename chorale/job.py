@@ -44,6 +44,7 @@ from crypto.session.cohort import draw_seed, named_set
 from crypto.session.messages import SessionTerms
 from strategies.base import DRAW_SEED, MODEL, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
+from strategies.phases.arms import of_arm, state_of, suffix_of
 from strategies.phases.enrollment import CLASS_PRESENCE, DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
 from strategies.phases.evaluation import EVALUATE_ALL, EvaluatePhase
 from strategies.server_optimizer import steps_taken
@@ -162,6 +163,27 @@ def open_job(signed: SignedJob, *, roster: Roster, authority: Anchors, now: date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArmOfJob:
+    """One arm of a search as the job that it is, with the global state as it is for it. arm: None in a job
+    without search. suffix: what its quantities have behind their names."""
+
+    arm: int | None
+    suffix: str
+    job: Job
+    state: GlobalState = field(repr=False)
+
+    def context(self, context: PhaseContext) -> PhaseContext:
+        """context: of all arms."""
+        if self.arm is None:
+            return context
+        return replace(context, state=self.state, options=self.job.strategy.options)
+
+    def values(self, values: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Of all arms' values those of this one, under their plain names."""
+        return values if self.arm is None else of_arm(values, self.suffix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A job that was verified. operator: name of who signed it. strategy: the spec's method, made once."""
 
@@ -194,6 +216,25 @@ class Job:
     def closing(self) -> tuple[int, str]:
         """Round and phase that follow the last round, also where rounds ended early."""
         return self.spec.rounds, f"{self.strategy.closing[0]}.{FIRST_REPEAT}"
+
+    def arms(self, phase: str, state: GlobalState) -> list[ArmOfJob]:
+        """Those that the phase trains or tests, the leading one first; a job without search is its own.
+
+        Raises ConfigError for a state that no search leads to.
+        """
+        live = self.strategy.live_arms(phase_kind(phase), state)
+        if not live:
+            return [ArmOfJob(arm=None, suffix="", job=self, state=state)]
+        specs = self.spec.arms
+        return [
+            ArmOfJob(
+                arm=arm,
+                suffix=suffix_of(arm, live),
+                job=replace(self, spec=specs[arm]),
+                state=state_of(state, arm, len(specs)),
+            )
+            for arm in live
+        ]
 
     def next_after(self, round: int, phase: str, *, steps: int = 0) -> tuple[int, str] | None:
         """Round and phase that follow, or None after the last. steps: those that were applied so far.
@@ -430,7 +471,9 @@ class Job:
         # no attempt in the seed: later ones sum the same input
         seed = encoding.digest("projection", self.digest, key.round, key.phase)
         tests_model = self.names_everyone(key.phase) or tests_in(self.spec)
-        return phase_context(self.spec, key.round, state, members, public_seed=seed, tests_model=tests_model)
+        live = self.strategy.live_arms(key.kind, state)
+        spec = self.spec.arms[live[0]] if live else self.spec
+        return phase_context(spec, key.round, state, members, public_seed=seed, tests_model=tests_model)
 
 
 def signed_spec(data: bytes, *, source: str) -> JobSpec:

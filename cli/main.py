@@ -21,6 +21,7 @@ USAGE = 2  # cli.errors.ExitCode.USAGE, of a module that may belong to another p
 COMMANDS = {
     "demo": ("cli.demo.command:demo", "Train on real data with every party on this machine."),
     "simulate": ("cli.simulate.command:simulate", "Run a job's rounds in one process, without a network."),
+    "tune": ("cli.tune:tune", "Add a search over learning rates to a job."),
     "authority": ("cli.authority.commands:authority", "Found a federation, sign members, keep the roster."),
     "silo": ("cli.silo.commands:silo", "Run and inspect an institution's agent."),
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),

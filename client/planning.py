@@ -15,12 +15,14 @@ import numpy as np
 from chorale.job import Job, SignedJob
 from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import Promise, promise_of
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import float32_bytes, state_from_bytes
 from chorale.transport.wire import PhaseKey
 from client.history import JobHistory, class_rows, kind_of
 from client.operations import Operations
 from client.submission import Submission
 from strategies.base import TOTAL
+from strategies.phases.arms import with_arms, without_arm
 from strategies.phases.training import TRAIN
 
 # what one silo sends and receives in the messages of a session: first, and for each silo that it names.
@@ -36,12 +38,13 @@ class PlannedPhase:
 
     sent_bytes, received_bytes: of one silo, each time: its masked vector, and the part of the sum that it
     checks and computes the next model from, each with the session's messages, of the mean silo.
-    quantities: what is summed, with the number of values of each.
+    quantities: what is summed, with the number of values of each. arms: how many arms of a search sum that.
     """
 
     kind: str
     times: int
     silos: int
+    arms: int
     sent_bytes: int
     received_bytes: int
     quantities: dict[str, int]
@@ -73,6 +76,7 @@ class Plan:
     state_bytes: int
     promise: Promise | None
     notes: tuple[str, ...]
+    search: str = ""
     timing: Timing | None = None
     unusual: tuple[str, ...] = ()
 
@@ -110,31 +114,45 @@ def plan_of(submission: Submission) -> Plan:
             continue
         round = 1 if kind in spec.method.round_phases else 0 if kind in spec.method.opening else spec.rounds
         key = PhaseKey(job_digest=job.digest, round=round, phase=kind, attempt=1)
-        layout = job.layout(key, state, silos)
-        phases.append(
-            PlannedPhase(
-                kind=kind,
-                times=times,
-                silos=silos,
-                sent_bytes=layout.total_bytes + message_bytes(SENT_BYTES, silos),
-                received_bytes=(0 if layout.tagged is None else layout.tagged.total_bytes)
-                + message_bytes(RECEIVED_BYTES, silos),
-                quantities={quantity.name: quantity.size for quantity in layout.quantities},
+        for rounds, arms in _rungs(spec, kind, times):
+            layout = job.layout(key, with_arms(state, arms), silos)
+            phases.append(
+                PlannedPhase(
+                    kind=kind,
+                    times=rounds,
+                    silos=silos,
+                    arms=arms,
+                    sent_bytes=layout.total_bytes + message_bytes(SENT_BYTES, silos),
+                    received_bytes=(0 if layout.tagged is None else layout.tagged.total_bytes)
+                    + message_bytes(RECEIVED_BYTES, silos),
+                    quantities={
+                        quantity.name: quantity.size
+                        for quantity in layout.quantities
+                        if without_arm(quantity.name) == quantity.name
+                    },
+                )
             )
-        )
     return Plan(
         name=spec.name,
         strategy=spec.strategy.name,
         silos=len(spec.silos),
         rounds=spec.rounds,
         learning_rate=spec.learning_rate_at(1),
+        search="" if spec.search is None else spec.search.told(spec.rounds),
         phases=tuple(phases),
         model_bytes=float32_bytes(state),
-        state_bytes=len(submission.state),
+        state_bytes=len(submission.state) * max(1, len(spec.arms)),
         promise=None if spec.privacy is None else promise_of(spec, state),
         notes=submission.notes,
         unusual=spec.method.passed_over,
     )
+
+
+def _rungs(spec: JobSpec, kind: str, times: int) -> list[tuple[int, int]]:
+    """How often a phase is of how many arms, in order."""
+    if spec.search is None or kind not in spec.method.round_phases:
+        return [(times, 1)]
+    return spec.search.rounds_by_arms(times)
 
 
 def message_bytes(measured: tuple[int, int], silos: int) -> int:

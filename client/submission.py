@@ -161,12 +161,15 @@ def draw_notes(spec: JobSpec) -> list[str]:
 
 def rate_notes(spec: JobSpec) -> list[str]:
     """Where a learning rate was never seen to work; nothing where it is not known."""
-    rates, rate = spec.known_rates, spec.learning_rate_at(1)
-    if rates is None or spec.rounds == 0 or rates.least <= rate <= rates.most:
+    rates = spec.known_rates
+    if rates is None or spec.rounds == 0:
         return []
+    found = dict.fromkeys(each.learning_rate_at(1) for each in spec.arms or (spec,))
     return [
         f"training.learning_rate {rate:g}: {spec.strategy.name} was seen to learn at {rates.least:g} to "
         f"{rates.most:g} alone; its own rate is {rates.default:g}"
+        for rate in found
+        if not rates.least <= rate <= rates.most
     ]
 
 

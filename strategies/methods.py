@@ -17,6 +17,7 @@ from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T,
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER
+from strategies.phases.arms import Arm, ArmsPhase, Halving, live_arms, state_of
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
 from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
 from strategies.phases.step import GRADIENT, StepPhase
@@ -35,7 +36,8 @@ from strategies.update_scale import UpdateScale
 class Strategy:
     """A recipe with its options, and its phases in order: once before the rounds, in each, once after.
 
-    between: phases between two rounds, where the job asks for them.
+    between: phases between two rounds, where the job asks for them. arms: the method of each arm of a search;
+    none without one.
     passed_over: rules that the recipe breaks, where the job says `allow_unusual`.
     """
 
@@ -50,6 +52,7 @@ class Strategy:
     passed_over: tuple[str, ...] = ()
     trains_head_alone: bool = False
     between: tuple[str, ...] = ()
+    arms: tuple[Strategy, ...] = ()
 
     def phase(self, kind: str) -> Phase:
         """Raises ConfigError for a kind that this method does not have."""
@@ -112,6 +115,22 @@ class Strategy:
         read = (MODEL, *(name for part in self.recipe.parts.values() for name in part.reads))
         return [name for name in sorted(state) if name.startswith(read)]
 
+    def live_arms(self, kind: str, state: Arrays) -> list[int]:
+        """The arms that such a phase trains or tests, the leading one first: outside of rounds it alone.
+
+        Empty without a search. Raises ConfigError.
+        """
+        live = live_arms(state, len(self.arms)) if self.arms else []
+        return live if kind in self.round_phases else live[:1]
+
+    def use_digests(self, kind: str, state: Arrays) -> tuple[bytes, ...]:
+        """Of what silos are asked with in such a phase, sorted: one for each arm whose arrays are its own."""
+        live = self.live_arms(kind, state)
+        if not live:
+            return (self.use_digest(kind, state),)
+        count = len(self.arms)
+        return tuple(sorted({self.arms[arm].use_digest(kind, state_of(state, arm, count)) for arm in live}))
+
     def use_digest(self, kind: str, state: Arrays) -> bytes:
         """Digest of what silos are asked with in such a phase: equal for states that are the same to it.
 
@@ -165,6 +184,22 @@ class Strategy:
             keepers=() if keeper is None else (keeper,),
         )
         return replace(self, phases=MappingProxyType({**self.phases, TRAIN: step}))
+
+    def searched(self, arms: tuple[Strategy, ...], halving: Halving) -> Strategy:
+        """The method in a job with a search: its rounds are of all arms that are left. Raises ConfigError for
+        arms of other phases."""
+        for arm in arms:
+            if (arm.round_phases, arm.closing) != (self.round_phases, self.closing):
+                raise ConfigError("search: expected values with which all arms have the same phases")
+        of_rounds = {
+            kind: ArmsPhase(
+                kind=kind,
+                arms=tuple(Arm(phase=arm.phase(kind), options=arm.options) for arm in arms),
+                halving=halving if kind == TRAIN else None,
+            )
+            for kind in self.round_phases
+        }
+        return replace(self, arms=arms, phases=MappingProxyType({**self.phases, **of_rounds}))
 
     def options_of(self, part: type[T]) -> T:
         """The options of one part."""

@@ -24,6 +24,7 @@ from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.samples.column_specs import Classes, ColumnSpec, LabelColumns
 from chorale.spec.samples.image_specs import NormalizeSpec, Transforms
 from chorale.spec.samples.scan_specs import ScanSpec
+from chorale.spec.search_spec import SearchSpec
 from chorale.spec.selection import MAX_ROUNDS, Draw, KeepSpec, StopSpec
 from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
 from chorale.transport.wire import MAX_SILOS
@@ -81,6 +82,10 @@ class JobFields(SpecPart, serialize_by_alias=True):
     keep: KeepSpec | None = Field(
         default=None, description="whose round's model is handed out; null: the last's"
     )
+    search: SearchSpec | None = Field(
+        default=None,
+        description="trains a few values of a few fields side by side, and the best to the end; null: none",
+    )
     stop: StopSpec | None = Field(default=None, description="when rounds end early; null: never")
     fraction: float = Field(
         default=1.0,
@@ -97,7 +102,7 @@ class JobFields(SpecPart, serialize_by_alias=True):
         ge=0,
         lt=1,
         description="share of what each silo holds out that rounds never test on: it is opened once, by the "
-        "closing evaluation; null: a half with keep or stop, which choose by the rest, else 0",
+        "closing evaluation; null: a half with keep, stop or search, which choose by the rest, else 0",
     )
     evaluate_all_every: int | None = Field(
         default=None,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 
 from pydantic import model_validator
 
@@ -26,6 +28,7 @@ from chorale.spec.samples.column_specs import (
 )
 from chorale.spec.samples.image_specs import check_images
 from chorale.spec.samples.scan_specs import check_scans
+from chorale.spec.search_spec import SearchSpec, check_search, halving_of, with_search, with_values
 from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps, with_test_share
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.state import GlobalState, buffer_names, trained_names
@@ -43,10 +46,13 @@ from strategies.checks import (
     check_trains_head,
 )
 from strategies.methods import Strategy
+from strategies.phases.arms import without_arm
 from strategies.recipe import Rates
 from strategies.tasks.base import TaskSizes
 
 MAX_INPUT_VALUES = 1 << 24  # of one sample
+NOT_SEARCHED = ("privacy", "stop", "evaluate_all_every")
+HELD_JOBS = 64  # as many as a silo opens at once
 
 
 class JobSpec(JobFields):
@@ -170,6 +176,9 @@ class JobSpec(JobFields):
             method = replace(method, trains_head_alone=True)
         if self.evaluate_all_every is not None:
             method = method.evaluated_between_rounds()
+        if self.search is not None:
+            arms = tuple(arm.method for arm in self.arms)
+            method = method.searched(arms, halving_of(self.search, method))
         if self.privacy is None:
             return method
         records, under_noise = self.privacy.records, method.under_noise()
@@ -178,11 +187,17 @@ class JobSpec(JobFields):
         return under_noise.by_steps(self.training.step_optimizer(records.clip_norm, rounds=self.rounds))
 
     @property
+    def arms(self) -> tuple[JobSpec, ...]:
+        """Of a search, in order, each as the job without search that it is; else none. Raises ConfigError."""
+        return () if self.search is None else _arms(self.model_dump_json())
+
+    @property
     def quantities(self) -> tuple[Quantity, ...]:
         """All that the job sums, of a model of one weight, as far as it is known without the model's state: a
-        custom model may keep running means of its own."""
+        custom model may keep running means of its own. Of a search those of one arm stand for all."""
         has_buffers = self.model.norm == "batch"
         summed = self.method.quantities(has_buffers=has_buffers, update_bits=self.update_bits)
+        summed = tuple(quantity for quantity in summed if without_arm(quantity.name) == quantity.name)
         if self.privacy is None:
             return summed
         return tuple(quantity for quantity in summed if quantity.discloses is not Disclosure.DIAGNOSTIC)
@@ -218,7 +233,7 @@ class JobSpec(JobFields):
     def _what_follows(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        return with_rate(with_input_shape(with_test_share(with_rounds_of_steps(values))))
+        return with_rate(with_input_shape(with_test_share(with_search(with_rounds_of_steps(values)))))
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
@@ -263,6 +278,10 @@ class JobSpec(JobFields):
         )
         check_count(self)
         check_ends(self, method)
+        if self.search is not None:
+            others = {name: getattr(self, name) is not None for name in NOT_SEARCHED}
+            check_search(self.search, method, rounds=self.rounds, others=others)
+            assert self.method.arms  # each is read as a job
         has_adapters, is_private = self.adapters is not None, self.privacy is not None
         check_adapters(method.recipe, has_adapters=has_adapters, is_private=is_private)
         if self.trains == "head":
@@ -305,6 +324,17 @@ class JobSpec(JobFields):
             check_scans(self.scans, input_type=self.input_type, input_shape=self.input_shape)
         if self.columns is not None:
             check_columns(self.columns, self.label_column or (), input_shape=self.input_shape)
+
+
+@lru_cache(maxsize=HELD_JOBS)
+def _arms(job: str) -> tuple[JobSpec, ...]:
+    """job: JSON of its fields."""
+    values = json.loads(job)
+    search = SearchSpec.model_validate(values.pop("search"))
+    return tuple(
+        check_values(JobSpec, with_values(values, arm), source=f"search: arm {place}")
+        for place, arm in enumerate(search.combinations)
+    )
 
 
 def phase_context(

@@ -110,9 +110,9 @@ def with_rounds_of_steps(values: Mapping[object, object]) -> dict[object, object
 
 
 def with_test_share(values: Mapping[object, object]) -> dict[object, object]:
-    """A job's fields, with a share of the hold-outs that keep and stop do not choose by."""
+    """A job's fields, with a share of the hold-outs that keep, stop and search do not choose by."""
     filled = dict(values)
-    if filled.get("test_share") is None and (filled.get("keep") or filled.get("stop")):
+    if filled.get("test_share") is None and any(filled.get(name) for name in ("keep", "stop", "search")):
         filled["test_share"] = TEST_SHARE
     return filled
 

@@ -55,6 +55,8 @@ def _lines(planned: Plan, *, has_coordinator: bool) -> Iterator[str]:
         f"{planned.name}: {planned.strategy} over {planned.silos} silos, {planned.rounds} rounds, "
         f"learning rate {planned.learning_rate:g}"
     )
+    if planned.search:
+        yield planned.search
     yield from (f"unusual: passes over a rule: {rule}" for rule in planned.unusual)
     yield (
         f"model: {bytes_told(planned.model_bytes)} of parameters; a silo that missed a round downloads "
@@ -63,6 +65,7 @@ def _lines(planned: Plan, *, has_coordinator: bool) -> Iterator[str]:
     yield f"{'phase':<14}{'times':>6}{'silos':>7}{'a silo sends':>15}{'and receives':>15}  sums of"
     for phase in planned.phases:
         sums = ", ".join(f"{name} ({size:,})" for name, size in phase.quantities.items())
+        sums += f"; of {phase.arms} arms each" if phase.arms > 1 else ""
         yield (
             f"{phase.kind:<14}{phase.times:>6}{phase.silos:>7}{bytes_told(phase.sent_bytes):>15}"
             f"{bytes_told(phase.received_bytes):>15}  {sums}"

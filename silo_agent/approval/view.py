@@ -34,6 +34,7 @@ from silo_agent.training.data.table.derived import stored_names
 from silo_agent.training.data.table.units import units_in_words
 from strategies.base import MODEL, TOTAL
 from strategies.parts.heads import HEAD
+from strategies.phases.arms import without_arm
 
 UNCOMPARED = ("nonce", "initial_state")  # of every job its own; the starting weights are told by themselves
 BUDGET_FIELD = "privacy.epsilon"
@@ -45,7 +46,18 @@ READS = (
 )
 DISCLOSES = (
     *("privacy", "strategy", "silos", "threshold", "min_cohort", "fraction", "draw", "evaluate_all_every"),
-    *("model", "code", "adapters", "trains", "rounds", "steps", "spare_steps", "update_bound", "update_bits"),
+    *(
+        "model",
+        "code",
+        "adapters",
+        "trains",
+        "rounds",
+        "search",
+        "steps",
+        "spare_steps",
+        "update_bound",
+        "update_bits",
+    ),
 )
 
 
@@ -276,7 +288,7 @@ def job_view(
         has_unit=has_unit,
         objective=objective,
         reads=reads,
-        method=f"{spec.strategy.name}, task {spec.method.task.word}; {spec.count}, {_named_told(spec)}",
+        method=_method_told(spec),
         parameters=parameters,
         unusual=spec.method.passed_over,
         class_rows=class_rows,
@@ -385,7 +397,9 @@ def _fields(values: Mapping[str, Any], prefix: str = "", *, of_options: bool = F
 def _quantities(spec: JobSpec, kind: str, state: GlobalState, silos: int) -> tuple[Quantity, ...]:
     shapes = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no size
     context = phase_context(spec, 1, shapes, silos, public_seed=bytes(32))
-    return noised(spec.method.phase(kind).quantities(context), spec, silos)
+    summed = spec.method.phase(kind).quantities(context)
+    of_one_arm = tuple(each for each in summed if without_arm(each.name) == each.name)  # as are the others
+    return noised(of_one_arm, spec, silos)
 
 
 def _stand_in(size: int) -> dict[str, Any]:
@@ -420,6 +434,12 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
     named = refusal.rule or refusal.code
     field = BUDGET_FIELD if refusal.code is Refusal.BUDGET else named.value
     return PolicyDifference(field=field, message=str(refusal).removeprefix("policy: "))
+
+
+def _method_told(spec: JobSpec) -> str:
+    searched = "" if spec.search is None else f"; {spec.search.told(spec.rounds)}; each arm sums all of it"
+    task = spec.method.task.word
+    return f"{spec.strategy.name}, task {task}; {spec.count}, {_named_told(spec)}{searched}"
 
 
 def _named_told(spec: JobSpec) -> str:

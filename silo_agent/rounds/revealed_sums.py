@@ -191,7 +191,7 @@ class RevealedSums:
             draw_seed=draw_seed_in(following),
             is_applied=result.state is not None,
             position=job.position(key.round, key.phase),
-            steps={} if following is state else step_lengths(job, state, following),
+            steps={} if following is state else step_lengths(job, key.phase, state, following),
         )
 
     def _settled(

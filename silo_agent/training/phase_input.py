@@ -23,6 +23,7 @@ from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
+from silo_agent.training.arm_values import numbers_of_arm
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.settings import SettingsFault
 from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
@@ -140,26 +141,31 @@ def phase_values(
             why = f"fewer than {rules.count_granularity} samples (count_granularity)"
             raise request.refusal(why, Refusal.DATA, kind=DataRefusal)
         if request.key.kind == ENROLLMENT:
-            values: Mapping[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
+            values: dict[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
         else:
-            work = Work(
-                spec=spec,
-                phase_kind=request.key.kind,
-                round=request.key.round,
-                silo=silo,
-                state=request.context.state,
-                context=request.context,
-                data=data,
-                weight=_weight(request, samples),
-                seed=seed,
-                is_cancelled=is_cancelled,
-                class_rows=class_rows,
-                keep_personal=keep_personal,
-                local=local or LocalState(),
-                layout=request.layout,
-                constant_work=None if spec.privacy is None else rules.constant_work_records,
-            )
-            values = with_mean_square(work.context, _asked(request, objective.compute(work)))
+            values = {}
+            for arm in request.job.arms(request.key.phase, request.context.state):
+                work = Work(
+                    spec=arm.job.spec,
+                    phase_kind=request.key.kind,
+                    round=request.key.round,
+                    silo=silo,
+                    state=arm.state,
+                    context=arm.context(request.context),
+                    data=data,
+                    weight=_weight(request, samples),
+                    seed=seed,
+                    is_cancelled=is_cancelled,
+                    class_rows=class_rows,
+                    keep_personal=keep_personal,
+                    local=local or LocalState(),
+                    layout=request.layout,
+                    constant_work=None if spec.privacy is None else rules.constant_work_records,
+                )
+                found = with_mean_square(work.context, _asked(request, objective.compute(work)))
+                if arm.arm is not None:
+                    found = numbers_of_arm(found, arm, work.context)
+                values |= {name + arm.suffix: value for name, value in found.items()}
         return taken_over(values)
 
 

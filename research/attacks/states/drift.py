@@ -131,7 +131,7 @@ def _way(held: DigitSilos, rows: int, liar: Liar, rounds: int) -> Way:
             step_P += honest_P - shares_S[honest].sum() * own_SP[-1]
         largest_sum = max(largest_sum, float(np.abs(step_P).max()))
         at_P = (at_P + step_P).astype(np.float32).astype(np.float64)
-        lengths = step_lengths(request.job, request.context.state, model.state(at_P))
+        lengths = step_lengths(request.job, request.key.phase, request.context.state, model.state(at_P))
         for history, own in zip(histories_S, own_S, strict=True):
             is_honest = history is not histories_S[-1]
             for name, before in history.items():

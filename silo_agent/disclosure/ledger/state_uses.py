@@ -8,7 +8,7 @@ each. Every function is one step of a transaction of the ledger. Source: docs/pr
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from strategies.phases.training import TRAIN
 
 TABLES: Migration = (
     """
-    CREATE TABLE state_uses ( -- phases whose input was made from training arrays and may have left
+    CREATE TABLE state_uses ( -- phases whose input was made from training arrays, a row for each arm's
         data_set VARCHAR NOT NULL,
         job_digest BLOB NOT NULL,
         round INTEGER NOT NULL,
@@ -36,7 +36,7 @@ TABLES: Migration = (
         members INTEGER NOT NULL,
         is_drawn BOOLEAN NOT NULL,
         reads INTEGER NOT NULL, -- training samples (1), hold-outs (2)
-        UNIQUE (data_set, job_digest, round, phase)
+        UNIQUE (data_set, job_digest, round, phase, training_digest)
     )
     """,
     "CREATE INDEX state_uses_by_arrays ON state_uses (data_set, training_digest)",
@@ -53,7 +53,8 @@ _SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 class StateUse:
     """A phase whose sum reads training arrays.
 
-    training_digest: of what silos are asked with (Strategy.use_digest). min_distance: silos by which the U3
+    training_digests: of what silos are asked with (Strategy.use_digests), one for each arm of a search whose
+    arrays are its own. min_distance: silos by which the U3
     of two such sums differ at least, unless they are equal. members: m.
     is_drawn: whether the phase names silos by a draw. reads: of which samples its sums tell, as bits; sums
     that have none in common have no number of a silo in common either.
@@ -62,7 +63,7 @@ class StateUse:
     job_digest: bytes
     round: int
     phase: str
-    training_digest: bytes
+    training_digests: tuple[bytes, ...]
     min_distance: int
     members: int
     is_drawn: bool
@@ -79,7 +80,7 @@ class StateUse:
             job_digest=key.job_digest,
             round=key.round,
             phase=key.phase,
-            training_digest=job.strategy.use_digest(key.kind, state),
+            training_digests=job.strategy.use_digests(key.kind, state),
             # a difference of two sums then holds two honest silos at least
             min_distance=max(rule.min_cohort, assumed_colluders + 2),
             members=rule.members,
@@ -103,10 +104,15 @@ def check_use(connection: sqlite3.Connection, use: StateUse, *, data_set: str, m
     PolicyRefusal(code=STATE) where nothing proves who was in one of them, or where rounds are drawn and one
     was of the same kind, or tested the model as this one does.
     """
-    own = _row(connection, data_set, use.of_phase)
-    if own is not None and own["training_digest"] != use.training_digest:
+    own = {row["training_digest"] for row in _rows(connection, data_set, use.of_phase)}
+    if own and own != {*use.training_digests}:
         raise use.refusal("was begun over other training arrays", Refusal.STATE)
-    earlier = _others(connection, use, data_set)
+    for digest in use.training_digests:
+        _check_use(use, _others(connection, use, digest, data_set), max_repeats=max_repeats)
+
+
+def _check_use(use: StateUse, earlier: Sequence[sqlite3.Row], *, max_repeats: int) -> None:
+    """Of one model. earlier: other phases over it."""
     if len(earlier) > max_repeats:
         raise use.refusal(
             f"{len(earlier)} sums were taken over this model before, expected at most {max_repeats} repeats "
@@ -141,21 +147,24 @@ def record_use(
     """Before the first byte of y(u) leaves; another attempt adds nothing. Raises PolicyRefusal as
     `check_use`."""
     check_use(connection, use, data_set=data_set, max_repeats=max_repeats)
-    connection.execute(
+    connection.executemany(
         "INSERT INTO state_uses (data_set, job_digest, round, phase, training_digest, min_distance,"
         " members, is_drawn, reads, survivors, written_unix_seconds) VALUES (:data_set, :job, :round, :phase,"
         " :digest, :min_distance, :members, :is_drawn, :reads, NULL, :unix_seconds)"
-        " ON CONFLICT (data_set, job_digest, round, phase) DO NOTHING",
-        {
-            **use.of_phase,
-            "data_set": data_set,
-            "digest": use.training_digest,
-            "min_distance": use.min_distance,
-            "members": use.members,
-            "is_drawn": use.is_drawn,
-            "reads": use.reads,
-            "unix_seconds": unix_seconds,
-        },
+        " ON CONFLICT (data_set, job_digest, round, phase, training_digest) DO NOTHING",
+        [
+            {
+                **use.of_phase,
+                "data_set": data_set,
+                "digest": digest,
+                "min_distance": use.min_distance,
+                "members": use.members,
+                "is_drawn": use.is_drawn,
+                "reads": use.reads,
+                "unix_seconds": unix_seconds,
+            }
+            for digest in use.training_digests
+        ],
     )
 
 
@@ -164,20 +173,24 @@ def check_survivors(
 ) -> None:
     """Before this silo signs U3. Raises PolicyRefusal(code=OVERLAPPING_COHORT) where it is too near that of
     another sum over the same arrays, PolicyRefusal(code=STATE) where that is not known."""
-    row = _row(connection, data_set, of_phase)
-    if row is None:
+    rows = _rows(connection, data_set, of_phase)
+    if not rows:
         return  # it reads no training arrays, or epsilon covers all of it
+    row = rows[0]  # but for the digest all are alike
     use = StateUse(
         job_digest=row["job_digest"],
         round=row["round"],
         phase=row["phase"],
-        training_digest=row["training_digest"],
+        training_digests=tuple(each["training_digest"] for each in rows),
         min_distance=row["min_distance"],
         members=row["members"],
         is_drawn=row["is_drawn"],
         reads=row["reads"],
     )
-    for other in _others(connection, use, data_set):
+    others = (
+        other for digest in use.training_digests for other in _others(connection, use, digest, data_set)
+    )
+    for other in others:
         if other["survivors"] is None:
             raise use.refusal("nothing proves who was in another sum over this model", Refusal.STATE)
         own, before = set(survivors), set(other["survivors"].split("\n"))
@@ -224,16 +237,15 @@ def _reads(job: Job, key: PhaseKey) -> int:
     return READS_TRAINING if is_round and not tests_in(job.spec) else READS_ALL
 
 
-def _row(connection: sqlite3.Connection, data_set: str, of_phase: dict[str, Any]) -> sqlite3.Row | None:
-    found: sqlite3.Row | None = connection.execute(
+def _rows(connection: sqlite3.Connection, data_set: str, of_phase: dict[str, Any]) -> list[sqlite3.Row]:
+    return connection.execute(
         f"SELECT * FROM state_uses WHERE data_set = :data_set AND {_SAME_PHASE}",
         {**of_phase, "data_set": data_set},
-    ).fetchone()
-    return found
+    ).fetchall()
 
 
-def _others(connection: sqlite3.Connection, use: StateUse, data_set: str) -> list[sqlite3.Row]:
-    """Other phases over the same arrays whose sums tell of the same samples.
+def _others(connection: sqlite3.Connection, use: StateUse, digest: bytes, data_set: str) -> list[sqlite3.Row]:
+    """Other phases over the same arrays, of that digest, whose sums tell of the same samples.
 
     survivors: as this silo revealed them, else as settled: t silos may also have signed U3 of an attempt that
     was not the one revealed.
@@ -248,5 +260,5 @@ def _others(connection: sqlite3.Connection, use: StateUse, data_set: str) -> lis
         """
         "WHERE data_set = :data_set AND training_digest = :digest AND reads & :reads"
         f" AND NOT ({_SAME_PHASE})",
-        {**use.of_phase, "data_set": data_set, "digest": use.training_digest, "reads": use.reads},
+        {**use.of_phase, "data_set": data_set, "digest": digest, "reads": use.reads},
     ).fetchall()

@@ -41,6 +41,7 @@ from silo_agent.disclosure.policy.privacy_policy import (
 from silo_agent.disclosure.policy.readable import FEWER_READ, Readable
 from silo_agent.disclosure.policy.tightening import COARSER, FEWER, FIXED, HIGHER, LOWER, Tightens, toward
 from strategies.expected import got
+from strategies.phases.arms import without_arm
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENV_PREFIX = "CHORALE_POLICY_"
@@ -286,7 +287,8 @@ class Policy(BaseModel):
         yield from refusals_of(self.check_draw, spec)
         if self.drawn_rounds is not DrawnRounds.WITH_STATISTICS:
             yield from refusals_of(check_redrawn_statistics, spec)
-        yield from rate_refusals(spec)
+        for each in spec.arms or (spec,):
+            yield from rate_refusals(each)
         # here and not in the phase that sums it: rounds may come before
         for quantity in spec.quantities:
             yield from refusals_of(self.check_quantities, [quantity], is_private=spec.privacy is not None)
@@ -361,9 +363,10 @@ class Policy(BaseModel):
         """Raises PolicyRefusal where a quantity may not be summed. is_private: they will carry noise, or be
         refused for it."""
         for quantity in quantities:
-            if self.allowed_quantities is not None and quantity.name not in self.allowed_quantities:
+            name = without_arm(quantity.name)
+            if self.allowed_quantities is not None and name not in self.allowed_quantities:
                 allowed = f"{', '.join(self.allowed_quantities)} (allowed_quantities)"
-                raise refusal_by(f"quantity {quantity.name}", allowed, Rule.ALLOWED_QUANTITIES)
+                raise refusal_by(f"quantity {name}", allowed, Rule.ALLOWED_QUANTITIES)
             if quantity.is_shared and self.shared_sums is Permission.REFUSE:
                 raise refusal_by(
                     f"quantity {quantity.name}",

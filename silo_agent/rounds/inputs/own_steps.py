@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from chorale.job import Job
+from chorale.job import ArmOfJob, Job
 from chorale.privacy.quantity_noise import dp_sgd_steps
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.layout import CLIPPED
@@ -26,16 +26,39 @@ WEIGHT = "weight"
 NORMAL_TAIL = 9.0
 
 
-def step_lengths(job: Job, before: Arrays, after: Arrays) -> dict[str, float]:
-    """L2 norm of what each array that training reads moved by; one that was not there before was zero."""
-    read = job.strategy.training_arrays(after)
-    return {name: _distance(after[name], before.get(name)) for name in read}
+def step_lengths(job: Job, phase: str, before: Arrays, after: Arrays) -> dict[str, float]:
+    """L2 norm of what each array that training reads moved by; one that was not there before was zero. Of a
+    search those of each arm that is left, compared with what the same arm was."""
+    earlier = {arm.arm: arm.state for arm in job.arms(phase, before)}
+    lengths = {}
+    for arm in job.arms(phase, after):
+        for name in arm.job.strategy.training_arrays(arm.state):
+            moved = _distance(arm.state[name], earlier[arm.arm].get(name))
+            lengths[_named(arm, name)] = moved
+    return lengths
 
 
 def own_lengths(
     job: Job, key: PhaseKey, context: PhaseContext, values: Mapping[str, Array]
 ) -> dict[str, float]:
-    """L2 norm of what each array would move by if every silo had sent these values.
+    """L2 norm of what each array would move by if every silo had sent these values; of a search, of each arm
+    by itself."""
+    return {
+        _named(arm, name): length
+        for arm in job.arms(key.phase, context.state)
+        for name, length in _own_lengths(arm.job, key, arm.context(context), arm.values(values)).items()
+    }
+
+
+def _named(arm: ArmOfJob, name: str) -> str:
+    """The same in all rounds of an arm, whether it leads or not."""
+    return name if arm.arm is None else f"arm/{arm.arm}/{name}"
+
+
+def _own_lengths(
+    job: Job, key: PhaseKey, context: PhaseContext, values: Mapping[str, Array]
+) -> dict[str, float]:
+    """Of a job without search.
 
     A silo with fewer samples than the job's mean one takes fewer local steps than the others, unless the job
     counts steps; its length is scaled by as much. Rows of classes that it does not hold stay where they are

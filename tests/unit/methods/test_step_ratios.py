@@ -89,7 +89,7 @@ class Watched:
             self.before = dict(after)
             return
         context = PhaseRequest.of(self.job, key, self.before, members=len(step.values)).context
-        steps = step_lengths(self.job, self.before, after)
+        steps = step_lengths(self.job, step.phase, self.before, after)
         for silo, values in enumerate(step.values):
             own = own_lengths(self.job, key, context, values)
             for name in steps.keys() & own.keys():
@@ -192,7 +192,7 @@ def test_private_silos_raise_no_alarm(
         context = PhaseRequest.of(run.job, key, before, members=5).context
         values = {"weight": np.array(0.2)} if spec.steps is None else {"gradient": np.zeros(1, np.int64)}
         own = own_lengths(run.job, key, context, values)
-        steps = step_lengths(run.job, before, run.state)
+        steps = step_lengths(run.job, "train", before, run.state)
         assert own.keys() == steps.keys()
         for name, step in steps.items():
             history, lengths = histories.get(name, ArraySteps()), {"step": step, "own": own[name]}

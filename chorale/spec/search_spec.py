@@ -1,0 +1,192 @@
+"""A search: a short list of values for a few fields of a job, each combination an arm of it.
+
+The job's own values are those of its first arm. Source: docs/decisions/0038-search.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from chorale.spec.fields import Finite, SpecPart
+from chorale.spec.selection import MAX_ROUNDS
+from crypto.errors import ConfigError
+from strategies.expected import got
+from strategies.methods import Strategy
+from strategies.phases.arms import MAX_ARMS, Halving
+
+FIELDS = ("training.learning_rate", "training.local_epochs", "training.local_steps")
+OPTION = "strategy.options."
+MIN_ROUNDS = 2  # of a rung: its last round tests what the one before trained
+
+Values = Annotated[tuple[Finite, ...], Field(min_length=1, max_length=MAX_ARMS)]
+
+
+class SearchSpec(SpecPart):
+    """Which fields, and how arms are judged."""
+
+    values: dict[str, Values] = Field(
+        min_length=1,
+        max_length=4,
+        description=f"by field, of {', '.join(FIELDS)} and {OPTION}<name>; each combination is an arm, 2 to "
+        f"{MAX_ARMS} of them, and the job's own values are those of the first",
+    )
+    rounds: int | None = Field(
+        default=None,
+        ge=MIN_ROUNDS,
+        le=MAX_ROUNDS,
+        description="rounds after which the better half of the arms stays; null: so many that the search "
+        "costs at most as much as the job without it",
+    )
+    metric: str = Field(
+        default="loss", min_length=1, max_length=63, description="what arms are judged by, on the hold-outs"
+    )
+    best: Literal["lowest", "highest"] = Field(
+        default="lowest", description="lowest for a loss or an error, else highest"
+    )
+
+    @property
+    def combinations(self) -> list[dict[str, float]]:
+        """Each arm's values by field, in order."""
+        return [
+            dict(zip(self.values, each, strict=True)) for each in itertools.product(*self.values.values())
+        ]
+
+    def live_by_rung(self) -> list[int]:
+        """How many arms each rung trains, before the one that is left."""
+        live, counts = len(self.combinations), []
+        while live > 1:
+            counts.append(live)
+            live //= 2
+        return counts
+
+    def rounds_by_arms(self, rounds: int) -> list[tuple[int, int]]:
+        """Of a job of so many rounds that loses none: how many rounds train how many arms, in order."""
+        counts = self.live_by_rung()
+        return [*((self.rung, live) for live in counts), (rounds - self.rung * len(counts), 1)]
+
+    @property
+    def rung(self) -> int:
+        assert self.rounds is not None  # the job is read with it
+        return self.rounds
+
+    def told(self, rounds: int) -> str:
+        """For people who approve or plan. rounds: of the job."""
+        what = "; ".join(
+            f"{field} {', '.join(f'{value:g}' for value in values)}" for field, values in self.values.items()
+        )
+        counts = ", ".join(str(live) for live in self.live_by_rung())
+        cost = sum(each * live for each, live in self.rounds_by_arms(rounds)) / rounds
+        return (
+            f"search: {len(self.combinations)} arms ({what}), by {self.best} {self.metric}; "
+            f"{self.rung} rounds each of {counts} arms, then one: {cost:.2g} times the training and bytes of "
+            "one arm alone"
+        )
+
+
+def with_search(values: Mapping[object, object]) -> dict[object, object]:
+    """A job's fields, with the first arm's values where it leaves them out, and the rounds of a rung.
+
+    Raises ValueError for values of its own that are not the first arm's.
+    """
+    filled: dict[Any, Any] = dict(values)
+    search = _read(filled.get("search"))
+    if search is None:
+        return filled  # none, or the job's own check says what is wrong
+    for field, value in search.combinations[0].items():
+        own = _found(filled, _path(field))
+        if own is not None and own != value:
+            raise ValueError(
+                f"{field}: expected none beside search, or its first value {value:g}, got {got(own)}"
+            )
+    filled = with_values(filled, search.combinations[0])
+    rounds, counts = filled.get("rounds"), search.live_by_rung()
+    if search.rounds is None and isinstance(rounds, int) and counts:
+        # so that all arms but the last one cost no more than the job, and half of the rounds are the winner's
+        most = min(rounds // (sum(counts) - len(counts)), rounds // (2 * len(counts)))
+        filled["search"] = {**search.model_dump(), "rounds": max(MIN_ROUNDS, most)}
+    return filled
+
+
+def with_values(values: Mapping[Any, Any], arm: Mapping[str, float]) -> dict[Any, Any]:
+    """A job's fields with those of an arm."""
+    filled = dict(values)
+    for field, value in arm.items():
+        filled = _put(filled, _path(field), value)
+    return filled
+
+
+def check_search(search: SearchSpec, method: Strategy, *, rounds: int, others: Mapping[str, bool]) -> None:
+    """Raises ConfigError for arms that are none, and for jobs that train no common model by rounds.
+
+    others: fields of the job that do not go together with a search, and whether it has them.
+    """
+    unknown = [field for field in search.values if field not in FIELDS and not field.startswith(OPTION)]
+    if unknown:
+        raise ConfigError(
+            f"search.values: expected {', '.join(FIELDS)} or {OPTION}<name>, got {got(unknown[0])}"
+        )
+    arms = search.combinations
+    if not 2 <= len(arms) <= MAX_ARMS:
+        raise ConfigError(f"search.values: expected 2 to {MAX_ARMS} arms, got {len(arms)}")
+    if len({tuple(arm.values()) for arm in arms}) < len(arms):
+        raise ConfigError("search.values: expected different arms, got two that are the same")
+    for field, has in others.items():
+        if has:
+            raise ConfigError(f"{field}: not allowed with search, which judges several models by rounds")
+    recipe = method.recipe
+    if recipe.keeps_local_state or recipe.personalization.beside_evaluation:
+        kept = (
+            "keeps arrays of each silo's own" if recipe.keeps_local_state else "has models of each silo's own"
+        )
+        raise ConfigError(f"search: expected a method with one common model, {method.name} {kept}")
+    if search.metric not in method.task.round_metrics:
+        known = ", ".join(method.task.round_metrics)
+        raise ConfigError(f"search.metric: expected one of {known}, got {search.metric}")
+    rungs = len(search.live_by_rung())
+    if search.rung * rungs >= rounds:
+        raise ConfigError(
+            f"rounds: expected more than {search.rung * rungs} with search, which takes {rungs} times "
+            f"{search.rung} rounds (search.rounds), got {rounds}"
+        )
+
+
+def halving_of(search: SearchSpec, method: Strategy) -> Halving:
+    return Halving(
+        rounds=search.rung,
+        metric=search.metric,
+        is_lowest_best=search.best == "lowest",
+        task=method.task,
+    )
+
+
+def _read(search: object) -> SearchSpec | None:
+    """What a file has there; None for nothing, and for what is no search."""
+    try:
+        return None if search is None else SearchSpec.model_validate(search)
+    except ValueError:
+        return None
+
+
+def _path(field: str) -> list[str]:
+    """An option's name may hold dots."""
+    return field.split(".", 2 if field.startswith(OPTION) else 1)
+
+
+def _found(values: object, path: list[str]) -> object:
+    for name in path:
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+def _put(values: Mapping[Any, Any], path: list[str], value: float) -> dict[Any, Any]:
+    first, *inner = path
+    if not inner:
+        return {**values, first: value}
+    below = values.get(first)
+    if below is not None and not isinstance(below, dict):
+        return dict(values)  # no mapping: the job's own check says so
+    return {**values, first: _put(below or {}, inner, value)}
