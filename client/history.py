@@ -20,6 +20,7 @@ from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, 
 from crypto.session.cohort import drawn_count
 from strategies.figure import Figure, figure_in, parts_of
 from strategies.parts.closing.fine_tuning import FINE_TUNE
+from strategies.phases.arms import WINNER
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 
@@ -155,9 +156,26 @@ class JobHistory:
         return figure_in(closing[-1].figures, figure) if closing else None
 
     @property
+    def searched(self) -> str:
+        """Which arm of a search is left; "" before that, and in a job without one."""
+        spec = None if self.signed is None else _readable(self.signed)
+        if spec is None or spec.search is None:
+            return ""
+        winners = [record.figures[WINNER] for record in self.of_kind(TRAIN) if WINNER in record.figures]
+        return spec.search.won(winners[-1]) if winners else ""
+
+    @property
     def last_model_round(self) -> int:
         """The last round that moved the model: the closing evaluation is of the model after it."""
         return self._taken[-1] if self._taken else 0
+
+
+def _readable(signed: SignedJob) -> JobSpec | None:
+    """None for a job of another release, whose text this one does not read."""
+    try:
+        return JobSpec.from_yaml(signed.spec_bytes, source="job")
+    except ConfigError:
+        return None
 
 
 def _most_records(spec_bytes: bytes) -> int:

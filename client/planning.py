@@ -115,7 +115,7 @@ def plan_of(submission: Submission) -> Plan:
         round = 1 if kind in spec.method.round_phases else 0 if kind in spec.method.opening else spec.rounds
         key = PhaseKey(job_digest=job.digest, round=round, phase=kind, attempt=1)
         for rounds, arms in _rungs(spec, kind, times):
-            layout = job.layout(key, with_arms(state, arms), silos)
+            layout = job.layout(key, with_arms(state, range(arms)), silos)
             phases.append(
                 PlannedPhase(
                     kind=kind,

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from chorale.observability.tracing import Endpoint
+from chorale.runtime.validation_errors import MANY, ONE
 from chorale.spec.fields import Address, Name, Sha256, one_or_many
 from chorale.spec.line_settings import LineSettings
 from chorale.spec.settings_file import load_settings
-from chorale.spec.validation_errors import MANY, ONE
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, KeepaliveSeconds
 from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.machine.settings import MachineSettings

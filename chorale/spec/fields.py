@@ -21,7 +21,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from chorale.spec.validation_errors import MANY, ONE
+from chorale.runtime.validation_errors import MANY, ONE
 from chorale.transport.wire import MAX_SILOS
 from crypto.errors import ConfigError
 from crypto.identity.certificates import NAME_PATTERN

@@ -86,6 +86,14 @@ class SearchSpec(SpecPart):
             "one arm alone"
         )
 
+    def won(self, arm: float | None) -> str:
+        """Which arm it is, in words; "" for none. arm: a figure, which a coordinator may make up."""
+        arms = self.combinations
+        if arm is None or arm not in range(len(arms)):
+            return ""
+        values = ", ".join(f"{field} {value:g}" for field, value in arms[int(arm)].items())
+        return f"search: arm {arm:.0f} of {len(arms)} won, {values}"
+
 
 def with_search(values: Mapping[object, object]) -> dict[object, object]:
     """A job's fields, with the first arm's values where it leaves them out, and the rounds of a rung.
@@ -96,13 +104,14 @@ def with_search(values: Mapping[object, object]) -> dict[object, object]:
     search = _read(filled.get("search"))
     if search is None:
         return filled  # none, or the job's own check says what is wrong
-    for field, value in search.combinations[0].items():
+    first = {field: value for field, value in search.combinations[0].items() if _is_known(field)}
+    for field, value in first.items():
         own = _found(filled, _path(field))
         if own is not None and own != value:
             raise ValueError(
                 f"{field}: expected none beside search, or its first value {value:g}, got {got(own)}"
             )
-    filled = with_values(filled, search.combinations[0])
+    filled = with_values(filled, first)
     rounds, counts = filled.get("rounds"), search.live_by_rung()
     if search.rounds is None and isinstance(rounds, int) and counts:
         # so that all arms but the last one cost no more than the job, and half of the rounds are the winner's
@@ -124,7 +133,7 @@ def check_search(search: SearchSpec, method: Strategy, *, rounds: int, others: M
 
     others: fields of the job that do not go together with a search, and whether it has them.
     """
-    unknown = [field for field in search.values if field not in FIELDS and not field.startswith(OPTION)]
+    unknown = [field for field in search.values if not _is_known(field)]
     if unknown:
         raise ConfigError(
             f"search.values: expected {', '.join(FIELDS)} or {OPTION}<name>, got {got(unknown[0])}"
@@ -169,6 +178,10 @@ def _read(search: object) -> SearchSpec | None:
         return None if search is None else SearchSpec.model_validate(search)
     except ValueError:
         return None
+
+
+def _is_known(field: str) -> bool:
+    return field in FIELDS or field.startswith(OPTION)
 
 
 def _path(field: str) -> list[str]:

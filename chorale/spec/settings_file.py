@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from chorale.runtime import plain_yaml
 from chorale.runtime.files import read_limited
-from chorale.spec.validation_errors import explain
+from chorale.runtime.validation_errors import explain
 from crypto.errors import ConfigError
 from strategies.expected import kind_of
 

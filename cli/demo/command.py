@@ -349,6 +349,8 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     has_own = report["personal_accuracy"] is not None
     if figure is not None or not has_own:  # silos that train alone have no common model to test
         click.echo(line)
+    if report["search"]:
+        click.echo(report["search"])
     if has_own:
         click.echo(
             f"personal {score_word(main)} {report['personal_accuracy']:.4f} +- "

@@ -56,5 +56,7 @@ def end_of(history: JobHistory) -> None:
     click.echo(f"{summary.job_digest.hex()[:12]}  done  {done}{measured}")
     if summary.reason:
         click.echo(summary.reason)
+    if history.searched:
+        click.echo(history.searched)
     if summary.kept:
         click.echo(kept_line(summary))

@@ -74,6 +74,7 @@ def document(
         # the model that the operator fetches; kept: its metric, where the job keeps the best
         "model_round": summary.model_round,
         "kept": summary.kept or None,
+        "search": history.searched or None,  # which arm is left, in words
         # final_...: of the last model, after this round, also where the job keeps an earlier one
         "final_model_round": history.last_model_round,
         # each with its intervals below; those of the phases and of the curves stand beside their numbers

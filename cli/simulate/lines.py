@@ -20,6 +20,7 @@ from simulation.engine import Simulation
 from simulation.folder import SimulationFolder
 from simulation.results import PREFIX, curve
 from strategies.figure import figure_in
+from strategies.phases.arms import live_arms
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 
 
@@ -126,6 +127,7 @@ def last_line(simulation: Simulation, *, rows: RowRule | None, model: str | None
         "kept": _kept(simulation),
         "evaluations": curve(progress.evaluations),
         "stopped": simulation.stopped,
+        "search": _searched(simulation) or None,
         "class_rows": rows,
         "unusual": list(spec.method.passed_over),
     }
@@ -142,6 +144,8 @@ def closing_lines(simulation: Simulation) -> Iterator[str]:
         yield f"calibrate  {_rows(figures[CALIBRATED], spec)}"
     if simulation.stopped:
         yield simulation.stopped
+    if searched := _searched(simulation):
+        yield searched
     if spec.keep is not None and simulation.progress.best is not None:
         yield from _kept_lines(simulation, spec.keep)
     if spec.privacy is not None and simulation.final_figure is not None:
@@ -149,6 +153,13 @@ def closing_lines(simulation: Simulation) -> Iterator[str]:
     own = personal_of(figures)
     if own is not None:
         yield f"final personal models: {score_word(main)} {own}"
+
+
+def _searched(simulation: Simulation) -> str:
+    """Which arm of a search is left; "" where several are, and without one."""
+    spec, arms = simulation.job.spec, simulation.job.spec.arms
+    live = live_arms(simulation.state, len(arms)) if arms else []
+    return spec.search.won(live[0]) if spec.search is not None and len(live) == 1 else ""
 
 
 def _kept(simulation: Simulation) -> dict[str, Any] | None:

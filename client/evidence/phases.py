@@ -18,12 +18,13 @@ from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey, phase_kind
 from client.evidence.contents import COORDINATOR, fits
 from client.evidence.proofs import ProofDocument
-from crypto.errors import EvidenceMismatch
+from crypto.errors import ConfigError, EvidenceMismatch
 from crypto.identity.certificates import certificate_from_der
 from crypto.identity.roster import Roster
 from crypto.identity.roster_memory import RosterMemory
 from crypto.session.cohort import withstands
 from strategies.base import TOTAL
+from strategies.phases.arms import ARM, ARMS, arms_in, live_arms, with_arms
 from strategies.phases.enrollment import ENROLLMENT
 
 APPLIED = "applied"
@@ -131,7 +132,10 @@ def follow_phases(
             if not set(phase.cohort) <= set(names) or list(phase.cohort) != sorted(set(phase.cohort)):
                 raise EvidenceMismatch("its cohort is not of the silos that the job names")
             key = PhaseKey(job_digest=job.digest, round=phase.round, phase=phase.phase, attempt=0)
-            layout = job.layout(key, shapes_of(arrays, phases[:number]), len(names))
+            state = shapes_of(arrays, phases[:number])
+            if job.spec.arms and key.kind in job.strategy.round_phases:
+                state = with_arms(state, _live_arms(job, phases[number:]))
+            layout = job.layout(key, state, len(names))
             document = left.pop((phase.round, phase.phase), None)
             if document is not None:
                 _check_proof(job, walk, phase, document, roster, names, layout=layout.digest)
@@ -202,6 +206,20 @@ def _required(job: Job, phase: str, *, present: int) -> int:
 def _values(array: ArrayShape) -> int:
     """Of an array, an axis without any counted as one: numpy refuses what has more."""
     return math.prod(max(1, axis) for axis in array.shape)
+
+
+def _live_arms(job: Job, phases: Sequence[PhaseFacts]) -> list[int]:
+    """Of a search, by the figures of the first of these phases that has any: without a sum the arms stay.
+
+    Figures are the coordinator's. Which arms they were, silos signed with the layout.
+    """
+    names = (each.figures for each in phases if ARM in each.figures)
+    found = next(names, {})
+    try:
+        arms = arms_in({name: value for name, value in found.items() if value is not None})
+        return live_arms({ARMS: np.array(arms, np.int64)}, len(job.spec.arms))
+    except (ValueError, OverflowError, ConfigError):
+        raise EvidenceMismatch("the coordinator does not tell which arms of the search it is of") from None
 
 
 def _enrolls(phase: PhaseFacts) -> bool:

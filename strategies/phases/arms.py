@@ -42,6 +42,8 @@ ARMS = METHOD + "search/arms"  # (A,) int64: the arms that are left, the best fi
 ROUNDS = METHOD + "search/rounds"  # () int64: applied since the last halving
 OTHERS = METHOD + "arm/"  # prefix of the arrays of all arms but the first
 OF_ARM = "@"  # between a quantity's name and its arm
+ARM = "arm"  # a figure: the leading one
+WINNER = "winner"  # a figure: the arm that is left, once there is one
 MAX_ARMS = 8
 SHARED = (TOTAL, PRESENCE, DRAW_SEED)  # of the job, whatever its arms do
 
@@ -101,18 +103,28 @@ def _is_of_search(name: str) -> bool:
 
 
 def joined(states: Mapping[int, Arrays], live: Sequence[int], *, rounds: int) -> dict[str, Array]:
-    """One state of the live arms, the leading one first."""
-    joined = dict(states[live[0]])
+    """One state of the live arms, the leading one first and the others in order."""
+    first, *others = live
+    live = [first, *sorted(others)]
+    joined = dict(states[first])
     for arm in live[1:]:
         own = {name: array for name, array in states[arm].items() if name not in SHARED}
         joined |= {f"{OTHERS}{arm}/{name}": array for name, array in own.items()}
     return joined | {ARMS: np.array(live, np.int64), ROUNDS: np.array(rounds, np.int64)}
 
 
-def with_arms(state: Arrays, count: int) -> dict[str, Array]:
-    """A state in which so many arms are left, all of them the same."""
-    live = range(count)
+def with_arms(state: Arrays, live: Sequence[int]) -> dict[str, Array]:
+    """A state in which these arms are left, all of them the same."""
     return joined(dict.fromkeys(live, state), live, rounds=0)
+
+
+def arms_in(figures: Mapping[str, float]) -> list[int]:
+    """The arms of a round's phase by its figures, the leading one first; empty where they name none."""
+    if ARM not in figures:
+        return []
+    prefix = ARM + OF_ARM
+    others = [name.removeprefix(prefix) for name in figures if name.startswith(prefix)]
+    return [int(figures[ARM]), *sorted(int(other) for other in others)]
 
 
 def _has_moved(context: PhaseContext, after: Arrays) -> bool:
@@ -183,24 +195,26 @@ class ArmsPhase:
                 rounds = 0
                 live = self.halving.better_half({arm: self.halving.value(of_arms[arm]) for arm in live})
             live = [arm for arm in live if _has_moved(contexts[arm], states[arm])] or live
-        return replace(first, state=joined(states, live, rounds=rounds))
+        figures = {**first.figures, WINNER: float(live[0])} if len(live) == 1 else first.figures
+        return replace(first, state=joined(states, live, rounds=rounds), figures=figures)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        """The leading arm's; `arm`, which one that is; of each live arm the task's figures as `loss@2`."""
+        """The leading arm's; `arm`, which one that is, and `arm@2` for each other one that is left; of every
+        arm the task's figures as `loss@2`."""
         contexts = self._contexts(context)
         suffixes = self._suffixes(contexts)
         leading = next(iter(contexts))
         # what was clipped is counted over all arms: their mean stands for each
         of_leading = _SumsOfArm(sums, "", clipped_by=len(contexts))
         found = dict(self.arms[leading].phase.figures(contexts[leading], of_leading))
-        if self.halving is None:
-            return found
-        if len(contexts) > 1:
+        found |= {ARM: float(leading)}
+        found |= {ARM + suffix: 1.0 for suffix in suffixes.values() if suffix}
+        if self.halving is not None and len(contexts) > 1:
             for arm, suffix in suffixes.items():
                 figures = self.halving.task.figures(_SumsOfArm(sums, suffix))
                 names = self.halving.task.round_metrics
                 found |= {f"{name}{OF_ARM}{arm}": figures[name].value for name in names}
-        return {**found, "arm": float(leading)}
+        return found
 
     def _contexts(self, context: PhaseContext) -> dict[int, PhaseContext]:
         """By live arm, the leading one first."""

@@ -188,3 +188,21 @@ def test_a_demo_runs_a_model_and_a_task_of_a_distribution(tmp_path: Path, site: 
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     (closing,) = [phase["figures"] for phase in report["phases"] if phase["phase"].startswith("evaluate")]
     assert {"mae", "share_near"} <= closing.keys()
+
+
+def test_a_search_in_real_processes_ends_in_the_arm_that_learns(tmp_path: Path) -> None:
+    """Policies, ledgers and evidence of every silo take all of its phases."""
+    rates = [0.003, 0.1, 0.3, 5.0]
+    job = job_file(
+        tmp_path,
+        rounds=6,
+        model={"name": "mlp", "hidden": [32]},
+        training={"momentum": 0.9},
+        search={"values": {"training.learning_rate": rates}, "rounds": 2},
+    )
+    chorale("demo", "--job", job, *CUT, "--out", tmp_path / "demo", code=tmp_path)
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert re.fullmatch(r"search: arm [12] of 4 won, training.learning_rate 0.[13]", report["search"])
+    trained = [phase["figures"] for phase in report["phases"] if phase["phase"] == "train"]
+    assert [sum(name.startswith("loss@") for name in figures) for figures in trained] == [4, 4, 2, 2, 0, 0]
+    assert report["final_accuracy"] > 0.8  # the slowest rate has about 0.2 by then, and the fastest 0.1

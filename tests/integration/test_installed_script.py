@@ -32,6 +32,7 @@ RUNS: dict[str, tuple[str, int, str]] = {
         2,
         "chorale: error: m.safetensors: no such file or directory",
     ),
+    "tune": ("job.yaml", 2, "job.yaml"),
     "package": ("code --name models", 2, "does not exist"),
     "schema": ("nothing", 2, "is not one of"),
     "audit": ("verify audit.jsonl", 2, "chorale: error: audit.jsonl: no such file or directory"),

@@ -27,6 +27,8 @@ from strategies.base import PRESENCE, Array
 from tests.support.leaks import DECIMAL, LIST, Held, Search, words_of
 from tests.support.recorded_run import RecordedPhase, RecordedRun, files_under, record
 
+pytestmark = pytest.mark.timeout(900)  # windows of all inputs are sorted: minutes beside a load of 25
+
 pytest.importorskip("torch", reason="trains for real: needs the extra silo")
 
 EVERY_CLASS_SHARED, TWO_CLASSES_ALONE = 2, 8  # seeds of cuts: the second gives two classes to one silo

@@ -91,9 +91,9 @@ ROOMS = {
     "silo_agent.disclosure": "policy < ledger",
     "silo_agent.training.data": "table < settings < problems < units < own_data < base < private < fitting "
     "< workers < misfits < store < streamed < scan < partition < formats < records < loading",
-    "silo_agent.training": "machine < unit_marks < data < objective < phase_input < models < base < dp_sgd "
-    "< loop < parts < local_loss < plug_ins < torch_objective < processes < built_in < predicting"
-    " < exporting",
+    "silo_agent.training": "machine < unit_marks < data < objective < arm_values < phase_input < models "
+    "< base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective < processes < built_in "
+    "< predicting < exporting",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
@@ -107,8 +107,8 @@ ROOMS = {
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < output < audit < authority < settings_files < coordinator "
-    "< operator < evidence < model < package < job < console < given_data < silo < doctor < init < demo "
-    "< simulate < main",
+    "< operator < evidence < model < package < job < tune < console < given_data < silo < doctor < init "
+    "< demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

@@ -26,6 +26,7 @@ EXAMPLES = {
         "job-csv.yaml",
         "job-private.yaml",
         "job-own.yaml",
+        "job-search.yaml",
         "job-images.yaml",
         "job-scans.yaml",
         "job-text.yaml",
@@ -98,7 +99,7 @@ def keys_of(values: Any, above: str = "") -> Iterator[str]:
 def test_every_field_of_the_examples_has_its_row(title: str) -> None:
     files = [yaml.safe_load((ROOT / "docs" / "examples" / name).read_text()) for name in EXAMPLES[title]]
     named = re.compile(
-        r"\.(options|ratios|units|derive|rename)\..*"
+        r"(\.(options|ratios|units|derive|rename)|^search\.values)\..*"
     )  # keys of these are names that somebody chose
     shown = {f"`{key}`" for values in files for key in keys_of(values) if not named.search(key)}
     rows = {re.sub(r"\[[a-z-]+\]", "[]", row) for row in first_cells(section(TEXTS[SETTINGS], title))}

@@ -121,6 +121,8 @@ def _headline(report: Document) -> str:
     kept = (
         f" The model is that after round {report['model_round']}: {report['kept']}." if report["kept"] else ""
     )
+    if report["search"]:
+        kept += f" {report['search'].capitalize()}."
     total = f"{report['rounds']} rounds" if report["steps"] is None else f"{report['steps']} steps"
     approval_seconds = report["approval_seconds"]
     waited = f", after {approval_seconds:.0f} s of waiting for approval" if approval_seconds >= 1 else ""

@@ -23,8 +23,8 @@ from pydantic import (
     model_validator,
 )
 
+from chorale.runtime.validation_errors import MANY, ONE
 from chorale.spec.fields import Finite, OneLine, Positive, SpecPart, in_words, one_or_many
-from chorale.spec.validation_errors import MANY, ONE
 from crypto.errors import ConfigError
 from strategies.tasks.base import DeclaredTask
 from strategies.tasks.multi_label import MultiLabel

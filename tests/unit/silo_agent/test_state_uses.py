@@ -43,7 +43,7 @@ class UseBook(Book):
             job_digest=job or self.job.digest,
             round=round,
             phase=phase,
-            training_digest=bytes([state]) * 32,
+            training_digests=(bytes([state]) * 32,),
             min_distance=4,
             members=6,
             is_drawn=is_drawn,
@@ -252,11 +252,13 @@ def test_a_silo_whose_drawn_round_tested_a_model_is_in_no_test_of_it_over_all_si
     refused(Refusal.STATE, "one test of a model", lambda: book.reveals.check_use(closing))
     refused(Refusal.STATE, "one test of a model", lambda: book.budget_spend(closing))
     # the control: a round that tests nothing has no number in common with it, nor has a model that moved
-    book.send(dataclasses.replace(closing, training_digest=b"m" * 32))
+    book.send(dataclasses.replace(closing, training_digests=(b"m" * 32,)))
     other = book.other_job.digest
-    book.send(dataclasses.replace(drawn, job_digest=other, training_digest=b"n" * 32, reads=READS_TRAINING))
+    book.send(
+        dataclasses.replace(drawn, job_digest=other, training_digests=(b"n" * 32,), reads=READS_TRAINING)
+    )
     book.reveal(rounds[0], job_digest=other, names=everyone[:4])
-    last = dataclasses.replace(closing, job_digest=other, training_digest=b"n" * 32, reads=READS_HOLDOUT)
+    last = dataclasses.replace(closing, job_digest=other, training_digests=(b"n" * 32,), reads=READS_HOLDOUT)
     book.send(last)
     book.reveal(everyone, job_digest=other, phase=tested, round=5, names=everyone)
 
@@ -345,7 +347,7 @@ def test_a_use_is_made_of_job_and_state(book: UseBook) -> None:
     use = made()
     assert use is not None
     assert (use.min_distance, use.members) == (4, 6)
-    assert use.training_digest == book.job.strategy.use_digest("train", STATE)
+    assert use.training_digests == (book.job.strategy.use_digest("train", STATE),)
     many = made(assumed_colluders=5)
     assert many is not None
     assert many.min_distance == 7  # two more than may collude
