@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from crypto.errors import ConfigError
 from strategies.figure import Figure, figure_in, names_of_figures, parts_of, renamed
+from strategies.phases.arms import ARM, without_arm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +98,8 @@ class JobResults:
         """A row a round, indexed by `round`; figures are those of the model *after* that round.
 
         Where rounds draw their silos, `accuracy` is over the hold-outs of the drawn ones, and `accuracy_all`
-        over those of all silos; so are all names that end in _all.
+        over those of all silos; so are all names that end in _all. `accuracy@2` is that of arm 2 of a search,
+        and `arm` the one that the other figures are of.
 
         Columns: result (applied or used-up), reason, silos (how many), left_out (silo: why; ...), data_share
         (0 to 1), seconds, upload_bytes (a silo), then one a figure, the task's main one first, each followed
@@ -162,7 +164,7 @@ class JobResults:
         found: dict[int, dict[str, float]] = {each.round: {} for each in self.rounds}
         for each in self.rounds:
             for name, value in each.figures.items():
-                is_before = name in self.measured or name.startswith(OWN)
+                is_before = without_arm(name) in self.measured or name == ARM or name.startswith(OWN)
                 after = each.round - 1 if is_before else each.round
                 if after in found:
                     found[after][name] = value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from crypto.errors import BudgetExhausted, ConfigError, PolicyRefusal, Refusal, 
 from crypto.session.cohort import drawn_count
 from strategies.figure import Figure, figure_in, parts_of
 from strategies.parts.closing.fine_tuning import FINE_TUNE
-from strategies.phases.arms import WINNER
+from strategies.phases.arms import ARM, MAX_ARMS, OF_ARM, WINNER
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 
@@ -158,7 +158,7 @@ class JobHistory:
     @property
     def searched(self) -> str:
         """Which arm of a search is left; "" before that, and in a job without one."""
-        spec = None if self.signed is None else _readable(self.signed)
+        spec = None if self.signed is None else _readable(self.signed.spec_bytes)
         if spec is None or spec.search is None:
             return ""
         winners = [record.figures[WINNER] for record in self.of_kind(TRAIN) if WINNER in record.figures]
@@ -170,19 +170,18 @@ class JobHistory:
         return self._taken[-1] if self._taken else 0
 
 
-def _readable(signed: SignedJob) -> JobSpec | None:
+def _readable(spec_bytes: bytes) -> JobSpec | None:
     """None for a job of another release, whose text this one does not read."""
     try:
-        return JobSpec.from_yaml(signed.spec_bytes, source="job")
+        return JobSpec.from_yaml(spec_bytes, source="job")
     except ConfigError:
         return None
 
 
 def _most_records(spec_bytes: bytes) -> int:
     """How many phases a job can come to: each kind of them, as often as it may be tried, in each round."""
-    try:
-        spec = JobSpec.from_yaml(spec_bytes, source="job")
-    except ConfigError:
+    spec = _readable(spec_bytes)
+    if spec is None:
         return MAX_RECORDS
     return min(MAX_RECORDS, len(spec.method.phases) * spec.max_attempts * (spec.rounds + 1))
 
@@ -325,74 +324,57 @@ def kind_of(record: PhaseRecord) -> str:
     return record.phase.partition(".")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """A model on hold-outs.
+def curves_facts(history: JobHistory) -> dict[str, list[dict[str, Any]]]:
+    """Curves over the rounds so far, as report.json has them: the main figure, loss and what stands behind
+    each point. round: after which a model was the present one; a round tests the model that it starts from.
 
-    round: after which it was the present one. silos: how many silos' hold-outs. data_share: of all training
-    samples, what these silos hold; None where the sum does not tell it. figures: tested (samples), accuracy,
-    loss, with their intervals.
+    drawn_silos: over the hold-outs of each round's silos, in a job that draws them; all_silos: over those of
+    all silos that were there. Both are of one model, and never one curve. arms: of a search, those that were
+    left in a round, by their number.
     """
-
-    round: int
-    silos: int
-    data_share: float | None
-    figures: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
-    """Two curves of one model, which are never one. drawn: over the hold-outs of each round's silos, in a job
-    that draws them; all_silos: over those of all silos that were there."""
-
-    drawn: Sequence[CurvePoint]
-    all_silos: Sequence[CurvePoint]
-
-
-def curves(history: JobHistory) -> Curves:
-    """Of the rounds so far: each tests the model that it starts from."""
-    in_rounds, outside = list[CurvePoint](), list[CurvePoint]()
+    in_rounds, outside = list[dict[str, Any]](), list[dict[str, Any]]()
     last = max((record.round for record in history.of_kind(TRAIN)), default=0)
     for record in history.records:
-        kind, figures = kind_of(record), dict(record.figures)
-        if record.result != APPLIED or not figures.keys() & {history.main, ACCURACY, TESTED}:
+        kind = kind_of(record)
+        if record.result != APPLIED or not {*record.figures} & {history.main, ACCURACY, TESTED}:
             continue
         if kind == TRAIN:
-            point = CurvePoint(
-                round=record.round - 1,
-                silos=len(record.cohort),
-                data_share=record.data_share,
-                figures=figures,
-            )
-            in_rounds.append(point)
-        elif kind in (EVALUATE_ALL, EVALUATE):
-            after = (
-                record.round if kind == EVALUATE_ALL else last
-            )  # the last one, also where rounds ended early
-            point = CurvePoint(round=after, silos=len(record.cohort), data_share=None, figures=figures)
-            outside.append(point)
+            in_rounds.append(_point(history, record, record.round - 1, share=record.data_share))
+        elif kind in (
+            EVALUATE_ALL,
+            EVALUATE,
+        ):  # the closing one is of the last, also where rounds ended early
+            outside.append(_point(history, record, record.round if kind == EVALUATE_ALL else last))
+    arms = list(_arms(history))
     if history.draws_rounds:
-        return Curves(drawn=in_rounds, all_silos=outside)
-    return Curves(drawn=(), all_silos=sorted([*in_rounds, *outside], key=lambda each: each.round))
+        return {"drawn_silos": in_rounds, "all_silos": outside, "arms": arms}
+    joined = sorted([*in_rounds, *outside], key=lambda each: each["round"])
+    return {"drawn_silos": [], "all_silos": joined, "arms": arms}
 
 
-def curves_facts(history: JobHistory) -> dict[str, list[dict[str, Any]]]:
-    """The same as report.json has it: the main figure, loss and what stands behind each point."""
-    found, names = curves(history), dict.fromkeys((history.main, ACCURACY, "loss", TESTED))
+def _point(
+    history: JobHistory, record: PhaseRecord, after: int, *, share: float | None = None
+) -> dict[str, Any]:
+    """share: of all training samples, what these silos hold; None where the sum does not tell it."""
+    names = dict.fromkeys((history.main, ACCURACY, "loss", TESTED))
     parts = {part for name in names for part in parts_of(name)}
-    return {
-        name: [
-            {
-                "round": each.round,
-                "silos": each.silos,
-                "data_share": finite(each.data_share),
-                **{figure: finite(each.figures.get(figure)) for figure in names},
-                **{part: finite(value) for part, value in each.figures.items() if part in parts},
-            }
-            for each in points
-        ]
-        for name, points in (("drawn_silos", found.drawn), ("all_silos", found.all_silos))
+    return {  # its own keys last: the main figure's name is the coordinator's word
+        **dict.fromkeys(names),
+        **{part: finite(value) for part, value in record.figures.items() if part in parts},
+        "round": after,
+        "silos": len(record.cohort),
+        "data_share": finite(share),
     }
+
+
+def _arms(history: JobHistory) -> Iterator[dict[str, Any]]:
+    """Each round tests the arms that it starts from."""
+    for record in history.of_kind(TRAIN):
+        for arm in range(MAX_ARMS if record.result == APPLIED else 0):
+            names = {name: f"{name}{OF_ARM}{arm}" for name in (history.main, "loss")}
+            if any(name in record.figures for name in names.values()):
+                figures = {plain: finite(record.figures.get(name)) for plain, name in names.items()}
+                yield {**figures, "round": record.round - 1, ARM: arm}
 
 
 class _Phase(Protocol):

@@ -18,6 +18,7 @@ from client.errors import PeerFailed, require_extra
 from client.history import JobHistory
 from client.results import results_of
 from crypto.errors import ConfigError
+from strategies.phases.arms import OF_ARM
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -128,7 +129,7 @@ def _metrics(history: JobHistory, started: float) -> Iterator[Metric]:
         at = _milliseconds(started + seconds)
         for name, value in metrics.items():
             if math.isfinite(value):
-                yield Metric(NOT_IN_NAMES.sub("_", name), value, at, each.round)
+                yield Metric(NOT_IN_NAMES.sub("_", name.replace(OF_ARM, ".arm")), value, at, each.round)
 
 
 def _milliseconds(unix_seconds: float) -> int:

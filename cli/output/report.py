@@ -84,7 +84,8 @@ def document(
         "main_figure": history.main,
         "tables": _tables(history),
         "class_names": _class_names(history),  # of the job, by number; none where it names no classes
-        # the same figures apart by whose hold-outs they are over, with what stands behind each point
+        # the same figures apart by whose hold-outs they are over, with what stands behind each point;
+        # arms: of a search, each one's figures while several are left
         "curves": curves_facts(history),
         "draws_rounds": history.draws_rounds,
         # of methods with class statistics: of how many classes rows were in the sums; null for others

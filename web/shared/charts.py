@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from chorale.results import finite
-from strategies.figure import TESTED, Figure, figure_in
+from strategies.figure import TESTED, Figure, Interval, figure_in
 from web.shared.templating import plain
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 250, 66, 16, 12, 50  # in units of the drawing
 MOST_DOTS, MOST_POINTS = 60, 640  # closer ones would be a thick line, or one place of the drawing
 MOST, LEAST, LEAST_SPAN = 1e100, 1e-100, 1e-9  # what is drawn: a coordinator may send any number
 LEVELS, ROUNDS = 4, 8  # lines of the grid, labels below it
+NAME = 18  # units from one name of a line to the next
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # of an axis, times a power of ten
 
 Curve = dict[str, Any]  # title, svg, words
 
 
 def charts(points: Mapping[str, Sequence[dict[str, Any]]], figure: str, *, silos: int) -> list[Curve]:
-    """One of all hold-outs; where rounds draw their silos another one, which is of the drawn ones alone.
+    """One of all hold-outs; where rounds draw their silos another one, which is of the drawn ones alone; of a
+    search one of its arms.
 
     points: of client.history.curves_facts. silos: of the job.
     """
     drawn = [("all_silos", "Over the hold-outs of all silos")]
     if points["drawn_silos"]:
         drawn.append(("drawn_silos", "Over the hold-outs of the silos that each round drew"))
-    return [
+    found: list[Curve] = [
         {
             "title": title if len(drawn) > 1 else "",
             "svg": chart({each["round"]: figure_in(each, figure) for each in _thinned(points[name])}, figure),
@@ -37,65 +40,128 @@ def charts(points: Mapping[str, Sequence[dict[str, Any]]], figure: str, *, silos
         }
         for name, title in drawn
     ]
+    return [*found, *([_of_arms(points["arms"], figure)] if points["arms"] else [])]
+
+
+def _of_arms(points: Sequence[dict[str, Any]], figure: str) -> Curve:
+    by_arm: dict[int, list[dict[str, Any]]] = {}
+    for each in points:
+        by_arm.setdefault(each["arm"], []).append(each)
+    lines = {
+        arm: _drawable({each["round"]: figure_in(each, figure) for each in _thinned(of_arm)})
+        for arm, of_arm in sorted(by_arm.items())
+    }
+    return {
+        "title": "Arms of the search",
+        "svg": _drawing(lines, f"{plain(figure)} of each arm's model after each round", has_names=True),
+        "words": f"{len(lines)} arms, numbered from 0 in the order of search.values in the job.",
+    }
 
 
 def chart(by_round: Mapping[int, Figure | None], figure: str) -> Markup | None:
     """by_round: of the model after the round; 0: of the one that training starts from. None where no round
     measured it."""
-    found = {
-        round: each
-        for round, each in sorted(by_round.items())
-        if each is not None and abs(each.value) <= MOST
-    }
-    if not found:
+    found = _drawable(by_round)
+    last = max(found, default=0)
+    label = f"{plain(figure)} of the model after each round, with its interval of 95 %; "
+    return _drawing({0: found}, f"{label}{found.get(last)} after round {last}")
+
+
+def _drawable(by_round: Mapping[int, Figure | None]) -> dict[int, Figure]:
+    found = sorted(by_round.items())
+    return {round: each for round, each in found if each is not None and abs(each.value) <= MOST}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axes:
+    """levels: round numbers around the data."""
+
+    first: int
+    last: int
+    levels: Sequence[float]
+
+    def x(self, round: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (round - self.first) / max(self.last - self.first, 1)
+
+    def y(self, value: float) -> float:
+        low, high = self.levels[0], self.levels[-1]
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    def parts(self) -> list[str]:
+        """Lines of the grid, and what stands beside them."""
+        parts = [
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{self.y(level):.1f}" y2="{self.y(level):.1f}"/>'
+            f'<text x="{LEFT - 8}" y="{self.y(level) + 4:.1f}" text-anchor="end">{level:.6g}</text>'
+            for level in self.levels
+        ]
+        parts += [
+            f'<text x="{self.x(round):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{round}</text>'
+            for round in _rounds(self.first, self.last)
+        ]
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        return [*parts, f'<text x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">rounds trained</text>']
+
+
+def _drawing(
+    lines: Mapping[int, Mapping[int, Figure]], label: str, *, has_names: bool = False
+) -> Markup | None:
+    """Figures by line and round. has_names: a line's number stands at its end. None without any figure."""
+    rounds = [round for found in lines.values() for round in found]
+    if not rounds:
         return None
-    bands = {
+    bands = {name: _bands(found) for name, found in lines.items()}
+    ends = [each.value for found in lines.values() for each in found.values()]
+    ends += [end for of_line in bands.values() for band in of_line.values() for end in band]
+    axes = _Axes(first=min(rounds), last=max(rounds), levels=_levels(min(ends), max(ends)))
+    places = {
+        name: [(axes.x(round), axes.y(each.value)) for round, each in found.items()]
+        for name, found in lines.items()
+        if found
+    }
+    parts = axes.parts()
+    for name, of_line in places.items():
+        parts += _band_parts(bands[name], axes)
+        dashes = f' stroke-dasharray="{3 * name} 3"' if name else ""  # so that lines that cross differ
+        parts.append(f'<polyline points="{_path(of_line)}"{dashes}/>')
+        if len(of_line) <= MOST_DOTS:
+            parts += [f'<circle cx="{left:.1f}" cy="{height:.1f}" r="3"/>' for left, height in of_line]
+    if has_names:
+        parts += _names({name: of_line[-1] for name, of_line in places.items()})
+    head = Markup('<svg class="curve" viewBox="0 0 {} {}" role="img" aria-label="{}">')
+    drawing = Markup("".join(parts))  # numbers of ours alone
+    return head.format(WIDTH, HEIGHT, label) + drawing + Markup("</svg>")
+
+
+def _bands(found: Mapping[int, Figure]) -> dict[int, Interval]:
+    return {
         round: each.band
         for round, each in found.items()
         if each.band is not None and max(map(abs, each.band)) <= MOST
     }
-    ends = [each.value for each in found.values()] + [end for band in bands.values() for end in band]
-    heights = _levels(min(ends), max(ends))
-    low, high, first, last = heights[0], heights[-1], min(found), max(found)
 
-    def x(round: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (round - first) / max(last - first, 1)
 
-    def y(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
-
-    parts = [
-        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
-        f'<text x="{LEFT - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{level:.6g}</text>'
-        for level in heights
-    ]
-    parts += [
-        f'<text x="{x(round):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{round}</text>'
-        for round in _rounds(first, last)
-    ]
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">rounds trained</text>')
+def _band_parts(bands: dict[int, Interval], axes: _Axes) -> list[str]:
     if len(bands) > 1:
-        edge = [(round, band[1]) for round, band in bands.items()]
-        edge += [(round, band[0]) for round, band in reversed(bands.items())]
-        parts.append(f'<polygon points="{_path([(x(round), y(value)) for round, value in edge])}"/>')
-    for round, (bottom, top) in bands.items() if len(bands) == 1 else ():
-        parts.append(
-            f'<line class="interval" x1="{x(round):.1f}" x2="{x(round):.1f}" '
-            f'y1="{y(bottom):.1f}" y2="{y(top):.1f}"/>'
-        )
-    places = [(x(round), y(each.value)) for round, each in found.items()]
-    parts.append(f'<polyline points="{_path(places)}"/>')
-    if len(places) <= MOST_DOTS:
-        parts += [f'<circle cx="{left:.1f}" cy="{height:.1f}" r="3"/>' for left, height in places]
-    label = Markup("{} of the model after each round, with its interval of 95 %; {} after round {}")
-    head = Markup('<svg class="curve" viewBox="0 0 {} {}" role="img" aria-label="{}">')
-    drawing = Markup("".join(parts))  # numbers of ours alone
-    return (
-        head.format(WIDTH, HEIGHT, label.format(plain(figure), found[last], last))
-        + drawing
-        + Markup("</svg>")
-    )
+        edge = [(round, top) for round, (_, top) in bands.items()]
+        edge += [(round, bottom) for round, (bottom, _) in reversed(bands.items())]
+        return [f'<polygon points="{_path([(axes.x(round), axes.y(value)) for round, value in edge])}"/>']
+    return [
+        f'<line class="interval" x1="{axes.x(round):.1f}" x2="{axes.x(round):.1f}" '
+        f'y1="{axes.y(bottom):.1f}" y2="{axes.y(top):.1f}"/>'
+        for round, (bottom, top) in bands.items()
+    ]
+
+
+def _names(ends: Mapping[int, tuple[float, float]]) -> list[str]:
+    """Beside the ends of lines; of those that end in one round none covers another."""
+    parts = []
+    for left in {left for left, _ in ends.values()}:
+        heights = sorted((height, name) for name, (x, height) in ends.items() if x == left)
+        for place, (_, name) in enumerate(heights):
+            below = enumerate(height for height, _ in heights[place:])
+            height = max(TOP + NAME * place, min(height - NAME * more for more, height in below))
+            parts.append(f'<text x="{left + 5:.1f}" y="{height + 4:.1f}">{name}</text>')
+    return parts
 
 
 def _thinned(points: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

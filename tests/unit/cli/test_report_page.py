@@ -204,3 +204,18 @@ def test_report_is_written_of_figures_that_are_no_numbers(tmp_path: Path) -> Non
         write_report(document(job_history), tmp_path)
         assert "NaN" not in json.dumps(document(job_history)["phases"])
         assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.html", "rounds.csv"}
+
+
+def test_arms_of_a_search_are_on_the_report_and_on_the_consoles_page_of_the_job() -> None:
+    job_history = history(main_figure="accuracy")
+    title = "<h3>Arms of the search</h3>"
+    assert title not in page(document(job_history))
+    job_history.records[1].figures.update(
+        {"accuracy@0": 0.5, "loss@0": 1.5, "accuracy@2": 0.7, "loss@2": 1.0}
+    )
+    text = page(document(job_history))
+    assert text.count(title) == 2  # one of accuracy and one of loss
+    assert "loss of each arm&#39;s model after each round" in text
+    macros = environment().get_template("_macros.html").module
+    for name, curves in rounds.figures(job_history):
+        assert str(macros.curves(curves, name)).strip() in text  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from chorale.results import JobResults, RoundResult
 from chorale.spec.selection import MAX_ROUNDS
 from chorale.v1.operations_pb2 import JobEvent
 from chorale.v1.records_pb2 import JobSummary, LeftOut, PhaseRecord
-from client.history import JobHistory, figure_by_round
+from client.history import JobHistory, curves_facts, figure_by_round
 from client.results import results_of, rounds_of
 from crypto.errors import ConfigError, RemoteProtocolError
 from strategies.figure import Figure
@@ -85,6 +86,68 @@ def test_figures_stand_at_the_round_whose_model_they_are_of() -> None:
     assert table["clipped"].fillna(-1).to_dict() == {1: 7.0, 2: -1, 3: 9.0}
     assert table["left_out"].to_dict() == {1: "", 2: "c: disconnected", 3: ""}
     assert list(table["reason"]) == ["", "too-few-silos", ""]
+
+
+def searched() -> JobHistory:
+    """Three arms, of which arm 1 leads after round 2; round 3 was used up."""
+    history = JobHistory()
+    arms = [{f"accuracy@{arm}": 0.1 * (arm + 1), f"loss@{arm}": 2.0 - arm / 4} for arm in range(3)]
+    search = {"values": {"training.learning_rate": [0.1, 0.3, 1.0]}, "rounds": 2}
+    events = [
+        _job(training={}, search=search, rounds=5),
+        SUMMARY,
+        _record(1, "train", accuracy=0.1, arm=0.0, **arms[0], **arms[1], **arms[2]),
+        _record(2, "train", accuracy=0.4, arm=0.0, **arms[1], **{"accuracy@2": math.nan}),
+        _record(3, "train", result="used-up", **arms[2]),
+        _record(4, "train", accuracy=0.5, arm=1.0),
+        _record(4, "evaluate.0", accuracy=0.8, **arms[0]),
+    ]
+    for event in events:
+        history.add(event)
+    return history
+
+
+def test_curves_of_a_search_have_a_point_for_each_arm_at_the_round_that_trained_it() -> None:
+    """A round tests the arms that it starts from, and what it tested counts where it was applied."""
+    assert curves_facts(searched())["arms"] == [
+        {"round": 0, "arm": 0, "accuracy": 0.1, "loss": 2.0},
+        {"round": 0, "arm": 1, "accuracy": 0.2, "loss": 1.75},
+        {"round": 0, "arm": 2, "accuracy": pytest.approx(0.3), "loss": 1.5},
+        {"round": 1, "arm": 1, "accuracy": 0.2, "loss": 1.75},
+        {"round": 1, "arm": 2, "accuracy": None, "loss": None},
+    ]
+
+
+def test_a_job_without_a_search_has_no_arms() -> None:
+    """Nor has one whose coordinator makes up names."""
+    history = JobHistory()
+    made_up = {"loss@": 1.0, "loss@-1": 1.0, "loss@8": 1.0, "loss@1@2": 1.0, "loss@<b>": 1.0, "@1": 1.0}
+    for event in (_job(), SUMMARY, _record(1, "train", accuracy=0.1, loss=2.0, **made_up)):
+        history.add(event)
+    assert curves_facts(history)["arms"] == []
+
+
+@pytest.mark.parametrize("main", ["round", "arm", "silos", "data_share"])
+def test_no_main_figure_takes_the_place_of_a_points_own_keys(main: str) -> None:
+    """The coordinator names the main figure: a round of 1.5 ended the console's page of the job."""
+    history = JobHistory()
+    summary = JobEvent(summary=JobSummary(name="digits", rounds=3, main_figure=main))
+    event = _record(1, "train")
+    event.record.figures.update({main: 1.5, f"{main}@1": 1.5})
+    for each in (_job(), summary, event):
+        history.add(each)
+    found = curves_facts(history)
+    (point,), (arm,) = found["all_silos"], found["arms"]
+    assert (point["round"], point["silos"], point["data_share"]) == (0, 2, 0.0)
+    assert (arm["round"], arm["arm"]) == (0, 1)
+
+
+def test_figures_of_arms_stand_in_the_table_at_the_round_that_trained_them() -> None:
+    pytest.importorskip("pandas", reason="needs the extra notebook")
+    table = results_of(searched()).frame()
+    assert table["loss@1"].fillna(-1).to_dict() == {1: 1.75, 2: -1, 3: -1, 4: -1}
+    assert table["arm"].fillna(-1).to_dict() == {1: 0.0, 2: -1, 3: 1.0, 4: -1}
+    assert table["accuracy"].fillna(-1).to_dict() == {1: 0.4, 2: -1, 3: 0.5, 4: 0.8}
 
 
 def test_a_round_of_several_phases_is_one_round() -> None:

@@ -93,6 +93,20 @@ def test_every_k_rounds_the_curve_is_that_of_the_fixed_test_set(
     assert abs(of_drawn - of_all) > 0.01
 
 
+def test_a_table_of_results_has_each_arm_of_a_search_while_it_is_left() -> None:
+    """The test of round r is of the arms after round r - 1; arms 0 and 1 fall away in round 2."""
+    pytest.importorskip("pandas", reason="needs the extra notebook")
+    search = {"values": {"training.learning_rate": [0.01, 0.02, 0.5]}, "rounds": 2}
+    simulation = on_digits(5, search=search, rounds=3, training={})
+    list(simulation.run())
+    table = simulation.results()
+    tested = [result.figures for result in simulation.ended]
+    for name in (f"{figure}@{arm}" for figure in ("accuracy", "loss") for arm in range(3)):
+        assert table[name][1] == tested[1][name]
+        assert list(table[name].notna()) == [True, False, False]
+    assert list(table["arm"].fillna(-1)) == [tested[1]["arm"], tested[2]["arm"], -1]
+
+
 def test_a_table_of_results_keeps_both_curves_apart(drawn: Simulation, untested: Simulation) -> None:
     pytest.importorskip("pandas", reason="needs the extra notebook")
     by_drawn = untested.results()
