@@ -64,6 +64,7 @@ class Trial:
             "steps": None if spec.steps is None else 1,
             "spare_steps": None if spec.steps is None else 0,
             "keep": None,
+            "search": None,  # its first arm stands for all
             "stop": None,
             "allow_silent_statistics": True,  # of one silo's batch nobody knows how many hold a class
             "training": spec.training.with_epochs(1),

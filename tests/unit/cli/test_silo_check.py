@@ -183,6 +183,16 @@ def test_every_phase_of_a_method_runs_on_one_batch(
     assert files_below(desk.folder) == before
 
 
+def test_of_a_search_one_arm_is_tried_and_all_are_named(desk: Desk, chorale: Calls) -> None:
+    pytest.importorskip("torch", reason="trains for real: needs the extra silo")
+    search = {"values": {"training.learning_rate": [0.1, 0.3, 1.0]}}
+    job = table_job(desk, search=search, training={}, privacy=None, fraction=1.0, rounds=9)
+    ended = chorale("silo", "check", "--config", table_silo(desk, TABLE), "--job", job)
+    assert ended.code == 0, ended.out + ended.err
+    assert ended.out.count("ok       phase") == 3
+    assert "MB to send, of each of at first 3 arms" in ended.out
+
+
 @pytest.mark.parametrize(("privacy", "is_refused"), [(None, True), (PRIVATE, False)])
 def test_a_data_set_with_too_many_refusals_is_told_before_a_job_is_sent(
     desk: Desk, chorale: Calls, privacy: object, is_refused: bool
