@@ -81,6 +81,21 @@ def test_view_lists_what_the_layout_of_each_phase_sums(name: str) -> None:
     assert (times["enrollment"], times["train"], times["evaluate"]) == (3, 20, 1)
 
 
+def test_of_a_search_one_arms_sums_stand_for_all_and_its_tests_are_seen_by_silos() -> None:
+    values = {"training.learning_rate": [0.1, 0.3, 1.0]}
+    found, plain = (
+        {phase.kind: phase for phase in summed_phases(spec_of(training={}, **fields), STATE)}
+        for fields in ({"search": {"values": values}}, {})
+    )
+    names = [each.name for each in found["train"].quantities]
+    assert names == [each.name for each in plain["train"].quantities]
+    seen, seen_before = (
+        {each.name for each in phases["train"].quantities if each.is_seen_by_silos}
+        for phases in (found, plain)
+    )
+    assert seen - seen_before == {"correct", "tested", "loss_sum"}
+
+
 def test_update_under_noise_of_the_sum_is_told_by_silo_and_that_of_dp_sgd_as_in_training() -> None:
     def update(name: str) -> Any:
         phases = {phase.kind: phase for phase in summed_phases(spec_of(**JOBS[name]), STATE)}
