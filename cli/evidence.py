@@ -99,7 +99,7 @@ def document(verified: Verified) -> dict[str, Any]:
 
 def lines(file: Path, verified: Verified) -> list[str]:
     """What held, and on what it rests, for people."""
-    from client.history import class_rows
+    from client.row_figures import class_rows
 
     facts = verified.facts
     digests = ", ".join(verified.authorities)

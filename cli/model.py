@@ -220,6 +220,8 @@ def _shown(spec: JobSpec, facts: Mapping[str, str], temperature: float | None) -
         yield f"personal: one silo's own, from the global model {facts['global_model'][:12]}"
     yield f"trained by {facts['silos']} silos with Chorale {version}"
     yield _privacy(facts.get("epsilon"), facts.get("delta"))
+    if "search" in facts:
+        yield f"search: the model of {facts['search']}"
     if temperature is not None:
         yield f"temperature: {temperature:g}, fitted to the silos' hold-outs"
     yield f"task: {spec.method.task.word}; network: {spec.model.name}; input {list(spec.input_shape)}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from chorale.job import SignedJob
 from chorale.results import APPLIED, finite
@@ -25,9 +25,6 @@ from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 
 ACCURACY, TESTED = "accuracy", "tested"
-# classes whose rows are in a round's sum, and in the closing one of a method that calibrates by them
-ROW_FIGURES = ("soft_label_rows", "classes_with_prototype", "prototype_rows")
-CALIBRATED = "calibrated_classes"
 MAX_RECORDS = 10 * MAX_ROUNDS  # of a job whose text this release does not read, or that is not known yet
 MAX_RECORDS_BYTES = 64 << 20  # as much as the statement of a job's evidence may have, which says the same
 
@@ -161,13 +158,32 @@ class JobHistory:
         spec = None if self.signed is None else _readable(self.signed.spec_bytes)
         if spec is None or spec.search is None:
             return ""
-        winners = [record.figures[WINNER] for record in self.of_kind(TRAIN) if WINNER in record.figures]
-        return spec.search.won(winners[-1]) if winners else ""
+        winners = [
+            each
+            for record in self.of_kind(TRAIN)
+            if (each := arm_in(record.figures, WINNER, spec)) is not None
+        ]
+        return f"search: {spec.search.arm_told(winners[-1])} won" if winners else ""
+
+    def arm_after(self, round: int, spec: JobSpec) -> int | None:
+        """Of a search, whose model stood first after the round; None without one."""
+        if not spec.arms:
+            return None
+        records = [record for record in self.of_kind(TRAIN) if record.result == APPLIED]
+        next_ones = [arm_in(each.figures, ARM, spec) for each in records if each.round > round]
+        last_ones = [arm_in(each.figures, name, spec) for each in records[-1:] for name in (WINNER, ARM)]
+        return next((arm for arm in (*next_ones, *last_ones) if arm is not None), 0)
 
     @property
     def last_model_round(self) -> int:
         """The last round that moved the model: the closing evaluation is of the model after it."""
         return self._taken[-1] if self._taken else 0
+
+
+def arm_in(figures: Mapping[str, float], name: str, spec: JobSpec) -> int | None:
+    """An arm by a figure, which a coordinator may make up."""
+    found = figures.get(name)
+    return int(found) if found is not None and found in range(len(spec.arms)) else None
 
 
 def _readable(spec_bytes: bytes) -> JobSpec | None:
@@ -375,56 +391,6 @@ def _arms(history: JobHistory) -> Iterator[dict[str, Any]]:
             if any(name in record.figures for name in names.values()):
                 figures = {plain: finite(record.figures.get(name)) for plain, name in names.items()}
                 yield {**figures, "round": record.round - 1, ARM: arm}
-
-
-class _Phase(Protocol):
-    """A record of the coordinator's, or what an archive of evidence holds of one."""
-
-    @property
-    def round(self) -> int: ...
-
-    @property
-    def phase(self) -> str: ...
-
-    @property
-    def figures(self) -> Mapping[str, Any]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassRows:
-    """Of how many classes sums held rows: silos hold back those of classes that few of them hold.
-
-    classes: of the job. by_default: whose rows silos send by the default policy. by_round: whose rows were in
-    the revealed sum of a round.
-    """
-
-    classes: int
-    by_default: int
-    by_round: Mapping[int, int]
-
-    @property
-    def share(self) -> float | None:
-        """Of all classes, the mean of the rounds; None before the first."""
-        counts = self.by_round.values()
-        return sum(counts) / (len(counts) * self.classes) if counts else None
-
-    def __str__(self) -> str:
-        summed = "no round has ended" if self.share is None else f"{self.share:.0%} of them in a round's sum"
-        return f"class rows: {summed}; by the default policy {self.by_default} of {self.classes} are sent"
-
-
-def class_rows(phases: Iterable[_Phase]) -> ClassRows | None:
-    """None for a method that sums no rows by class, and a private job, whose rows are all under noise."""
-    classes, by_default, by_round = 0, 0, dict[int, int]()
-    for each in phases:
-        if "class_rows_by_default" in each.figures:
-            classes, by_default = (
-                round(finite(each.figures.get(name)) or 0) for name in ("classes", "class_rows_by_default")
-            )
-        for name in ROW_FIGURES:
-            if (rows := finite(each.figures.get(name))) is not None:
-                by_round[each.round] = round(rows)
-    return ClassRows(classes=classes, by_default=by_default, by_round=by_round) if classes > 0 else None
 
 
 def figure_by_round(history: JobHistory, figure: str) -> list[Figure | None]:

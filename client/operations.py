@@ -167,9 +167,11 @@ class Operations:
         except ConfigError:  # not readable by this version
             return printed(first.summary), with_facts(_model_bytes(stream), {})
         closing: Mapping[str, float | None] = {}
-        if TEMPERATURE in spec.method.task.asked:
-            closing = results_of(self.history(job_digest)).closing
-        facts = facts_of(spec, job_digest=job_digest, round=first.summary.model_round, closing=closing)
+        round, arm = first.summary.model_round, None
+        if TEMPERATURE in spec.method.task.asked or spec.arms:
+            history = self.history(job_digest)
+            closing, arm = results_of(history).closing, history.arm_after(round, spec)
+        facts = facts_of(spec, job_digest=job_digest, round=round, closing=closing, arm=arm)
         return printed(first.summary), with_facts(_model_bytes(stream), facts)
 
 

@@ -18,8 +18,9 @@ from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import float32_bytes, state_from_bytes
 from chorale.transport.wire import PhaseKey
-from client.history import JobHistory, class_rows, kind_of
+from client.history import JobHistory, kind_of
 from client.operations import Operations
+from client.row_figures import class_rows
 from client.submission import Submission
 from strategies.base import TOTAL
 from strategies.phases.arms import with_arms, without_arm

@@ -142,7 +142,8 @@ class SimulationFolder:
         """The simulation has ended: its model, next to the other files."""
         job, (round, state) = simulation.job, simulation.model
         closing = simulation.closing.get(EVALUATE)
-        facts = facts_of(job.spec, job_digest=job.digest, round=round, closing=closing)
+        arm = job.arms(job.closing[1], state)[0].arm
+        facts = facts_of(job.spec, job_digest=job.digest, round=round, closing=closing, arm=arm)
         write_atomic(self.model_path, with_facts(state_parts(state), facts))
         self.keep(simulation.progress)
 

@@ -52,11 +52,17 @@ STATED = {
 
 
 def facts_of(
-    spec: JobSpec, *, job_digest: bytes, round: int, closing: Mapping[str, float | None] | None = None
+    spec: JobSpec,
+    *,
+    job_digest: bytes,
+    round: int,
+    closing: Mapping[str, float | None] | None = None,
+    arm: int | None = None,
 ) -> dict[str, str]:
     """What a file says of a job's model after that round. closing: figures of the job's closing evaluation of
-    this model, if it was."""
-    values = spec.model_dump(mode="json")
+    this model, if it was. arm: of a search, whose model it is."""
+    of_arm = spec if arm is None else spec.arms[arm]
+    values = of_arm.model_dump(mode="json")
     try:
         version = metadata.version("chorale")
     except metadata.PackageNotFoundError:
@@ -69,6 +75,7 @@ def facts_of(
         "silos": str(len(spec.silos)),
         **_promised(spec),
         **_fitted((closing or {}).get(TEMPERATURE)),
+        **({} if arm is None or spec.search is None else {"search": spec.search.arm_told(arm)}),
         "chorale": version,
         **{name: json.dumps(values[name]) for name in DESCRIBED},
     }

@@ -86,13 +86,11 @@ class SearchSpec(SpecPart):
             "one arm alone"
         )
 
-    def won(self, arm: float | None) -> str:
-        """Which arm it is, in words; "" for none. arm: a figure, which a coordinator may make up."""
+    def arm_told(self, arm: int) -> str:
+        """An arm in words: `arm 2 of 5, training.learning_rate 0.3`."""
         arms = self.combinations
-        if arm is None or arm not in range(len(arms)):
-            return ""
-        values = ", ".join(f"{field} {value:g}" for field, value in arms[int(arm)].items())
-        return f"search: arm {arm:.0f} of {len(arms)} won, {values}"
+        values = (f"{field} {value:g}" for field, value in arms[arm].items())
+        return f"arm {arm} of {len(arms)}, {', '.join(values)}"
 
 
 def with_search(values: Mapping[object, object]) -> dict[object, object]:

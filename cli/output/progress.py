@@ -16,16 +16,14 @@ from chorale.v1.records_pb2 import JobSummary, PhaseRecord
 from client.errors import printable
 from client.history import (
     ACCURACY,
-    CALIBRATED,
-    ROW_FIGURES,
     JobHistory,
-    class_rows,
     kind_of,
     left_out_in_words,
     personal_of,
     score_word,
     state_in_words,
 )
+from client.row_figures import CALIBRATED, ROW_FIGURES, class_rows
 from strategies.figure import figure_in
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN

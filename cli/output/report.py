@@ -18,7 +18,6 @@ from chorale.v1.records_pb2 import PhaseRecord
 from client.history import (
     ACCURACY,
     JobHistory,
-    class_rows,
     curves_facts,
     figure_by_round,
     left_out_facts,
@@ -26,6 +25,7 @@ from client.history import (
     phase_facts,
     reason_in_words,
 )
+from client.row_figures import class_rows
 from strategies.figure import Figure
 from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN

@@ -15,7 +15,8 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.selection import KeepSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from cli.simulate.progress import CLEAR
-from client.history import CALIBRATED, ROW_FIGURES, personal_of, score_word
+from client.history import personal_of, score_word
+from client.row_figures import CALIBRATED, ROW_FIGURES
 from simulation.engine import Simulation
 from simulation.folder import SimulationFolder
 from simulation.results import PREFIX, curve
@@ -159,7 +160,8 @@ def _searched(simulation: Simulation) -> str:
     """Which arm of a search is left; "" where several are, and without one."""
     spec, arms = simulation.job.spec, simulation.job.spec.arms
     live = live_arms(simulation.state, len(arms)) if arms else []
-    return spec.search.won(live[0]) if spec.search is not None and len(live) == 1 else ""
+    is_over = spec.search is not None and len(live) == 1
+    return f"search: {spec.search.arm_told(live[0])} won" if spec.search is not None and is_over else ""
 
 
 def _kept(simulation: Simulation) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from chorale.evidence import CoordinatorStatement, PhaseFacts
 from client.evidence.contents import GDPR, MODEL_CARD, README
 from client.evidence.facts import EPSILON, Facts
-from client.history import class_rows
+from client.row_figures import class_rows
 from strategies.figure import in_words, names_of_figures
 
 MAX_FIGURES = 40

@@ -202,7 +202,7 @@ def test_a_search_in_real_processes_ends_in_the_arm_that_learns(tmp_path: Path) 
     )
     chorale("demo", "--job", job, *CUT, "--out", tmp_path / "demo", code=tmp_path)
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
-    assert re.fullmatch(r"search: arm [12] of 4 won, training.learning_rate 0.[13]", report["search"])
+    assert re.fullmatch(r"search: arm [12] of 4, training.learning_rate 0.[13] won", report["search"])
     trained = [phase["figures"] for phase in report["phases"] if phase["phase"] == "train"]
     assert [sum(name.startswith("loss@") for name in figures) for figures in trained] == [4, 4, 2, 2, 0, 0]
     assert report["final_accuracy"] > 0.8  # the slowest rate has about 0.2 by then, and the fastest 0.1

@@ -98,8 +98,8 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
     "< on_ray < sums < engine < folder < trial",
-    "client": "errors < settings < history < results < operations < written < submission < planning "
-    "< evidence < mlflow_export < federation < notebook",
+    "client": "errors < settings < row_figures < history < results < operations < written < submission "
+    "< planning < evidence < mlflow_export < federation < notebook",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",

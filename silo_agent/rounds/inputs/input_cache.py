@@ -237,6 +237,7 @@ class InputCache:
         )
         try:
             local = self._local.begin(key.job_digest)
+            tuned = job.arms(key.phase, request.context.state)[0].job  # of a search, whose model is tuned
             started = time.monotonic()
             if self._process is not None and job.spec.privacy is not None:
                 values = self._process.values(
@@ -258,7 +259,7 @@ class InputCache:
                     is_cancelled=is_cancelled,
                     seed=fresh_seed(),
                     local=local,
-                    keep_personal=partial(self._personal.keep, job=job, key=key, global_model=state_digest),
+                    keep_personal=partial(self._personal.keep, job=tuned, key=key, global_model=state_digest),
                 )
             self._report(request, encoder, seconds=time.monotonic() - started)
             if is_cancelled():

@@ -3,11 +3,14 @@ are lost."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from chorale.spec.model_file import facts_of, read_model
 from chorale.spec.state import state_to_bytes
 from crypto.errors import ConfigError
 from silo_agent.training.objective import Work
@@ -16,6 +19,7 @@ from simulation.results import SimulationFailed
 from strategies.phases.arms import ARMS, OTHERS, state_of
 from tests.support.rated import RATE, Rated
 from tests.unit.simulation.conftest import SILOS, Makes, spec_of
+from tests.unit.simulation.test_folder import run_in
 
 RATES = (0.1, 0.5, 1.5, 1.0, 3.0)  # in its first round the last but one moves the model to where it is best
 SEARCH = {"values": {RATE: list(RATES)}, "rounds": 2}
@@ -165,3 +169,19 @@ def test_a_search_costs_no_more_than_the_job_without_it_where_the_job_does_not_s
         assert spec.search is not None
         assert sum(each * live for each, live in spec.search.rounds_by_arms(rounds)) <= 2.2 * rounds
         assert spec.training.learning_rate == rates[0]
+
+
+def test_a_model_file_describes_the_arm_whose_model_it_is(make: Makes, tmp_path: Path) -> None:
+    """Options of a method, such as a temperature, decide what a model answers."""
+    options = {"values": {"strategy.options.adapted_tau": [0.2, 0.5]}, "rounds": 2}
+    spec = spec_of(
+        strategy={"preset": "fedgela"}, search=options, model={"name": "mlp", "hidden": [4]}, rounds=6
+    )
+    of_arms = [facts_of(spec, job_digest=bytes(32), round=6, arm=arm) for arm in (0, 1)]
+    assert [json.loads(each["strategy"])["options"]["adapted_tau"] for each in of_arms] == [0.2, 0.5]
+    assert of_arms[1]["search"] == "arm 1 of 2, strategy.options.adapted_tau 0.5"
+    for _ in range(2):  # stopped in the middle of the search, and begun again
+        run_in(tmp_path, searched(make), rounds=3)
+    run_in(tmp_path, searched(make))
+    facts = read_model(tmp_path / "model.safetensors")[1]
+    assert facts["search"] == f"arm {BEST} of 5, training.learning_rate 0.5"
