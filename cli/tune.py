@@ -33,8 +33,8 @@ def tune(file: Path, out: Path | None) -> None:
     if "search" in values:
         raise ConfigError(f"{file}: search: expected none, which this command writes")
     rates = rates_to_try(spec_of(values, source=str(file)))
-    block = f"search:\n  values:\n    training.learning_rate: [{', '.join(f'{each:g}' for each in rates)}]\n"
-    text = f"{written.decode().rstrip()}\n{block}"
+    block = f"search:\n  values:\n    training.learning_rate: {rates}\n"
+    text = f"{written.decode().rstrip().removesuffix('...').rstrip()}\n{block}"
     spec = spec_of(parse_mapping(text.encode(), source=str(file)), source=str(file))
     assert spec.search is not None
     click.echo(spec.search.told(spec.rounds), err=True)

@@ -17,9 +17,9 @@ from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T,
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER
-from strategies.phases.arms import Arm, ArmsPhase, Halving, live_arms, state_of
+from strategies.phases.arms import Arm, ArmsPhase, Halving, LeadersPhase, live_arms, state_of
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
-from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
+from strategies.phases.evaluation import ACCURACY, EVALUATE, EVALUATE_ALL, EvaluatePhase, Evaluation
 from strategies.phases.step import GRADIENT, StepPhase
 from strategies.phases.training import TRAIN, TrainPhase
 from strategies.presets import PRESETS, recipe_of
@@ -86,6 +86,8 @@ class Strategy:
     @property
     def needs_head(self) -> str:
         """Why the method needs a model with a named last linear layer, or "" where it needs none: any."""
+        if self.arms:
+            return next((needed for arm in self.arms if (needed := arm.needs_head)), "")
         named = [
             f"{field} {part}" for field, part in self.recipe.parts.items() if part.needs_head(self.options)
         ]
@@ -160,6 +162,8 @@ class Strategy:
         """Of how many classes its sums need rows, so that it is this method; 0 where no row is held back."""
         if CLASS_PRESENCE not in self.opening:
             return 0
+        if self.arms:
+            return max(arm.least_rows for arm in self.arms)
         return max(part.least_rows(self.options) for part in self.recipe.parts.values())
 
     def under_noise(self) -> Strategy:
@@ -187,10 +191,17 @@ class Strategy:
 
     def searched(self, arms: tuple[Strategy, ...], halving: Halving) -> Strategy:
         """The method in a job with a search: its rounds are of all arms that are left. Raises ConfigError for
-        arms of other phases."""
-        for arm in arms:
-            if (arm.round_phases, arm.closing) != (self.round_phases, self.closing):
-                raise ConfigError("search: expected values with which all arms have the same phases")
+        arms of other phases, or that sum something else: what people are shown of one holds of all."""
+        for place, arm in enumerate(arms):
+            if (arm.round_phases, arm.closing, arm._summed) != (
+                self.round_phases,
+                self.closing,
+                self._summed,
+            ):
+                raise ConfigError(
+                    f"search.values: expected values with which all arms sum the same, arm {place} sums "
+                    "something else than the first"
+                )
         of_rounds = {
             kind: ArmsPhase(
                 kind=kind,
@@ -199,7 +210,23 @@ class Strategy:
             )
             for kind in self.round_phases
         }
-        return replace(self, arms=arms, phases=MappingProxyType({**self.phases, **of_rounds}))
+        of_closing = {
+            kind: LeadersPhase(kind=kind, phases=tuple(arm.phase(kind) for arm in arms))
+            for kind in self.closing
+            if kind != EVALUATE  # the same with any values
+        }
+        return replace(
+            self,
+            arms=arms,
+            phases=MappingProxyType({**self.phases, **of_rounds, **of_closing}),
+            passed_over=tuple(dict.fromkeys(rule for arm in arms for rule in arm.passed_over)),
+        )
+
+    @property
+    def _summed(self) -> list[tuple[object, ...]]:
+        """What its phases sum, apart from sizes."""
+        found = self.quantities(has_buffers=True, update_bits=max(RING_BITS))
+        return [(each.name, each.discloses, each.is_tagged, each.is_count, len(each.shape)) for each in found]
 
     def options_of(self, part: type[T]) -> T:
         """The options of one part."""

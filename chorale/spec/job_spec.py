@@ -51,7 +51,7 @@ from strategies.recipe import Rates
 from strategies.tasks.base import TaskSizes
 
 MAX_INPUT_VALUES = 1 << 24  # of one sample
-NOT_SEARCHED = ("privacy", "stop", "evaluate_all_every")
+NOT_SEARCHED = ("privacy", "keep", "stop", "evaluate_all_every")
 HELD_JOBS = 64  # as many as a silo opens at once
 
 

@@ -9,14 +9,14 @@ import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, model_validator
 
 from chorale.spec.fields import Finite, SpecPart
 from chorale.spec.selection import MAX_ROUNDS
 from crypto.errors import ConfigError
 from strategies.expected import got
 from strategies.methods import Strategy
-from strategies.phases.arms import MAX_ARMS, Halving
+from strategies.phases.arms import MAX_ARMS, Halving, judging_metrics
 
 FIELDS = ("training.learning_rate", "training.local_epochs", "training.local_steps")
 OPTION = "strategy.options."
@@ -42,11 +42,21 @@ class SearchSpec(SpecPart):
         "costs at most as much as the job without it",
     )
     metric: str = Field(
-        default="loss", min_length=1, max_length=63, description="what arms are judged by, on the hold-outs"
+        default="loss",
+        min_length=1,
+        max_length=63,
+        description="what arms are judged by, on the hold-outs: loss, or a share of counts such as accuracy",
     )
     best: Literal["lowest", "highest"] = Field(
-        default="lowest", description="lowest for a loss or an error, else highest"
+        default="lowest", description="which of its values is the best; required where metric is not loss"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_which_is_best(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("metric", "loss") != "loss" and "best" not in values:
+            raise ValueError(f"best: a value is required with metric {values['metric']}: lowest or highest")
+        return values
 
     @property
     def combinations(self) -> list[dict[str, float]]:
@@ -82,7 +92,7 @@ class SearchSpec(SpecPart):
         cost = sum(each * live for each, live in self.rounds_by_arms(rounds)) / rounds
         return (
             f"search: {len(self.combinations)} arms ({what}), by {self.best} {self.metric}; "
-            f"{self.rung} rounds each of {counts} arms, then one: {cost:.2g} times the training and bytes of "
+            f"{self.rung} rounds each of {counts} arms, then one: {cost:.2g} times the rounds and bytes of "
             "one arm alone"
         )
 
@@ -110,8 +120,8 @@ def with_search(values: Mapping[object, object]) -> dict[object, object]:
                 f"{field}: expected none beside search, or its first value {value:g}, got {got(own)}"
             )
     filled = with_values(filled, first)
-    rounds, counts = filled.get("rounds"), search.live_by_rung()
-    if search.rounds is None and isinstance(rounds, int) and counts:
+    rounds, counts = _whole(filled.get("rounds")), search.live_by_rung()
+    if search.rounds is None and rounds is not None and counts:
         # so that all arms but the last one cost no more than the job, and half of the rounds are the winner's
         most = min(rounds // (sum(counts) - len(counts)), rounds // (2 * len(counts)))
         filled["search"] = {**search.model_dump(), "rounds": max(MIN_ROUNDS, most)}
@@ -150,9 +160,20 @@ def check_search(search: SearchSpec, method: Strategy, *, rounds: int, others: M
             "keeps arrays of each silo's own" if recipe.keeps_local_state else "has models of each silo's own"
         )
         raise ConfigError(f"search: expected a method with one common model, {method.name} {kept}")
-    if search.metric not in method.task.round_metrics:
-        known = ", ".join(method.task.round_metrics)
-        raise ConfigError(f"search.metric: expected one of {known}, got {search.metric}")
+    if search.metric not in (known := judging_metrics(method.task)):
+        raise ConfigError(f"search.metric: expected one of {', '.join(known)}, got {search.metric}")
+    of_rounds = {
+        name
+        for field, part in recipe.parts.items()
+        if field != "closing"
+        for name in part.options.model_fields
+    }
+    for field in search.values:
+        option = field.removeprefix(OPTION)
+        if option != field and option in {*recipe.closing.options.model_fields} - of_rounds:
+            raise ConfigError(
+                f"search.values: {field} is read after the rounds alone, where no arm is judged any more"
+            )
     rungs = len(search.live_by_rung())
     if search.rung * rungs >= rounds:
         raise ConfigError(
@@ -168,6 +189,14 @@ def halving_of(search: SearchSpec, method: Strategy) -> Halving:
         is_lowest_best=search.best == "lowest",
         task=method.task,
     )
+
+
+def _whole(rounds: object) -> int | None:
+    """As the job's own field reads it; None for what is no whole number."""
+    try:
+        return TypeAdapter(int).validate_python(rounds)
+    except ValueError:
+        return None
 
 
 def _read(search: object) -> SearchSpec | None:

@@ -132,11 +132,12 @@ def follow_phases(
             if not set(phase.cohort) <= set(names) or list(phase.cohort) != sorted(set(phase.cohort)):
                 raise EvidenceMismatch("its cohort is not of the silos that the job names")
             key = PhaseKey(job_digest=job.digest, round=phase.round, phase=phase.phase, attempt=0)
+            document = left.pop((phase.round, phase.phase), None)
             state = shapes_of(arrays, phases[:number])
-            if job.spec.arms and key.kind in job.strategy.round_phases:
+            is_summed = document is not None or phase.result == APPLIED
+            if job.spec.arms and is_summed and key.kind in job.strategy.round_phases:
                 state = with_arms(state, _live_arms(job, phases[number:]))
             layout = job.layout(key, state, len(names))
-            document = left.pop((phase.round, phase.phase), None)
             if document is not None:
                 _check_proof(job, walk, phase, document, roster, names, layout=layout.digest)
                 proof = document.proof(roster.signed, certificates)

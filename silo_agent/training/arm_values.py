@@ -10,31 +10,41 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from chorale.job import ArmOfJob
 from chorale.observability.logs import get_logger
-from strategies.base import Array, PhaseContext
+from crypto.errors import QuantizationError
+from crypto.fixed_point.layout import CLIPPED
+from silo_agent.training.objective import Objective, Work
+from strategies.base import Array
+from strategies.tasks.base import LOSS_SUM, TESTED
+from strategies.update_scale import MEAN_SQUARE
 
 WEIGHT = "weight"
 
 log = get_logger("silo_agent.training.arm_values")
 
 
-def numbers_of_arm(values: Mapping[str, Array], arm: ArmOfJob, context: PhaseContext) -> dict[str, Array]:
-    """The arm's values, all of them numbers: sums of a test that are none are at their bounds; where the
-    training gave one that is none, the arm adds zeros. values: under their plain names, in their shapes."""
-    tested = {each.name: each.bound for each in arm.job.strategy.task.round_sums}
-    found = {
-        name: _at_bound(value, tested[name]) if name in tested else value for name, value in values.items()
+def computed_or_nothing(objective: Objective, work: Work) -> Mapping[str, Array]:
+    """The values of one arm of several, all of them numbers. Raises what the objective raises otherwise."""
+    try:
+        values = objective.compute(work)
+    except QuantizationError as error:
+        return _nothing(work, why=str(error))
+    if all(np.isfinite(value).all() for value in values.values()):
+        return values
+    return _nothing(work, why="values that are no numbers")
+
+
+def _nothing(work: Work, *, why: str) -> Mapping[str, Array]:
+    """Zeros, and of the test the largest loss of all that it would have tested."""
+    log.warning("this arm of the search adds nothing", rate=work.spec.training.learning_rate, why=why)
+    told = {
+        WEIGHT: np.array(work.weight),
+        TESTED.name: np.array(len(work.data.holdout)),
+        LOSS_SUM.name: np.array(LOSS_SUM.bound),
     }
-    if all(np.isfinite(value).all() for value in found.values()):
-        return found
-    log.warning("this arm's training came to no numbers: it adds nothing", arm=arm.arm, round=context.round)
+    summed = work.spec.method.phase(work.phase_kind).quantities(work.context)
+    further = [each for each in summed if each.name not in (CLIPPED, MEAN_SQUARE)]
     return {
-        name: value if name in tested or name == WEIGHT else np.zeros_like(value)
-        for name, value in found.items()
+        each.name: told.get(each.name, np.zeros(each.shape, np.int64 if each.is_count else np.float32))
+        for each in further
     }
-
-
-def _at_bound(value: Array, bound: float) -> Array:
-    is_number = np.isfinite(value)
-    return value if is_number.all() else np.where(is_number, value, bound)

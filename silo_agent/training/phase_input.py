@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
-from silo_agent.training.arm_values import numbers_of_arm
+from silo_agent.training.arm_values import computed_or_nothing
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.settings import SettingsFault
 from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
@@ -144,7 +145,9 @@ def phase_values(
             values: dict[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
         else:
             values = {}
-            for arm in request.job.arms(request.key.phase, request.context.state):
+            arms = request.job.arms(request.key.phase, request.context.state)
+            compute = objective.compute if len(arms) == 1 else partial(computed_or_nothing, objective)
+            for arm in arms:
                 work = Work(
                     spec=arm.job.spec,
                     phase_kind=request.key.kind,
@@ -162,9 +165,7 @@ def phase_values(
                     layout=request.layout,
                     constant_work=None if spec.privacy is None else rules.constant_work_records,
                 )
-                found = with_mean_square(work.context, _asked(request, objective.compute(work)))
-                if arm.arm is not None:
-                    found = numbers_of_arm(found, arm, work.context)
+                found = with_mean_square(work.context, _asked(request, compute(work)))
                 values |= {name + arm.suffix: value for name, value in found.items()}
         return taken_over(values)
 

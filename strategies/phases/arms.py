@@ -36,7 +36,7 @@ from strategies.base import (
     pieces_of,
 )
 from strategies.phases.enrollment import MAX_SAMPLES
-from strategies.tasks.base import DeclaredTask
+from strategies.tasks.base import LOSS, LOSS_SUM, DeclaredTask, Ratio
 
 ARMS = METHOD + "search/arms"  # (A,) int64: the arms that are left, the best first; absent before the first
 ROUNDS = METHOD + "search/rounds"  # () int64: applied since the last halving
@@ -65,8 +65,14 @@ class Halving:
     is_lowest_best: bool
     task: DeclaredTask
 
+    @property
+    def sums(self) -> frozenset[str]:
+        """Names of the sums that the metric follows from."""
+        ratio = ratio_of(self.task, self.metric)
+        return frozenset((ratio.above, ratio.below))
+
     def value(self, sums: Mapping[str, Array]) -> float:
-        return self.task.figures(sums)[self.metric].value
+        return ratio_of(self.task, self.metric).value(sums)
 
     def better_half(self, values: Mapping[int, float]) -> list[int]:
         """The arms that stay, the best first: half of them, rounded down. values: by arm, in the order that
@@ -74,6 +80,25 @@ class Halving:
         sign = 1.0 if self.is_lowest_best else -1.0
         ranked = sorted(values, key=lambda arm: (math.isnan(values[arm]), sign * values[arm]))
         return ranked[: max(1, len(ranked) // 2)]
+
+
+def ratio_of(task: DeclaredTask, metric: str) -> Ratio:
+    """What a round's metric is."""
+    return LOSS if metric == "loss" else task.ratios[metric]
+
+
+def judging_metrics(task: DeclaredTask) -> list[str]:
+    """Round metrics of counts and of losses: others would be rounding in the 47 bits of a tagged sum."""
+    sums = {each.name: each for each in task.round_sums}
+    ratios = {metric: ratio_of(task, metric) for metric in task.round_metrics}
+    return [
+        metric
+        for metric, ratio in ratios.items()
+        if all(
+            name in sums and (sums[name].is_count or name == LOSS_SUM.name)
+            for name in (ratio.above, ratio.below)
+        )
+    ]
 
 
 def live_arms(state: Arrays, arms: int) -> list[int]:
@@ -164,13 +189,13 @@ class ArmsPhase:
     halving: Halving | None = None
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        """Of each live arm what its phase sums; while there are several, the sums of the test are tagged."""
+        """Of each live arm what its phase sums; of several, what they are judged by is tagged."""
         contexts = self._contexts(context)
-        tested = {each.name for each in self.halving.task.round_sums} if self.halving else set()
+        judged = self.halving.sums if self.halving else frozenset()
         found = []
         for arm, suffix in self._suffixes(contexts).items():
             for quantity in self.arms[arm].phase.quantities(contexts[arm]):
-                if len(contexts) > 1 and quantity.name in tested:
+                if len(contexts) > 1 and quantity.name in judged:
                     found.append(_of_arm(_tagged(quantity), suffix))
                 elif not suffix or quantity.name != CLIPPED:  # one count for all arms
                     found.append(_of_arm(quantity, suffix))
@@ -226,6 +251,26 @@ class ArmsPhase:
 
     def _suffixes(self, contexts: Mapping[int, PhaseContext]) -> dict[int, str]:
         return {arm: suffix_of(arm, [*contexts]) for arm in contexts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadersPhase:
+    """A phase after the rounds, as the leading arm has it. phases: of each arm."""
+
+    kind: str
+    phases: tuple[Phase, ...]
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        return self._of(context).quantities(context)
+
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        return self._of(context).next_state(context, sums)
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
+        return self._of(context).figures(context, sums)
+
+    def _of(self, context: PhaseContext) -> Phase:
+        return self.phases[live_arms(context.state, len(self.phases))[0]]
 
 
 def _tagged(quantity: Quantity) -> Quantity:

@@ -7,6 +7,7 @@ be longer or shorter. Source: docs/protocol.md 6.11.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 from chorale.runtime.database import Database, Migration
@@ -62,7 +63,7 @@ class Steps:
         """Add a phase's lengths by array, once; names of the arrays that moved too far.
 
         Where there is one, the data set is stopped with it, durably. An array without an own length is not
-        compared.
+        compared; one whose own length is NaN is compared with the next.
         """
         exceeded = []
         with self._database.transaction() as connection:
@@ -84,9 +85,12 @@ class Steps:
                         total=row["total"], own_total=row["own_total"], first=tuple(json.loads(row["first"]))
                     )
                 lengths = {"step": steps[name], "own": own[name]}
-                if history.is_too_long(**lengths, max_ratio=self._max_ratio):
-                    exceeded.append(name)
-                after = history.after(**lengths)
+                if math.isnan(own[name]):
+                    after = history.after_unknown(step=steps[name])
+                else:
+                    if history.is_too_long(**lengths, max_ratio=self._max_ratio):
+                        exceeded.append(name)
+                    after = history.after(**lengths)
                 connection.execute(
                     "INSERT OR REPLACE INTO array_steps (data_set, job_digest, array, total, own_total,"
                     " first) VALUES (?, ?, ?, ?, ?, ?)",

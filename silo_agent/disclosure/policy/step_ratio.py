@@ -31,6 +31,10 @@ class ArraySteps:
         floored = max(own, FLOOR_SHARE * max(first))
         return replace(self, total=self.total + step, own_total=self.own_total + floored, first=first)
 
+    def after_unknown(self, *, step: float) -> ArraySteps:
+        """With a step beside which this silo has none: it is judged with its next one."""
+        return replace(self, total=self.total + step)
+
     def longest(self, *, own: float, max_ratio: float) -> float:
         """What a step may be long: it, and all steps with it, at most max_ratio times this silo's own."""
         own_total = self.after(step=0.0, own=own).own_total

@@ -42,12 +42,15 @@ def own_lengths(
     job: Job, key: PhaseKey, context: PhaseContext, values: Mapping[str, Array]
 ) -> dict[str, float]:
     """L2 norm of what each array would move by if every silo had sent these values; of a search, of each arm
-    by itself."""
-    return {
-        _named(arm, name): length
-        for arm in job.arms(key.phase, context.state)
-        for name, length in _own_lengths(arm.job, key, arm.context(context), arm.values(values)).items()
-    }
+    by itself. NaN for an arm whose training came to no number here: others may well have moved it."""
+    lengths: dict[str, float] = {}
+    for arm in job.arms(key.phase, context.state):
+        of_arm = arm.values(values)
+        found = _own_lengths(arm.job, key, arm.context(context), of_arm)
+        if arm.arm is not None and "delta" in of_arm and not np.any(of_arm["delta"]):
+            found = dict.fromkeys(found, math.nan)
+        lengths |= {_named(arm, name): length for name, length in found.items()}
+    return lengths
 
 
 def _named(arm: ArmOfJob, name: str) -> str:

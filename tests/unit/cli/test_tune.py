@@ -43,16 +43,19 @@ def test_the_presets_rate_leads_and_others_lie_where_it_was_seen_to_learn(job: P
     assert (rates[0], len({*rates})) == (known.default, 5)
     assert all(known.least <= rate <= known.most for rate in rates)
     assert "search: 5 arms (training.learning_rate 0.05" in ended.err
-    assert "2 times the training and bytes of one arm alone" in ended.err
+    assert "2 times the rounds and bytes of one arm alone" in ended.err
 
 
 def test_a_rate_of_the_jobs_own_leads_and_where_nothing_was_measured_others_lie_about_it(
     job: Path, chorale: Calls, tmp_path: Path
 ) -> None:
-    job.write_text(JOB + "training: {learning_rate: 0.02, optimizer: adam}\n")
+    job.write_text(JOB + "training: {learning_rate: 0.0123456789, optimizer: adam}\n...\n")
     ended = chorale("tune", job, "--out", tmp_path / "tuned.yaml")
     assert (ended.code, ended.out) == (0, ""), ended.err
-    assert searched((tmp_path / "tuned.yaml").read_text()) == [0.02, 0.003, 0.01, 0.03, 0.1]
+    assert searched((tmp_path / "tuned.yaml").read_text()) == [
+        0.0123456789,
+        *(0.001, 0.003, 0.03, 0.1),
+    ]
     assert read_spec(tmp_path / "tuned.yaml").search is not None
 
 

@@ -93,7 +93,7 @@ def test_of_a_search_one_arms_sums_stand_for_all_and_its_tests_are_seen_by_silos
         {each.name for each in phases["train"].quantities if each.is_seen_by_silos}
         for phases in (found, plain)
     )
-    assert seen - seen_before == {"correct", "tested", "loss_sum"}
+    assert seen - seen_before == {"tested", "loss_sum"}
 
 
 def test_update_under_noise_of_the_sum_is_told_by_silo_and_that_of_dp_sgd_as_in_training() -> None:

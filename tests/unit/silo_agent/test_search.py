@@ -66,6 +66,15 @@ async def test_a_whole_search_under_the_default_policy_stops_no_data_set(make_hu
         await agent.answer("advert", task=hub.begin(6, "evaluate.0").task)
 
 
+async def test_a_silo_at_which_an_arm_diverges_goes_on_with_the_others(make_hub: MakeHub) -> None:
+    diverging = {"silo-0": 1.0}
+    hub = await enrolled(make_hub, each=lambda name: {"objective": Rated(diverging)}, **SEARCHED)
+    for round in range(1, 5):
+        await hub.run(round, "train")
+    assert 2 not in hub.state[ARMS].tolist()  # it has the largest loss of all at one silo
+    await hub.agents["silo-0"].answer("advert", task=hub.begin(5, "train").task)
+
+
 def test_lengths_are_of_each_arm_by_itself(make_hub: MakeHub) -> None:
     hub = make_hub(**SEARCHED)
     job, state = hub.job, {**hub.state, "method/total": np.array(400)}

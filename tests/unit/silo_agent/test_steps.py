@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def test_totals_last_through_a_restart(book: StepBook) -> None:
     assert book.note({"model/a": 3.0}, round=2) == []
     book.reopen()
     assert book.note({"model/a": 2.0}, round=3, ratio=2.0) == ["model/a"]
+
+
+def test_a_step_without_one_of_ones_own_is_judged_with_the_next(book: StepBook) -> None:
+    unknown = {"model/a": math.nan}
+    key = PhaseKey(job_digest=book.job.digest, round=1, phase="train", attempt=1)
+    steps = book.steps(max_step_ratio=3.0)
+    assert steps.note(key, steps={"model/a": 2.5}, own=unknown) == []
+    assert book.note({"model/a": 0.6}, round=2) == ["model/a"]  # 3.1 together, beside 1.0 of its own
+    assert book.note({"model/a": 0.4}, round=3) == []  # the control
 
 
 def test_an_approval_compares_from_there_on(book: StepBook) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from chorale.spec.model_file import facts_of, read_model
 from chorale.spec.state import state_to_bytes
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, QuantizationError
 from silo_agent.training.objective import Work
 from simulation.engine import Simulation
 from simulation.results import SimulationFailed
@@ -20,6 +20,7 @@ from strategies.phases.arms import ARMS, OTHERS, state_of
 from tests.support.rated import RATE, Rated
 from tests.unit.simulation.conftest import SILOS, Makes, spec_of
 from tests.unit.simulation.test_folder import run_in
+from tests.unit.simulation.test_training import digits, simulation
 
 RATES = (0.1, 0.5, 1.5, 1.0, 3.0)  # in its first round the last but one moves the model to where it is best
 SEARCH = {"values": {RATE: list(RATES)}, "rounds": 2}
@@ -96,6 +97,36 @@ def test_an_arm_that_comes_to_no_number_is_the_worst_and_ends_no_other(make: Mak
     assert (live[0], live[-1]) == (first, last)
 
 
+def test_an_arm_whose_training_ends_as_the_built_in_one_does_ends_no_other(make: Makes) -> None:
+    class Stopping(Rated):
+        def compute(self, work: Work) -> Any:
+            if work.spec.learning_rate_at(work.round) >= 1.5:
+                raise QuantizationError("training: the loss is not finite after 32 steps")
+            return super().compute(work)
+
+    live = [state[ARMS].tolist() for state in states(searched(make, objective=Stopping()))]
+    assert (live[0], live[-1]) == ([0, 1, 3], [SECOND])
+    both = {**SEARCH, "values": {RATE: [1.5, 3.0]}}
+    with pytest.raises(SimulationFailed):  # the control: where every arm ends so, the model stays
+        list(searched(make, objective=Stopping(), search=both, training={}).run())
+
+
+@pytest.mark.timeout(300)
+def test_the_built_in_training_of_an_arm_that_diverges_ends_no_other() -> None:
+    values = {RATE: [0.001, 10.0]}
+    trained = simulation(
+        digits(
+            rounds=4,
+            search={"values": values, "rounds": 2},
+            model={"name": "mlp", "hidden": [64, 64, 64]},
+            training={"weight_decay": 0.5, "local_epochs": 10, "batch_size": 8},
+        )
+    )
+    results = list(trained.run())
+    assert [each.result for each in results] == ["applied"] * 4
+    assert trained.state[ARMS].tolist() == [0]
+
+
 def test_a_job_of_one_such_model_is_refused(make: Makes) -> None:
     """The control of the test before."""
     alone = make(
@@ -130,7 +161,33 @@ def test_a_state_of_arms_is_the_same_bytes_wherever_it_is_computed(make: Makes) 
             "learning_rate: expected none beside search, or its first value 0.1",
         ),
         ({"rounds": 4}, "rounds: expected more than 4 with search, which takes 2 times 2 rounds"),
-        ({"search": {**SEARCH, "metric": "dice"}}, "search.metric: expected one of accuracy, loss, got dice"),
+        (
+            {"search": {**SEARCH, "metric": "dice", "best": "highest"}},
+            "search.metric: expected one of accuracy, loss, got dice",
+        ),
+        ({"search": {**SEARCH, "metric": "accuracy"}}, "best: a value is required with metric accuracy"),
+        (
+            {
+                "task": {"name": "regression", "options": {"low": 0, "high": 1}},
+                "search": {**SEARCH, "metric": "mae", "best": "lowest"},
+            },
+            "search.metric: expected one of loss, got mae",
+        ),
+        (
+            {
+                "strategy": {"preset": "fedcsd"},
+                "search": {"values": {"strategy.options.count_weighted": [0, 1]}, "rounds": 2},
+            },
+            "expected values with which all arms sum the same, arm 1 sums something else",
+        ),
+        (
+            {
+                "strategy": {"preset": "spherefed"},
+                "search": {"values": {"strategy.options.ridge": [0.1, 1.0]}, "rounds": 2},
+            },
+            "strategy.options.ridge is read after the rounds alone",
+        ),
+        ({"keep": {"metric": "loss", "best": "lowest"}}, "keep: not allowed with search"),
         ({"search": {"values": {RATE: [0.1, -1.0]}}}, "search: arm 1: .*learning_rate"),
         ({"stop": {"metric": "loss", "best": "lowest", "rounds": 2}}, "stop: not allowed with search"),
         ({"evaluate_all_every": 2}, "evaluate_all_every: not allowed with search"),
