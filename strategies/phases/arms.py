@@ -302,4 +302,4 @@ class _SumsOfArm(Mapping[str, Array]):
         return iter(names_of_arm(self._sums, self._suffix))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(names_of_arm(self._sums, self._suffix))
