@@ -17,9 +17,9 @@ from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T,
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER
-from strategies.phases.arms import Arm, ArmsPhase, Halving, LeadersPhase, live_arms, state_of
+from strategies.phases.arms import Arm, ArmsPhase, Halving, live_arms, state_of
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
-from strategies.phases.evaluation import ACCURACY, EVALUATE, EVALUATE_ALL, EvaluatePhase, Evaluation
+from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
 from strategies.phases.step import GRADIENT, StepPhase
 from strategies.phases.training import TRAIN, TrainPhase
 from strategies.presets import PRESETS, recipe_of
@@ -210,15 +210,10 @@ class Strategy:
             )
             for kind in self.round_phases
         }
-        of_closing = {
-            kind: LeadersPhase(kind=kind, phases=tuple(arm.phase(kind) for arm in arms))
-            for kind in self.closing
-            if kind != EVALUATE  # the same with any values
-        }
         return replace(
             self,
             arms=arms,
-            phases=MappingProxyType({**self.phases, **of_rounds, **of_closing}),
+            phases=MappingProxyType({**self.phases, **of_rounds}),
             passed_over=tuple(dict.fromkeys(rule for arm in arms for rule in arm.passed_over)),
         )
 

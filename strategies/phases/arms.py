@@ -253,26 +253,6 @@ class ArmsPhase:
         return {arm: suffix_of(arm, [*contexts]) for arm in contexts}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeadersPhase:
-    """A phase after the rounds, as the leading arm has it. phases: of each arm."""
-
-    kind: str
-    phases: tuple[Phase, ...]
-
-    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        return self._of(context).quantities(context)
-
-    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        return self._of(context).next_state(context, sums)
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
-        return self._of(context).figures(context, sums)
-
-    def _of(self, context: PhaseContext) -> Phase:
-        return self.phases[live_arms(context.state, len(self.phases))[0]]
-
-
 def _tagged(quantity: Quantity) -> Quantity:
     """One that the next state may follow from. A count fits the 47 bits of a tagged sum."""
     bound = min(quantity.bound, MAX_SAMPLES) if quantity.is_count else quantity.bound
