@@ -37,7 +37,7 @@ def tune(file: Path, out: Path | None) -> None:
     text = f"{written.decode().rstrip().removesuffix('...').rstrip()}\n{block}"
     spec = spec_of(parse_mapping(text.encode(), source=str(file)), source=str(file))
     assert spec.search is not None
-    click.echo(spec.search.told(spec.rounds), err=True)
+    click.echo(spec.search.in_words(spec.rounds), err=True)
     if out is None:
         click.echo(text, nl=False)
     else:

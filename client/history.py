@@ -163,7 +163,7 @@ class JobHistory:
             for record in self.of_kind(TRAIN)
             if (each := arm_in(record.figures, WINNER, spec)) is not None
         ]
-        return f"search: {spec.search.arm_told(winners[-1])} won" if winners else ""
+        return spec.search.winner_in_words(winners[-1]) if winners else ""
 
     def arm_after(self, round: int, spec: JobSpec) -> int | None:
         """Of a search, whose model stood first after the round; None without one."""

@@ -139,7 +139,7 @@ def plan_of(submission: Submission) -> Plan:
         silos=len(spec.silos),
         rounds=spec.rounds,
         learning_rate=spec.learning_rate_at(1),
-        search="" if spec.search is None else spec.search.told(spec.rounds),
+        search="" if spec.search is None else spec.search.in_words(spec.rounds),
         phases=tuple(phases),
         model_bytes=float32_bytes(state),
         state_bytes=len(submission.state) * max(1, len(spec.arms)),

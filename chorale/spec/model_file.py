@@ -75,7 +75,7 @@ def facts_of(
         "silos": str(len(spec.silos)),
         **_promised(spec),
         **_fitted((closing or {}).get(TEMPERATURE)),
-        **({} if arm is None or spec.search is None else {"search": spec.search.arm_told(arm)}),
+        **({} if arm is None or spec.search is None else {"search": spec.search.arm_in_words(arm)}),
         "chorale": version,
         **{name: json.dumps(values[name]) for name in DESCRIBED},
     }

@@ -83,7 +83,7 @@ class SearchSpec(SpecPart):
         assert self.rounds is not None  # the job is read with it
         return self.rounds
 
-    def told(self, rounds: int) -> str:
+    def in_words(self, rounds: int) -> str:
         """For people who approve or plan. rounds: of the job."""
         what = "; ".join(
             f"{field} {', '.join(f'{value:g}' for value in values)}" for field, values in self.values.items()
@@ -96,11 +96,14 @@ class SearchSpec(SpecPart):
             "one arm alone"
         )
 
-    def arm_told(self, arm: int) -> str:
+    def arm_in_words(self, arm: int) -> str:
         """An arm in words: `arm 2 of 5, training.learning_rate 0.3`."""
         arms = self.combinations
         values = (f"{field} {value:g}" for field, value in arms[arm].items())
         return f"arm {arm} of {len(arms)}, {', '.join(values)}"
+
+    def winner_in_words(self, arm: int) -> str:
+        return f"search: {self.arm_in_words(arm)} won"
 
 
 def with_search(values: Mapping[object, object]) -> dict[object, object]:

@@ -402,8 +402,8 @@ def _run(trial: Trial, spec: JobSpec, samples: int, findings: Findings) -> None:
         rate = samples * epochs / max(seconds, 1e-9)
         size = sum(each.upload_bytes for each in rounds) / MEGABYTE
         arms = f", of each of at first {len(spec.arms)} arms" if spec.arms else ""
-        told = f"at most about {seconds:.1f} s, {rate:.0f} samples/s, {size:.3f} MB to send{arms}"
-        findings.fine("round", told)
+        message = f"at most about {seconds:.1f} s, {rate:.0f} samples/s, {size:.3f} MB to send{arms}"
+        findings.fine("round", message)
 
 
 @contextmanager

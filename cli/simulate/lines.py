@@ -160,8 +160,7 @@ def _searched(simulation: Simulation) -> str:
     """Which arm of a search is left; "" where several are, and without one."""
     spec, arms = simulation.job.spec, simulation.job.spec.arms
     live = live_arms(simulation.state, len(arms)) if arms else []
-    is_over = spec.search is not None and len(live) == 1
-    return f"search: {spec.search.arm_told(live[0])} won" if spec.search is not None and is_over else ""
+    return spec.search.winner_in_words(live[0]) if spec.search is not None and len(live) == 1 else ""
 
 
 def _kept(simulation: Simulation) -> dict[str, Any] | None:

@@ -437,7 +437,9 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
 
 
 def _method_told(spec: JobSpec) -> str:
-    searched = "" if spec.search is None else f"; {spec.search.told(spec.rounds)}; each arm sums all of it"
+    searched = (
+        "" if spec.search is None else f"; {spec.search.in_words(spec.rounds)}; each arm sums all of it"
+    )
     task = spec.method.task.word
     return f"{spec.strategy.name}, task {task}; {spec.count}, {_named_told(spec)}{searched}"
 

@@ -37,7 +37,7 @@ def computed_or_nothing(objective: Objective, work: Work) -> Mapping[str, Array]
 def _nothing(work: Work, *, why: str) -> Mapping[str, Array]:
     """Zeros, and of the test the largest loss of all that it would have tested."""
     log.warning("this arm of the search adds nothing", rate=work.spec.training.learning_rate, why=why)
-    told = {
+    known = {
         WEIGHT: np.array(work.weight),
         TESTED.name: np.array(len(work.data.holdout)),
         LOSS_SUM.name: np.array(LOSS_SUM.bound),
@@ -45,6 +45,6 @@ def _nothing(work: Work, *, why: str) -> Mapping[str, Array]:
     summed = work.spec.method.phase(work.phase_kind).quantities(work.context)
     further = [each for each in summed if each.name not in (CLIPPED, MEAN_SQUARE)]
     return {
-        each.name: told.get(each.name, np.zeros(each.shape, np.int64 if each.is_count else np.float32))
+        each.name: known.get(each.name, np.zeros(each.shape, np.int64 if each.is_count else np.float32))
         for each in further
     }

@@ -131,11 +131,11 @@ def joined(states: Mapping[int, Arrays], live: Sequence[int], *, rounds: int) ->
     """One state of the live arms, the leading one first and the others in order."""
     first, *others = live
     live = [first, *sorted(others)]
-    joined = dict(states[first])
+    state = dict(states[first])
     for arm in live[1:]:
         own = {name: array for name, array in states[arm].items() if name not in SHARED}
-        joined |= {f"{OTHERS}{arm}/{name}": array for name, array in own.items()}
-    return joined | {ARMS: np.array(live, np.int64), ROUNDS: np.array(rounds, np.int64)}
+        state |= {f"{OTHERS}{arm}/{name}": array for name, array in own.items()}
+    return state | {ARMS: np.array(live, np.int64), ROUNDS: np.array(rounds, np.int64)}
 
 
 def with_arms(state: Arrays, live: Sequence[int]) -> dict[str, Array]:

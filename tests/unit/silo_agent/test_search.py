@@ -26,8 +26,7 @@ SEARCHED: dict[str, Any] = {"rounds": 6, "search": {"values": {RATE: RATES}, "ro
 
 async def searched(make_hub: MakeHub, **options: Any) -> Hub:
     """Enrolled, with the first model of all arms."""
-    each = lambda name: {"objective": Rated(), **options}  # noqa: E731
-    return await enrolled(make_hub, each=each, **SEARCHED)
+    return await enrolled(make_hub, each=lambda name: {"objective": Rated(), **options}, **SEARCHED)
 
 
 async def test_silos_take_the_arms_that_they_computed_and_no_other_winner(make_hub: MakeHub) -> None:
