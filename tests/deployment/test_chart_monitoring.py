@@ -88,6 +88,19 @@ def test_each_mistake_in_a_query_is_seen(query: str, mistake: str) -> None:
 
 
 @charts
+def test_of_several_processes_each_is_told_apart(chart: str) -> None:
+    place = {"namespace", "pod", "instance"}
+    targets = [target for panel in dashboard_of(chart)["panels"] for target in panel["targets"]]
+    counted = [rule["expr"] for rule in rules_of(chart)] + [target["expr"] for target in targets]
+    groups = re.findall(r"\b(?:sum|max) by \(([^)]*)\)", "\n".join(counted))
+    assert len(groups) > 8
+    assert all(place <= set(group.split(", ")) for group in groups)
+    for target in targets:
+        assert all(f'{label}=~"${label}"' in target["expr"] for label in place), target["expr"]
+        assert "{{instance}}" in target["legendFormat"]
+
+
+@charts
 def test_panels_lie_apart_and_have_titles(chart: str) -> None:
     panels = dashboard_of(chart)["panels"]
     cells = {
