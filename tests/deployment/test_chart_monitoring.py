@@ -88,7 +88,7 @@ def test_each_mistake_in_a_query_is_seen(query: str, mistake: str) -> None:
 
 
 @charts
-def test_of_several_processes_each_is_told_apart(chart: str) -> None:
+def test_of_several_processes_each_is_distinguished(chart: str) -> None:
     place = {"namespace", "pod", "instance"}
     targets = [target for panel in dashboard_of(chart)["panels"] for target in panel["targets"]]
     counted = [rule["expr"] for rule in rules_of(chart)] + [target["expr"] for target in targets]
