@@ -59,7 +59,7 @@ def backup(config: Path, out: Path) -> None:
     """
     from coordinator.process import allow_descriptors
     from coordinator.settings import load_coordinator_settings
-    from coordinator.storage.backup import write_backup
+    from coordinator.storage.backup import note_backup, write_backup
 
     settings = load_coordinator_settings(config)
     allow_descriptors()  # all files are open at once
@@ -67,6 +67,11 @@ def backup(config: Path, out: Path) -> None:
     path = out / f"chorale-{settings.federation}-{now:%Y%m%dT%H%M%SZ}.tar" if out.is_dir() else out
     with _new_file(path) as file:
         manifest = write_backup(settings.directory, federation=settings.federation, now=now, out=file)
+    try:
+        note_backup(settings.directory, manifest.made)
+    except OSError as error:  # such as a directory that is mounted read-only
+        why = (error.strerror or str(error)).lower()
+        click.echo(f"{settings.directory}: {why}, so no metric shows the backup", err=True)
     size_bytes = sum(entry.bytes for entry in manifest.files.values())
     destination = "standard output" if path == STREAM else path
     click.echo(

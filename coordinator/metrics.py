@@ -16,9 +16,11 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from chorale.observability.process_metrics import LoopLag
 from chorale.runtime import disk
 from coordinator.phase_machine import STAGES, PhaseState
 from coordinator.reasons import FailureReason
+from coordinator.storage.backup import backup_made
 from coordinator.storage.store import JobStatus
 from strategies.declared_parts import PHASE_KINDS
 
@@ -179,6 +181,11 @@ class CoordinatorMetrics:
             Counter, "refused_rosters", "Times that the roster file was not taken over."
         )
         self.roster_version = self._new(Gauge, "roster_version", "Version of the roster in use.")
+        self.loop_lag = LoopLag()
+        self._new(Gauge, "event_loop_lag_seconds", LoopLag.TEXT).set_function(self.loop_lag.longest_seconds)
+        self._backup = self._new(
+            Gauge, "backup_timestamp_seconds", "When the newest backup was made; 0: none of this directory."
+        )
         self._free_bytes = self._new(
             Gauge, "state_free_bytes", "Bytes free on the disk of the coordinator's directory."
         )
@@ -193,10 +200,11 @@ class CoordinatorMetrics:
             created.labels(*values)
         return created
 
-    def watch_disk(self, directory: Path) -> None:
-        """Both figures are read at every scrape."""
+    def watch_directory(self, directory: Path) -> None:
+        """Its disk and its backups are looked at in every scrape."""
         self._free_bytes.set_function(lambda: disk.free_bytes(directory))
         self._size_bytes.set_function(lambda: disk.size_bytes(directory))
+        self._backup.set_function(lambda: backup_made(directory))
 
     def know_silos(self, names: Iterable[str]) -> None:
         """Start the counts of these silos at zero."""
@@ -227,6 +235,15 @@ class CoordinatorMetrics:
         """counts: jobs of each status; one that is not there has none."""
         for status in JobStatus:
             self.jobs.labels(status=status.value).set(counts.get(status, 0))
+
+    def forget_job(self, job_id: str) -> None:
+        """It is over for so long that what it came to has been scraped."""
+        for metric in (self.accuracy, self.loss, self.data_share, self.rounds_completed):
+            with suppress(KeyError):  # it ended before it ran
+                metric.remove(job_id)
+        for metric, of, end in product((self.accuracy_interval, self.loss_interval), INTERVALS, ENDS):
+            with suppress(KeyError):
+                metric.remove(job_id, of, end)
 
     def drop_checkpoint(self, job_id: str) -> None:
         """The job is paused or over: its checkpoint may grow old."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from chorale.credentials import CredentialFiles, Credentials
 from chorale.observability.logs import get_logger
+from chorale.observability.process_metrics import add_process_metrics
 from chorale.runtime.audit import AuditInUse, AuditLog
 from chorale.runtime.software import Software, own_software
 from coordinator.members.attendance import Attendance
 from coordinator.members.line_rates import LineRates
 from coordinator.members.roster_book import RosterBook
-from coordinator.metrics import CoordinatorMetrics
+from coordinator.metrics import PREFIX, CoordinatorMetrics
 from coordinator.process import Clock
 from coordinator.settings import CoordinatorSettings
 from coordinator.storage.checkpoints import Checkpoints
@@ -76,7 +77,8 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = CoordinatorMetrics()
-    metrics.watch_disk(settings.directory)
+    metrics.watch_directory(settings.directory)
+    add_process_metrics(metrics.registry, PREFIX, version=software.version)
     files = CredentialFiles(
         settings.identity,
         settings.authority,

@@ -20,6 +20,7 @@ from chorale.credentials import CredentialFiles
 from chorale.observability import logs, tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.probes import ProbeServer
+from chorale.observability.process_metrics import add_process_metrics
 from chorale.runtime import disk
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
@@ -36,7 +37,7 @@ from silo_agent.in_force import HeldPolicy, InForce
 from silo_agent.local_storage.local_state import LocalStates
 from silo_agent.local_storage.personal_models import PersonalModels
 from silo_agent.local_storage.state_files import StateFiles
-from silo_agent.metrics import SiloMetrics
+from silo_agent.metrics import PREFIX, SiloMetrics
 from silo_agent.objective import load_objective
 from silo_agent.rounds.first_state import FirstStates
 from silo_agent.rounds.inputs.compute_process import ComputeProcess
@@ -114,6 +115,7 @@ async def run_agent(settings: SiloSettings, config: Path | None = None) -> None:
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
         check_whole(ledger, audit, settings.audit_path)
         metrics = SiloMetrics(tuple(policies))
+        add_process_metrics(metrics.registry, PREFIX, version=software.version)
         data = await OpenData.open(settings, policies, ledger=ledger, audit=audit, metrics=metrics)
         metrics.watch_disk(settings.directory)
         metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
@@ -210,9 +212,11 @@ class _Agent:
             proxy=route.proxy.address if route.proxy else None,
             data=", ".join(data.name for data in settings.data_sets),
         )
+        watching = asyncio.create_task(self._metrics.loop_lag.watch())
         try:
             await _until_stopped(self._stream, stopping)
         finally:
+            watching.cancel()
             await handler.close()
 
     def _handler(

@@ -12,6 +12,7 @@ from typing import Any
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from chorale.observability.process_metrics import LoopLag
 from chorale.runtime import disk
 from chorale.transport.line_probe import Trouble
 from chorale.v1.records_pb2 import PhaseRecord
@@ -109,6 +110,8 @@ class SiloMetrics:
             "gpu_memory_bytes",
             "GPU memory that training without privacy holds in this process; other processes have their own.",
         ).set_function(_gpu_memory_bytes)
+        self.loop_lag = LoopLag()
+        gauge("event_loop_lag_seconds", LoopLag.TEXT).set_function(self.loop_lag.longest_seconds)
         for phase in PHASE_KINDS:
             self.sessions.labels(phase=phase)
             for result in PhaseEnd:

@@ -46,6 +46,7 @@ from crypto.session.coordinator_session import CoordinatorState
 
 RESUME_SECONDS = 15.0  # after a fault of this machine, such as a full disk; doubled by each that follows
 ROOM_SECONDS = 1.0  # where the disk is full: how often it is looked whether it still is
+SHOWN_SECONDS = 3600.0  # a job that ended, in the metrics: each scrape sees what it came to
 MAX_RESUME_SECONDS = 960.0  # an attempt that a fault breaks off is one of the phase's few
 
 # of silos whose answer was still open when others ended the job
@@ -166,6 +167,7 @@ class JobRunner:
         ended = pb.JobEnded(job_digest=self.job.digest, status=status.value, reason=public)
         self._resources.attendance.send_all(self.job.spec.silos, pb.CoordinatorMessage(job_ended=ended))
         self._resources.metrics.drop_checkpoint(self.job.id)
+        asyncio.get_running_loop().call_later(SHOWN_SECONDS, self._resources.metrics.forget_job, self.job.id)
         if self._revealed is not None:
             self._revealed.path.unlink(missing_ok=True)
         log.info("job ended", job=self.job.id, status=status.value, reason=public)

@@ -86,7 +86,8 @@ class Host:
             for service in ("", *SERVICES):
                 await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
             self._is_serving = True
-            self._watching = asyncio.create_task(self._watch_files())
+            watched = (self._watch_files(), self.resources.metrics.loop_lag.watch())
+            self._watching = [asyncio.create_task(each) for each in watched]
             self.grpc_address = _with_port(self._settings.listen, port)
             if probes is not None and self._settings.metrics_listen is not None:
                 self.metrics_address = _with_port(self._settings.metrics_listen, probes.port)
@@ -102,7 +103,8 @@ class Host:
         """No new work, every stream ended with a reason, jobs left as they are stored."""
         log.info("draining")
         self._is_serving = False
-        self._watching.cancel()
+        for task in self._watching:
+            task.cancel()
         await self._health.enter_graceful_shutdown()
         await self.job_manager.stop()
         for connection in self.resources.attendance.connections.values():

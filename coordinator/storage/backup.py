@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from chorale.runtime import disk
 from chorale.runtime.database import Database
-from chorale.runtime.files import PRIVATE
+from chorale.runtime.files import PRIVATE, write_atomic
 from coordinator.phase_machine import ENDED, PhaseState
 from coordinator.storage.checkpoints import SUFFIX
 from coordinator.storage.schema import MIGRATIONS
@@ -32,6 +32,7 @@ from crypto.errors import ChoraleError, ConfigError
 
 DATABASE, AUDIT, MANIFEST = "coordinator.sqlite", "audit.jsonl", "manifest.json"
 CHECKPOINTS, SUMS = "checkpoints", "sums"
+NOTE = "newest-backup"  # when it was made; no part of one
 TRIES = 1000  # to open all files between two commits: opening takes a millisecond or two
 
 
@@ -104,6 +105,19 @@ def write_backup(directory: Path, *, federation: str, now: datetime, out: IO[byt
             content = manifest.model_dump_json(indent=2).encode()
             _add(archive, _OpenFile(name=MANIFEST, file=BytesIO(content), size_bytes=len(content)), now)
     return manifest
+
+
+def note_backup(directory: Path, made: datetime) -> None:
+    """For the metrics of the coordinator that runs on the directory. Raises OSError."""
+    write_atomic(directory / NOTE, f"{made.timestamp():.0f}\n".encode())
+
+
+def backup_made(directory: Path) -> float:
+    """When the newest backup of a directory was made, in Unix seconds; 0 where none was."""
+    try:
+        return float((directory / NOTE).read_text())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def needed_files(connection: sqlite3.Connection) -> set[str]:

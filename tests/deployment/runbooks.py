@@ -179,11 +179,17 @@ class Site(LocalFederation):
         pod, dashes, program, *arguments = words
         assert dashes == "--"
         mounted = {
-            "/etc/chorale/settings/silo.yaml": str(self.folder / f"{_release(pod)}.yaml"),
+            f"/etc/chorale/settings/{kind}.yaml": str(self.folder / f"{_release(pod)}.yaml")
+            for kind in ("silo", "coordinator")
+        } | {
             "/var/lib/chorale/state": str(self.folder / _release(pod)),
         }
         for path, here in mounted.items():
             arguments = [part.replace(path, here) for part in arguments]
+        if ">" in arguments:  # as a shell redirects what comes to it
+            *arguments, stream, _, out = arguments
+            assert stream == "-"
+            arguments.append(str(self.folder / out))
         if program == "chorale":
             return self._chorale(arguments)
         assert program == "du"

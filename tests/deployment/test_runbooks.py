@@ -12,9 +12,11 @@ import re
 import shutil
 import socket
 import ssl
+import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,6 +29,7 @@ import yaml
 from chorale.privacy.job_releases import JobReleases
 from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
+from coordinator.storage.backup import note_backup
 from crypto.identity.certificates import Role
 from strategies.base import TOTAL
 from tests.deployment import helm, prometheus
@@ -540,6 +543,15 @@ def test_a_false_sum_is_refused_until_its_cause_is_found(watch: Watch) -> None:
     watch.offer()  # where too few silos were left for the first, it has ended
     watch.wait_rounds()
     watch.ends("ChoraleSiloRefusesSum")
+
+
+@exercises("ChoraleCoordinatorBackupTooOld")
+def test_backups_that_are_made_no_more_are_seen_until_one_is(watch: Watch) -> None:
+    note_backup(watch.site.folder / COORDINATOR, datetime.now(UTC) - timedelta(days=3))
+    watch.fires("ChoraleCoordinatorBackupTooOld")
+    watch.do("ChoraleCoordinatorBackupTooOld")
+    assert tarfile.is_tarfile(watch.site.folder / "hub.tar")
+    watch.ends("ChoraleCoordinatorBackupTooOld")
 
 
 @pytest.mark.soak

@@ -13,11 +13,13 @@ import grpc
 import numpy as np
 import pytest
 
+from chorale.observability.process_metrics import add_process_metrics
+from chorale.runtime.software import own_software
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from coordinator.jobs.aggregate import MaskedSum
 from coordinator.jobs.job_runner import JobRunner
-from coordinator.metrics import CoordinatorMetrics
+from coordinator.metrics import PREFIX, CoordinatorMetrics
 from coordinator.storage.store import Store
 from crypto.errors import Refusal
 from crypto.identity.certificates import Role
@@ -325,6 +327,7 @@ async def test_no_series_appears_that_was_not_there_from_the_start(attended_hub)
     digest, _, _ = await hub.run(rounds=1)
 
     expected = CoordinatorMetrics()
+    add_process_metrics(expected.registry, PREFIX, version=own_software().version)
     expected.know_silos(hub.names)
     expected.know_job(digest.hex()[:12])
     assert sample(hub, "dropouts_total", silo="silo-2", stage="masked") > 0

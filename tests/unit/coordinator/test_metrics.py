@@ -39,6 +39,8 @@ FAMILIES = {
     "roster_expiry_timestamp_seconds": "gauge",
     "roster_signed_timestamp_seconds": "gauge",
     "roster_version": "gauge",
+    "backup_timestamp_seconds": "gauge",
+    "event_loop_lag_seconds": "gauge",
     "state_free_bytes": "gauge",
     "state_size_bytes": "gauge",
 }
@@ -76,6 +78,17 @@ def test_accuracy_and_loss_are_no_number_before_a_sum():
             f"chorale_coordinator_{name}", {"federation_job": "0123456789ab"}
         )
         assert math.isnan(sample)
+
+
+def test_an_ended_jobs_series_end():
+    metrics = CoordinatorMetrics()
+    for job in ("0123456789ab", "ba9876543210"):
+        metrics.know_job(job)
+    metrics.forget_job("0123456789ab")
+    metrics.forget_job("ffffffffffff")  # one that never ran
+    text = generate_latest(metrics.registry)
+    assert b"0123456789ab" not in text
+    assert text.count(b'federation_job="ba9876543210"') == 12
 
 
 def test_a_status_that_no_job_has_any_more_falls_to_zero():
