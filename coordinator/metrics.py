@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from chorale.observability.audit_head import TEXT as TEXT_LOST
 from chorale.observability.process_metrics import LoopLag
 from chorale.runtime import disk
 from coordinator.phase_machine import STAGES, PhaseState
@@ -186,6 +187,7 @@ class CoordinatorMetrics:
         self._backup = self._new(
             Gauge, "backup_timestamp_seconds", "When the newest backup was made; 0: none of this directory."
         )
+        self.audit_entries_lost = self._new(Gauge, "audit_entries_lost", TEXT_LOST)
         self._free_bytes = self._new(
             Gauge, "state_free_bytes", "Bytes free on the disk of the coordinator's directory."
         )

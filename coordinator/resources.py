@@ -17,6 +17,7 @@ from coordinator.members.roster_book import RosterBook
 from coordinator.metrics import PREFIX, CoordinatorMetrics
 from coordinator.process import Clock
 from coordinator.settings import CoordinatorSettings
+from coordinator.storage.backup import AUDIT
 from coordinator.storage.checkpoints import Checkpoints
 from coordinator.storage.spool import SpoolMemory, clear_spools
 from coordinator.storage.store import Store
@@ -91,7 +92,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     with ExitStack() as closing:
         # the audit log first: it is locked, so two coordinators never share a directory
         try:
-            audit = AuditLog(settings.directory / "audit.jsonl")
+            audit = AuditLog(settings.directory / AUDIT)
         except AuditInUse:
             where = settings.directory
             raise AuditInUse(f"{where}: another coordinator runs there; each has its own directory") from None
@@ -104,6 +105,8 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
             )
         store = Store(path)
         closing.callback(store.close)
+        store.audit_head().check(settings.directory / AUDIT, audit, metrics.audit_entries_lost)
+        closing.callback(lambda: store.audit_head().keep(audit))
         clear_spools(settings.spool_directory)
         roster_book = RosterBook(
             settings.roster,

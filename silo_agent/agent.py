@@ -113,8 +113,9 @@ async def run_agent(settings: SiloSettings, config: Path | None = None) -> None:
         shutil.rmtree(settings.processes_directory, ignore_errors=True)  # of one that was killed
         audit = stack.enter_context(closing(AuditLog(settings.audit_path)))
         ledger = stack.enter_context(closing(Ledger(settings.ledger_path)))
-        check_whole(ledger, audit, settings.audit_path)
         metrics = SiloMetrics(tuple(policies))
+        check_whole(ledger, audit, settings.audit_path, metrics.audit_entries_lost)
+        stack.callback(lambda: ledger.audit_trail(settings.audit_path).head.keep(audit))
         add_process_metrics(metrics.registry, PREFIX, version=software.version)
         data = await OpenData.open(settings, policies, ledger=ledger, audit=audit, metrics=metrics)
         metrics.watch_disk(settings.directory)

@@ -14,13 +14,14 @@ from chorale.privacy.releases import releases_to_json
 from chorale.runtime.software import own_software
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
+from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT, SPENT_EVENT
 from silo_agent.disclosure.ledger.decisions import (
     APPROVED_EVENT,
     GRANTED_EVENT,
     REFUSALS_GRANTED_EVENT,
     REJECTED_EVENT,
 )
-from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, LedgerJob
+from silo_agent.disclosure.ledger.ledger import Ledger, LedgerJob
 from silo_agent.disclosure.policy.policy import read_policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.settings import SiloSettings

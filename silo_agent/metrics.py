@@ -12,6 +12,7 @@ from typing import Any
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from chorale.observability.audit_head import TEXT as TEXT_LOST
 from chorale.observability.process_metrics import LoopLag
 from chorale.runtime import disk
 from chorale.transport.line_probe import Trouble
@@ -104,6 +105,7 @@ class SiloMetrics:
             "credentials_refused",
             "1 while files of certificate, key or authority hold what was refused; the former are in use.",
         )
+        self.audit_entries_lost = gauge("audit_entries_lost", TEXT_LOST)
         self._free_bytes = gauge("state_free_bytes", "Bytes free on the disk of the silo's directory.")
         self._size_bytes = gauge("state_size_bytes", "Bytes that the disk of the silo's directory has.")
         gauge(

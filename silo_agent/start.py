@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from prometheus_client import Gauge
+
 from chorale.runtime.audit import AuditLog
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
-from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger
+from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT, SPENT_EVENT
+from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.in_force import HeldPolicy
 from silo_agent.settings import SiloSettings
 from silo_agent.training.data.own_data import check_named
@@ -36,17 +39,19 @@ def alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def check_whole(ledger: Ledger, audit: AuditLog, audit_path: Path) -> None:
+def check_whole(ledger: Ledger, audit: AuditLog, audit_path: Path, lost: Gauge) -> None:
     """A ledger that lost a reveal or a spend, or was put back, must not serve; what a crash left out of the
-    audit log is entered now. Raises AgentFailed, ConfigError."""
+    audit log is entered now. Raises AgentFailed, ConfigError. lost: metric of entries that are missing."""
     try:
         ledger.check_not_put_back()
     except PolicyRefusal as error:
         raise AgentFailed(str(error)) from None
+    trail = ledger.audit_trail(audit_path)
     for event in (REVEALED_EVENT, SPENT_EVENT):
-        ledger.check(audit_path, event)
+        trail.check(event)
+    trail.head.check(audit_path, audit, lost)
     for event in (REVEALED_EVENT, SPENT_EVENT):
-        for untold in ledger.untold(audit_path, event):
+        for untold in trail.untold(event):
             audit.append(event, **untold)
     ledger.decisions().tell(audit)
 

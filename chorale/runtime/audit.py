@@ -1,7 +1,9 @@
 """The audit log: JSON lines, each with the hash of the line before.
 
 A change, removal or reordering of an entry breaks the chain behind it. Cutting off the end leaves a
-sound chain, so what must not be cut off stands in a ledger too. Source: docs/protocol.md 10.
+sound chain, so what must not be cut off stands in a ledger too, and a database keeps the newest entry that
+it knows of (observability/audit_head.py). `rotate` closes a file; the chain goes on in the next.
+Source: docs/protocol.md 10.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +31,7 @@ FIRST_PREVIOUS = "0" * 64
 MAX_LINE_BYTES = 1 << 20
 MAX_UNFLUSHED_BYTES = 1 << 16  # about 200 entries
 MAX_HASH_BYTES = 32  # digests and fingerprints; longer bytes would be payload
+CONTINUED = "audit.continued"  # the first entry of a file behind another one
 RESERVED = ("entry", "time", "event", "previous")
 
 
@@ -58,6 +63,11 @@ class AuditLog:
         try:
             torn_bytes = _cut_torn_end(self._file)
             self._head = _read_head(self._file, path)
+            closed = [] if self._head.entry else closed_files(path)
+            if closed:
+                with closed[-1].open("rb") as before:
+                    self._head = _read_head(before, closed[-1])
+                self.append(CONTINUED, closed=closed[-1].name)
         except BaseException:
             self._file.close()
             raise
@@ -125,8 +135,33 @@ class AuditLog:
             self._unflushed_bytes = 0
 
 
+def rotate(path: Path) -> Path:
+    """Close a log's file and begin the next; the closed file's name says which entries it holds.
+
+    Raises AuditInUse while a process writes the log, ConfigError for one that is empty or damaged, OSError.
+    """
+    with closing(AuditLog(path)) as log:
+        if log.head.entry == 0:
+            raise ConfigError(f"{path}: expected a log with entries, got none")
+        with path.open("rb") as file:
+            first = read_line(file.readline(MAX_LINE_BYTES))["entry"]
+        closed = path.with_name(f"{path.stem}.{first}-{log.head.entry}{path.suffix}")
+        path.rename(closed)
+        sync_directory(path.parent)
+    AuditLog(path).close()
+    return closed
+
+
+def closed_files(path: Path) -> list[Path]:
+    """Those that `rotate` left beside a log, oldest first."""
+    name = re.compile(rf"{re.escape(path.stem)}\.(\d+)-\d+{re.escape(path.suffix)}")
+    found = [(int(match[1]), file) for file in path.parent.glob("*") if (match := name.fullmatch(file.name))]
+    return [file for _, file in sorted(found)]
+
+
 def verify_file(path: Path) -> int:
-    """Number of entries, all of them chained. Raises ConfigError that names the first bad one."""
+    """Number of entries, all of them chained, with those of closed files beside it. Raises ConfigError that
+    names the first bad one."""
     return sum(1 for _ in read_entries(path))
 
 
@@ -138,15 +173,50 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The same, each with its line."""
-    previous = FIRST_PREVIOUS
+    return read_chain([*closed_files(path), path])
+
+
+def read_chain(files: Iterable[Path]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a log's files, in order. The first file may be one that continues another.
+
+    Raises ConfigError, also where a file between two is missing.
+    """
+    before: tuple[Path, Head] | None = None
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
+                head = None if before is None else before[1]
+                for place, line in enumerate(lines, start=1):
+                    if place == 1:
+                        head = _beginning(path, line, before)
+                    assert head is not None
+                    yield line, _checked(line, head=head)
+                    head = Head(entry=head.entry + 1, line_hash=hashlib.sha256(line).hexdigest())
+        except OSError as error:
+            raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        if head is not None:
+            before = path, head
+
+
+def _beginning(path: Path, line: bytes, before: tuple[Path, Head] | None) -> Head:
+    """What a file's first line has to follow. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
-            lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
-            for number, line in enumerate(lines, start=1):
-                yield line, _checked(line, number=number, previous=previous)
-                previous = hashlib.sha256(line).hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        first = read_line(line)
+    except ConfigError:
+        return Head(entry=0, line_hash=FIRST_PREVIOUS)  # it is refused as any other line
+    if before is None:
+        if first["event"] == CONTINUED and first["entry"] > 1:
+            return Head(entry=first["entry"] - 1, line_hash=first["previous"])
+        return Head(entry=0, line_hash=FIRST_PREVIOUS)
+    former, head = before
+    if first["entry"] > head.entry + 1:
+        raise ConfigError(
+            f"{path}: a file is missing before it: entries {head.entry + 1} to {first['entry'] - 1}"
+        )
+    if first["entry"] <= head.entry:
+        raise ConfigError(f"{path}: begins at entry {first['entry']}, and {former} ends at {head.entry}")
+    return head
 
 
 def is_in_use(path: Path) -> bool:
@@ -236,7 +306,9 @@ def read_line(line: bytes) -> dict[str, Any]:
     return dict(entry)
 
 
-def _checked(line: bytes, *, number: int, previous: str) -> dict[str, Any]:
+def _checked(line: bytes, *, head: Head) -> dict[str, Any]:
+    """The entry of a line. head: what it has to follow."""
+    number, previous = head.entry + 1, head.line_hash
     try:
         entry = read_line(line)
     except ConfigError as error:

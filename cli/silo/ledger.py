@@ -145,13 +145,14 @@ def _show(ledger: Ledger, settings: SiloSettings) -> None:
 
 
 def _check_ledger(ledger: Ledger, settings: SiloSettings) -> None:
-    from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, SPENT_EVENT
+    from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT, SPENT_EVENT
 
-    revealed, spent = (ledger.check(settings.audit_path, event) for event in (REVEALED_EVENT, SPENT_EVENT))
+    trail = ledger.audit_trail(settings.audit_path)
+    revealed, spent = (trail.check(event) for event in (REVEALED_EVENT, SPENT_EVENT))
     click.echo(f"{settings.ledger_path}: {revealed} reveals and {spent} spends agree with the audit log")
     untold = {
-        "reveals": len(ledger.untold(settings.audit_path, REVEALED_EVENT)),
-        "spends": len(ledger.untold(settings.audit_path, SPENT_EVENT)),
+        "reveals": len(trail.untold(REVEALED_EVENT)),
+        "spends": len(trail.untold(SPENT_EVENT)),
     }
     for what, count in untold.items():
         if count:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from chorale.observability import audit_head
+
 MIGRATIONS = (
     (
         """
@@ -90,5 +92,6 @@ MIGRATIONS = (
             abandoned BLOB -- chorale.v1.AbandonedProof
         )
         """,
+        *audit_head.TABLES,
     ),
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from chorale.job import SignedJob
+from chorale.observability.audit_head import AuditHead
 from chorale.runtime.database import Commit, Database
 from chorale.v1 import records_pb2, session_pb2
 from coordinator.complaints import FiledComplaint
@@ -108,6 +109,10 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
+
+    def audit_head(self) -> AuditHead:
+        """What is known of the audit log."""
+        return AuditHead(self._database)
 
     # rosters
 

@@ -42,8 +42,9 @@ from crypto.session.coordinator_session import CoordinatorSession
 from crypto.session.messages import RevealedSum, SessionTerms
 from crypto.session.statements import AbandonedProof, CohortProof, Signer, StateProof
 from silo_agent.connection.own_certificates import OwnCertificates
+from silo_agent.disclosure.ledger.audit_trail import SPENT_EVENT, spend_fields
 from silo_agent.disclosure.ledger.budget import Spend
-from silo_agent.disclosure.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
+from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.in_force import HeldPolicy, InForce
 from silo_agent.local_storage.local_state import LocalStates

@@ -19,7 +19,7 @@ from chorale.v1 import operations_pb2 as pb
 from chorale.v1.records_pb2 import Awaited, LeftOut, PhaseRecord
 from client.evidence.verify import examine
 from research.attacks.forged.scene import Scene
-from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT
+from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT
 from tests.support import desk, large_federation, pages
 from tests.support.desk import Desk
 from tests.support.pages import JOB, Pages, ToldCoordinator, summary

@@ -15,9 +15,10 @@ from chorale.runtime.audit import read_entries
 from crypto.errors import ConfigError, Refusal
 from silo_agent.account_units import account_budgets
 from silo_agent.approval.reading import policy_digests
+from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT
 from silo_agent.disclosure.ledger.costs import BudgetBalance
 from silo_agent.disclosure.ledger.decisions import Given
-from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, Ledger, LedgerJob
+from silo_agent.disclosure.ledger.ledger import Ledger, LedgerJob
 from silo_agent.disclosure.policy.policy import load_policy
 from silo_agent.settings import SiloSettings
 from web.shared.phases import with_note

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from chorale.job import Job
-from chorale.runtime import audit
+from chorale.observability import audit_head
 from chorale.runtime.database import Database, Migration
 from chorale.spec.fields import Moment
 from chorale.spec.job_spec import JobSpec
@@ -44,12 +44,13 @@ from silo_agent.disclosure.ledger import (
     steps,
 )
 from silo_agent.disclosure.ledger.accounts import Accounts
-from silo_agent.disclosure.ledger.budget import Budget, ReleaseStatus, Spend, spend_of
+from silo_agent.disclosure.ledger.audit_trail import AuditTrail
+from silo_agent.disclosure.ledger.budget import Budget, Spend
 from silo_agent.disclosure.ledger.costs import Cost
 from silo_agent.disclosure.ledger.data_refusals import DataRefusals
 from silo_agent.disclosure.ledger.decisions import Decisions, suspend
 from silo_agent.disclosure.ledger.known_states import KnownStates
-from silo_agent.disclosure.ledger.reveals import Decision, Reveals, RevealStatus
+from silo_agent.disclosure.ledger.reveals import Decision, Reveals
 from silo_agent.disclosure.ledger.standing import check_not_put_back, settle
 from silo_agent.disclosure.ledger.steps import Steps
 from silo_agent.disclosure.policy.policy import Policy
@@ -83,14 +84,10 @@ WRITERS = (
     data_refusals,
     roster_marks,
     standing,
+    audit_head,
 )
 # what brings a file from one version to the next; each table stands in the module that alone writes it
 MIGRATIONS = ((*TABLES, *(table for each in WRITERS for table in each.TABLES)),)
-
-REVEALED_EVENT = "revealed"  # audit entry: job, round, phase, cohort and survivors, before a share leaves
-REVEALED_FIELDS = ("job", "round", "phase", "cohort")  # what has to agree
-SPENT_EVENT = "spent"  # audit entry: an input and the digest of its releases, written before a byte leaves
-SPENT_FIELDS = ("input", "data_set", "job", "round", "phase", "releases")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +191,10 @@ class Ledger:
         return Budget(
             self._database, policy=policy, data_set=data_set, budgets=budgets, clock=self._clock, tell=tell
         )
+
+    def audit_trail(self, path: Path) -> AuditTrail:
+        """What the audit log at that path says of this ledger."""
+        return AuditTrail(self._database, path)
 
     def accounts(self) -> Accounts:
         """What data sets are charged to."""
@@ -396,29 +397,6 @@ class Ledger:
         with self._database.reading() as connection:
             return roster_marks.newest_version(connection)
 
-    def check(self, audit_path: Path, event: str) -> int:
-        """Compare the reveals (REVEALED_EVENT) or spends (SPENT_EVENT) with the audit chain; returns how many
-        agree.
-
-        Raises ConfigError if the chain is broken, or if it holds one that the ledger does not, or holds
-        otherwise: then the ledger was put back from a backup or edited.
-        """
-        logged, held = self._logged_and_held(audit_path, event)
-        missing = [entry for key, entry in logged.items() if key not in held]
-        if missing:
-            first, what = missing[0], "reveals" if event == REVEALED_EVENT else "spends"
-            raise ConfigError(
-                f"ledger: the audit log holds {len(missing)} {what} that the ledger does not, the first is "
-                f"job {first['job'][:12]} round {first['round']} {first['phase']}: "
-                "was the ledger put back from a backup?"
-            )
-        return len(logged)
-
-    def untold(self, audit_path: Path, event: str) -> list[dict[str, Any]]:
-        """Reveals or spends that a crash or power loss left out of the audit log, as fields for it."""
-        logged, held = self._logged_and_held(audit_path, event)
-        return [fields for key, fields in held.items() if key not in logged]
-
     def costs_of(self, job_digest: bytes) -> dict[str, str]:
         """What the inputs of a job release, as texts by their SHA-256, as the audit log names them."""
         with self._database.reading() as connection:
@@ -428,63 +406,6 @@ class Ledger:
                 (job_digest,),
             ).fetchall()
         return {row["digest"].hex(): row["releases"] for row in rows}
-
-    def _revealed(self) -> list[dict[str, Any]]:
-        """Every reveal as the audit log has it, oldest first."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(
-                "SELECT job_digest, round, phase, cohort_digest, survivors FROM reveals WHERE status = ?"
-                " ORDER BY written_unix_seconds",
-                (RevealStatus.REVEALED,),
-            ).fetchall()
-        return [
-            {
-                "job": row["job_digest"].hex(),
-                "round": row["round"],
-                "phase": row["phase"],
-                "cohort": row["cohort_digest"].hex(),
-                "survivors": row["survivors"].split("\n"),
-            }
-            for row in rows
-        ]
-
-    def _spent(self) -> list[dict[str, Any]]:
-        """Every spend as the audit log has it, oldest first."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(
-                "SELECT * FROM releases WHERE status = ? ORDER BY written_unix_seconds",
-                (ReleaseStatus.SPENT,),
-            ).fetchall()
-        return [spend_fields(spend_of(row)) for row in rows]
-
-    def _logged_and_held(
-        self, audit_path: Path, event: str
-    ) -> tuple[dict[tuple[Any, ...], dict[str, Any]], dict[tuple[Any, ...], dict[str, Any]]]:
-        """Every such entry of the audit log, and every one that the ledger holds, by what has to agree.
-
-        Raises ConfigError if the chain is broken.
-        """
-        is_reveal = event == REVEALED_EVENT
-        names = REVEALED_FIELDS if is_reveal else SPENT_FIELDS
-        written = audit.read_entries(audit_path) if audit_path.exists() else iter(())
-        logged = [each for each in written if each.get("event") == event]
-        held = self._revealed() if is_reveal else self._spent()
-        logged_by, held_by = (
-            {tuple(each.get(name) for name in names): each for each in entries} for entries in (logged, held)
-        )
-        return logged_by, held_by
-
-
-def spend_fields(spend: Spend) -> dict[str, Any]:
-    """A spend as the audit log has it."""
-    return {
-        "input": spend.input_id.hex(),
-        "data_set": spend.data_set,
-        "job": spend.job_digest.hex(),
-        "round": spend.round,
-        "phase": spend.phase,
-        "releases": None if spend.cost_digest is None else spend.cost_digest.hex(),
-    }
 
 
 def _create_private(path: Path) -> None:

@@ -11,8 +11,9 @@ from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
 from crypto.session.reveal import PendingReveal
 from silo_agent.account_units import OpenedData, open_accounts
+from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT, SPENT_EVENT, spend_fields
 from silo_agent.disclosure.ledger.budget import Spend
-from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, SPENT_EVENT, Ledger, spend_fields
+from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.data_sets import DataSet, DataSets

@@ -39,6 +39,7 @@ FAMILIES = {
     "roster_expiry_timestamp_seconds": "gauge",
     "roster_signed_timestamp_seconds": "gauge",
     "roster_version": "gauge",
+    "audit_entries_lost": "gauge",
     "backup_timestamp_seconds": "gauge",
     "event_loop_lag_seconds": "gauge",
     "state_free_bytes": "gauge",

@@ -22,7 +22,7 @@ from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Role
 from silo_agent.agent import run_agent
-from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT
+from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT
 from silo_agent.settings import SiloSettings
 from silo_agent.start import AgentFailed
 from tests.support.ceremony import Ceremony

@@ -23,8 +23,9 @@ from chorale.runtime.audit import AuditLog, read_entries
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.disclosure.ledger.accounts import DELTA_EVENT
+from silo_agent.disclosure.ledger.audit_trail import SPENT_EVENT, spend_fields
 from silo_agent.disclosure.ledger.budget import Budget
-from silo_agent.disclosure.ledger.ledger import SPENT_EVENT, Ledger, spend_fields
+from silo_agent.disclosure.ledger.ledger import Ledger
 from tests.support.sessions import NOW
 from tests.support.writers import at_once, outcome_of
 from tests.unit.silo_agent.privacy_book import (
@@ -484,18 +485,21 @@ def test_check_finds_spend_that_a_backup_or_an_editor_took_away(make_book: MakeB
     book.crash()
     backup = (book.folder / "ledger.sqlite").read_bytes()
     book.spend(job, round=2)
-    [first, second] = book.ledger.untold(path, SPENT_EVENT)
+    [first, second] = book.ledger.audit_trail(path).untold(SPENT_EVENT)
     log = AuditLog(path)
     for fields in (first, second):
         log.append(SPENT_EVENT, **fields)
     log.close()
-    assert (book.ledger.check(path, SPENT_EVENT), book.ledger.untold(path, SPENT_EVENT)) == (2, [])
+    assert (
+        book.ledger.audit_trail(path).check(SPENT_EVENT),
+        book.ledger.audit_trail(path).untold(SPENT_EVENT),
+    ) == (2, [])
     assert second == spend_fields(book.announced[-1])
     book.ledger.close()
     (book.folder / "ledger.sqlite").write_bytes(backup)
     book.crash()
     with pytest.raises(ConfigError, match="holds 1 spends that the ledger does not.* round 2 train"):
-        book.ledger.check(path, SPENT_EVENT)
+        book.ledger.audit_trail(path).check(SPENT_EVENT)
 
 
 @pytest.mark.parametrize(
@@ -517,7 +521,7 @@ def test_check_finds_a_row_that_was_edited(make_book: MakeBook, job: Job, change
     with book.ledger._database.transaction() as connection:
         connection.execute(change)
     with pytest.raises(ConfigError, match="holds 1 spends that the ledger does not"):
-        book.ledger.check(path, SPENT_EVENT)
+        book.ledger.audit_trail(path).check(SPENT_EVENT)
 
 
 def test_a_release_that_was_edited_is_not_composed(make_book: MakeBook, job: Job) -> None:

@@ -18,8 +18,9 @@ from chorale.runtime.audit import AuditLog
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.session.cohort import CohortRule
 from silo_agent.disclosure.ledger import reveals
+from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT
 from silo_agent.disclosure.ledger.decisions import Grants
-from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, Ledger
+from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.ledger.reveals import Decision
 from tests.support.agents import Hub, make_members
 from tests.support.writers import at_once, outcome_of
@@ -508,19 +509,19 @@ def test_enrollment_pins_a_lowest_roster_version(book: Book) -> None:
 
 def test_check_finds_a_ledger_that_was_put_back_from_a_backup(book: Book) -> None:
     audit_path = book.folder / "audit.jsonl"
-    assert book.ledger.check(audit_path, REVEALED_EVENT) == 0
+    assert book.ledger.audit_trail(audit_path).check(REVEALED_EVENT) == 0
     backup = book.path.read_bytes()
     book.reveal(FULL)
     log = AuditLog(audit_path)
-    [untold] = book.ledger.untold(audit_path, REVEALED_EVENT)
+    [untold] = book.ledger.audit_trail(audit_path).untold(REVEALED_EVENT)
     log.append(REVEALED_EVENT, **untold)
-    assert book.ledger.untold(audit_path, REVEALED_EVENT) == []
-    assert book.ledger.check(audit_path, REVEALED_EVENT) == 1
+    assert book.ledger.audit_trail(audit_path).untold(REVEALED_EVENT) == []
+    assert book.ledger.audit_trail(audit_path).check(REVEALED_EVENT) == 1
     book.ledger.close()
     book.path.write_bytes(backup)
     book.open()
     with pytest.raises(ConfigError, match="round 1 train: was the ledger put back from a backup"):
-        book.ledger.check(audit_path, REVEALED_EVENT)
+        book.ledger.audit_trail(audit_path).check(REVEALED_EVENT)
     log.close()
 
 

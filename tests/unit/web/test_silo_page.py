@@ -12,7 +12,8 @@ import pytest
 from chorale.runtime.audit import AuditLog
 from cli.silo.screen import screen
 from crypto.errors import ConfigError
-from silo_agent.disclosure.ledger.ledger import REVEALED_EVENT, Ledger
+from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT
+from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.training.data.settings import DataSettings
 from tests.support.desk import URL, Desk
