@@ -34,18 +34,22 @@ class Helm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def run(self, chart: str | Path, *values: Values) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, chart: str | Path, *values: Values, release: str = "fed"
+    ) -> subprocess.CompletedProcess[str]:
         chosen: list[str | Path] = []
         for place, each in enumerate(values):
             file = self.folder / f"values-{place}.json"
             file.write_text(json.dumps(each))
             chosen += ["-f", file]
         return helm.run(
-            *("template", "fed", chart, "--namespace", "heart", "--kube-version", "1.33.0"), *chosen
+            *("template", release, chart, "--namespace", "heart", "--kube-version", "1.33.0"), *chosen
         )
 
-    def objects(self, chart: str | Path, *values: Values) -> tuple[helm.Object, ...]:
-        done = self.run(chart, *values)
+    def objects(
+        self, chart: str | Path, *values: Values, release: str = "fed"
+    ) -> tuple[helm.Object, ...]:
+        done = self.run(chart, *values, release=release)
         assert done.returncode == 0, done.stderr
         return helm.parsed(done.stdout)
 
@@ -376,3 +380,47 @@ def test_a_volume_of_another_size_is_refused_before_the_api_server_does(
     assert installed(cluster, chart, tmp_path, size="20480Mi", storageClassName="fast") == ""
     other = SILO if chart == COORDINATOR else COORDINATOR
     assert installed(cluster, other, tmp_path, size="30Gi") == ""
+
+
+@charts
+def test_a_release_that_would_lose_its_volume_by_a_new_name_is_refused(
+    cluster: dict[str, Any], chart: str, tmp_path: Path, helm_with: Helm
+) -> None:
+    """A silo's ledger stayed behind under the old name, and the new one began with nothing spent."""
+    live = helm.one(helm_with.objects(chart, shape(chart, "airgap"), {"fullnameOverride": "old"}), "StatefulSet")
+    live["spec"]["volumeClaimTemplates"] = []
+    found = {"kind": "StatefulSetList", "apiVersion": "apps/v1", "metadata": {}, "items": [live]}
+    cluster["/apis/apps/v1/namespaces/heart/statefulsets"] = found
+    sentence = f"fullnameOverride: this release runs as old; as fed-{chart} it would begin with an empty volume"
+    assert sentence in installed(cluster, chart, tmp_path)
+    live["metadata"]["labels"]["app.kubernetes.io/instance"] = "another"
+    assert installed(cluster, chart, tmp_path) == ""
+
+
+# longer than a name may be, and alike where they are cut
+LONG = "clinic-universitaetsklinikum-heidelberg-kardiologie-"
+
+
+def names_in(objects: tuple[helm.Object, ...]) -> set[tuple[str, str]]:
+    return {(each["kind"], each["metadata"]["name"]) for each in objects}
+
+
+@charts
+@pytest.mark.parametrize("override", ["", "nameOverride", "fullnameOverride"])
+def test_long_names_stay_apart_and_short_ones_as_they_are(helm_with: Helm, chart: str, override: str) -> None:
+    # two silos of one namespace had one name: the second one's settings and ledger were the first one's
+    def objects(end: str, *, stem: str = LONG) -> tuple[helm.Object, ...]:
+        more = {override: f"{stem}{end}"} if override else {}
+        release = "fed" if override else f"{stem}{end}"
+        return helm_with.objects(chart, shape(chart, "platform"), more, release=release)
+
+    first, second = objects("a"), objects("b")
+    shared = {("ServiceAccount", "federation")}  # named by the values
+    assert names_in(first) & names_in(second) == shared
+    for each in first:
+        assert len(each["metadata"]["name"]) <= 63
+        assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
+    revision = len("-0123456789")  # of the pod's label controller-revision-hash
+    assert len(helm.one(first, "StatefulSet")["metadata"]["name"]) + revision <= 63
+    short = {"": f"x-a-{chart}", "nameOverride": "fed-x-a", "fullnameOverride": "x-a"}[override]
+    assert helm.one(objects("a", stem="x-"), "StatefulSet")["metadata"]["name"] == short

@@ -377,6 +377,7 @@ def test_every_sentence_of_the_checks_is_tested() -> None:
     live = (
         "persistence.size: the volume",
         "persistence.storageClassName: the volume",
+        "fullnameOverride: this release runs as",
     )  # test_chart_platforms.py
     for chart in helm.NAMES:
         files = sorted((helm.CHARTS / chart / "templates").glob("_*checks.tpl"))

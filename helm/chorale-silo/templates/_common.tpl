@@ -1,17 +1,23 @@
 {{/* What both charts share: the file is the same in each but for the chart's name, which keeps them apart under
      one umbrella. */}}
+{{/* A name that leaves room for what objects add to it. A longer one ends with a hash of the whole, or two that begin
+     alike would be one. */}}
+{{- define "chorale-silo.cut" -}}
+{{- $name := trimSuffix "-" . -}}
+{{- if gt (len $name) 50 -}}
+{{- $name = printf "%s-%s" (trunc 41 $name | trimAll "-.") (sha256sum $name | trunc 8) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
 {{- define "chorale-silo.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | include "chorale-silo.cut" -}}
 {{- end -}}
 
 {{- define "chorale-silo.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
-{{- else if contains (include "chorale-silo.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "chorale-silo.name" .) | trunc 50 | trimSuffix "-" -}}
-{{- end -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- default $full .Values.fullnameOverride | include "chorale-silo.cut" -}}
 {{- end -}}
 
 {{- define "chorale-silo.selector" -}}

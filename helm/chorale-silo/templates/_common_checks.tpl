@@ -12,6 +12,7 @@
 {{- include "chorale-silo.checkExtras" . -}}
 {{- include "chorale-silo.checkMetrics" . -}}
 {{- include "chorale-silo.checkTracing" . -}}
+{{- include "chorale-silo.checkRenamed" . -}}
 {{- include "chorale-silo.checkVolume" . -}}
 {{- end -}}
 
@@ -174,6 +175,18 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- range index . 1 -}}
 {{- if regexMatch "/[0-7]$" . -}}
 {{- fail (printf "%s: %s allows far more addresses than those of one service; give its own" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* At an upgrade: under another name the process would begin with an empty volume. */}}
+{{- define "chorale-silo.checkRenamed" -}}
+{{- $name := include "chorale-silo.fullname" . -}}
+{{- $own := include "chorale-silo.selector" . | fromYaml -}}
+{{- range (lookup "apps/v1" "StatefulSet" .Release.Namespace "").items -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- if and (deepEqual (merge (deepCopy $own) $labels) $labels) (ne .metadata.name $name) -}}
+{{- fail (printf "fullnameOverride: this release runs as %s; as %s it would begin with an empty volume. Set it to %s" .metadata.name $name .metadata.name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
