@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from pydantic import BaseModel
@@ -53,7 +54,7 @@ def properties_of(schema: helm.Object, path: str = "") -> Iterator[str]:
 
 
 def objects_of(schema: helm.Object, path: str = "values") -> Iterator[tuple[str, helm.Object]]:
-    if schema.get("type") == "object":
+    if schema.get("type") == "object" and "allOf" not in schema:  # of another one, which is found itself
         yield path, schema
     for name, value in schema.get("properties", {}).items():
         yield from objects_of(value, f"{path}.{name}")
@@ -191,6 +192,11 @@ REFUSED = [
         DIGITS,
         ["moreData[0].name=b", "moreData[0].format=csv", "moreData[0].path=b.csv"],
         "moreData: its paths are those of data.volume",
+    ),
+    (
+        S,
+        ["moreData[0].name=b", "moreData[0].format=digits", "moreData[0].volume.hostPath=/b"],
+        "moreData: every data set lies in data.volume",
     ),
     (S, ["data.partition.kind=iid"], "data.partition: give kind, silos and index"),
     (DIGITS, ["data.partition.index=3"], "data.partition.index: parts are counted from 0"),
@@ -540,6 +546,34 @@ def test_values_are_the_products_fields_with_the_products_defaults(
         if field is None or field.is_required() or value in (None, "", [], {}) or isinstance(value, dict):
             continue
         assert value == field.default, name
+
+
+def test_further_data_sets_have_every_field_of_the_first(tmp_path: Path) -> None:
+    """The schema of moreData had been written a second time, and lacked cache_megabytes and workers."""
+    defaults = helm.defaults(SILO)
+    fields = helm.schema(SILO)["properties"]["data"]["properties"].keys() - {"volume"}
+    assert fields == defaults["data"].keys() - {"volume"}
+    first = {name: defaults["data"][name] for name in fields} | {"format": "csv", "path": "a.csv"}
+    changed = {"cache_megabytes": 512, "workers": 4, "unit": "patient", "max_rows_per_unit": 3, "holdout": 0.3}
+    values = yaml.safe_load((helm.CHARTS / SILO / "ci" / "hospital-values.yaml").read_text())
+    values |= {"moreData": [{**first, **changed, "name": "ct"}]}
+    (tmp_path / "values.json").write_text(json.dumps(values))
+    done = helm.run("template", "fed", SILO, "--kube-version", "1.33.0", "-f", tmp_path / "values.json")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "silo.yaml"
+    path.write_text(helm.one(helm.parsed(done.stdout), "ConfigMap", f"fed-{SILO}-settings")["data"][path.name])
+    _, further = load_silo_settings(path).data_sets
+    assert {name: getattr(further, name) for name in changed} == changed
+
+    def refused(where: str, name: str) -> bool:
+        """Whether a value that is right for no field is refused there."""
+        wrong = {**first, name: 1.5}
+        more = {"data": wrong | {"volume": {"csi": {}}}} if where == "data" else {"moreData": [wrong]}
+        problems = jsonschema.Draft7Validator(helm.schema(SILO)).iter_errors({**defaults, **more})
+        return where in {str(problem.absolute_path[0]) for problem in problems if name in problem.absolute_path}
+
+    for name in fields:
+        assert (refused("data", name), refused("moreData", name)) == (True, True), name
 
 
 def test_variables_of_services_would_be_read_as_settings(tmp_path: Path) -> None:

@@ -84,6 +84,9 @@
 {{- end -}}
 {{- $names := list $data.name -}}
 {{- range .Values.moreData -}}
+{{- if hasKey . "volume" -}}
+{{- fail "moreData: every data set lies in data.volume, so none has a volume of its own" -}}
+{{- end -}}
 {{- if has .name $names -}}
 {{- fail "moreData: give each data set a name of its own, the ledger counts by name" -}}
 {{- end -}}
