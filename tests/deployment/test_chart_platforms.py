@@ -46,9 +46,7 @@ class Helm:
             *("template", release, chart, "--namespace", "heart", "--kube-version", "1.33.0"), *chosen
         )
 
-    def objects(
-        self, chart: str | Path, *values: Values, release: str = "fed"
-    ) -> tuple[helm.Object, ...]:
+    def objects(self, chart: str | Path, *values: Values, release: str = "fed") -> tuple[helm.Object, ...]:
         done = self.run(chart, *values, release=release)
         assert done.returncode == 0, done.stderr
         return helm.parsed(done.stdout)
@@ -263,7 +261,18 @@ def test_a_platforms_rules_reach_the_pod(helm_with: Helm, chart: str) -> None:
     values = shape(chart, "platform")
     objects = helm_with.objects(chart, values)
     template = pod_template(objects)
-    spec, (container,) = template["spec"], template["spec"]["containers"]
+    spec, (container, watch) = template["spec"], template["spec"]["containers"]
+    assert spec["schedulerName"] == values["schedulerName"]
+    assert violations(spec) == []
+    assert watch == values["extraContainers"][0]
+    assert spec["initContainers"] == [
+        {**values["initContainers"][0], "securityContext": container["securityContext"]}
+    ]
+    times = {name: container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")}
+    assert (times["startup"]["failureThreshold"], times["startup"]["periodSeconds"]) == (200, 5)
+    assert (times["liveness"]["timeoutSeconds"], times["liveness"]["failureThreshold"]) == (30, 6)
+    assert (times["readiness"]["initialDelaySeconds"], times["readiness"]["timeoutSeconds"]) == (5, 5)
+    assert helm.one(objects, "StatefulSet")["spec"]["updateStrategy"] == {"type": "OnDelete"}
     for name in ("affinity", "topologySpreadConstraints", "hostAliases", "dnsPolicy", "dnsConfig"):
         assert spec[name] == values[name]
     failed = [each for each in spec["tolerations"] if each["effect"] == "NoExecute"]
@@ -288,6 +297,26 @@ def test_a_platforms_rules_reach_the_pod(helm_with: Helm, chart: str) -> None:
     # no upgrade may change a claim's labels
     (claim,) = helm.one(objects, "StatefulSet")["spec"]["volumeClaimTemplates"]
     assert "cost-center" not in claim["metadata"]["labels"]
+    assert claim["metadata"]["annotations"] == values["persistence"]["annotations"]
+
+
+def test_a_service_is_asked_for_as_the_cluster_gives_it(helm_with: Helm) -> None:
+    values = shape(COORDINATOR, "platform")
+    service = helm.one(helm_with.objects(COORDINATOR, values), "Service", f"fed-{COORDINATOR}")["spec"]
+    assert service["ports"][0].pop("nodePort") == values["service"].pop("nodePort")
+    assert values["service"].items() <= service.items()
+
+
+@charts
+def test_an_existing_claim_takes_the_place_of_a_new_one(helm_with: Helm, chart: str) -> None:
+    objects = helm_with.objects(chart, shape(chart, "airgap"), {"persistence": {"existingClaim": "kept"}})
+    check(helm.one(objects, "StatefulSet"), "1.33")
+    spec = helm.one(objects, "StatefulSet")["spec"]
+    assert "volumeClaimTemplates" not in spec
+    volume = {"name": "state", "persistentVolumeClaim": {"claimName": "kept"}}
+    assert volume in spec["template"]["spec"]["volumes"]
+    mount = {"name": "state", "mountPath": "/var/lib/chorale"}
+    assert mount in spec["template"]["spec"]["containers"][0]["volumeMounts"]
 
 
 def test_argo_cd_has_an_umbrella_without_hooks(helm_with: Helm) -> None:
@@ -340,7 +369,7 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, Any]]:
         thread.join()
 
 
-def installed(cluster: dict[str, Any], chart: str, folder: Path, **persistence: str) -> str:
+def installed(cluster: dict[str, Any], chart: str, folder: Path, **persistence: object) -> str:
     """Helm's complaint at an installation next to what runs, or nothing; no release is stored."""
     (folder / "values.json").write_text(json.dumps({**shape(chart, "airgap"), "persistence": persistence}))
     (folder / "releases").write_text("[]")
@@ -377,7 +406,17 @@ def test_a_volume_of_another_size_is_refused_before_the_api_server_does(
     assert sentence in installed(cluster, chart, tmp_path, size="30Gi", storageClassName="fast")
     sentence = 'persistence.storageClassName: the volume was made with "fast", and no upgrade moves it'
     assert sentence in installed(cluster, chart, tmp_path, size="20Gi", storageClassName="slow")
-    assert installed(cluster, chart, tmp_path, size="20480Mi", storageClassName="fast") == ""
+    same = {"size": "20480Mi", "storageClassName": "fast"}
+    assert installed(cluster, chart, tmp_path, **same) == ""
+    for change, sentence in (
+        ({"accessModes": ["ReadWriteOncePod"]}, "persistence.accessModes: the volume was made with ["),
+        ({"annotations": {"a": "b"}}, "persistence.annotations: the volume was made with others"),
+        (
+            {"existingClaim": "kept", "storageClassName": ""},
+            "persistence.existingClaim: this release has a volume",
+        ),
+    ):
+        assert sentence in installed(cluster, chart, tmp_path, **{**same, **change})
     other = SILO if chart == COORDINATOR else COORDINATOR
     assert installed(cluster, other, tmp_path, size="30Gi") == ""
 
@@ -387,11 +426,15 @@ def test_a_release_that_would_lose_its_volume_by_a_new_name_is_refused(
     cluster: dict[str, Any], chart: str, tmp_path: Path, helm_with: Helm
 ) -> None:
     """A silo's ledger stayed behind under the old name, and the new one began with nothing spent."""
-    live = helm.one(helm_with.objects(chart, shape(chart, "airgap"), {"fullnameOverride": "old"}), "StatefulSet")
+    live = helm.one(
+        helm_with.objects(chart, shape(chart, "airgap"), {"fullnameOverride": "old"}), "StatefulSet"
+    )
     live["spec"]["volumeClaimTemplates"] = []
     found = {"kind": "StatefulSetList", "apiVersion": "apps/v1", "metadata": {}, "items": [live]}
     cluster["/apis/apps/v1/namespaces/heart/statefulsets"] = found
-    sentence = f"fullnameOverride: this release runs as old; as fed-{chart} it would begin with an empty volume"
+    sentence = (
+        f"fullnameOverride: this release runs as old; as fed-{chart} it would begin with an empty volume"
+    )
     assert sentence in installed(cluster, chart, tmp_path)
     live["metadata"]["labels"]["app.kubernetes.io/instance"] = "another"
     assert installed(cluster, chart, tmp_path) == ""

@@ -58,6 +58,8 @@ def objects_of(schema: helm.Object, path: str = "values") -> Iterator[tuple[str,
         yield path, schema
     for name, value in schema.get("properties", {}).items():
         yield from objects_of(value, f"{path}.{name}")
+    for name, value in schema.get("definitions", {}).items():
+        yield from objects_of(value, name)
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
             yield from objects_of(schema[key], f"{path}.{key}")
@@ -92,6 +94,8 @@ def test_schema_and_values_hold_the_same_keys(chart: str) -> None:
 # what an umbrella shares with other charts, and Kubernetes' own objects that are handed on as they are
 OPEN = {"global", "topologySpreadConstraints.items", "extraEnv.items.valueFrom", "extraVolumes.items"}
 OPEN |= {f"affinity.{kind}" for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")}
+OPEN |= {"container.env.items", "container.envFrom.items", "container.resources"}
+OPEN |= {"handler", "handler.httpGet", "handler.tcpSocket"}
 
 
 @pytest.mark.parametrize("chart", helm.NAMES)
@@ -158,7 +162,10 @@ REFUSED = [
     (GATEWAY, ["roster.document=-----BEGIN PRIVATE KEY-----"], "roster.document: this is a private key"),
     (C, ["settings.stage_hard_cap_seconds=20"], "settings.stage_hard_cap_seconds: must be at least"),
     (C, ["metrics.port=7443"], "metrics.port: 7443 is the port of gRPC"),
-    (C, ["service.type=ClusterIP"], "service.loadBalancerSourceRanges: only a Service of type LoadBalancer"),
+    (C, ["service.type=ClusterIP"], ": only a Service of type LoadBalancer has it"),
+    (INGRESS, ["service.loadBalancerClass=a"], ": only a Service of type LoadBalancer has it"),
+    (INGRESS, ["service.loadBalancerIP=203.0.113.10"], ": only a Service of type LoadBalancer has it"),
+    (INGRESS, ["service.nodePort=30443"], "service.nodePort: a Service of type ClusterIP has none"),
     (C, ["service.externalTrafficPolicy=Cluster"], "the pod sees addresses of nodes; use Local"),
     (GATEWAY, ["ingress.enabled=true"], "ingress and gateway: enable one of them, not both"),
     (INGRESS, ["ingress.host="], "ingress: give host and className"),
@@ -271,6 +278,10 @@ REFUSED = [
 OPEN_DNS = ["networkPolicy.dns.podLabels.k8s-app=null"]
 FOREIGN = ["extraVolumes[0].name=x", "extraVolumes[0].emptyDir.medium="]
 MOUNT = [*FOREIGN, "extraVolumeMounts[0].name=x"]
+CONTAINER = ["extraContainers[0].name=watch", "extraContainers[0].image=watch:1"]
+CONTEXT = "extraContainers[0].securityContext"
+RIGHTS = [*CONTAINER, f"{CONTEXT}.allowPrivilegeEscalation=false", f"{CONTEXT}.capabilities.drop={{ALL}}"]
+WATCHED = ["metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.scrapeTimeout=1m"]
 MEETS = ["tolerationSeconds=60", "tolerations[0].operator=Exists"]
 UNREACHABLE = ["tolerationSeconds=60", "tolerations[0].key=node.kubernetes.io/unreachable"]
 CONFIG_MAP = "extraEnvFrom[0].configMapRef.name=x"
@@ -322,6 +333,56 @@ BOTH = [
         for prefix in ("C", "CHORALE_SILO_", "LD_", "P", "http_", "PYTHONP")
     ),
     (["extraEnvFrom[0].prefix=OWN_"], " configMapRef or secretRef, one of them"),
+    *(
+        (
+            [f"initContainers[0].name={name}", "initContainers[0].image=a", *CONTAINER],
+            " is the name of another container",
+        )
+        for name in ("watch",)
+    ),
+    (
+        [
+            *CONTAINER,
+            "extraContainers[0].volumeMounts[0].name=identity",
+            "extraContainers[0].volumeMounts[0].mountPath=/x",
+        ],
+        " may mount what extraVolumes names, and ",
+    ),
+    *(
+        ([*RIGHTS, f"extraContainers[0].{setting}"], f"extraContainers.0.{complaint}")
+        for setting, complaint in (
+            ("securityContext.privileged=true", "securityContext.privileged must be one of"),
+            (
+                "securityContext.allowPrivilegeEscalation=true",
+                "securityContext.allowPrivilegeEscalation must be",
+            ),
+            (
+                "securityContext.capabilities.drop={NET_RAW}",
+                "securityContext.capabilities.drop: At least one",
+            ),
+            (
+                "securityContext.capabilities.add={SYS_ADMIN}",
+                "securityContext.capabilities.add.0 must be one of",
+            ),
+            ("securityContext.runAsNonRoot=false", "securityContext.runAsNonRoot must be one of"),
+            ("securityContext.runAsUser=0", "securityContext.runAsUser: Must be greater than or equal to 1"),
+            (
+                "securityContext.seccompProfile.type=Unconfined",
+                "securityContext.seccompProfile.type must be one",
+            ),
+            ("securityContext.seLinuxOptions.type=spc_t", "securityContext.seLinuxOptions.type must be one"),
+            ("securityContext.procMount=Unmasked", "securityContext: Additional property procMount is not"),
+            ("securityContext.capabilities=null", "securityContext.capabilities: Invalid type"),
+            ("ports[0].hostPort=80", "ports.0: Additional property hostPort is not allowed"),
+            ("livenessProbe.httpGet.host=10.0.0.1", "livenessProbe.httpGet.host must be one of"),
+            ("lifecycle.preStop.tcpSocket.host=10.0.0.1", "lifecycle.preStop.tcpSocket.host must be one of"),
+        )
+    ),
+    (WATCHED, "scrapeTimeout: must be at most interval"),
+    (
+        ["persistence.existingClaim=a", "persistence.storageClassName=b"],
+        "persistence: storageClassName and annotations are those of a claim that the chart makes",
+    ),
     (["extraVolumes[0].name=state"], " is the name of another volume of the pod"),
     (
         ["extraVolumes[0].name=x", "extraVolumes[0].hostPath.path=/"],
@@ -384,6 +445,9 @@ def test_every_sentence_of_the_checks_is_tested() -> None:
         "persistence.size: the volume",
         "persistence.storageClassName: the volume",
         "fullnameOverride: this release runs as",
+        "persistence.existingClaim: this release has",
+        "persistence.accessModes: the volume",
+        "persistence.annotations: the volume",
     )  # test_chart_platforms.py
     for chart in helm.NAMES:
         files = sorted((helm.CHARTS / chart / "templates").glob("_*checks.tpl"))
@@ -428,7 +492,7 @@ def test_rendered_settings_load_and_name_files_that_are_mounted(
 ) -> None:
     files = settings_files(chart, values, tmp_path)
     pod = helm.one(helm.rendered(chart, values), "StatefulSet")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    container = pod["containers"][0]
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert container["command"][-1] == f"/etc/chorale/settings/{next(iter(files))}" or len(files) >= 2
@@ -479,6 +543,22 @@ def test_options_are_the_numbers_and_texts_of_the_values(tmp_path: Path) -> None
     (data,) = load_silo_settings(tmp_path / "silo.yaml").data_sets
     numbers = {"small": 0.00001, "least": 1e-7, "whole": 1_000_000, "limit": 1_000_000}
     assert data.options == {**numbers, "word": "1e-3", "seen": "no"}
+    assert all(isinstance(data.options[name], int) for name in ("whole", "limit"))
+
+
+def test_a_map_of_a_policy_arrives_with_its_nulls_and_its_names(tmp_path: Path) -> None:
+    """null stands for all columns of a data set; it was left out, and no job read any."""
+    inputs = {"ward": ["age"], "trial": None, "yes": ["age"], "010": ["bmi"]}
+    (tmp_path / "values.json").write_text(json.dumps({"policy": {"inputs": inputs}}))
+    done = helm.run(
+        *("template", "fed", SILO, "--kube-version", "1.33.0"),
+        *("-f", f"{SILO}/ci/hospital-values.yaml", "-f", tmp_path / "values.json"),
+    )
+    path = tmp_path / "policy.yaml"
+    path.write_text(helm.one(helm.parsed(done.stdout), "ConfigMap")["data"][path.name])
+    read = load_policy(path).inputs
+    assert read is not None
+    assert {name: None if columns is None else list(columns) for name, columns in read.items()} == inputs
 
 
 def test_what_a_hospital_sets_is_what_the_agent_reads(tmp_path: Path) -> None:
@@ -554,14 +634,22 @@ def test_further_data_sets_have_every_field_of_the_first(tmp_path: Path) -> None
     fields = helm.schema(SILO)["properties"]["data"]["properties"].keys() - {"volume"}
     assert fields == defaults["data"].keys() - {"volume"}
     first = {name: defaults["data"][name] for name in fields} | {"format": "csv", "path": "a.csv"}
-    changed = {"cache_megabytes": 512, "workers": 4, "unit": "patient", "max_rows_per_unit": 3, "holdout": 0.3}
+    changed = {
+        "cache_megabytes": 512,
+        "workers": 4,
+        "unit": "patient",
+        "max_rows_per_unit": 3,
+        "holdout": 0.3,
+    }
     values = yaml.safe_load((helm.CHARTS / SILO / "ci" / "hospital-values.yaml").read_text())
     values |= {"moreData": [{**first, **changed, "name": "ct"}]}
     (tmp_path / "values.json").write_text(json.dumps(values))
     done = helm.run("template", "fed", SILO, "--kube-version", "1.33.0", "-f", tmp_path / "values.json")
     assert done.returncode == 0, done.stderr
     path = tmp_path / "silo.yaml"
-    path.write_text(helm.one(helm.parsed(done.stdout), "ConfigMap", f"fed-{SILO}-settings")["data"][path.name])
+    path.write_text(
+        helm.one(helm.parsed(done.stdout), "ConfigMap", f"fed-{SILO}-settings")["data"][path.name]
+    )
     _, further = load_silo_settings(path).data_sets
     assert {name: getattr(further, name) for name in changed} == changed
 
@@ -570,7 +658,9 @@ def test_further_data_sets_have_every_field_of_the_first(tmp_path: Path) -> None
         wrong = {**first, name: 1.5}
         more = {"data": wrong | {"volume": {"csi": {}}}} if where == "data" else {"moreData": [wrong]}
         problems = jsonschema.Draft7Validator(helm.schema(SILO)).iter_errors({**defaults, **more})
-        return where in {str(problem.absolute_path[0]) for problem in problems if name in problem.absolute_path}
+        return where in {
+            str(problem.absolute_path[0]) for problem in problems if name in problem.absolute_path
+        }
 
     for name in fields:
         assert (refused("data", name), refused("moreData", name)) == (True, True), name

@@ -56,7 +56,9 @@ def test_objects_carry_names_and_labels_of_their_release(chart: str, values: str
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(set(names)) == len(names)
     for each in objects:
-        assert each["metadata"]["namespace"] == "heart"
+        is_monitor = each["kind"] in ("ServiceMonitor", "PodMonitor") and "namespaceSelector" in each["spec"]
+        assert each["metadata"]["namespace"] == ("monitoring" if is_monitor else "heart")
+        assert not is_monitor or each["spec"]["namespaceSelector"] == {"matchNames": ["heart"]}
         assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == "fed"
 
 
@@ -130,7 +132,8 @@ def test_state_stays_when_the_release_goes(chart: str, values: str) -> None:
     assert spec["replicas"] == 1
     assert spec["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
     (claim,) = spec["volumeClaimTemplates"]
-    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    mode = "ReadWriteOncePod" if values == "platform-values.yaml" else "ReadWriteOnce"
+    assert claim["spec"]["accessModes"] == [mode]
     mounts = spec["template"]["spec"]["containers"][0]["volumeMounts"]
     assert {"name": claim["metadata"]["name"], "mountPath": "/var/lib/chorale"} in mounts
 

@@ -40,8 +40,13 @@
 {{- if eq (int .Values.metrics.port) 7443 -}}
 {{- fail "metrics.port: 7443 is the port of gRPC in the same pod" -}}
 {{- end -}}
-{{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
-{{- fail "service.loadBalancerSourceRanges: only a Service of type LoadBalancer has them" -}}
+{{- range $name := list "loadBalancerSourceRanges" "loadBalancerClass" "loadBalancerIP" -}}
+{{- if and (get $.Values.service $name) (ne $.Values.service.type "LoadBalancer") -}}
+{{- fail (printf "service.%s: only a Service of type LoadBalancer has it" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.service.nodePort (eq .Values.service.type "ClusterIP") -}}
+{{- fail "service.nodePort: a Service of type ClusterIP has none" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled .Values.gateway.enabled -}}
 {{- fail "ingress and gateway: enable one of them, not both: silos dial one name" -}}

@@ -120,6 +120,20 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $containers := list "coordinator" -}}
+{{- range $kind := list "initContainers" "extraContainers" -}}
+{{- range $container := get $.Values $kind -}}
+{{- if has .name $containers -}}
+{{- fail (printf "%s: %s is the name of another container of the pod" $kind .name) -}}
+{{- end -}}
+{{- $containers = append $containers .name -}}
+{{- range .volumeMounts -}}
+{{- if not (has .name $extras) -}}
+{{- fail (printf "%s: %s may mount what extraVolumes names, and %s is none of it" $kind $container.name .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "chorale-coordinator.checkMetrics" -}}
@@ -129,6 +143,17 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
 {{- fail "metrics: enable serviceMonitor or podMonitor, not both: every series would be there twice" -}}
 {{- end -}}
+{{- range $name := list "serviceMonitor" "podMonitor" -}}
+{{- $monitor := get $.Values.metrics $name -}}
+{{- if and $monitor.scrapeTimeout (gt (include "chorale-coordinator.seconds" $monitor.scrapeTimeout | float64) (include "chorale-coordinator.seconds" $monitor.interval | float64)) -}}
+{{- fail (printf "metrics.%s.scrapeTimeout: must be at most interval, %s, or Prometheus refuses both" $name $monitor.interval) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A duration such as 500ms. */}}
+{{- define "chorale-coordinator.seconds" -}}
+{{- mulf (regexFind "^[0-9]+" .) (get (dict "ms" 0.001 "s" 1 "m" 60 "h" 3600) (regexFind "[a-z]+$" .)) -}}
 {{- end -}}
 
 {{- define "chorale-coordinator.checkTracing" -}}
@@ -194,7 +219,13 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{/* At an upgrade: Kubernetes takes no change of the volume's claim, and says it in words of its own. */}}
 {{- define "chorale-coordinator.checkVolume" -}}
 {{- $wanted := .Values.persistence -}}
+{{- if and $wanted.existingClaim (or $wanted.storageClassName $wanted.annotations) -}}
+{{- fail "persistence: storageClassName and annotations are those of a claim that the chart makes, not of existingClaim" -}}
+{{- end -}}
 {{- range (default dict (lookup "apps/v1" "StatefulSet" .Release.Namespace (include "chorale-coordinator.fullname" .)).spec).volumeClaimTemplates -}}
+{{- if $wanted.existingClaim -}}
+{{- fail "persistence.existingClaim: this release has a volume of its own, and no upgrade moves it; keep that" -}}
+{{- end -}}
 {{- $size := .spec.resources.requests.storage -}}
 {{- if ne (include "chorale-coordinator.bytes" $size) (include "chorale-coordinator.bytes" $wanted.size) -}}
 {{- fail (printf "persistence.size: the volume was made with %s, and no upgrade makes it %s; see A larger volume in docs/deploy-kubernetes.md" $size $wanted.size) -}}
@@ -202,6 +233,13 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- $class := default "" .spec.storageClassName -}}
 {{- if ne $class (default "" $wanted.storageClassName) -}}
 {{- fail (printf "persistence.storageClassName: the volume was made with %q, and no upgrade moves it; keep that" $class) -}}
+{{- end -}}
+{{- $modes := default (list "ReadWriteOnce") .spec.accessModes | toJson -}}
+{{- if ne $modes (default (list "ReadWriteOnce") $wanted.accessModes | toJson) -}}
+{{- fail (printf "persistence.accessModes: the volume was made with %s, and no upgrade changes it; keep that" $modes) -}}
+{{- end -}}
+{{- if ne (default dict $wanted.annotations | toJson) (default dict .metadata.annotations | toJson) -}}
+{{- fail "persistence.annotations: the volume was made with others, and no upgrade changes them; keep those" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

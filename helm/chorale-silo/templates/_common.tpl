@@ -33,7 +33,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: "test"
 {{- end -}}
 
-{{/* Namespace, labels and annotations of an object. Arguments: context, labels and annotations of its own. */}}
+{{/* Namespace, labels and annotations of an object. Arguments: context, labels and annotations of its own, and
+     the namespace where it is not the release's. */}}
 {{- define "chorale-silo.metadata" -}}
 {{- $top := index . 0 -}}
 {{- $labels := include "chorale-silo.selector" $top | fromYaml -}}
@@ -41,7 +42,7 @@ app.kubernetes.io/component: "test"
 {{- $_ := set $labels "app.kubernetes.io/part-of" "chorale" -}}
 {{- $_ := set $labels "app.kubernetes.io/managed-by" $top.Release.Service -}}
 {{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" $top.Chart.Name $top.Chart.Version | replace "+" "_") -}}
-namespace: {{ $top.Release.Namespace }}
+namespace: {{ slice . 3 | first | default $top.Release.Namespace }}
 labels:
   {{- merge dict (default dict (index . 1)) $labels (default dict $top.Values.commonLabels) | toYaml | nindent 2 }}
 {{- with merge dict (default dict (index . 2)) (default dict $top.Values.commonAnnotations) }}
@@ -118,7 +119,7 @@ terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds | int }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- range $name := list "priorityClassName" "nodeSelector" "affinity" "topologySpreadConstraints" "hostAliases" "dnsPolicy" "dnsConfig" }}
+{{- range $name := list "priorityClassName" "schedulerName" "nodeSelector" "affinity" "topologySpreadConstraints" "hostAliases" "dnsPolicy" "dnsConfig" }}
 {{- with get $.Values $name }}
 {{ dict $name . | toYaml }}
 {{- end }}
@@ -181,31 +182,78 @@ podSelector:
 {{/* Fields of a settings file under their own names; a null leaves the product's default. */}}
 {{- define "chorale-silo.fields" -}}
 {{- range $name, $value := . }}
-{{- if kindIs "map" $value }}
-{{- with include "chorale-silo.fields" $value | trim }}
-{{ $name }}:
-  {{- . | nindent 2 }}
-{{- end }}
-{{- else if not (kindIs "invalid" $value) }}
+{{- if not (kindIs "invalid" $value) }}
 {{ $name }}: {{ toJson $value }}
 {{- end }}
 {{- end }}
 {{- end -}}
 
+{{/* Their times; what values give goes before. */}}
 {{- define "chorale-silo.probes" -}}
-startupProbe:
-  httpGet: {path: /livez, port: metrics}
-  periodSeconds: 5
-  timeoutSeconds: 5
-  failureThreshold: 60
-livenessProbe:
-  httpGet: {path: /livez, port: metrics}
-  periodSeconds: 10
-  timeoutSeconds: 10
-  failureThreshold: 6
-readinessProbe:
-  httpGet: {path: /readyz, port: metrics}
-  periodSeconds: 5
-  timeoutSeconds: 5
-  failureThreshold: 2
+{{- $start := dict "periodSeconds" 5 "timeoutSeconds" 5 "failureThreshold" 60 -}}
+{{- $live := dict "periodSeconds" 10 "timeoutSeconds" 10 "failureThreshold" 6 -}}
+{{- $ready := dict "periodSeconds" 5 "timeoutSeconds" 5 "failureThreshold" 2 -}}
+{{- range $name, $times := dict "startupProbe" $start "livenessProbe" $live "readinessProbe" $ready }}
+{{ $name }}:
+  httpGet: {path: {{ ternary "/readyz" "/livez" (eq $name "readinessProbe") }}, port: metrics}
+  {{- merge (deepCopy (default dict (get $.Values $name))) $times | toYaml | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Containers beside the process. Arguments: context, containers. One that says nothing of its rights has the chart's. */}}
+{{- define "chorale-silo.containers" -}}
+{{- $context := (index . 0).Values.containerSecurityContext -}}
+{{- range index . 1 }}
+- {{- hasKey . "securityContext" | ternary . (merge (dict "securityContext" $context) .) | toYaml | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the process keeps what it has: a claim that is there, or one that the StatefulSet makes. */}}
+{{- define "chorale-silo.existingVolume" -}}
+{{- with .Values.persistence.existingClaim }}
+- name: state
+  persistentVolumeClaim:
+    claimName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "chorale-silo.claimTemplates" -}}
+{{- $claim := .Values.persistence -}}
+{{- if not $claim.existingClaim -}}
+volumeClaimTemplates:
+  - metadata:
+      name: state
+      labels:
+        {{- include "chorale-silo.selector" . | nindent 8 }}
+      {{- with $claim.annotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      accessModes: {{ default (list "ReadWriteOnce") $claim.accessModes | toJson }}
+      {{- with $claim.storageClassName }}
+      storageClassName: {{ . }}
+      {{- end }}
+      resources:
+        requests:
+          storage: {{ $claim.size }}
+{{- end -}}
+{{- end -}}
+
+{{/* How Prometheus reads the metrics: an endpoint of serviceMonitor or podMonitor. */}}
+{{- define "chorale-silo.scrape" -}}
+port: metrics
+path: /metrics
+interval: {{ .interval }}
+{{- with .scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+relabelings:
+  # a pod has another address after every restart
+  - sourceLabels: [namespace, pod]
+    separator: /
+    targetLabel: instance
+  {{- with .relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}

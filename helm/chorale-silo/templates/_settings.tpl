@@ -82,6 +82,10 @@ tracing_endpoint: {{ . | quote }}
 {{/* policy.yaml of a (federation, policy); a null leaves the product's default. */}}
 {{- define "chorale-silo.policy" -}}
 federation: {{ .federation | quote }}
-{{- include "chorale-silo.fields" .policy }}
+{{- include "chorale-silo.fields" (omit .policy "privacy") }}
+{{- with include "chorale-silo.fields" .policy.privacy | trim }}
+privacy:
+  {{- . | nindent 2 }}
+{{- end }}
 ...
 {{- end -}}
