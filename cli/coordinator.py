@@ -50,7 +50,12 @@ def run(config: Path) -> None:
     type=click.Path(path_type=Path, allow_dash=True),
     help="A new file, a folder that gets one named by federation and time, or - for standard output.",
 )
-def backup(config: Path, out: Path) -> None:
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    help="Keep so many of the federation's newest backups in that folder, and remove the others.",
+)
+def backup(config: Path, out: Path, keep: int | None) -> None:
     """Write all that the coordinator keeps into one file, also while it runs.
 
     The file holds jobs, rosters, models, sums and the audit log as they are at one moment: a coordinator that
@@ -64,6 +69,8 @@ def backup(config: Path, out: Path) -> None:
     settings = load_coordinator_settings(config)
     allow_descriptors()  # all files are open at once
     now = datetime.now(UTC)
+    if keep is not None and not out.is_dir():
+        raise ConfigError(f"--keep: expected a folder as --out, got {out}")
     path = out / f"chorale-{settings.federation}-{now:%Y%m%dT%H%M%SZ}.tar" if out.is_dir() else out
     with _new_file(path) as file:
         manifest = write_backup(settings.directory, federation=settings.federation, now=now, out=file)
@@ -77,6 +84,11 @@ def backup(config: Path, out: Path) -> None:
     click.echo(
         f"backed up {len(manifest.files)} files, {size_bytes} bytes: {destination}", err=path == STREAM
     )
+    if keep is not None:
+        # by the whole form: the names of other federations may begin alike
+        form = f"chorale-{settings.federation}-{'[0-9]' * 8}T{'[0-9]' * 6}Z.tar"
+        for old in sorted(out.glob(form))[:-keep]:
+            old.unlink()
 
 
 @coordinator.command()

@@ -53,6 +53,29 @@ def test_a_folder_gets_a_file_named_by_federation_and_time(
     assert len(list(folder.iterdir())) == 1
 
 
+def test_a_folder_keeps_the_newest_backups_of_its_federation(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    names = [f"chorale-test-2026010{day}T030000Z.tar" for day in (1, 2, 3)]
+    others = ["chorale-test-b-20260101T030000Z.tar", "chorale-test-20260101T030000Z.tar.gpg", "note"]
+    for name in (*names, *others):
+        (folder / name).touch()
+    code, printed = code_and_output(capsys, "backup", "--config", config, "--out", folder, "--keep", "2")
+    assert code == 0, printed
+    left = {path.name for path in folder.iterdir()} - set(others)
+    assert names[2] in left
+    assert len(left) == 2
+    assert set(others) <= {path.name for path in folder.iterdir()}
+
+    code, printed = code_and_output(
+        capsys, "backup", "--config", config, "--out", folder / "new.tar", "--keep", "2"
+    )
+    assert (code, "--keep: expected a folder as --out, got" in printed) == (2, True)
+    assert not (folder / "new.tar").exists()
+
+
 def test_a_backup_goes_through_a_pipe_to_another_machine(config: str, tmp_path: Path) -> None:
     settings = Path(config).read_text()
     elsewhere = tmp_path / "elsewhere.yaml"
