@@ -80,6 +80,8 @@ def pods(objects: tuple[Object, ...]) -> dict[str, Object]:
             specs[each["metadata"]["name"]] = each["spec"]
         elif each["kind"] == "StatefulSet":
             specs[each["metadata"]["name"]] = each["spec"]["template"]["spec"]
+        elif each["kind"] == "CronJob":
+            specs[each["metadata"]["name"]] = each["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     return specs
 
 

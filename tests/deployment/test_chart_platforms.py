@@ -452,8 +452,8 @@ def names_in(objects: tuple[helm.Object, ...]) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("override", ["", "nameOverride", "fullnameOverride"])
 def test_long_names_stay_apart_and_short_ones_as_they_are(helm_with: Helm, chart: str, override: str) -> None:
     # two silos of one namespace had one name: the second one's settings and ledger were the first one's
-    def objects(end: str, *, stem: str = LONG) -> tuple[helm.Object, ...]:
-        more = {override: f"{stem}{end}"} if override else {}
+    def objects(end: str, *, stem: str = LONG, more: Values | None = None) -> tuple[helm.Object, ...]:
+        more = {**(more or {}), **({override: f"{stem}{end}"} if override else {})}
         release = "fed" if override else f"{stem}{end}"
         return helm_with.objects(chart, shape(chart, "platform"), more, release=release)
 
@@ -463,6 +463,10 @@ def test_long_names_stay_apart_and_short_ones_as_they_are(helm_with: Helm, chart
     for each in first:
         assert len(each["metadata"]["name"]) <= 63
         assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
+    if chart == COORDINATOR:  # of whose CronJob Kubernetes takes 52 characters
+        first = objects("a", more={"backup": {"enabled": True}, "persistence": {"accessModes": None}})
+        assert len(helm.one(first, "CronJob")["metadata"]["name"]) <= 52
+        check(helm.one(first, "CronJob"), "1.33")
     revision = len("-0123456789")  # of the pod's label controller-revision-hash
     assert len(helm.one(first, "StatefulSet")["metadata"]["name"]) + revision <= 63
     short = {"": f"x-a-{chart}", "nameOverride": "fed-x-a", "fullnameOverride": "x-a"}[override]

@@ -20,7 +20,8 @@ HOST_PATH = "hostpath-values.yaml"
 @every_shape
 def test_pods_are_restricted(chart: str, values: str) -> None:
     pods = helm.pods(helm.rendered(chart, values))
-    assert len(pods) == 2  # the process and that of `helm test`
+    # the process and that of `helm test`, and that of backups
+    assert len(pods) == 2 + (chart == COORDINATOR and values == "loadbalancer-values.yaml")
     for name, spec in pods.items():
         is_exempt = values == HOST_PATH and not name.endswith("readyz")
         assert violations(spec) == (["volume data: hostPath is not allowed"] if is_exempt else [])
@@ -190,6 +191,18 @@ def test_flows(
     assert is_allowed(chart, f"{values}-values.yaml", direction, peer, port, protocol) is allowed
 
 
+def test_the_pod_of_backups_talks_to_nobody() -> None:
+    objects = helm.rendered(COORDINATOR, "loadbalancer-values.yaml")
+    template = helm.one(objects, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    for direction, port in ((IN, 9463), (IN, 7443), (OUT, 443), (OUT, 53)):
+        for peer in (PROMETHEUS, SILO, NEIGHBOR, COREDNS):
+            assert not allows(
+                policies, template["metadata"]["labels"], direction, peer, port, own_namespace=HEART
+            )
+    assert not any("secret" in volume for volume in template["spec"]["volumes"])
+
+
 @every_shape
 def test_the_pod_of_helm_test_reaches_the_probes_alone(chart: str, values: str) -> None:
     labels = helm.one(helm.rendered(chart, values), "Pod")["metadata"]["labels"]
@@ -207,7 +220,7 @@ def test_no_key_is_rendered_and_the_secret_is_mounted_for_the_process_alone(char
     assert "Secret" not in {each["kind"] for each in objects}
     assert "PRIVATE KEY" not in str(objects)
     pods = helm.pods(objects)
-    (process,) = (pod for name, pod in pods.items() if not name.endswith("readyz"))
+    (process,) = (pod for name, pod in pods.items() if not name.endswith(("readyz", "backup")))
     secrets = {volume["name"]: volume["secret"] for volume in process["volumes"] if "secret" in volume}
     assert all(secret["defaultMode"] & 0o007 == 0 for secret in secrets.values())
     read = {name: {item["path"] for item in secret["items"]} for name, secret in secrets.items()}

@@ -165,6 +165,12 @@ REFUSED = [
     (C, ["service.type=ClusterIP"], ": only a Service of type LoadBalancer has it"),
     (INGRESS, ["service.loadBalancerClass=a"], ": only a Service of type LoadBalancer has it"),
     (INGRESS, ["service.loadBalancerIP=203.0.113.10"], ": only a Service of type LoadBalancer has it"),
+    (
+        C,
+        ["persistence.accessModes={ReadWriteOncePod}"],
+        "backup: with persistence.accessModes ReadWriteOncePod",
+    ),
+    (C, ["backup.schedule=3 o'clock"], "backup.schedule: Does not match pattern"),
     (INGRESS, ["service.nodePort=30443"], "service.nodePort: a Service of type ClusterIP has none"),
     (C, ["service.externalTrafficPolicy=Cluster"], "the pod sees addresses of nodes; use Local"),
     (GATEWAY, ["ingress.enabled=true"], "ingress and gateway: enable one of them, not both"),
@@ -333,12 +339,9 @@ BOTH = [
         for prefix in ("C", "CHORALE_SILO_", "LD_", "P", "http_", "PYTHONP")
     ),
     (["extraEnvFrom[0].prefix=OWN_"], " configMapRef or secretRef, one of them"),
-    *(
-        (
-            [f"initContainers[0].name={name}", "initContainers[0].image=a", *CONTAINER],
-            " is the name of another container",
-        )
-        for name in ("watch",)
+    (
+        ["initContainers[0].name=watch", "initContainers[0].image=a", *CONTAINER],
+        " is the name of another container",
     ),
     (
         [

@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from cli.coordinator import backup
 from tests.deployment import helm
 from tests.deployment.objects import CRDS, check
 
@@ -45,7 +46,7 @@ def test_shapes_use_every_kind_of_object() -> None:
     kinds = {each["kind"] for chart, values in helm.SHAPES for each in helm.rendered(chart, values)}
     assert kinds == {
         *("StatefulSet", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Ingress", "Pod"),
-        "ServiceAccount",
+        *("ServiceAccount", "CronJob", "PersistentVolumeClaim"),
         *CRDS,
     }
 
@@ -157,6 +158,36 @@ def test_cert_manager_is_asked_for_what_the_protocol_demands(
     assert ("dnsNames" in spec) == (usage == "server auth")
     volumes = helm.one(objects, "StatefulSet")["spec"]["template"]["spec"]["volumes"]
     assert spec["secretName"] in [volume.get("secret", {}).get("secretName") for volume in volumes]
+
+
+def test_backups_are_made_beside_the_coordinator_and_kept_by_themselves() -> None:
+    """Its volume is bound to one node, so the pod that reads it has to run there."""
+    objects = helm.rendered("chorale-coordinator", "loadbalancer-values.yaml")
+    job, claim = helm.one(objects, "CronJob")["spec"], helm.one(objects, "PersistentVolumeClaim")
+    assert (job["schedule"], job["concurrencyPolicy"]) == ("30 */6 * * *", "Forbid")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    template = job["jobTemplate"]["spec"]["template"]
+    pod, (container,) = template["spec"], template["spec"]["containers"]
+    (term,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    process = helm.one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    selected = term["labelSelector"]["matchLabels"].items()
+    assert selected <= process.items()
+    assert not selected <= template["metadata"]["labels"].items()
+    claims = {
+        each["name"]: each["persistentVolumeClaim"]["claimName"]
+        for each in pod["volumes"]
+        if "persistentVolumeClaim" in each
+    }
+    name = helm.one(objects, "StatefulSet")["metadata"]["name"]
+    assert claims == {"state": f"state-{name}-0", "backups": claim["metadata"]["name"]}
+    mounts = {each["name"]: each for each in container["volumeMounts"]}
+    assert mounts["state"] == {"name": "state", "mountPath": "/var/lib/chorale", "readOnly": True}
+    program, group, command, *arguments = container["command"]
+    assert (program, group, command) == ("chorale", "coordinator", "backup")
+    given = backup.make_context(command, arguments).params
+    assert given["out"] == Path(mounts["backups"]["mountPath"])
+    assert given["keep"] == 3
 
 
 def test_gpus_have_memory_to_exchange_gradients_by_default() -> None:

@@ -79,6 +79,9 @@
 {{- end -}}
 {{- include "chorale-coordinator.checkRanges" (list "networkPolicy.clientCidrs" .Values.networkPolicy.clientCidrs) -}}
 {{- include "chorale-coordinator.checkRanges" (list "service.loadBalancerSourceRanges" .Values.service.loadBalancerSourceRanges) -}}
+{{- if and (default dict .Values.backup).enabled (has "ReadWriteOncePod" .Values.persistence.accessModes) -}}
+{{- fail "backup: with persistence.accessModes ReadWriteOncePod its pod cannot mount the volume; see Back up in docs/deploy-kubernetes.md" -}}
+{{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.tracing.endpoint -}}
 {{- include "chorale-coordinator.checkNames" . -}}
 {{- end -}}

@@ -1,23 +1,24 @@
 {{/* What both charts share: the file is the same in each but for the chart's name, which keeps them apart under
      one umbrella. */}}
 {{/* A name that leaves room for what objects add to it. A longer one ends with a hash of the whole, or two that begin
-     alike would be one. */}}
+     alike would be one. Arguments: most characters, name. */}}
 {{- define "chorale-coordinator.cut" -}}
-{{- $name := trimSuffix "-" . -}}
-{{- if gt (len $name) 50 -}}
-{{- $name = printf "%s-%s" (trunc 41 $name | trimAll "-.") (sha256sum $name | trunc 8) -}}
+{{- $most := index . 0 -}}
+{{- $name := index . 1 | trimSuffix "-" -}}
+{{- if gt (len $name) $most -}}
+{{- $name = printf "%s-%s" (trunc (sub $most 9 | int) $name | trimAll "-.") (sha256sum $name | trunc 8) -}}
 {{- end -}}
 {{- $name -}}
 {{- end -}}
 
 {{- define "chorale-coordinator.name" -}}
-{{- default .Chart.Name .Values.nameOverride | include "chorale-coordinator.cut" -}}
+{{- default .Chart.Name .Values.nameOverride | list 50 | include "chorale-coordinator.cut" -}}
 {{- end -}}
 
 {{- define "chorale-coordinator.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
-{{- default $full .Values.fullnameOverride | include "chorale-coordinator.cut" -}}
+{{- default $full .Values.fullnameOverride | list 50 | include "chorale-coordinator.cut" -}}
 {{- end -}}
 
 {{- define "chorale-coordinator.selector" -}}

@@ -122,7 +122,7 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- end -}}
 {{- $containers := list "silo" -}}
 {{- range $kind := list "initContainers" "extraContainers" -}}
-{{- range $container := get $.Values $kind -}}
+{{- range $container := default list (get $.Values $kind) -}}
 {{- if has .name $containers -}}
 {{- fail (printf "%s: %s is the name of another container of the pod" $kind .name) -}}
 {{- end -}}
@@ -145,8 +145,10 @@ HOME PATH NUMBA_CACHE_DIR SSLKEYLOGFILE GLIBC_TUNABLES GCONV_PATH NVIDIA_VISIBLE
 {{- end -}}
 {{- range $name := list "serviceMonitor" "podMonitor" -}}
 {{- $monitor := get $.Values.metrics $name -}}
-{{- if and $monitor.scrapeTimeout (gt (include "chorale-silo.seconds" $monitor.scrapeTimeout | float64) (include "chorale-silo.seconds" $monitor.interval | float64)) -}}
+{{- with $monitor.scrapeTimeout -}}
+{{- if gt (include "chorale-silo.seconds" . | float64) (include "chorale-silo.seconds" $monitor.interval | float64) -}}
 {{- fail (printf "metrics.%s.scrapeTimeout: must be at most interval, %s, or Prometheus refuses both" $name $monitor.interval) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
