@@ -182,7 +182,7 @@ def test_backups_are_made_beside_the_coordinator_and_kept_by_themselves() -> Non
     name = helm.one(objects, "StatefulSet")["metadata"]["name"]
     assert claims == {"state": f"state-{name}-0", "backups": claim["metadata"]["name"]}
     mounts = {each["name"]: each for each in container["volumeMounts"]}
-    assert mounts["state"] == {"name": "state", "mountPath": "/var/lib/chorale", "readOnly": True}
+    assert mounts["state"] == {"name": "state", "mountPath": "/var/lib/chorale"}
     program, group, command, *arguments = container["command"]
     assert (program, group, command) == ("chorale", "coordinator", "backup")
     given = backup.make_context(command, arguments).params
