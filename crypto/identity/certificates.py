@@ -194,6 +194,8 @@ class Identity:
         certificate = load_certificate(certificate_pem)
         key = load_key(key_pem)
         if certificate.public_key() != key.public_key():
+            if _has_later(certificate_pem, key):
+                raise ConfigError("identity: expected the member's own certificate first in its file")
             raise ConfigError("identity: the key does not belong to the certificate")
         try:
             member = member_of(certificate)
@@ -353,6 +355,13 @@ def load_certificate(pem: bytes) -> x509.Certificate:
     except RemoteProtocolError as error:
         raise ConfigError(str(error)) from None
     return certificate
+
+
+def _has_later(pem: bytes, key: PrivateKey) -> bool:
+    """Whether a file's certificate of that key stands behind others, as where the authority's is put first."""
+    with suppress(*ODD_CERTIFICATE):
+        return any(each.public_key() == key.public_key() for each in x509.load_pem_x509_certificates(pem))
+    return False
 
 
 def load_key(pem: bytes) -> PrivateKey:

@@ -147,9 +147,15 @@ def _load_csr(
 
 def _host_name(host: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        address = ipaddress.ip_address(host)
     except ValueError:
         pass
+    else:
+        if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+            raise ConfigError(
+                f"host: a certificate names no zone: expected {host.partition('%')[0]}, got {host}"
+            )
+        return x509.IPAddress(address)
     labels = host.split(".")
     if len(host) > 253 or not all(NAME_PATTERN.fullmatch(label) for label in labels):
         raise ConfigError(f"host: expected a lower-case host name or an IP address, got {host!r}")

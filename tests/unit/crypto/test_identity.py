@@ -115,6 +115,12 @@ class TestIdentity:
         with pytest.raises(ConfigError, match="does not belong to the certificate"):
             Identity.load(pem, certificates.key_to_pem(certificates.new_key()))
 
+    def test_load_says_where_the_authoritys_certificate_stands_first(self, silo: Identity, authority) -> None:
+        own, before = (certificates.certificate_to_pem(x) for x in (silo.certificate, authority.certificate))
+        assert Identity.load(own + before, certificates.key_to_pem(silo.key)).member == SILO
+        with pytest.raises(ConfigError, match="expected the member's own certificate first in its file"):
+            Identity.load(before + own, certificates.key_to_pem(silo.key))
+
     def test_load_refuses_a_certificate_without_member(self, authority) -> None:
         pem = certificates.certificate_to_pem(authority.certificate)
         with pytest.raises(ConfigError, match="expected a name spiffe://"):
@@ -318,6 +324,12 @@ class TestIssuing:
     def test_odd_hosts_are_refused(self, host: str) -> None:
         with pytest.raises(ConfigError, match="host: expected a lower-case host name"):
             issuing.new_csr(certificates.new_key(), replace(SILO, role=Role.COORDINATOR), [host])
+
+    def test_a_zone_of_an_address_is_not_left_out(self) -> None:
+        member = replace(SILO, role=Role.COORDINATOR)
+        issuing.new_csr(certificates.new_key(), member, ["fe80::1"])
+        with pytest.raises(ConfigError, match="names no zone: expected fe80::1, got fe80::1%eth0"):
+            issuing.new_csr(certificates.new_key(), member, ["fe80::1%eth0"])
 
     def test_an_authority_names_its_federation(self, authority, silo: Identity) -> None:
         assert certificates.federation_of(authority.certificate) == "hospitals"
