@@ -358,7 +358,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
 
 
 def _has_later(pem: bytes, key: PrivateKey) -> bool:
-    """Whether a file's certificate of that key stands behind others, as where the authority's is put first."""
+    """Whether a file's certificate of that key stands behind others, such as the authority's."""
     with suppress(*ODD_CERTIFICATE):
         return any(each.public_key() == key.public_key() for each in x509.load_pem_x509_certificates(pem))
     return False
