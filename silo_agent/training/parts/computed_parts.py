@@ -105,7 +105,7 @@ class ComputedRegularizer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedServerUpdate:
     """summed: quantities that replace or join delta and weight, from the delta and the number of steps.
-    correction: added to the gradient of every local step."""
+    correction: added to the gradient of every local step; no mix weighs it."""
 
     summed: Callable[[Work, FloatArray, int], Values] | None = None
     correction: Callable[[Work], WeightPenalty] | None = None
@@ -215,11 +215,13 @@ def computed_loss(spec: JobSpec) -> ComputedLoss:
     return ComputedLoss(train=lambda _: loss)
 
 
-def computed_regularizer(spec: JobSpec) -> ComputedRegularizer | None:
-    """The job's regularizer, of a distribution where it names one; None where there is none. Raises
-    ConfigError."""
-    given = spec.strategy.regularizer
+def computed_regularizers(spec: JobSpec) -> list[ComputedRegularizer]:
+    """The job's regularizers, the first of a distribution where it names one. Raises ConfigError."""
+    given, (first, *others) = spec.strategy.regularizer, spec.method.recipe.regularizers
     if given is None:
-        return computed(spec.method.recipe.regularizer, REGULARIZERS)
-    regularizer = GivenRegularizer(build_regularizer(spec, given))
-    return ComputedRegularizer(make=lambda _: regularizer)
+        found = [computed(first, REGULARIZERS)]
+    else:
+        regularizer = GivenRegularizer(build_regularizer(spec, given))
+        found = [ComputedRegularizer(make=lambda _: regularizer)]
+    found += [computed(each, REGULARIZERS) for each in others]
+    return [each for each in found if each is not None]

@@ -182,7 +182,7 @@ def _initial(classes: int, initial: InitialSoftLabels) -> SoftLabelMatrix:
 
 def _check_first_matrix(recipe: Recipe, options: Options) -> None:
     is_skipped = options_of(SoftLabelOptions, options).init_slm is InitialSoftLabels.SKIP
-    if recipe.statistic is None and is_skipped:
+    if recipe.statistic is not SOFT_LABEL_SUMS and is_skipped:
         raise ConfigError(
             "strategy.options.init_slm: without the statistic soft-labels its matrix is the target of every "
             "round: expected identity or uniform, got skip"
@@ -221,7 +221,7 @@ SOFT_LABEL_SUMS = Statistic(
     public_rows="init_slm: identity",
     needs=(
         Need(
-            holds=lambda recipe: recipe.regularizer is CLASS_RELATIONS,
+            holds=lambda recipe: CLASS_RELATIONS in recipe.regularizers,
             reason="the statistic soft-labels is what the regularizer soft-labels pulls towards, and nothing "
             "else uses it: it needs that regularizer",
         ),

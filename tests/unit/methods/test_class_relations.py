@@ -87,7 +87,7 @@ def random_case(seed: int, classes: int = 5, width: int = 4) -> tuple[Tensor, Te
 
 def loss_of(mu: float) -> LocalLoss:
     penalty = ClassRelations(soft_labels_CC=OMEGA, is_known_C=ALL)
-    return LocalLoss(loss=task_loss(), weight_penalty=penalty, regularizer_weight=mu)
+    return LocalLoss(loss=task_loss(), penalties=((mu, penalty),))
 
 
 def total(loss: LocalLoss, model: Any, features_ND: Tensor) -> Tensor:

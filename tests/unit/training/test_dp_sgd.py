@@ -113,7 +113,7 @@ class TestPenalty:
         )
         plain, steep = model_of(job), model_of(job)
         train_on(job, digits(30), model=plain)
-        loss = LocalLoss(loss=task_loss(), weight_penalty=Slope(), regularizer_weight=1000.0)
+        loss = LocalLoss(loss=task_loss(), penalties=((1000.0, Slope()),))
         train_on(job, digits(30), model=steep, loss=loss)
         apart = dict(steep.named_parameters())
         for name, parameter in plain.named_parameters():
