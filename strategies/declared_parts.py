@@ -27,14 +27,14 @@ from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
-from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
+from strategies.parts.statistics.soft_labels import CLASS_DISTILLATION, CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.phases.enrollment import CLASS_PRESENCE, ENROLLMENT
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 from strategies.recipe import Part, Recipe
 
 SERVER_UPDATES = (WEIGHTED_MEAN, FEDEXP, FEDOPT, FEDNOVA, SCAFFOLD)
-ALL_REGULARIZERS = (*REGULARIZERS, CSD, GKD, CLASS_RELATIONS, FEATURE_PROTOTYPES)
+ALL_REGULARIZERS = (*REGULARIZERS, CSD, GKD, CLASS_RELATIONS, CLASS_DISTILLATION, FEATURE_PROTOTYPES)
 STATISTICS = (SOFT_LABEL_SUMS, LOGIT_PROTOTYPES, FEATURE_PROTOTYPE_SUMS)
 CLOSINGS = (NO_CLOSING, FFC, CCVR, FINE_TUNING, FFC_FINE_TUNING)
 PARTS: Mapping[str, tuple[Part, ...]] = MappingProxyType(

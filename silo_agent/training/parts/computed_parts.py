@@ -60,7 +60,7 @@ from silo_agent.training.parts.statistics.feature_prototypes import (
     prototype_pull,
 )
 from silo_agent.training.parts.statistics.logit_prototypes import logit_prototypes
-from silo_agent.training.parts.statistics.soft_labels import class_relations, soft_labels
+from silo_agent.training.parts.statistics.soft_labels import class_distillation, class_relations, soft_labels
 from strategies.base import Array
 from strategies.parts import losses, personalization, regularizers
 from strategies.parts.closing.ccvr import CCVR
@@ -75,7 +75,7 @@ from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES, PROTOTYPES_KIND
-from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
+from strategies.parts.statistics.soft_labels import CLASS_DISTILLATION, CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.recipe import Closing, Loss, Part, Personalization, Regularizer, ServerUpdate, Statistic
 
 Values: TypeAlias = Mapping[str, Array]
@@ -152,6 +152,9 @@ REGULARIZERS: Mapping[Regularizer, ComputedRegularizer | None] = MappingProxyTyp
         ),
         GKD: ComputedRegularizer(make=knowledge_distillation, teacher=ema_teacher, answers=teacher_answers),
         CLASS_RELATIONS: ComputedRegularizer(make=class_relations),
+        CLASS_DISTILLATION: ComputedRegularizer(
+            make=class_distillation, teacher=no_teacher, answers=no_answers
+        ),
         FEATURE_PROTOTYPES: ComputedRegularizer(make=prototype_pull, teacher=no_teacher, answers=no_answers),
     }
 )

@@ -275,7 +275,7 @@ def test_feddw_finds_its_regularizer_by_name() -> None:
             replace(FEDAVG, head=TRAINED_UNBIASED, regularizer=CLASS_RELATIONS),
             "init_slm: .* expected identity or uniform, got skip",
         ),
-        (replace(FEDAVG, statistic=SOFT_LABEL_SUMS), "needs that regularizer"),
+        (replace(FEDAVG, statistic=SOFT_LABEL_SUMS), "needs one of them"),
         (
             replace(FEDAVG, head=FROZEN_RANDOM, regularizer=CLASS_RELATIONS, statistic=SOFT_LABEL_SUMS),
             "needs head trained-unbiased",

@@ -212,6 +212,8 @@ ALLOWED: list[dict[str, Any]] = [
     {**UNIT, "regularizer": "fd", "mix": "convex"},
     {**UNBIASED, "statistic": "soft-labels"},
     {"regularizer": "csd", "statistic": "logit-prototypes"},
+    {"regularizer": "class-distillation", "statistic": "soft-labels"},
+    {**UNBIASED, "second_regularizer": "ntd", "statistic": "soft-labels"},
 ]
 UNCLIPPABLE = ("balanced-softmax", "client-adapted")
 REFUSED: list[tuple[dict[str, Any], str]] = [
