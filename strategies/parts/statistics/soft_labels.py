@@ -239,7 +239,7 @@ CLASS_DISTILLATION = Regularizer(
     reads=(SOFT_LABELS, KNOWN_ROWS),
 )
 
-SOFT_LABEL_SUMS = Statistic(
+SOFT_LABEL_SUMS: Statistic = Statistic(
     word="soft-labels",
     needs_classes=True,
     options=MatrixOptions,
