@@ -9,9 +9,10 @@ from typing import Protocol
 from crypto.errors import ConfigError
 from strategies.base import options_of
 from strategies.parts.csd import MOST_ALPHA_OF_DRAWN_ROUNDS, TeacherOptions
+from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
-from strategies.recipe import Options, Recipe
+from strategies.recipe import Options, Recipe, Regularizer
 from strategies.tasks.base import DeclaredTask
 
 
@@ -21,6 +22,7 @@ def check_recipe(recipe: Recipe, options: Options, *, allow_unusual: bool = Fals
     options: all of the method's, defaults included. Raises ConfigError for any other part that makes no sense
     with the rest, or with these options.
     """
+    _check_second(recipe)
     parts, passed_over = recipe.parts, list[str]()
     for part in parts.values():
         for need in part.needs:
@@ -38,6 +40,24 @@ def check_recipe(recipe: Recipe, options: Options, *, allow_unusual: bool = Fals
     return tuple(dict.fromkeys(passed_over))
 
 
+def _check_second(recipe: Recipe) -> None:
+    """Raises ConfigError for a second regularizer that is none, or of which a job could not say anything
+    that is not said of the first, too."""
+    first, second = recipe.regularizers[0], recipe.second_regularizer
+    if second is None:
+        return
+    if first is NO_REGULARIZER or second is first:
+        raise ConfigError(
+            f"strategy.second_regularizer: {second} needs another one as regularizer, got {first}"
+        )
+    both = sorted(first.options.model_fields.keys() & second.options.model_fields.keys())
+    if both:
+        raise ConfigError(
+            f"strategy.second_regularizer: {first} and {second} share the option {both[0]}, so a job cannot "
+            "set it for each"
+        )
+
+
 def check_task(recipe: Recipe, options: Options, task: DeclaredTask) -> None:
     """Raises ConfigError for a part that needs one class a sample where the task has none."""
     if task.has_classes:
@@ -53,12 +73,13 @@ def check_task(recipe: Recipe, options: Options, task: DeclaredTask) -> None:
 def check_training(recipe: Recipe, *, classes: int, optimizer: str) -> None:
     """Raises ConfigError for a recipe that has nothing to do with so few classes, or whose server update
     needs another local optimizer than the job's."""
-    regularizer, update = recipe.regularizer, recipe.server_update
-    if classes < regularizer.min_classes:
-        raise ConfigError(
-            f"strategy.regularizer: {regularizer} compares the other classes and needs "
-            f"{regularizer.min_classes} or more, the job has {classes}"
-        )
+    update = recipe.server_update
+    for field, part in recipe.parts.items():
+        if isinstance(part, Regularizer) and classes < part.min_classes:
+            raise ConfigError(
+                f"strategy.{field}: {part} compares the other classes and needs {part.min_classes} or more, "
+                f"the job has {classes}"
+            )
     if update.counts_steps and optimizer != "sgd":
         raise ConfigError(
             f"training.optimizer: {update} knows the weights of gradients under sgd alone, got {optimizer}"

@@ -20,20 +20,21 @@ from strategies.parts.gkd import GKD
 from strategies.parts.heads import FEATURES, HEADS
 from strategies.parts.losses import LOSSES
 from strategies.parts.personalization import PERSONALIZATIONS
-from strategies.parts.regularizers import MIXES, REGULARIZERS
+from strategies.parts.regularizers import MIXES, NO_REGULARIZER, REGULARIZERS
 from strategies.parts.server_updates.fedexp import FEDEXP
 from strategies.parts.server_updates.fedopt import FEDOPT
 from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
-from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
+from strategies.parts.statistics.soft_labels import CLASS_DISTILLATION, CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.phases.enrollment import CLASS_PRESENCE, ENROLLMENT
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
 from strategies.recipe import Part, Recipe
 
 SERVER_UPDATES = (WEIGHTED_MEAN, FEDEXP, FEDOPT, FEDNOVA, SCAFFOLD)
+ALL_REGULARIZERS = (*REGULARIZERS, CSD, GKD, CLASS_RELATIONS, CLASS_DISTILLATION, FEATURE_PROTOTYPES)
 STATISTICS = (SOFT_LABEL_SUMS, LOGIT_PROTOTYPES, FEATURE_PROTOTYPE_SUMS)
 CLOSINGS = (NO_CLOSING, FFC, CCVR, FINE_TUNING, FFC_FINE_TUNING)
 PARTS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
@@ -41,8 +42,9 @@ PARTS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
         "head": HEADS,
         "features": FEATURES,
         "loss": LOSSES,
-        "regularizer": (*REGULARIZERS, CSD, GKD, CLASS_RELATIONS, FEATURE_PROTOTYPES),
+        "regularizer": ALL_REGULARIZERS,
         "mix": MIXES,
+        "second_regularizer": tuple(each for each in ALL_REGULARIZERS if each is not NO_REGULARIZER),
         "server_update": SERVER_UPDATES,
         "statistic": STATISTICS,
         "personalization": PERSONALIZATIONS,

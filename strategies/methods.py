@@ -16,7 +16,7 @@ from crypto.fixed_point.layout import RING_BITS, Disclosure, Quantity
 from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, model_in, options_of
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
-from strategies.parts.regularizers import NO_REGULARIZER
+from strategies.parts.regularizers import NO_REGULARIZER, SECOND_WEIGHT, SecondWeight
 from strategies.phases.arms import Arm, ArmsPhase, Halving, live_arms, state_of
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
 from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
@@ -181,11 +181,8 @@ class Strategy:
 
     def by_steps(self, optimizer: StepOptimizer) -> Strategy:
         """The method in a job whose silos share their noise: each round sums one gradient for the server."""
-        keeper = self.recipe.regularizer.keeper
         step = StepPhase(
-            optimizer=optimizer,
-            update=self.recipe.server_update.rule,
-            keepers=() if keeper is None else (keeper,),
+            optimizer=optimizer, update=self.recipe.server_update.rule, keepers=self.recipe.keepers
         )
         return replace(self, phases=MappingProxyType({**self.phases, TRAIN: step}))
 
@@ -222,6 +219,14 @@ class Strategy:
         """What its phases sum, apart from sizes."""
         found = self.quantities(has_buffers=True, update_bits=max(RING_BITS))
         return [(each.name, each.discloses, each.is_tagged, each.is_count, len(each.shape)) for each in found]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of the loss, then of each regularizer."""
+        joined = self.recipe.mix.weights(self.options)
+        if self.recipe.second_regularizer is None:
+            return joined
+        return (*joined, self.options_of(SecondWeight).second_mu)
 
     def options_of(self, part: type[T]) -> T:
         """The options of one part."""
@@ -313,7 +318,8 @@ def known_quantities() -> frozenset[str]:
 def parts_with_options(recipe: Recipe) -> list[Part]:
     """Whose numbers a job with this recipe may set: without a regularizer there is nothing to mix."""
     has_mix = recipe.regularizer is not NO_REGULARIZER
-    return [part for part in recipe.parts.values() if has_mix or part is not recipe.mix]
+    parts = [part for part in recipe.parts.values() if has_mix or part is not recipe.mix]
+    return parts if recipe.second_regularizer is None else [*parts, SECOND_WEIGHT]
 
 
 def _fingerprints(arrays: Arrays) -> list[encoding.Field]:
@@ -343,7 +349,7 @@ def _smallest_context(options: Options, *, has_buffers: bool, update_bits: int) 
 
 
 def _compose(name: str, recipe: Recipe, options: Options, task: DeclaredTask) -> Strategy:
-    statistic, keeper, close = recipe.statistic, recipe.regularizer.keeper, recipe.closing
+    statistic, close = recipe.statistic, recipe.closing
     own_models = recipe.personalization.beside_evaluation
     beside = () if statistic is None else statistic.beside_training
     if recipe.personalization.shares_nothing:
@@ -354,7 +360,7 @@ def _compose(name: str, recipe: Recipe, options: Options, task: DeclaredTask) ->
         train = TrainPhase(
             update=recipe.server_update.rule,
             statistics=(UpdateScale(), Evaluation(task=task), *own_models, *beside),
-            keepers=() if keeper is None else (keeper,),
+            keepers=recipe.keepers,
         )
         closing_sums = (Evaluation(task=task, is_closing=True), *own_models)
     has_rows = statistic is not None or close.least_class_samples > 0

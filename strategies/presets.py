@@ -47,7 +47,7 @@ from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
-from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
+from strategies.parts.statistics.soft_labels import CLASS_DISTILLATION, CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.recipe import Rates, Recipe
 
 # docs/evidence.md, "Rates of the presets": one that is not measured has those of the preset that trains alike
@@ -96,6 +96,13 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "scaffold": replace(FEDAVG, server_update=SCAFFOLD, rates=Rates(default=0.05, least=0.01, most=0.1)),
         "feddw": replace(
             FEDAVG, head=TRAINED_UNBIASED, regularizer=CLASS_RELATIONS, statistic=SOFT_LABEL_SUMS
+        ),
+        "feddistill_plus": replace(
+            FEDAVG,
+            regularizer=CLASS_DISTILLATION,
+            statistic=SOFT_LABEL_SUMS,
+            rates=ON_DIGITS,
+            defaults={"mu": 1.0},
         ),
         "fedcsd": replace(
             FEDAVG,

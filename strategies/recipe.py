@@ -237,6 +237,7 @@ class Recipe:
     regularizer: Regularizer
     mix: Mix
     server_update: ServerUpdate
+    second_regularizer: Regularizer | None = None
     statistic: Statistic | None = None
     personalization: Personalization
     closing: Closing
@@ -248,6 +249,17 @@ class Recipe:
         """By field, in the order of the fields, all that the recipe names."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: part for name, part in named.items() if isinstance(part, Part)}
+
+    @property
+    def regularizers(self) -> tuple[Regularizer, ...]:
+        """What joins the loss, in order."""
+        second = self.second_regularizer
+        return (self.regularizer,) if second is None else (self.regularizer, second)
+
+    @property
+    def keepers(self) -> tuple[Keeper, ...]:
+        """Of what the global state keeps for the regularizers."""
+        return tuple(each.keeper for each in self.regularizers if each.keeper is not None)
 
     @property
     def keeps_local_state(self) -> bool:

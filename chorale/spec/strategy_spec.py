@@ -45,6 +45,9 @@ class PartsSpec(SpecPart):
         default="additive",
         description="loss + mu R, beta loss + (1 - beta) R, or loss at weights moved along R",
     )
+    second_regularizer: Annotated[str, _words("second_regularizer")] | None = Field(
+        default=None, description="added to that, times the option second_mu; null: none"
+    )
     server_update: Annotated[str, _words("server_update")] = Field(
         default="weighted-mean", description="what the mean delta does to the model"
     )

@@ -163,7 +163,7 @@ STAGES: Mapping[str, Method] = {
     "FedDr+, FT with L_Dr+": published("feddr_plus_ft", 0),
 }
 NO_STAGE = "Dot-regression, FT with L_Dr+"
-NO_STAGE_REASON = "a job has one regularizer: it cannot train without distillation and fine-tune with it"
+NO_STAGE_REASON = "what joins the loss in fine-tuning joins it in training, too"
 
 
 def stage_cells(text: str) -> Iterator[Cell]:

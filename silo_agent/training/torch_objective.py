@@ -46,7 +46,7 @@ from silo_agent.training.parts.computed_parts import (
     SERVER_UPDATES,
     STATISTICS,
     computed,
-    computed_regularizer,
+    computed_regularizers,
 )
 from strategies.base import MODEL, Array
 from strategies.parts.closing.fine_tuning import FINE_TUNE
@@ -244,13 +244,13 @@ class TorchObjective:
         started = time.monotonic()
         generator = shuffler(work.seed)
         correction = computed(recipe.server_update, SERVER_UPDATES).correction
-        loss = replace(
-            local_loss(setting, samples), correction=None if correction is None else correction(work)
-        )
+        loss = local_loss(setting, samples)
+        if correction is not None:
+            loss = replace(loss, penalties=(*loss.penalties, (1.0, correction(work))))
         steps = computed(recipe.personalization, PERSONALIZATIONS).train(setting, samples, generator, loss)
-        regularizer = computed_regularizer(work.spec)
-        if regularizer is not None and regularizer.keep is not None:
-            regularizer.keep(setting)
+        for regularizer in computed_regularizers(work.spec):
+            if regularizer.keep is not None:
+                regularizer.keep(setting)
         trained, statistics = time.monotonic(), dict[str, Array]()
         if recipe.statistic is not None:
             compute = computed(recipe.statistic, STATISTICS)

@@ -112,12 +112,14 @@ class CsdOptions(TemperatureOptions, TeacherOptions):
 
 def _check_prototypes(recipe: Recipe, options: Options) -> None:
     alpha = options_of(TeacherOptions, options).alpha
-    if recipe.statistic is not None and alpha > MOST_ALPHA:
+    if recipe.statistic is None or not recipe.statistic.before_training:  # of another regularizer
+        return
+    if alpha > MOST_ALPHA:
         raise ConfigError(
             f"strategy.options.alpha: expected at most {MOST_ALPHA:g} with the statistic {recipe.statistic}, "
             f"got {alpha:g}: the teacher would hardly move, and every round would sum the same answers again"
         )
-    if options_of(CsdOptions, options).own_prototypes and recipe.statistic is not None:
+    if options_of(CsdOptions, options).own_prototypes:
         raise ConfigError(
             "strategy.options.own_prototypes: each silo compares with its own, and the statistic "
             f"{recipe.statistic} sums those of all: expected false, or no statistic"

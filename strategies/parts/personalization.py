@@ -89,7 +89,7 @@ def _is_alone_or_by_prototypes(recipe: Recipe) -> bool:
     regularizer = FEATURE_PROTOTYPES if is_by_prototypes else NO_REGULARIZER
     has_others = recipe.statistic is not None and not is_by_prototypes
     return (
-        recipe.regularizer is regularizer
+        recipe.regularizers == (regularizer,)
         and recipe.server_update is WEIGHTED_MEAN
         and not (has_closing or has_others)
     )

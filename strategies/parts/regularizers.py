@@ -14,7 +14,7 @@ from pydantic import Field
 from strategies.base import PartOptions, options_of
 from strategies.parts.heads import NO_DATA
 from strategies.parts.losses import OF_A_BATCH
-from strategies.recipe import ADDS_NOTHING, Mix, Need, Options, Regularizer, UnderPrivacy, always
+from strategies.recipe import ADDS_NOTHING, Mix, Need, Options, Part, Regularizer, UnderPrivacy, always
 
 GLOBAL_TEACHER = UnderPrivacy(
     why="compares each sample with the received model, which is post-processing of sums paid for before"
@@ -31,6 +31,12 @@ class AdditiveWeight(PartOptions):
     """loss + mu R."""
 
     mu: float = Field(default=1.0, ge=0, le=1e6, description="mu: weight of the regularizer")
+
+
+class SecondWeight(PartOptions):
+    """The joined loss + second_mu R of a second regularizer."""
+
+    second_mu: float = Field(default=1.0, ge=0, le=1e6, description="weight of the second regularizer")
 
 
 class ConvexWeight(PartOptions):
@@ -142,9 +148,11 @@ PERTURBED = Mix(
     is_perturbed=True,
     needs=(
         Need(
-            holds=lambda recipe: recipe.regularizer in (KD, NTD, LD, FD),
+            holds=lambda recipe: (
+                recipe.regularizer in (KD, NTD, LD, FD) and recipe.second_regularizer is None
+            ),
             reason="a perturbed mix moves the weights by the gradient of a distance from the received "
-            "model's answers: it needs regularizer kd, ntd, ld or fd",
+            "model's answers: it needs regularizer kd, ntd, ld or fd, and no second one",
         ),
     ),
     under_privacy=UnderPrivacy(
@@ -154,5 +162,6 @@ PERTURBED = Mix(
     ),
 )
 
+SECOND_WEIGHT = Part(word="second-weight", options=SecondWeight, under_privacy=NO_DATA)
 REGULARIZERS = (NO_REGULARIZER, PROX, MOON, KD, NTD, LD, FD)
 MIXES = (ADDITIVE, CONVEX, PERTURBED)

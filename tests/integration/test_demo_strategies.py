@@ -28,6 +28,7 @@ BESIDE: dict[str, set[str]] = {
     "fednova": {"normalizer"},
     "scaffold": {"control_delta"},
     "feddw": PRESENCE | {"soft_labels", "class_counts"},
+    "feddistill_plus": PRESENCE | {"soft_labels", "class_counts"},
     "fedcsd": PRESENCE | {"prototypes"},
     "fedprox": set(),
     "moon": set(),

@@ -20,7 +20,7 @@ from chorale_models.tasks.classification import Classification
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.evaluation import Figures, evaluate
 from silo_agent.training.base.loss import TaskLoss
-from silo_agent.training.base.passes import run_model
+from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.local_loss import local_loss
@@ -148,6 +148,13 @@ class LocalRound:
             features=torch.tensor(data.features, dtype=torch.float64), labels=torch.tensor(data.labels)
         )
         self.loss = local_loss(setting, self._samples)
+
+    @property
+    def teacher(self) -> Outputs:
+        """Of a method with one comparison, whose teacher was asked about all samples."""
+        (compared,) = self.loss.comparisons
+        assert isinstance(compared.teacher, Outputs)
+        return compared.teacher
 
     def mean_loss(self) -> Tensor:
         """Over all samples at the model as it is now, with the weights' penalty. Shapes: -> ()."""

@@ -38,6 +38,7 @@ from research.papers.simulated import job_file
 from research.papers.suite import Options, distinct, ours, rehearse, rehearsed
 from silo_agent.training.data.settings import DataSettings
 from strategies.declared_parts import PARTS
+from strategies.parts.regularizers import SECOND_WEIGHT
 from strategies.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,9 @@ def test_jobs_hold_the_papers_settings() -> None:
     assert (found.strategy.options["head_epochs"], found.training.local_epochs) == (1, 4)
     moon = table_cells("FedDW, Table I")["MOON", "practical CIFAR-100"].spec()
     assert moon.strategy.options["mu"] == 5.0
+    both = table_cells("FedDW, Table IV")["MOON + DW", "pathological CIFAR-100"].spec()
+    assert (both.method.weights, both.method.recipe.head.has_bias) == ((1.0, 5.0, 10.0), False)
+    assert [str(each) for each in both.method.recipe.regularizers] == ["moon", "soft-labels"]
     assert [each.kind for each in moon.augment or ()] == ["random-crop", "horizontal-flip", "random-rotation"]
     found = table_cells("SphereFed, Table 2")["FedAvg", "IID"].spec()
     assert str(found.method.recipe.head) == "trained-unbiased"
@@ -148,7 +152,8 @@ def is_there(thing: Thing, place: str) -> bool:
     if kind == "preset":
         return word in PRESETS
     if kind == "option":
-        options = [part.options.model_fields for parts in PARTS.values() for part in parts]
+        declared = [SECOND_WEIGHT, *(part for parts in PARTS.values() for part in parts)]
+        options = [part.options.model_fields for part in declared]
         return any(word in fields for fields in options)
     if kind in PARTS:
         return word in [part.word for part in PARTS[kind]]

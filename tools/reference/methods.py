@@ -13,6 +13,7 @@ from strategies.base import TOTAL, PhaseContext
 from strategies.declared_parts import PARTS
 from strategies.methods import Strategy, parts_with_options, strategy_for
 from strategies.parts.heads import HEAD
+from strategies.parts.regularizers import SECOND_WEIGHT
 from strategies.presets import FEDAVG, PRESETS
 from strategies.published import PUBLISHED
 from strategies.recipe import Recipe
@@ -83,8 +84,13 @@ def option_rows() -> Iterator[Row]:
     declared = [
         (name, str(info.description), f"{field} `{part}` (default {_shown(info.default)})")
         for field, parts in PARTS.items()
+        if field != "second_regularizer"
         for part in parts
         for name, info in part.options.model_fields.items()
+    ]
+    declared += [
+        (name, str(info.description), f"every `second_regularizer` (default {_shown(info.default)})")
+        for name, info in SECOND_WEIGHT.options.model_fields.items()
     ]
     presets: dict[str, list[str]] = {}
     for preset, recipe in PRESETS.items():

@@ -13,7 +13,12 @@ silo-level job."""
 
 
 def parts_page() -> str:
-    rows = [_row(field, part) for field, parts in PARTS.items() for part in parts]
+    rows = [
+        _row(field, part)
+        for field, parts in PARTS.items()
+        if field != "second_regularizer"  # the same as in the first place
+        for part in parts
+    ]
     return page(
         "Parts in private jobs",
         INTRODUCTION,

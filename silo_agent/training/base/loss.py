@@ -9,7 +9,7 @@ N = samples, D = feature width, C = classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -21,7 +21,7 @@ from chorale_models.task import Task
 from crypto.errors import ConfigError
 from silo_agent.training.base.augmentation import Augmentation
 from silo_agent.training.base.batches import Batch
-from silo_agent.training.base.passes import Outputs
+from silo_agent.training.base.passes import Outputs, Run
 from silo_agent.training.models.base import FederatedModel
 
 
@@ -82,25 +82,38 @@ class Perturbation(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A regularizer of samples, with its weight.
+
+    teacher: its outputs for the whole training set; where samples are augmented or too many, what gives those
+    for a batch.
+    """
+
+    regularizer: SampleRegularizer
+    weight: float
+    teacher: Outputs | Run
+
+    def per_sample(self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> Tensor:
+        """Without the weight. Shapes: -> (N,)."""
+        answers = self.teacher
+        teacher = answers.take(places_N) if isinstance(answers, Outputs) else answers(inputs)
+        return self.regularizer.per_sample(student, teacher, labels_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLoss:
     """What one round of local training minimizes.
 
     per_sample needs the samples' outputs and places in the training set; penalty the weights alone.
-    augmentation: what samples go through first. teacher: its outputs for the whole training set.
-    live_teacher: in its place where samples are augmented or too many, gives those for a batch.
-    correction: of every step, by the server update; no mix weighs it. perturbation: what the regularizer's
-    gradient is for, in place of the step.
+    penalties: each with its weight. augmentation: what samples go through first. perturbation: what the one
+    comparison's gradient is for, in place of the step.
     """
 
     loss: SampleLoss
     loss_weight: float = 1.0
-    regularizer: SampleRegularizer | None = None
-    weight_penalty: WeightPenalty | None = None
-    regularizer_weight: float = 0.0
+    comparisons: tuple[Comparison, ...] = ()
+    penalties: tuple[tuple[float, WeightPenalty], ...] = ()
     augmentation: Augmentation | None = None
-    teacher: Outputs | None = None
-    live_teacher: Callable[[Tensor], Outputs] | None = None
-    correction: WeightPenalty | None = None
     perturbation: Perturbation | None = None
 
     def augmented(self, batch: Batch, *, step: int) -> Batch:
@@ -115,41 +128,19 @@ class LocalLoss:
             loss_N = self.loss_weight * loss_N
         if self.perturbation is not None:
             return loss_N
-        regularized_N = self.regularized_per_sample(student, inputs, labels_N, places_N)
-        if regularized_N is None:
-            return loss_N
-        return loss_N.add(regularized_N, alpha=self.regularizer_weight)
-
-    def regularized_per_sample(
-        self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor
-    ) -> Tensor | None:
-        """Of the regularizer alone, without its weight; None where none compares samples. Shapes: -> (N,)."""
-        if self.regularizer is None:
-            return None
-        if self.live_teacher is not None:
-            teacher = self.live_teacher(inputs)
-        elif self.teacher is not None:
-            teacher = self.teacher.take(places_N)
-        else:
-            return None
-        return self.regularizer.per_sample(student, teacher, labels_N)
+        for each in self.comparisons:
+            loss_N = loss_N.add(each.per_sample(student, inputs, labels_N, places_N), alpha=each.weight)
+        return loss_N
 
     def penalty(self, model: FederatedModel) -> Tensor | None:
         """Shapes: -> (); None where there is none."""
-        regularized = None
-        if self.weight_penalty is not None:
-            regularized = self.regularizer_weight * self.weight_penalty.penalty(model)
-        if self.correction is None:
-            return regularized
-        corrected = self.correction.penalty(model)
-        return corrected if regularized is None else regularized + corrected
+        weighed = [weight * penalty.penalty(model) for weight, penalty in self.penalties]
+        return torch.stack(weighed).sum() if weighed else None
 
     def add_penalty_gradient(self, model: FederatedModel) -> None:
         """Apart from the samples' gradients: clipping and noise must not touch it (docs/privacy.md)."""
-        if self.weight_penalty is not None:
-            self.weight_penalty.add_gradient(model, weight=self.regularizer_weight)
-        if self.correction is not None:
-            self.correction.add_gradient(model, weight=1.0)
+        for weight, penalty in self.penalties:
+            penalty.add_gradient(model, weight=weight)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from crypto.errors import ConfigError
 from crypto.prg import KEY_BYTES, Keystream
 from silo_agent.training.base.batches import PRIVATE_BATCH, padded
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
-from silo_agent.training.base.passes import Outputs, run_model
+from silo_agent.training.base.passes import Outputs, Run, run_model
 from silo_agent.training.models.base import FederatedModel
 from strategies.tasks.base import Target
 
@@ -132,14 +132,17 @@ def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -
     """In train mode. Raises ConfigError if a sample's gradient depends on its place."""
     from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 
-    tried_loss = loss
-    if loss.teacher is not None:
+    def tried_teacher(teacher: Outputs | Run) -> Outputs | Run:
+        if not isinstance(teacher, Outputs):
+            return teacher
         features_NK, logits_NK = (
             probes.values((PRIVATE_BATCH, *rows.shape[1:]))
-            for rows in (loss.teacher.features_ND, loss.teacher.logits_NC)
+            for rows in (teacher.features_ND, teacher.logits_NC)
         )
-        random_teacher = Outputs(features_ND=features_NK, logits_NC=logits_NK)
-        tried_loss = dataclasses.replace(loss, teacher=random_teacher)
+        return Outputs(features_ND=features_NK, logits_NC=logits_NK)
+
+    compared = (dataclasses.replace(each, teacher=tried_teacher(each.teacher)) for each in loss.comparisons)
+    tried_loss = dataclasses.replace(loss, comparisons=tuple(compared))
 
     def gradients(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
         labels_N, places_N = (padded(rows, PRIVATE_BATCH) for rows in (probes.labels_N[order_K], order_K))

@@ -142,7 +142,8 @@ def train_locally(
             if loss.perturbation is None:
                 loss_N = _add_gradient(model, batch, loss.per_sample, shares=shares, least=least)
             else:
-                _add_gradient(model, batch, loss.regularized_per_sample, shares=shares, least=least)
+                (moves,) = loss.comparisons
+                _add_gradient(model, batch, moves.per_sample, shares=shares, least=least)
                 with loss.perturbation.moved(model):
                     optimizer.zero_grad()
                     loss_N = _add_gradient(model, batch, loss.per_sample, shares=shares, least=least)
@@ -162,7 +163,7 @@ def train_locally(
 def _add_gradient(
     model: FederatedModel,
     batch: Batch,
-    per_sample: Callable[[Outputs, Tensor, Tensor, Tensor], Tensor | None],
+    per_sample: Callable[[Outputs, Tensor, Tensor, Tensor], Tensor],
     *,
     shares: BatchShares,
     least: int,
@@ -170,9 +171,7 @@ def _add_gradient(
     """The gradient of the batch's mean, without the mean; returns the last part's losses. Shapes: -> (N,)."""
     loss_N = torch.zeros(0)
     for part in shares.parts(batch, least=least):
-        given_N = per_sample(run_model(model, part.inputs), part.inputs, part.labels_N, part.places_N)
-        assert given_N is not None  # the mix needs a regularizer of samples
-        loss_N = given_N
+        loss_N = per_sample(run_model(model, part.inputs), part.inputs, part.labels_N, part.places_N)
         torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / batch.count))
     if shares.is_shared(batch, least=least):
         shares.add_up(model.parameters())

@@ -60,7 +60,7 @@ from silo_agent.training.parts.statistics.feature_prototypes import (
     prototype_pull,
 )
 from silo_agent.training.parts.statistics.logit_prototypes import logit_prototypes
-from silo_agent.training.parts.statistics.soft_labels import class_relations, soft_labels
+from silo_agent.training.parts.statistics.soft_labels import class_distillation, class_relations, soft_labels
 from strategies.base import Array
 from strategies.parts import losses, personalization, regularizers
 from strategies.parts.closing.ccvr import CCVR
@@ -75,7 +75,7 @@ from strategies.parts.server_updates.mean import FEDNOVA, WEIGHTED_MEAN
 from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES, PROTOTYPES_KIND
-from strategies.parts.statistics.soft_labels import CLASS_RELATIONS, SOFT_LABEL_SUMS
+from strategies.parts.statistics.soft_labels import CLASS_DISTILLATION, CLASS_RELATIONS, SOFT_LABEL_SUMS
 from strategies.recipe import Closing, Loss, Part, Personalization, Regularizer, ServerUpdate, Statistic
 
 Values: TypeAlias = Mapping[str, Array]
@@ -105,7 +105,7 @@ class ComputedRegularizer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedServerUpdate:
     """summed: quantities that replace or join delta and weight, from the delta and the number of steps.
-    correction: added to the gradient of every local step."""
+    correction: added to the gradient of every local step; no mix weighs it."""
 
     summed: Callable[[Work, FloatArray, int], Values] | None = None
     correction: Callable[[Work], WeightPenalty] | None = None
@@ -152,6 +152,9 @@ REGULARIZERS: Mapping[Regularizer, ComputedRegularizer | None] = MappingProxyTyp
         ),
         GKD: ComputedRegularizer(make=knowledge_distillation, teacher=ema_teacher, answers=teacher_answers),
         CLASS_RELATIONS: ComputedRegularizer(make=class_relations),
+        CLASS_DISTILLATION: ComputedRegularizer(
+            make=class_distillation, teacher=no_teacher, answers=no_answers
+        ),
         FEATURE_PROTOTYPES: ComputedRegularizer(make=prototype_pull, teacher=no_teacher, answers=no_answers),
     }
 )
@@ -215,11 +218,13 @@ def computed_loss(spec: JobSpec) -> ComputedLoss:
     return ComputedLoss(train=lambda _: loss)
 
 
-def computed_regularizer(spec: JobSpec) -> ComputedRegularizer | None:
-    """The job's regularizer, of a distribution where it names one; None where there is none. Raises
-    ConfigError."""
-    given = spec.strategy.regularizer
+def computed_regularizers(spec: JobSpec) -> list[ComputedRegularizer]:
+    """The job's regularizers, the first of a distribution where it names one. Raises ConfigError."""
+    given, (first, *others) = spec.strategy.regularizer, spec.method.recipe.regularizers
     if given is None:
-        return computed(spec.method.recipe.regularizer, REGULARIZERS)
-    regularizer = GivenRegularizer(build_regularizer(spec, given))
-    return ComputedRegularizer(make=lambda _: regularizer)
+        found = [computed(first, REGULARIZERS)]
+    else:
+        regularizer = GivenRegularizer(build_regularizer(spec, given))
+        found = [ComputedRegularizer(make=lambda _: regularizer)]
+    found += [computed(each, REGULARIZERS) for each in others]
+    return [each for each in found if each is not None]

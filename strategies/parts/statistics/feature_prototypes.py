@@ -125,7 +125,7 @@ FEATURE_PROTOTYPE_SUMS = Statistic(
     least_rows=lambda options: 1,
     needs=(
         Need(
-            holds=lambda recipe: recipe.regularizer is FEATURE_PROTOTYPES,
+            holds=lambda recipe: FEATURE_PROTOTYPES in recipe.regularizers,
             reason="the statistic feature-prototypes is what the regularizer of that name pulls towards, and "
             "nothing else uses it: it needs that regularizer",
         ),

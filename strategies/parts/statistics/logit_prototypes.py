@@ -143,7 +143,7 @@ LOGIT_PROTOTYPES = Statistic(
     asks=teacher_state,
     needs=(
         Need(
-            holds=lambda recipe: recipe.regularizer is CSD,
+            holds=lambda recipe: CSD in recipe.regularizers,
             reason="the statistic logit-prototypes is what the regularizer csd compares with, and nothing "
             "else uses it: it needs that regularizer",
         ),

@@ -1,5 +1,5 @@
 """FedDW's soft-label matrix: by true class, the mean softmax output of the freshly trained models; and the
-regularizer that pulls towards it.
+regularizers that pull towards it: FedDW's of the head, and federated distillation's of the outputs.
 
 Liu, Wang, Wang, Yang, Tao, "FedDW: Distilling Weights through Consistency Optimization in Heterogeneous
 Federated Learning", Eqs. 4 to 7. Silo k sends A_k[i, :], the sum of its trained model's softmax outputs
@@ -9,6 +9,10 @@ before; where there never was one it is not known and drops out of the loss.
 The authors' code (liuvvvvv1/FedDW at 4e69f24, main.py, lines 465 to 529) starts from the identity, keeps half
 of the old Omega, sums over all rounds so far, because its lists are never emptied, and divides mu by ten in
 rounds 9, 18 and so on: `init_slm: identity`, `slm_share: 0.5`, `slm_sums: all`, `mu_decay_rounds: 9`.
+
+Federated distillation (Jeong et al. 2018, arXiv 1811.11479; FedDistill in FedDW's Table IV, FedDistill+ where
+the model is averaged, too) takes a row for the teacher's output for samples of that class. There a silo's
+teacher is the mean over the other silos, each with the same weight, of outputs along the way of a round.
 
 Leaks by class how many samples took part and what the models of the round answer to them on average.
 Of a class that one silo holds it would be that silo's answers and count: rows below min_class_holders
@@ -56,8 +60,8 @@ class SoftLabelRounds(StrEnum):
     ALL = "all"
 
 
-class SoftLabelOptions(PartOptions):
-    """How Omega follows from the sums, and how much it pulls."""
+class MatrixOptions(PartOptions):
+    """How Omega follows from the sums."""
 
     init_slm: InitialSoftLabels = Field(
         default=InitialSoftLabels.SKIP,
@@ -73,6 +77,11 @@ class SoftLabelOptions(PartOptions):
         default=SoftLabelRounds.LAST,
         description="which rounds' sums make the new soft labels: last, or all so far",
     )
+
+
+class SoftLabelOptions(MatrixOptions):
+    """The same, and how much it pulls."""
+
     mu_decay_rounds: int | None = Field(
         default=None,
         ge=1,
@@ -89,7 +98,7 @@ class SoftLabelMatrix:
     is_known_C: NDArray[np.bool_]
 
 
-def soft_labels_in(state: Arrays, *, classes: int, options: SoftLabelOptions) -> SoftLabelMatrix:
+def soft_labels_in(state: Arrays, *, classes: int, options: MatrixOptions) -> SoftLabelMatrix:
     """The matrix that a round trains against. Raises RemoteProtocolError for arrays of another shape."""
     if SOFT_LABELS not in state or KNOWN_ROWS not in state:
         return _initial(classes, options.init_slm)
@@ -134,7 +143,7 @@ class SoftLabels:
 
     def arrays(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, Array]:
         """Omega = A / c where there is a count, else the row as it was."""
-        options = options_of(SoftLabelOptions, context.options)
+        options = options_of(MatrixOptions, context.options)
         before = soft_labels_in(context.state, classes=context.classes, options=options)
         is_noised = sums["class_counts"].dtype.kind == "f"  # a noised count is no whole number
         sums_CC, counts_C, kept = _summed(context, sums, options.slm_sums)
@@ -181,8 +190,8 @@ def _initial(classes: int, initial: InitialSoftLabels) -> SoftLabelMatrix:
 
 
 def _check_first_matrix(recipe: Recipe, options: Options) -> None:
-    is_skipped = options_of(SoftLabelOptions, options).init_slm is InitialSoftLabels.SKIP
-    if recipe.statistic is None and is_skipped:
+    is_skipped = options_of(MatrixOptions, options).init_slm is InitialSoftLabels.SKIP
+    if recipe.statistic is not SOFT_LABEL_SUMS and is_skipped:
         raise ConfigError(
             "strategy.options.init_slm: without the statistic soft-labels its matrix is the target of every "
             "round: expected identity or uniform, got skip"
@@ -191,7 +200,7 @@ def _check_first_matrix(recipe: Recipe, options: Options) -> None:
 
 def _least_rows(options: Options) -> int:
     """None where a row that was never summed is known, as the job's public one."""
-    return int(options_of(SoftLabelOptions, options).init_slm is InitialSoftLabels.SKIP)
+    return int(options_of(MatrixOptions, options).init_slm is InitialSoftLabels.SKIP)
 
 
 CLASS_RELATIONS = Regularizer(
@@ -213,17 +222,35 @@ CLASS_RELATIONS = Regularizer(
     reads=(SOFT_LABELS, KNOWN_ROWS),
 )
 
-SOFT_LABEL_SUMS = Statistic(
+CLASS_DISTILLATION = Regularizer(
+    word="class-distillation",
+    needs_classes=True,
+    needs=(
+        Need(
+            holds=lambda recipe: recipe.statistic is SOFT_LABEL_SUMS,
+            reason="the regularizer class-distillation pulls towards what the statistic soft-labels sums: it "
+            "needs that statistic",
+        ),
+    ),
+    under_privacy=UnderPrivacy(
+        why="compares each sample with noised sums of its class, which is post-processing of sums paid for "
+        "before"
+    ),
+    reads=(SOFT_LABELS, KNOWN_ROWS),
+)
+
+SOFT_LABEL_SUMS: Statistic = Statistic(
     word="soft-labels",
     needs_classes=True,
+    options=MatrixOptions,
     beside_training=(SoftLabels(),),
     least_rows=_least_rows,
     public_rows="init_slm: identity",
     needs=(
         Need(
-            holds=lambda recipe: recipe.regularizer is CLASS_RELATIONS,
-            reason="the statistic soft-labels is what the regularizer soft-labels pulls towards, and nothing "
-            "else uses it: it needs that regularizer",
+            holds=lambda recipe: bool({CLASS_RELATIONS, CLASS_DISTILLATION} & {*recipe.regularizers}),
+            reason="the statistic soft-labels is what the regularizers soft-labels and class-distillation "
+            "pull towards, and nothing else uses it: it needs one of them",
         ),
     ),
     under_privacy=UnderPrivacy(

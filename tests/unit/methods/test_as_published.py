@@ -22,7 +22,7 @@ from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.registry import job_model
 from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.closing.fine_tuning import tuning_spec
-from silo_agent.training.parts.computed_parts import computed_regularizer
+from silo_agent.training.parts.computed_parts import computed_regularizers
 from silo_agent.training.parts.losses.softmax import client_adapted
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.parts.closing.ffc import CALIBRATE, packed
@@ -70,8 +70,7 @@ def test_fedntd_weighs_its_divergence_by_tau_squared_as_its_code_does(
 ) -> None:
     """Eq. 3 over the classes but the true one; criterion.py, line 42: (tau ** 2) * KLDiv."""
     job, tau = job_as(kind, "fedntd"), 3.0
-    made = computed_regularizer(job)
-    assert made is not None
+    (made,) = computed_regularizers(job)
     part = made.make(make_setting(job, linear(job), make_data(DRAW.normal(size=(4, WIDTH)), LABELS_N[:4])))
     student_NC = torch.tensor(STUDENT_NC, requires_grad=True)
     loss_N = part.per_sample(
@@ -118,8 +117,7 @@ def test_feddw_pulls_by_a_tenth_after_each_nine_rounds_as_its_code_does(
     setting = make_setting(job, model, make_data(DRAW.normal(size=(4, WIDTH)), LABELS_N[:4]))
     given = {} if kind == "code" else {SOFT_LABELS: np.eye(CLASSES), f"{SOFT_LABELS}_valid": np.ones(CLASSES)}
     setting = replace(setting, work=replace(setting.work, round=round, state=given))
-    made = computed_regularizer(job)
-    assert made is not None
+    (made,) = computed_regularizers(job)
     _, weight = job.method.recipe.mix.weights(job.method.options)
     made.make(setting).add_gradient(model, weight=weight)  # type: ignore[union-attr]
     weight_CD = model.head.weight.detach().numpy()

@@ -87,7 +87,7 @@ def random_case(seed: int, classes: int = 5, width: int = 4) -> tuple[Tensor, Te
 
 def loss_of(mu: float) -> LocalLoss:
     penalty = ClassRelations(soft_labels_CC=OMEGA, is_known_C=ALL)
-    return LocalLoss(loss=task_loss(), weight_penalty=penalty, regularizer_weight=mu)
+    return LocalLoss(loss=task_loss(), penalties=((mu, penalty),))
 
 
 def total(loss: LocalLoss, model: Any, features_ND: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ def test_feddw_finds_its_regularizer_by_name() -> None:
             replace(FEDAVG, head=TRAINED_UNBIASED, regularizer=CLASS_RELATIONS),
             "init_slm: .* expected identity or uniform, got skip",
         ),
-        (replace(FEDAVG, statistic=SOFT_LABEL_SUMS), "needs that regularizer"),
+        (replace(FEDAVG, statistic=SOFT_LABEL_SUMS), "needs one of them"),
         (
             replace(FEDAVG, head=FROZEN_RANDOM, regularizer=CLASS_RELATIONS, statistic=SOFT_LABEL_SUMS),
             "needs head trained-unbiased",

@@ -35,7 +35,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"closing": "ffc", "head": "frozen-random"}, "ffc sums products of features"),
     ({"closing": "ffc", "features": "unit"}, "ffc fits a head without a bias"),
     ({"mix": "convex"}, "a convex mix shares weight .* there is no regularizer"),
-    ({"statistic": "soft-labels"}, "the statistic soft-labels .* needs that regularizer"),
+    ({"statistic": "soft-labels"}, "the statistic soft-labels .* needs one of them"),
+    ({"regularizer": "class-distillation"}, "the regularizer class-distillation .* needs that statistic"),
     (
         {"regularizer": "soft-labels", "statistic": "soft-labels", "head": "frozen-random"},
         "the regularizer soft-labels moves the head's rows: it needs head trained-unbiased",
@@ -183,6 +184,8 @@ def test_usual_job_passes_over_nothing() -> None:
         ("fedcsd", {"missing_prototypes": "identity"}, 0),
         ("fedcsd", {"similarity": False}, 0),
         ("fedproto", {}, 1),
+        ("feddistill_plus", {}, 1),
+        ("feddistill_plus", {"init_slm": "identity"}, 0),
         ("ccvr", {}, 2),
         ("spherefed", {}, 0),
     ],

@@ -95,11 +95,10 @@ def test_beta_of_one_is_dot_regression_bit_for_bit() -> None:
 
 def test_neither_head_nor_teacher_moves_with_weight_decay_and_momentum() -> None:
     one = small_round(weight_decay=0.1, momentum=0.9)
-    assert one.loss.teacher is not None
-    teacher, head = one.loss.teacher.features_ND.clone(), one.model.head.weight.clone()
+    teacher, head = one.teacher.features_ND.clone(), one.model.head.weight.clone()
     one.train()
-    assert torch.equal(one.loss.teacher.features_ND, teacher)
-    assert not one.loss.teacher.features_ND.requires_grad
+    assert torch.equal(one.teacher.features_ND, teacher)
+    assert not one.teacher.features_ND.requires_grad
     assert torch.equal(one.model.head.weight, head)
     assert one.model.head.weight.grad is None
 
@@ -178,8 +177,8 @@ def test_teacher_is_in_eval_mode_so_batch_statistics_alone_part_it_from_the_stud
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "silo_agent.training.local_loss.computed_regularizer",
-            lambda _: ComputedRegularizer(make=lambda _: Spy()),
+            "silo_agent.training.local_loss.computed_regularizers",
+            lambda _: [ComputedRegularizer(make=lambda _: Spy())],
         )
         TorchObjective(device="cpu").compute(work)
     assert (seen[0] < 1e-10) is starts_at_zero
@@ -191,14 +190,13 @@ def test_teacher_uses_running_statistics_and_leaves_them_alone() -> None:
     body = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
     model = make_model(job, body, width=5, head_CD=simplex(4, 5)).train()
     one = LocalRound(make_setting(job, model, small_data()))
-    assert one.loss.teacher is not None
     inputs = double(small_data().train.features)
     by_running_statistics = (body[0](inputs) / np.sqrt(1 + body[1].eps)).detach()  # mean 0 and variance 1
-    torch.testing.assert_close(one.loss.teacher.features_ND, by_running_statistics, rtol=0, atol=1e-12)
+    torch.testing.assert_close(one.teacher.features_ND, by_running_statistics, rtol=0, atol=1e-12)
     assert body[1].running_mean.tolist() == [0] * 5
     one.train()
     assert (body[1].running_mean != 0).all()
-    torch.testing.assert_close(one.loss.teacher.features_ND, by_running_statistics, rtol=0, atol=1e-12)
+    torch.testing.assert_close(one.teacher.features_ND, by_running_statistics, rtol=0, atol=1e-12)
 
 
 def test_round_through_the_objective_sends_the_body_and_no_statistic_of_labels() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout, Quantity
-from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.base.loss import Comparison, LocalLoss
 from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.parts.losses.cosine import DotRegression
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation
@@ -48,12 +48,13 @@ class Example:
         self.model = make_model(job, nn.Identity(), width=head_CD.shape[1], head_CD=head_CD)
         self.labels_N = torch.tensor(labels)
         self.places_N = torch.arange(len(labels))
+        self.teacher = run_model(self.model, double(teacher_ND))
         self.loss = LocalLoss(
             loss=DotRegression(),
             loss_weight=beta,
-            regularizer=FeatureDistillation(),
-            regularizer_weight=1 - beta,
-            teacher=run_model(self.model, double(teacher_ND)),
+            comparisons=(
+                Comparison(regularizer=FeatureDistillation(), weight=1 - beta, teacher=self.teacher),
+            ),
         )
 
     def per_sample(self, features_ND: Tensor) -> Tensor:
@@ -67,9 +68,8 @@ class Example:
         return DotRegression().per_sample(run_model(self.model, features_ND), self.labels_N)
 
     def distillation(self, features_ND: Tensor) -> Tensor:
-        assert self.loss.teacher is not None
         student = run_model(self.model, features_ND)
-        return FeatureDistillation().per_sample(student, self.loss.teacher, self.labels_N)
+        return FeatureDistillation().per_sample(student, self.teacher, self.labels_N)
 
     def cosines(self, features_ND: Tensor) -> Tensor:
         return self.model(features_ND).gather(1, self.labels_N[:, None]).squeeze(1)
@@ -177,8 +177,7 @@ def test_example_e3_batch_loss_and_gradient() -> None:
 def test_example_e3_numbers_of_wrong_variants_are_not_ours() -> None:
     """What distilling normalized features, or a sum over the features, would have given."""
     features_ND, example = example_e3()
-    assert example.loss.teacher is not None
-    teacher_ND = example.loss.teacher.features_ND
+    teacher_ND = example.teacher.features_ND
     regression = example.dot_regression(features_ND).mean()
     on_unit = nn.functional.normalize(features_ND) - nn.functional.normalize(teacher_ND)
     summed = (features_ND - teacher_ND).square().sum(dim=1)

@@ -32,13 +32,18 @@ JOB: dict[str, Any] = {
     "training": {"learning_rate": 0.1, "batch_size": 20},
 }
 
-STRATEGIES = {
+STRATEGIES: dict[str, dict[str, Any]] = {
     **{name: {"preset": name} for name in PRESETS},
     **{
         f"{name}-code": {"preset": name, "as_published": "code"}
         for name, both in PUBLISHED.items()
         if both.code
     },
+}
+TWO_TERMS = {"head": "trained-unbiased", "regularizer": "moon", "second_regularizer": "soft-labels"}
+STRATEGIES["moon-dw"] = {
+    "parts": {**TWO_TERMS, "statistic": "soft-labels"},
+    "options": {"mu": 5.0, "second_mu": 10.0},
 }
 OPEN: dict[str, Any] = {"class_statistics": "allow", "local_state": "allow", "min_class_holders": 2}
 
@@ -48,7 +53,7 @@ def data_of(place: int) -> SiloData:
 
 
 @pytest_asyncio.fixture
-async def hub(tmp_path: Path, strategy: dict[str, str]) -> AsyncIterator[Hub]:
+async def hub(tmp_path: Path, strategy: dict[str, Any]) -> AsyncIterator[Hub]:
     hub = Hub(tmp_path, silos=SILOS)
     fields = {**JOB, "strategy": strategy}
     hub.state = initial_state(hub.sign(**fields).spec)
@@ -59,8 +64,8 @@ async def hub(tmp_path: Path, strategy: dict[str, str]) -> AsyncIterator[Hub]:
     await hub.close()
 
 
-@pytest.mark.parametrize("strategy", cases(STRATEGIES, always=[*one_for_each_sum(), "feddw-code"]))
-async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, strategy: dict[str, str]) -> None:
+@pytest.mark.parametrize("strategy", cases(STRATEGIES, always=[*one_for_each_sum(), "feddw-code", "moon-dw"]))
+async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, strategy: dict[str, Any]) -> None:
     spec, start = hub.job.spec, hub.state
 
     def phase_of(kind: str) -> str:

@@ -142,7 +142,17 @@ def test_methods_by_class_refuse_tasks_that_have_none() -> None:
             )
         except ValueError as error:
             refused.append((preset, "needs task classification" in str(error)))
-    by_class = ("feddw", "fedcsd", "fedgkd", "fedntd", "fedetf", "fedgela", "dot_regression", "feddr_plus")
+    by_class = (
+        "feddw",
+        "feddistill_plus",
+        "fedcsd",
+        "fedgkd",
+        "fedntd",
+        "fedetf",
+        "fedgela",
+        "dot_regression",
+        "feddr_plus",
+    )
     baselines = ("fedsol", "ccvr", "fedproto")
     sphere = ("spherefed", "spherefed_ft", "spherefed_fedprox", "spherefed_fednova", "spherefed_fedopt")
     assert set(refused) == {(name, True) for name in (*by_class, "feddr_plus_ft", *sphere, *baselines)}

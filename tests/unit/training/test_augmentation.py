@@ -13,7 +13,7 @@ from torch import Tensor
 from silo_agent.training.base.augmentation import Augmentation, augmentation_of, by_torchvision
 from silo_agent.training.base.batches import Batch
 from silo_agent.training.base.crops_and_flips import crops_and_flips
-from silo_agent.training.base.passes import run_model
+from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.local_loss import local_loss
@@ -192,9 +192,9 @@ def test_teacher_and_student_are_given_the_same_batch(regularizer: str) -> None:
     batch = loss.augmented(next(setting.train.in_order(16)), step=0)
     assert not torch.equal(batch.inputs, torch.from_numpy(work.data.train.features[:16]))
     student = run_model(setting.received, batch.inputs)
-    assert loss.teacher is None
-    assert loss.live_teacher is not None
-    teacher = loss.live_teacher(batch.inputs)
+    (compared,) = loss.comparisons
+    assert not isinstance(compared.teacher, Outputs)
+    teacher = compared.teacher(batch.inputs)
     assert not teacher.logits_NC.requires_grad
     if regularizer == "moon":
         assert torch.equal(teacher.features_ND, student.features_ND.detach().repeat(1, 2))
@@ -202,10 +202,9 @@ def test_teacher_and_student_are_given_the_same_batch(regularizer: str) -> None:
         assert torch.equal(teacher.logits_NC, student.logits_NC.detach())
         assert torch.equal(teacher.features_ND, student.features_ND.detach())
     found = loss.per_sample(student, batch.inputs, batch.labels_N, batch.places_N)
-    assert loss.regularizer is not None
     plain_N = loss.loss_weight * loss.loss.per_sample(student, batch.labels_N)
-    added_N = loss.regularizer.per_sample(student, teacher, batch.labels_N)
-    assert torch.equal(found, plain_N + loss.regularizer_weight * added_N)
+    added_N = compared.regularizer.per_sample(student, teacher, batch.labels_N)
+    assert torch.equal(found, plain_N + compared.weight * added_N)
 
 
 @pytest.mark.parametrize(

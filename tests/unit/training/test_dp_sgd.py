@@ -113,7 +113,7 @@ class TestPenalty:
         )
         plain, steep = model_of(job), model_of(job)
         train_on(job, digits(30), model=plain)
-        loss = LocalLoss(loss=task_loss(), weight_penalty=Slope(), regularizer_weight=1000.0)
+        loss = LocalLoss(loss=task_loss(), penalties=((1000.0, Slope()),))
         train_on(job, digits(30), model=steep, loss=loss)
         apart = dict(steep.named_parameters())
         for name, parameter in plain.named_parameters():
@@ -212,6 +212,8 @@ ALLOWED: list[dict[str, Any]] = [
     {**UNIT, "regularizer": "fd", "mix": "convex"},
     {**UNBIASED, "statistic": "soft-labels"},
     {"regularizer": "csd", "statistic": "logit-prototypes"},
+    {"regularizer": "class-distillation", "statistic": "soft-labels"},
+    {**UNBIASED, "second_regularizer": "ntd", "statistic": "soft-labels"},
 ]
 UNCLIPPABLE = ("balanced-softmax", "client-adapted")
 REFUSED: list[tuple[dict[str, Any], str]] = [

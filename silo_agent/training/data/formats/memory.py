@@ -115,4 +115,4 @@ def _answer_bytes(spec: JobSpec, state: Arrays) -> int:
     if recipe.regularizer is NO_REGULARIZER and recipe.statistic is None and not closes:
         return 0
     widest = max((max(array.shape, default=1) for array in state.values()), default=1)
-    return 4 * 2 * ANSWER_COPIES * widest
+    return 4 * 2 * ANSWER_COPIES * len(recipe.regularizers) * widest

@@ -42,8 +42,7 @@ def train_beside_own_model(
     near = LocalLoss(
         loss=loss.loss,
         augmentation=loss.augmentation,
-        weight_penalty=Prox(received, factor=0.5),
-        regularizer_weight=setting.options(OwnModelOptions).personal_pull,
+        penalties=((setting.options(OwnModelOptions).personal_pull, Prox(received, factor=0.5)),),
     )
     steps = train_received(setting, samples, generator, loss)
     train_received(replace(setting, received=own), samples, generator, near)

@@ -41,7 +41,7 @@ from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import SMALLEST_NORM
 from silo_agent.training.models.state import load_arrays
 from strategies.parts.csd import CsdOptions, Distance, Mask, teacher_state
-from strategies.parts.statistics.logit_prototypes import PROTOTYPES
+from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES, PROTOTYPES
 
 
 class ClassSimilarityDistillation:
@@ -73,7 +73,7 @@ class ClassSimilarityDistillation:
 
 def class_similarity_distillation(setting: Setting) -> ClassSimilarityDistillation:
     """The regularizer of this round. Raises RemoteProtocolError for a state without its prototypes."""
-    if setting.work.spec.method.recipe.statistic is None:
+    if setting.work.spec.method.recipe.statistic is not LOGIT_PROTOTYPES:
         options = setting.options(CsdOptions)
         return ClassSimilarityDistillation(
             own_prototypes(setting) if options.own_prototypes else None, options

@@ -14,7 +14,7 @@ from torch import Tensor
 from silo_agent.training.base.loss import add_to_gradients
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import FederatedModel
-from strategies.parts.regularizers import ADDITIVE
+from strategies.parts.regularizers import ADDITIVE, PROX
 
 
 class Prox:
@@ -41,6 +41,7 @@ class Prox:
 
 
 def prox(setting: Setting) -> Prox:
-    """The two papers differ in a factor of 1/2."""
-    is_fedprox = setting.work.spec.method.recipe.mix is ADDITIVE
+    """The two papers differ in a factor of 1/2; a second regularizer is added as FedProx's is."""
+    recipe = setting.work.spec.method.recipe
+    is_fedprox = recipe.mix is ADDITIVE or recipe.second_regularizer is PROX
     return Prox(setting.received, factor=0.5 if is_fedprox else 1.0)

@@ -11,6 +11,9 @@ soft-labels it stays what `init_slm` says.
 Both factors of W W^T are differentiated; nothing but the head's weight takes a gradient. A class whose
 row is not known drops out of the sum, and C^2 stays.
 
+Federated distillation (Jeong et al. 2018, arXiv 1811.11479): R = -sum_c Omega[y, c] log p[c] for a sample of
+class y, with p its softmax output; a class whose row is not known has R = 0.
+
 N = samples, C = classes, D = feature width.
 """
 
@@ -24,11 +27,11 @@ import torch
 from torch import Tensor
 
 from silo_agent.training.base.batches import Batches
-from silo_agent.training.base.passes import finite_rows
+from silo_agent.training.base.passes import Outputs, finite_rows
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.models.base import FederatedModel
 from strategies.base import Array
-from strategies.parts.statistics.soft_labels import SoftLabelOptions, soft_labels_in
+from strategies.parts.statistics.soft_labels import MatrixOptions, SoftLabelOptions, soft_labels_in
 
 
 def soft_labels(setting: Setting, samples: Batches) -> Mapping[str, Array]:
@@ -92,15 +95,39 @@ class ClassRelations:
             torch.autograd.backward(penalty)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassDistillation:
+    """Shapes: soft_labels (C, C), is_known (C,) bool."""
+
+    soft_labels_CC: Tensor = field(repr=False)
+    is_known_C: Tensor
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        log_student_NC = torch.log_softmax(student.logits_NC, dim=1)
+        distance_N = -(self.soft_labels_CC[labels_N] * log_student_NC).sum(dim=1)
+        return torch.where(self.is_known_C[labels_N], distance_N, 0.0)
+
+
 def class_relations(setting: Setting) -> ClassRelations:
     """The penalty of this round. Raises RemoteProtocolError for a state of another shape."""
-    work, options = setting.work, setting.options(SoftLabelOptions)
-    matrix = soft_labels_in(work.state, classes=work.spec.classes, options=options)
-    decays = 0 if options.mu_decay_rounds is None else work.round // options.mu_decay_rounds
-    return ClassRelations(
-        soft_labels_CC=torch.tensor(matrix.rows_CC, dtype=torch.float32, device=setting.device),
-        is_known_C=torch.tensor(matrix.is_known_C, device=setting.device),
-        weight=0.1**decays,
+    options, (soft_labels_CC, is_known_C) = setting.options(SoftLabelOptions), matrix_of(setting)
+    decays = 0 if options.mu_decay_rounds is None else setting.work.round // options.mu_decay_rounds
+    return ClassRelations(soft_labels_CC=soft_labels_CC, is_known_C=is_known_C, weight=0.1**decays)
+
+
+def class_distillation(setting: Setting) -> ClassDistillation:
+    """Raises RemoteProtocolError for a state of another shape."""
+    soft_labels_CC, is_known_C = matrix_of(setting)
+    return ClassDistillation(soft_labels_CC=soft_labels_CC, is_known_C=is_known_C)
+
+
+def matrix_of(setting: Setting) -> tuple[Tensor, Tensor]:
+    """Omega and which of its rows are known, of the round before. Shapes: -> (C, C), (C,) bool."""
+    work = setting.work
+    matrix = soft_labels_in(work.state, classes=work.spec.classes, options=setting.options(MatrixOptions))
+    return (
+        torch.tensor(matrix.rows_CC, dtype=torch.float32, device=setting.device),
+        torch.tensor(matrix.is_known_C, device=setting.device),
     )
 
 
