@@ -245,13 +245,14 @@ def _work(objective: str, problem: Problem, data: SiloData) -> Work:
     classes_CC = np.random.default_rng(1).standard_normal((CLASSES, CLASSES)).astype(np.float32)
     if objective == "fedcsd":
         state[PROTOTYPES] = classes_CC
+    trained, buffers = job.method.summed(trained_names(state), buffer_names(state))
     context = PhaseContext(
         round=1,
         members=4,
         classes=CLASSES,
         state=state,
-        trained=tuple(name for name in trained_names(state) if job.method.trains(name)),
-        buffers=buffer_names(state),
+        trained=trained,
+        buffers=buffers,
         options=job.method.options,
     )
     model = build_model(job.model, classes=CLASSES, input_shape=job.input_shape, recipe=job.method.recipe)

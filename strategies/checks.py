@@ -127,13 +127,12 @@ def check_models(recipe: Recipe, options: Options, *, draws_rounds: bool, has_la
 
 def check_trains_head(recipe: Recipe, *, has_adapters: bool, is_private: bool) -> None:
     """Raises ConfigError where a job cannot train the last linear layer alone."""
-    if recipe.head.is_frozen or recipe.personalization.has_own_head:
-        part = recipe.head if recipe.head.is_frozen else recipe.personalization
-        raise ConfigError(f"trains: head is all that is trained, and {part} leaves it out of the sum")
-    if recipe.personalization.has_own_body:
+    if recipe.head.is_frozen:
+        raise ConfigError(f"trains: head is all that is trained, and {recipe.head} leaves it out of the sum")
+    if recipe.personalization.own is not None:
         raise ConfigError(
             f"trains: head is all that is trained, and personalization {recipe.personalization} trains a "
-            "body of each silo's own"
+            "part of each silo's own"
         )
     if recipe.statistic is not None and not is_private:
         # Security: at any rate a body that stays gives the same features of the same records in every round,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -30,6 +30,8 @@ from strategies.tasks.classification import CLASSIFICATION
 from strategies.tasks.declared_tasks import TASKS, task_of
 from strategies.tasks.stated import StatedTask
 from strategies.update_scale import UpdateScale
+
+RUNNING_MEAN = "norm.running_mean"  # of the model of one weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,26 +64,35 @@ class Strategy:
             known = ", ".join(sorted(self.phases))
             raise ConfigError(f"phase: expected one of {known} for {self.name}, got {kind}") from None
 
-    def trains(self, parameter: str) -> bool:
-        """Whether silos train a parameter together: all but those of a frozen head or one of their own; where
-        the head alone is trained, those of the head."""
+    def summed(
+        self, parameters: Sequence[str], buffers: Sequence[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of a model's parameters those that silos train together, and of its running means those that they
+        average: all but a frozen head and what is each silo's own; where the head alone is trained, that."""
+        own = self.own(parameters, buffers)
+        in_head = {name for name in parameters if name.startswith(HEAD_PREFIX)}
         if self.trains_head_alone:
-            return parameter.startswith(HEAD_PREFIX)
-        if not parameter.startswith(HEAD_PREFIX):
-            return not self.recipe.personalization.has_own_body
-        return not (self.recipe.head.is_frozen or self.recipe.personalization.has_own_head)
+            own = own.union(parameters) - in_head
+        elif self.recipe.head.is_frozen:
+            own = own | in_head
+        return (
+            tuple(name for name in parameters if name not in own),
+            tuple(name for name in buffers if name not in own),
+        )
 
-    def owns(self, parameter: str) -> bool:
-        """Whether each silo trains a parameter of its own, which is in no sum."""
-        own = self.recipe.personalization
-        if not parameter.startswith(HEAD_PREFIX):
-            return own.has_own_body
-        return own.has_own_head and not self.recipe.head.is_frozen
-
-    @property
-    def averages_buffers(self) -> bool:
-        """Whether running means are summed: they belong to the body."""
-        return not self.recipe.personalization.has_own_body
+    def own(self, parameters: Sequence[str], buffers: Sequence[str]) -> set[str]:
+        """Those of a model's parameters and running means that each silo has of its own, in no sum. Raises
+        ConfigError for a model without what the method keeps at the silo."""
+        personalization = self.recipe.personalization
+        if personalization.own is None:
+            return set()
+        if personalization.needs_running_means and not buffers:
+            raise ConfigError(
+                f"model: personalization {personalization} keeps batch normalization at the silo, and the "
+                "model has none with running means"
+            )
+        own = personalization.own(parameters, buffers)
+        return {name for name in own if not (self.recipe.head.is_frozen and name.startswith(HEAD_PREFIX))}
 
     @property
     def needs_head(self) -> str:
@@ -237,7 +248,7 @@ class Strategy:
 
         has_buffers: whether the model keeps running means.
         """
-        has_buffers = has_buffers and self.averages_buffers
+        has_buffers = has_buffers and bool(self.summed((), (RUNNING_MEAN,))[1])
         context = _smallest_context(self.options, has_buffers=has_buffers, update_bits=update_bits)
         return tuple(each for phase in self.phases.values() for each in phase.quantities(context))
 
@@ -334,7 +345,7 @@ def _fingerprint(array: Array) -> list[encoding.Field]:
 
 def _smallest_context(options: Options, *, has_buffers: bool, update_bits: int) -> PhaseContext:
     """A model of one weight: of a quantity, the state decides the size and never the name."""
-    buffers = ("norm.running_mean",) if has_buffers else ()
+    buffers = (RUNNING_MEAN,) if has_buffers else ()
     ones = np.ones((1, 1), np.float32)
     return PhaseContext(
         round=1,

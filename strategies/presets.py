@@ -39,6 +39,7 @@ from strategies.parts.personalization import (
     OWN_HEAD,
     OWN_HEAD_FIRST,
     OWN_MODEL,
+    OWN_NORMALIZATION,
 )
 from strategies.parts.regularizers import ADDITIVE, CONVEX, FD, KD, MOON, NO_REGULARIZER, NTD, PERTURBED, PROX
 from strategies.parts.server_updates.fedexp import FEDEXP
@@ -169,6 +170,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "lg_fedavg": replace(FEDAVG, personalization=OWN_BODY),
         "fedper": replace(FEDAVG, personalization=OWN_HEAD),
         "fedrep": replace(FEDAVG, personalization=OWN_HEAD_FIRST, defaults={"head_epochs": 10}),
+        "fedbn": replace(FEDAVG, personalization=OWN_NORMALIZATION),
         "ditto": replace(FEDAVG, personalization=OWN_MODEL, defaults={"personal_pull": 0.1}),
         "fedala": replace(FEDAVG, personalization=LOCAL_AGGREGATION),
         "per_fedavg": replace(FEDAVG, personalization=ADAPTED, defaults={"inner_rate": 0.01}),

@@ -7,7 +7,7 @@ strategies/declared_parts.py lists every declaration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TypeAlias
@@ -187,17 +187,16 @@ class Statistic(Part):
 class Personalization(Part):
     """What of the model is each silo's own in every round.
 
+    own: of a model's parameters and running means, by name, those of the silo's own part, which is in no
+    sum; None where all is summed. shares_nothing: whether that part is the whole model.
+    needs_running_means: whether it is known by these.
     beside_evaluation: what is summed about the silos' own models wherever the global one is tested.
     """
 
-    has_own_head: bool = False
-    has_own_body: bool = False
+    own: Callable[[Sequence[str], Sequence[str]], set[str]] | None = None
+    shares_nothing: bool = False
+    needs_running_means: bool = False
     beside_evaluation: tuple[SummedBeside, ...] = ()
-
-    @property
-    def shares_nothing(self) -> bool:
-        """Whether no part of the model is summed."""
-        return self.has_own_head and self.has_own_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

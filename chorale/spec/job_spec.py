@@ -32,7 +32,7 @@ from chorale.spec.search_spec import SearchSpec, check_search, halving_of, with_
 from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps, with_test_share
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.state import GlobalState, buffer_names, trained_names
-from chorale.spec.strategy_spec import composed_method, method_of
+from chorale.spec.strategy_spec import check_norm, composed_method, method_of, with_norm
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import CohortRule, drawn_count
@@ -233,7 +233,8 @@ class JobSpec(JobFields):
     def _what_follows(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        return with_rate(with_input_shape(with_test_share(with_search(with_rounds_of_steps(values)))))
+        filled = with_norm(with_rounds_of_steps(values))
+        return with_rate(with_input_shape(with_test_share(with_search(filled))))
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
@@ -269,6 +270,7 @@ class JobSpec(JobFields):
             self._check_target(method.task.target.shape)
         check_class_names(self.class_names, method.task)
         check_rate(self.training.learning_rate)
+        check_norm(method.recipe, self.model)
         check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
         check_models(
             method.recipe,
@@ -348,13 +350,14 @@ def phase_context(
 ) -> PhaseContext:
     """What a phase's quantities and server step may depend on, as coordinator and silo each gather it."""
     method = spec.method
+    trained, buffers = method.summed(trained_names(state), buffer_names(state))
     return PhaseContext(
         round=round,
         members=members,
         classes=spec.classes,
         state=state,
-        trained=tuple(name for name in trained_names(state) if method.trains(name)),
-        buffers=buffer_names(state) if method.averages_buffers else (),
+        trained=trained,
+        buffers=buffers,
         update_bound=spec.update_bound,
         update_bits=spec.update_bits,
         update_clip=None if spec.privacy is None else spec.privacy.update_clip(members),

@@ -240,7 +240,7 @@ class ModelSpec(PlugInSpec):
         default="none",
         description="normalization layers: batch sends running means as a quantity of their own, group has "
         "none to send; left out, it is none for "
-        f"{', '.join(SHALLOW_MODELS)} and custom and batch for the deeper backbones",
+        f"{', '.join(SHALLOW_MODELS)} and custom, batch with fedbn and for the deeper backbones",
     )
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
         default=(64,), max_length=16, description="widths of an mlp's hidden layers"

@@ -158,11 +158,11 @@ def check_search(search: SearchSpec, method: Strategy, *, rounds: int, others: M
         if has:
             raise ConfigError(f"{field}: not allowed with search, which judges several models by rounds")
     recipe = method.recipe
-    if recipe.keeps_local_state or recipe.personalization.beside_evaluation:
-        kept = (
-            "keeps arrays of each silo's own" if recipe.keeps_local_state else "has models of each silo's own"
+    if recipe.personalization.beside_evaluation:
+        raise ConfigError(
+            f"search: expected a method with one common model, {method.name} has models of each silo's own, "
+            "and arms are judged by the common one"
         )
-        raise ConfigError(f"search: expected a method with one common model, {method.name} {kept}")
     if search.metric not in (known := judging_metrics(method.task)):
         raise ConfigError(f"search.metric: expected one of {', '.join(known)}, got {search.metric}")
     of_rounds = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Literal
@@ -12,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from chorale.spec.fields import Finite, SpecPart, in_words
-from chorale.spec.plug_in_specs import GivenPartSpec, TaskSpec
+from chorale.spec.plug_in_specs import GivenPartSpec, ModelSpec, TaskSpec
 from crypto.errors import ConfigError
 from strategies.declared_parts import PARTS, part_named, recipe_from
 from strategies.exact import whole_power
@@ -285,3 +286,25 @@ def method_of(
     return strategy_of(
         strategy.name, strategy.recipe, strategy.options, declared, allow_unusual=allow_unusual
     )
+
+
+def with_norm(values: Mapping[object, object]) -> dict[object, object]:
+    """A job's fields, with batch normalization where the method keeps it at the silo and a network of
+    Chorale's own is named without any."""
+    model = values.get("model")
+    if isinstance(model, dict) and model.get("from") is None and model.get("source") is None:
+        with suppress(ValueError, ConfigError):
+            strategy = StrategySpec.model_validate(values.get("strategy") or {})
+            if strategy.recipe.personalization.needs_running_means:
+                return {**values, "model": {"norm": "batch", **model}}
+    return dict(values)
+
+
+def check_norm(recipe: Recipe, model: ModelSpec) -> None:
+    """Raises ConfigError; of a model of others its arrays say it (Strategy.own)."""
+    own = recipe.personalization
+    if own.needs_running_means and model.source is None and model.norm != "batch":
+        raise ConfigError(
+            f"model.norm: expected batch with personalization {own}, which keeps it at the silo, "
+            f"got {model.norm}"
+        )

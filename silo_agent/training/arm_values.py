@@ -1,7 +1,10 @@
-"""What a silo sends of an arm of a search whose training or test came to no number.
+"""The arms of a search at a silo: what it sends of one whose training or test came to no number, and what it
+keeps of each between rounds.
 
 A job of one such model is refused at the silo. An arm must not end the others: it is judged as the worst, and
 by itself it moves its model nowhere. Nobody sees which silo it was: the zeros are under the masks.
+Local state is one file whatever the arms are, and moves as a whole. Each arm's arrays have its number before
+their names, in all rounds: which arm leads changes.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import numpy as np
 from chorale.observability.logs import get_logger
 from crypto.errors import QuantizationError
 from crypto.fixed_point.layout import CLIPPED
-from silo_agent.training.objective import Objective, Work
+from silo_agent.training.objective import LocalState, Objective, Work
 from strategies.base import Array
+from strategies.phases.arms import OTHERS
 from strategies.tasks.base import LOSS_SUM, TESTED
 from strategies.update_scale import MEAN_SQUARE
 
@@ -34,8 +38,26 @@ def computed_or_nothing(objective: Objective, work: Work) -> Mapping[str, Array]
     return _nothing(work, why="values that are no numbers")
 
 
+def local_of_arm(local: LocalState, arm: int) -> LocalState:
+    """What the silo keeps of one arm, under the names that a job of it alone has."""
+    prefix = f"{OTHERS}{arm}/"
+    own = [name for name in local.arrays if name.startswith(prefix)]
+    return LocalState({name.removeprefix(prefix): local.arrays[name] for name in own})
+
+
+def propose_arms(local: LocalState, of_arms: Mapping[int, LocalState]) -> None:
+    """What a phase of these arms keeps: of an arm that proposes nothing what it had, of others nothing."""
+    if all(own.proposed is None for own in of_arms.values()):
+        return
+    for arm, own in of_arms.items():
+        arrays = own.arrays if own.proposed is None else own.proposed
+        local.propose({f"{OTHERS}{arm}/{name}": array for name, array in arrays.items()})
+
+
 def _nothing(work: Work, *, why: str) -> Mapping[str, Array]:
-    """Zeros, and of the test the largest loss of all that it would have tested."""
+    """Zeros, and of the test the largest loss of all that it would have tested. What the silo keeps of the
+    arm stays as it was, for nothing of this phase is in the arm's sum."""
+    work.local.proposed = None
     log.warning("this arm of the search adds nothing", rate=work.spec.training.learning_rate, why=why)
     known = {
         WEIGHT: np.array(work.weight),

@@ -24,7 +24,7 @@ from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
-from silo_agent.training.arm_values import computed_or_nothing
+from silo_agent.training.arm_values import computed_or_nothing, local_of_arm, propose_arms
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.settings import SettingsFault
 from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
@@ -145,7 +145,8 @@ def phase_values(
             values: dict[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
         else:
             values = {}
-            arms = request.job.arms(request.key.phase, request.context.state)
+            arms, local = request.job.arms(request.key.phase, request.context.state), local or LocalState()
+            of_arms = {each.arm: local_of_arm(local, each.arm) for each in arms if each.arm is not None}
             compute = objective.compute if len(arms) == 1 else partial(computed_or_nothing, objective)
             for arm in arms:
                 work = Work(
@@ -161,12 +162,13 @@ def phase_values(
                     is_cancelled=is_cancelled,
                     class_rows=class_rows,
                     keep_personal=keep_personal,
-                    local=local or LocalState(),
+                    local=local if arm.arm is None else of_arms[arm.arm],
                     layout=request.layout,
                     constant_work=None if spec.privacy is None else rules.constant_work_records,
                 )
                 found = with_mean_square(work.context, _asked(request, compute(work)))
                 values |= {name + arm.suffix: value for name, value in found.items()}
+            propose_arms(local, of_arms)
         return taken_over(values)
 
 

@@ -21,7 +21,7 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.training.base.batches import PRIVATE_BATCH, DeviceCopies
 from silo_agent.training.base.evaluation import NO_METRICS, Figures, evaluate
-from silo_agent.training.base.setting import Setting, TeacherCache
+from silo_agent.training.base.setting import Setting, TeacherCache, own_names
 from silo_agent.training.base.shares import ALONE, BatchShares
 from silo_agent.training.dp_sgd.checks import (
     BATCH_NORM,
@@ -220,9 +220,9 @@ class TorchObjective:
             raise RemoteProtocolError(
                 f"global state: trained parameter {unknown[0]} is not in the job's model", code=Refusal.STATE
             )
+        learned = {*trained, *own_names(work)}
         for name, parameter in parameters.items():
-            is_own = work.spec.method.owns(name) and model.shares(name)
-            parameter.requires_grad_(name in trained or is_own)
+            parameter.requires_grad_(name in learned)
         return model.to(self._device)
 
     def _built_model(self, spec: JobSpec) -> FederatedModel:

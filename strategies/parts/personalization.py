@@ -3,6 +3,8 @@
 FedPer (Arivazhagan et al. 2019, arXiv 1912.00818): body together, head at home, trained together.
 FedRep (Collins et al., ICML 2021, arXiv 2102.07078): the head alone for some epochs, then the body alone.
 LG-FedAvg (Liang et al. 2020, arXiv 2001.01523): head together, body at home, trained together.
+FedBN (Li et al., ICLR 2021, arXiv 2102.07623): batch normalization at home, its running means too; all
+else together.
 Ditto (Li et al., ICML 2021, arXiv 2012.04221): FedAvg, and in addition a model at each silo, kept near it.
 Per-FedAvg (Fallah et al., NeurIPS 2020, arXiv 2002.07948): a model that is good after a step at the silo;
 here the first-order variant.
@@ -14,7 +16,8 @@ Own parameters are no part of the layout: they are the silo's local state and le
 besides FedAvg's sums is how good the own models are: of a silo whose own model has accuracy a on its hold-out
 a, a^2 and 1, before each round's training and at the end (closing/fine_tuning.py says what that tells).
 `accuracy` is the global model's as it was received; with an own head that is the initial one on the
-common body, with an own body the common head on the initial one, and says little. A silo alone has the
+common body, with an own body the common head on the initial one, with own normalization the common rest
+around the initial one, and says little. A silo alone has the
 initial model for a global one. That never moves, so it is tested once, at the end: a test of one model in
 every round, each time by other silos, would tell single silos' answers. Rounds in which silos train alone
 sum p, which tells how many samples they have, and nothing else.
@@ -22,9 +25,12 @@ sum p, which tells how many samples they have, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from strategies.base import PartOptions
+from strategies.parts.heads import HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER
 from strategies.parts.server_updates.mean import WEIGHTED_MEAN
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
@@ -73,6 +79,25 @@ class LocalAggregationOptions(PartOptions):
         default=0.8, gt=0, le=1, description="s of FedALA: share of the samples that its weights learn from"
     )
     ala_rate: float = Field(default=1.0, gt=0, le=1e3, description="eta of FedALA: rate of its weights")
+
+
+def head_of(parameters: Sequence[str], buffers: Sequence[str]) -> set[str]:
+    return {name for name in parameters if name.startswith(HEAD_PREFIX)}
+
+
+def body_of(parameters: Sequence[str], buffers: Sequence[str]) -> set[str]:
+    """With its running means."""
+    return whole_of(parameters, buffers) - head_of(parameters, buffers)
+
+
+def whole_of(parameters: Sequence[str], buffers: Sequence[str]) -> set[str]:
+    return {*parameters, *buffers}
+
+
+def normalization_of(parameters: Sequence[str], buffers: Sequence[str]) -> set[str]:
+    """Layers that keep running means: group and layer normalization keep none."""
+    layers = {name.rpartition(".")[0] for name in buffers}
+    return {name for name in (*parameters, *buffers) if name.rpartition(".")[0] in layers}
 
 
 def _is_plain(recipe: Recipe) -> bool:
@@ -127,7 +152,7 @@ OWN_HEAD = Personalization(
     needs=(TRAINED_HEAD, PLAIN),
     under_privacy=REFUSED,
     keeps_local_state=True,
-    has_own_head=True,
+    own=head_of,
     needs_head=always,
     beside_evaluation=SUMMED,
 )
@@ -137,7 +162,7 @@ OWN_HEAD_FIRST = Personalization(
     needs=(TRAINED_HEAD, PLAIN),
     under_privacy=REFUSED,
     keeps_local_state=True,
-    has_own_head=True,
+    own=head_of,
     needs_head=always,
     beside_evaluation=SUMMED,
 )
@@ -146,8 +171,17 @@ OWN_BODY = Personalization(
     needs=(TRAINED_TOGETHER, PLAIN),
     under_privacy=REFUSED,
     keeps_local_state=True,
-    has_own_body=True,
+    own=body_of,
     needs_head=always,
+    beside_evaluation=SUMMED,
+)
+OWN_NORMALIZATION = Personalization(
+    word="normalization",
+    needs=(PLAIN,),
+    under_privacy=REFUSED,
+    keeps_local_state=True,
+    own=normalization_of,
+    needs_running_means=True,
     beside_evaluation=SUMMED,
 )
 ALONE = Personalization(
@@ -155,8 +189,8 @@ ALONE = Personalization(
     needs=(ALONE_OR_BY_PROTOTYPES,),
     under_privacy=REFUSED,
     keeps_local_state=True,
-    has_own_head=True,
-    has_own_body=True,
+    own=whole_of,
+    shares_nothing=True,
     beside_evaluation=SUMMED,
 )
 OWN_MODEL = Personalization(
@@ -186,6 +220,7 @@ PERSONALIZATIONS = (
     OWN_HEAD,
     OWN_HEAD_FIRST,
     OWN_BODY,
+    OWN_NORMALIZATION,
     ALONE,
     OWN_MODEL,
     ADAPTED,

@@ -55,13 +55,14 @@ BESIDE: dict[str, set[str]] = {
     "local_only": PERSONAL,
     "fedproto": PRESENCE | PERSONAL | {"feature_sums", "class_counts"},
     "lg_fedavg": PERSONAL,
+    "fedbn": PERSONAL,
     "fedala": PERSONAL,
 }
 # where silos train alone they sum no update, and test no common model; who sums nothing clips nothing
 ALONE = {"delta", "correct", "tested", "loss_sum"}
 LEFT_OUT = {"local_only": ALONE | {"clipped"}, "fedproto": ALONE}
 # the global model has an untrained head or body
-OWN_PARTS = ("fedper", "fedrep", "local_only", "fedproto", "lg_fedavg")
+OWN_PARTS = ("fedper", "fedrep", "local_only", "fedproto", "lg_fedavg", "fedbn")
 ALWAYS = "fedcsd"
 RUNS = [ALWAYS, *(pytest.param(preset, marks=pytest.mark.soak) for preset in PRESETS if preset != ALWAYS)]
 

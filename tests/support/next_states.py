@@ -59,6 +59,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "spherefed_no_ridge": ("spherefed", {"ridge": 0.0}, {}),
     "fedavg_16_bits": ("fedavg", {}, {"update_bits": 16}),
     "fedavg_64_bits": ("fedavg", {}, {"update_bits": 64}),
+    "fedbn": ("fedbn", {}, {"model": {"name": "cnn", "norm": "batch"}}),
     "fedavg_batch_norm": ("fedavg", {}, {"model": {"name": "cnn", "norm": "batch"}}),
     "fedavg_noised_sums": ("fedavg", {}, {"privacy": {**PRIVATE, **SUMS}, "update_bits": 16}),
     "fedavg_steps": (

@@ -69,13 +69,14 @@ def make_work(
 ) -> Work:
     """Parameters are trained as the method says, unless the test does."""
     arrays = initial_state(job) if state is None else state
+    together, buffers = job.method.summed(trained_names(arrays), buffer_names(arrays))
     context = PhaseContext(
         round=round,
         members=4,
         classes=job.classes,
         state=arrays,
-        trained=tuple(filter(job.method.trains, trained_names(arrays))) if trained is None else trained,
-        buffers=buffer_names(arrays) if job.method.averages_buffers else (),
+        trained=together if trained is None else trained,
+        buffers=buffers,
         options=job.method.options,
     )
     return Work(

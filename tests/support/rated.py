@@ -21,7 +21,7 @@ class Rated(OneHot):
 
     def __init__(self, diverges: Mapping[str, float] | None = None) -> None:
         super().__init__()
-        self._diverges = diverges or {}
+        self.diverges = diverges or {}
         self.works: list[Work] = []
 
     def compute(self, work: Work) -> Mapping[str, Array]:
@@ -36,5 +36,5 @@ class Rated(OneHot):
         return self._number(work, delta_P * work.spec.learning_rate_at(work.round)).astype(np.float32)
 
     def _number(self, work: Work, value: Array | float) -> Array:
-        is_none = work.spec.learning_rate_at(work.round) >= self._diverges.get(work.silo, np.inf)
+        is_none = work.spec.learning_rate_at(work.round) >= self.diverges.get(work.silo, np.inf)
         return np.full_like(np.asarray(value), np.nan) if is_none else np.asarray(value)

@@ -132,13 +132,14 @@ def _ring_sums(
 
 
 def _context(spec: JobSpec, round: int, phase: str, state: Arrays, *, members: int) -> PhaseContext:
+    trained, buffers = spec.method.summed(trained_names(state), buffer_names(state))
     return PhaseContext(
         round=round,
         members=members,
         classes=spec.classes,
         state=state,
-        trained=tuple(name for name in trained_names(state) if spec.method.trains(name)),
-        buffers=buffer_names(state) if spec.method.averages_buffers else (),
+        trained=trained,
+        buffers=buffers,
         update_bound=spec.update_bound,
         update_bits=spec.update_bits,
         public_seed=encoding.digest("projection", spec.to_yaml(), round, phase),

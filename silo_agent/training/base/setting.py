@@ -5,7 +5,7 @@ N = samples, C = classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chorale.spec.state import buffer_names, trained_names
 from chorale_models.task import Task
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.base.batches import Batches, DeviceCopies
@@ -161,10 +162,14 @@ def kept_model(setting: Setting, prefix: str) -> FederatedModel | None:
     return model
 
 
-def model_to_keep(model: FederatedModel, prefix: str, *, part: str = "") -> dict[str, Array]:
-    """Arrays for the local state. part: only what begins with it, such as `head.`."""
-    return {
-        prefix + name.removeprefix(MODEL): array
-        for name, array in model_arrays(model).items()
-        if name.startswith(MODEL + part)
-    }
+def model_to_keep(
+    model: FederatedModel, prefix: str, *, names: Collection[str] | None = None
+) -> dict[str, Array]:
+    """Arrays for the local state. names: of those to keep, without prefix; None: all."""
+    arrays = {name.removeprefix(MODEL): array for name, array in model_arrays(model).items()}
+    return {prefix + name: array for name, array in arrays.items() if names is None or name in names}
+
+
+def own_names(work: Work) -> set[str]:
+    """Of the model's arrays in the state, those of the silo's own part. Raises ConfigError."""
+    return work.spec.method.own(trained_names(work.state), buffer_names(work.state))

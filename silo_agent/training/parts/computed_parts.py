@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -29,10 +29,9 @@ from silo_agent.training.parts.personalization.adapted_model import adapted_mode
 from silo_agent.training.parts.personalization.local_aggregation import aggregated_model, train_aggregated
 from silo_agent.training.parts.personalization.own_model import own_model, train_beside_own_model
 from silo_agent.training.parts.personalization.own_part import (
-    OWN_BODY,
-    OWN_HEAD,
-    WHOLE_MODEL,
+    model_with_own_part,
     train_head_first,
+    train_with_own_part,
 )
 from silo_agent.training.parts.regularizers.csd import (
     class_similarity_distillation,
@@ -171,13 +170,15 @@ SERVER_UPDATES: Mapping[ServerUpdate, ComputedServerUpdate] = MappingProxyType(
 STATISTICS: Mapping[Statistic, Callable[[Setting, Batches], Values] | None] = MappingProxyType(
     {SOFT_LABEL_SUMS: soft_labels, LOGIT_PROTOTYPES: None, FEATURE_PROTOTYPE_SUMS: feature_prototypes}
 )
+OWN_PART = ComputedPersonalization(train=train_with_own_part, model=model_with_own_part)
 PERSONALIZATIONS: Mapping[Personalization, ComputedPersonalization] = MappingProxyType(
     {
         personalization.NO_PERSONALIZATION: ComputedPersonalization(train=train_received),
-        personalization.OWN_HEAD: ComputedPersonalization(train=OWN_HEAD.train, model=OWN_HEAD.model),
-        personalization.OWN_HEAD_FIRST: ComputedPersonalization(train=train_head_first, model=OWN_HEAD.model),
-        personalization.OWN_BODY: ComputedPersonalization(train=OWN_BODY.train, model=OWN_BODY.model),
-        personalization.ALONE: ComputedPersonalization(train=WHOLE_MODEL.train, model=WHOLE_MODEL.model),
+        personalization.OWN_HEAD: OWN_PART,
+        personalization.OWN_HEAD_FIRST: replace(OWN_PART, train=train_head_first),
+        personalization.OWN_BODY: OWN_PART,
+        personalization.OWN_NORMALIZATION: OWN_PART,
+        personalization.ALONE: OWN_PART,
         personalization.OWN_MODEL: ComputedPersonalization(train=train_beside_own_model, model=own_model),
         personalization.ADAPTED: ComputedPersonalization(train=train_for_adaptation, model=adapted_model),
         personalization.LOCAL_AGGREGATION: ComputedPersonalization(

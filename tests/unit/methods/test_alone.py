@@ -18,7 +18,7 @@ from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.models.forms import Forms
 from silo_agent.training.models.state import initial_state, model_arrays
 from silo_agent.training.objective import PersonalModel
-from silo_agent.training.parts.personalization.own_part import OWN_BODY, WHOLE_MODEL
+from silo_agent.training.parts.personalization.own_part import KEPT
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
 from tests.support.objectives import CPU, make_job, make_work, task_loss
@@ -62,9 +62,9 @@ def test_silo_alone_ends_with_the_model_that_it_trains_without_a_federation() ->
         )
     kept = [step for step in run("local_only") if step.phase == "train"][-1].local[0]
     expected = model_arrays(model)
-    assert sorted(kept) == sorted(WHOLE_MODEL.kept + name.removeprefix(MODEL) for name in expected)
+    assert sorted(kept) == sorted(KEPT + name.removeprefix(MODEL) for name in expected)
     for name, array in expected.items():
-        np.testing.assert_array_equal(kept[WHOLE_MODEL.kept + name.removeprefix(MODEL)], array)
+        np.testing.assert_array_equal(kept[KEPT + name.removeprefix(MODEL)], array)
 
 
 @pytest.mark.parametrize("preset", ["local_only", "fedproto"])
@@ -95,7 +95,7 @@ def test_model_of_the_global_state_never_moves_where_silos_train_alone() -> None
     for step in steps[1:]:
         assert all(np.array_equal(step.state[name], array) for name, array in start.items())
     assert steps[-1].figures["personal_accuracy"] > 0.95
-    own = [kept[WHOLE_MODEL.kept + "head.weight"] for kept in steps[-1].local]
+    own = [kept[KEPT + "head.weight"] for kept in steps[-1].local]
     assert all(not np.array_equal(own[0], other) for other in own[1:])
 
 
@@ -108,7 +108,7 @@ def test_lg_fedavg_sums_the_head_alone_and_keeps_body_and_running_means_at_home(
         assert not any("buffers" in values for values in step.values)
         for name, array in start.items():
             assert np.array_equal(step.state[name], array) != name.startswith("model/head."), name
-        running = [kept[OWN_BODY.kept + "body.2.running_mean"] for kept in step.local]
+        running = [kept[KEPT + "body.2.running_mean"] for kept in step.local]
         assert not np.array_equal(running[0], running[1])
     assert steps[-1].figures["personal_accuracy"] > 0.9 > 0.7 > steps[-1].figures["accuracy"]
 
@@ -174,8 +174,8 @@ def test_a_frozen_head_stays_as_it_is_at_a_silo_alone() -> None:
     work = make_work(spec, data_of(0))
     TorchObjective(device="cpu").compute(work)
     assert work.local.proposed is not None
-    kept = {name.removeprefix(WHOLE_MODEL.kept): array for name, array in work.local.proposed.items()}
-    assert np.array_equal(kept["head.weight"], work.state["model/head.weight"])
+    kept = {name.removeprefix(KEPT): array for name, array in work.local.proposed.items()}
+    assert "head.weight" not in kept  # it is the global state's
     assert not torch.equal(
         torch.tensor(kept["body.1.weight"]), torch.tensor(work.state["model/body.1.weight"])
     )

@@ -233,4 +233,4 @@ def test_a_model_with_unit_projection_has_a_feature_width_of_its_own() -> None:
 @pytest.mark.parametrize(("preset", "options"), [("fedetf", {"balance": 1.0}), ("fedgela", {})])
 def test_presets_have_the_cards_numbers(preset: str, options: dict[str, float]) -> None:
     assert dict(strategy_for(preset, {}).options) == options
-    assert not strategy_for(preset, {}).trains("head.weight")
+    assert strategy_for(preset, {}).summed(("head.weight",), ()) == ((), ())

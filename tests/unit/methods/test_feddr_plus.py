@@ -243,5 +243,4 @@ def test_preset_is_the_mix_of_the_card() -> None:
     strategy = strategy_for("feddr_plus", {})
     assert strategy.options["beta"] == 0.9
     assert strategy.recipe.regularizer is FD
-    assert not strategy.trains("head.weight")
-    assert strategy.trains("body.1.weight")
+    assert strategy.summed(("body.1.weight", "head.weight"), ()) == (("body.1.weight",), ())

@@ -18,7 +18,7 @@ from silo_agent.training.models.state import initial_state
 from silo_agent.training.objective import LocalState, PersonalModel, Work
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, write_gradient
 from silo_agent.training.parts.personalization.own_model import OWN_MODEL
-from silo_agent.training.parts.personalization.own_part import OWN_HEAD
+from silo_agent.training.parts.personalization.own_part import KEPT
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
 from tests.support.objectives import CPU, make_job, make_work, task_loss
@@ -65,11 +65,8 @@ def test_own_head_is_in_no_sum_and_in_no_next_state(preset: str) -> None:
     for step in steps:
         assert all(np.array_equal(step.state[name], start[name]) for name in heads)
         assert [values["delta"].size for values in step.values] == [body] * 4
-        assert all(
-            sorted(kept) == [OWN_HEAD.kept + "head.bias", OWN_HEAD.kept + "head.weight"]
-            for kept in step.local
-        )
-    own = [kept[OWN_HEAD.kept + "head.weight"] for kept in steps[-1].local]
+        assert all(sorted(kept) == [KEPT + "head.bias", KEPT + "head.weight"] for kept in step.local)
+    own = [kept[KEPT + "head.weight"] for kept in steps[-1].local]
     assert all(not np.array_equal(own[0], other) for other in own[1:])
 
 
@@ -80,7 +77,7 @@ def test_fedper_with_the_received_head_is_a_round_of_fedavg() -> None:
     together_P = TorchObjective(device="cpu").compute(fedavg)["delta"]
     assert np.array_equal(body_P, together_P[: body_P.size])
     assert fedper.local.proposed is not None
-    head = fedper.local.proposed[OWN_HEAD.kept + "head.bias"] - fedper.state["model/head.bias"]
+    head = fedper.local.proposed[KEPT + "head.bias"] - fedper.state["model/head.bias"]
     np.testing.assert_allclose(0.25 * head, together_P[body_P.size :][: head.size], atol=1e-7)
 
 
@@ -102,9 +99,9 @@ def test_fedrep_trains_the_head_on_the_received_body_and_then_the_body_alone() -
         TorchObjective(device="cpu").compute(no_body)
         assert no_body.local.proposed is not None
         assert work.local.proposed is not None
-        heads.append(work.local.proposed[OWN_HEAD.kept + "head.weight"])
+        heads.append(work.local.proposed[KEPT + "head.weight"])
         # how long the body is trained does not move the head
-        assert np.array_equal(no_body.local.proposed[OWN_HEAD.kept + "head.weight"], heads[-1])
+        assert np.array_equal(no_body.local.proposed[KEPT + "head.weight"], heads[-1])
     assert not np.array_equal(*heads)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from chorale.spec.state import buffer_names, trained_names
 from crypto import encoding
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.state import initial_state
@@ -85,5 +86,6 @@ async def test_masked_sums_lead_where_plain_sums_lead(hub: Hub, strategy: dict[s
             np.testing.assert_allclose(hub.state[name], array, rtol=0, atol=1e-4, err_msg=f"{kind}: {name}")
     assert spec.method.recipe.keeps_local_state == any(plain.local)  # what a policy is asked about
     moved = [name for name, array in start.items() if not np.array_equal(array, hub.state[name])]
-    own = spec.method.recipe.personalization
-    assert ("model/body" in {name.split(".")[0] for name in moved}) != own.has_own_body
+    own = spec.method.own(trained_names(start), buffer_names(start))
+    assert not {f"model/{name}" for name in own} & set(moved)
+    assert moved or spec.method.recipe.personalization.shares_nothing

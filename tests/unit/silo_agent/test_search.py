@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,37 @@ from crypto.session.cohort import CohortRule
 from silo_agent.disclosure.ledger.state_uses import StateUse
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.rounds.inputs.own_steps import own_lengths, step_lengths
-from strategies.phases.arms import ARMS, joined, state_of, with_arms
+from silo_agent.training.objective import Work
+from strategies.base import Array
+from strategies.phases.arms import ARMS, OTHERS, joined, state_of, with_arms
 from tests.support.agents import Hub
 from tests.support.rated import RATE, Rated
 from tests.unit.silo_agent.conftest import MakeHub
 from tests.unit.silo_agent.enrolled import enrolled
 
 RATES = (0.1, 0.5, 1.0, 3.0)
+KEPT = "method/kept"
 SEARCHED: dict[str, Any] = {"rounds": 6, "search": {"values": {RATE: RATES}, "rounds": 2}}
+
+
+class Keeping(Rated):
+    """Keeps how many of its trainings were applied."""
+
+    def compute(self, work: Work) -> Mapping[str, Array]:
+        trained = int(work.local.arrays.get(KEPT, np.array(0)))
+        if work.phase_kind == "train":
+            work.local.propose({KEPT: np.array(trained + 1)})
+        return super().compute(work)
+
+
+async def keeping(make_hub: MakeHub) -> Hub:
+    return await enrolled(make_hub, each=lambda name: {"objective": Keeping()}, **SEARCHED)
+
+
+def kept(hub: Hub, silo: str) -> dict[int, int]:
+    """By arm, what a silo's next training of it starts from."""
+    arrays = hub.agents[silo].local.begin(hub.job.digest).arrays
+    return {int(name.removeprefix(OTHERS).partition("/")[0]): int(array) for name, array in arrays.items()}
 
 
 async def searched(make_hub: MakeHub, **options: Any) -> Hub:
@@ -72,6 +96,47 @@ async def test_a_silo_at_which_an_arm_diverges_goes_on_with_the_others(make_hub:
         await hub.run(round, "train")
     assert 2 not in hub.state[ARMS].tolist()  # it has the largest loss of all at one silo
     await hub.agents["silo-0"].answer("advert", task=hub.begin(5, "train").task)
+
+
+async def test_each_arm_keeps_arrays_of_its_own_and_those_that_fell_away_leave_none(
+    make_hub: MakeHub,
+) -> None:
+    hub = await keeping(make_hub)
+    found = []
+    for round in range(1, 6):
+        await hub.run(round, "train")
+        found.append(kept(hub, "silo-1"))
+    # two rungs of two rounds; arms that fell away are not written again
+    assert found[:2] == [dict.fromkeys(range(4), trained) for trained in (1, 2)]
+    assert found[2:] == [{1: 3, 2: 3}, {1: 4, 2: 4}, {1: 5}]
+
+
+async def test_a_silo_outside_of_the_sum_moves_no_arm_whatever_it_is_told_and_after_a_crash(
+    make_hub: MakeHub,
+) -> None:
+    """Else a coordinator that shows one silo a sum of others takes it to a state that nobody else is in."""
+    hub = await keeping(make_hub)
+    await hub.run(1, "train")
+    exchange = await hub.until_revealed(2, late=["silo-0"])
+    await hub.agents["silo-0"].restart()  # between what it proposed and what became of it
+    await hub.agree(exchange)
+    hub.tell_outcome(exchange, cohort=hub.names)
+    assert kept(hub, "silo-0") == dict.fromkeys(range(4), 1)
+    assert kept(hub, "silo-1") == dict.fromkeys(range(4), 2)  # the control
+    await hub.run(3, "train")
+    assert (kept(hub, "silo-0"), kept(hub, "silo-1")) == ({1: 2, 2: 2}, {1: 3, 2: 3})
+
+
+async def test_an_arm_that_comes_to_no_number_at_a_silo_keeps_what_it_had_there(make_hub: MakeHub) -> None:
+    """Zeros are in the sum, so a control variate that moved would not be the one that was summed."""
+    hub = await keeping(make_hub)
+    await hub.run(1, "train")
+    diverging = hub.agents["silo-0"].objective
+    assert isinstance(diverging, Keeping)
+    diverging.diverges = {"silo-0": 1.0}  # arms 2 and 3
+    await hub.run(2, "train")
+    assert kept(hub, "silo-0") == {0: 2, 1: 2, 2: 1, 3: 1}
+    assert kept(hub, "silo-1") == dict.fromkeys(range(4), 2)
 
 
 def test_lengths_are_of_each_arm_by_itself(make_hub: MakeHub) -> None:

@@ -69,6 +69,30 @@ def test_the_winner_is_the_job_of_its_values_alone(make: Makes, is_secure: bool)
     assert not [name for name in won.state if name.startswith(OTHERS)]
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("preset", ["moon", "scaffold"])
+def test_the_winner_of_a_method_that_keeps_arrays_at_the_silo_is_its_job_alone(preset: str) -> None:
+    """Bit for bit in plain sums, and so is what each silo keeps."""
+    fields: dict[str, Any] = {"rounds": 6, "strategy": {"preset": preset}}
+    rates = [0.002, 0.05, 0.004]
+    won = simulation(digits(search={"values": {RATE: rates}, "rounds": 2}, training={}, **fields))
+    alone = simulation(digits(training={"learning_rate": rates[1]}, **fields))
+    list(won.run()), list(alone.run())
+    assert won.state[ARMS].tolist() == [1]
+    prefix = f"{OTHERS}1/"
+    for name, array in alone.state.items():
+        assert np.array_equal(won.state[name], array), name
+    assert won.progress.local.keys() == alone.progress.local.keys() == set(alone.job.spec.silos)
+    for silo, kept in alone.progress.local.items():
+        of_winner = {
+            name: array
+            for name, array in won.progress.local[silo].arrays().items()
+            if name.startswith(prefix)
+        }
+        assert {name.removeprefix(prefix) for name in of_winner} == kept.arrays().keys()
+        assert all(np.array_equal(of_winner[prefix + name], array) for name, array in kept.arrays().items())
+
+
 def test_a_silo_that_is_lost_in_a_round_is_in_no_arms_sum_of_it(make: Makes) -> None:
     class Away(Rated):
         def compute(self, work: Work) -> Any:
@@ -195,13 +219,12 @@ def test_a_state_of_arms_is_the_same_bytes_wherever_it_is_computed(make: Makes) 
             {"privacy": {"epsilon": 5.0, "delta": 1e-5, "sums": {"clip_norm": 1.0}}},
             "privacy: not allowed with search",
         ),
-        (
-            {"strategy": {"preset": "scaffold"}},
-            "expected a method with one common model, scaffold keeps arrays",
-        ),
-        (
-            {"strategy": {"preset": "per_fedavg"}},
-            "expected a method with one common model, per_fedavg has models",
+        *(
+            (
+                {"strategy": {"preset": preset}},
+                f"expected a method with one common model, {preset} has models of each silo's own, and arms",
+            )
+            for preset in ("per_fedavg", "fedper", "fedbn")
         ),
     ],
 )
