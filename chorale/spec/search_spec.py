@@ -47,7 +47,8 @@ class SearchSpec(SpecPart):
         default="loss",
         min_length=1,
         max_length=63,
-        description="what arms are judged by, on the hold-outs: loss, or a share of counts such as accuracy",
+        description="what arms are judged by, on the hold-outs: loss, or a share of counts such as accuracy, "
+        "which carries less noise in a private job",
     )
     best: Literal["lowest", "highest"] = Field(
         default="lowest", description="which of its values is the best; required where metric is not loss"
