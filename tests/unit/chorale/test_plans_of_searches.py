@@ -148,7 +148,7 @@ def test_noise_beyond_the_range_of_a_metric_ends_no_halving(metric: str) -> None
         0: (-40.0, 90.0, 60.0),
         1: (-10.0, 70.0, 60.0),
         2: (20.0, 30.0, 60.0),
-        3: (-90.0, 200.0, -5.0),
+        3: (90.0, -200.0, -5.0),  # would be the best of all
         4: (-90.0, 200.0, 0.0),
     }
     values = {
