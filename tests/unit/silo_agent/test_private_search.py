@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from chorale.privacy.composition import AccountReleases
 from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from chorale.transport.wire import PhaseKey
@@ -92,25 +91,6 @@ async def test_a_round_that_still_has_all_arms_after_a_lost_one_is_charged_for_a
     assert hub.state[ARMS].size == 2
     await hub.run(4, "train")
     assert charged(hub.agents[ME], hub) == of_rounds(4, 4, 4, 2)
-
-
-async def test_arms_beyond_the_plan_are_refused_where_the_budget_is_the_plans(make_hub: MakeHub) -> None:
-    hub = make_hub(**SEARCHED)
-    plan = JobReleases(hub.job.spec, hub.state).planned()
-    empty = AccountReleases(delta=1e-5, sides_are_fixed=False)
-    most = empty.with_more(plan, job=hub.job.digest, plan=plan).epsilon()
-    for name in hub.names:
-        budget = {"epsilon": most * 1.001} if name == ME else BOUNDLESS
-        hub.add(name, objective=Rated(), privacy=budget)
-    await hub.run(0, "enrollment.0")
-    await hub.run(1, "train")
-    lost = hub.begin(2, "train")
-    await hub.until_masked(lost)
-    await hub.abandon(lost)
-    agent = hub.agents[ME]
-    trained = len(agent.objective.works)
-    assert await agent.refusal(task=hub.begin(3, "train").task) == "budget"
-    assert len(agent.objective.works) == trained
 
 
 async def test_a_state_of_more_arms_than_are_left_is_refused_and_costs_nothing(make_hub: MakeHub) -> None:
