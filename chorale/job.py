@@ -44,7 +44,7 @@ from crypto.session.cohort import draw_seed, named_set
 from crypto.session.messages import SessionTerms
 from strategies.base import DRAW_SEED, MODEL, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
-from strategies.phases.arms import of_arm, state_of, suffix_of
+from strategies.phases.arms import context_of_arm, of_arm, state_of, suffix_of
 from strategies.phases.enrollment import CLASS_PRESENCE, DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
 from strategies.phases.evaluation import EVALUATE_ALL, EvaluatePhase
 from strategies.server_optimizer import steps_taken
@@ -176,7 +176,7 @@ class ArmOfJob:
         """context: of all arms."""
         if self.arm is None:
             return context
-        return replace(context, state=self.state, options=self.job.strategy.options)
+        return context_of_arm(context, self.state, self.job.strategy.options, self.suffix)
 
     def values(self, values: Mapping[str, Array]) -> Mapping[str, Array]:
         """Of all arms' values those of this one, under their plain names."""

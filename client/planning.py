@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from chorale.job import Job, SignedJob
-from chorale.privacy.job_releases import planned_phases
+from chorale.privacy.job_releases import planned_rungs
 from chorale.privacy.promise import Promise, promise_of
-from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import float32_bytes, state_from_bytes
 from chorale.transport.wire import PhaseKey
 from client.history import JobHistory, kind_of
@@ -110,29 +109,28 @@ def plan_of(submission: Submission) -> Plan:
         operator="",
     )
     phases = []
-    for kind, silos, times in planned_phases(spec):
+    for kind, silos, times, arms in planned_rungs(spec):
         if times == 0:  # of rounds: 0
             continue
         round = 1 if kind in spec.method.round_phases else 0 if kind in spec.method.opening else spec.rounds
         key = PhaseKey(job_digest=job.digest, round=round, phase=kind, attempt=1)
-        for rounds, arms in _rungs(spec, kind, times):
-            layout = job.layout(key, with_arms(state, range(arms)), silos)
-            phases.append(
-                PlannedPhase(
-                    kind=kind,
-                    times=rounds,
-                    silos=silos,
-                    arms=arms,
-                    sent_bytes=layout.total_bytes + message_bytes(SENT_BYTES, silos),
-                    received_bytes=(0 if layout.tagged is None else layout.tagged.total_bytes)
-                    + message_bytes(RECEIVED_BYTES, silos),
-                    quantities={
-                        quantity.name: quantity.size
-                        for quantity in layout.quantities
-                        if without_arm(quantity.name) == quantity.name
-                    },
-                )
+        layout = job.layout(key, with_arms(state, range(arms)), silos)
+        phases.append(
+            PlannedPhase(
+                kind=kind,
+                times=times,
+                silos=silos,
+                arms=arms,
+                sent_bytes=layout.total_bytes + message_bytes(SENT_BYTES, silos),
+                received_bytes=(0 if layout.tagged is None else layout.tagged.total_bytes)
+                + message_bytes(RECEIVED_BYTES, silos),
+                quantities={
+                    quantity.name: quantity.size
+                    for quantity in layout.quantities
+                    if without_arm(quantity.name) == quantity.name
+                },
             )
+        )
     return Plan(
         name=spec.name,
         strategy=spec.strategy.name,
@@ -147,13 +145,6 @@ def plan_of(submission: Submission) -> Plan:
         notes=submission.notes,
         unusual=spec.method.passed_over,
     )
-
-
-def _rungs(spec: JobSpec, kind: str, times: int) -> list[tuple[int, int]]:
-    """How often a phase is of how many arms, in order."""
-    if spec.search is None or kind not in spec.method.round_phases:
-        return [(times, 1)]
-    return spec.search.rounds_by_arms(times)
 
 
 def message_bytes(measured: tuple[int, int], silos: int) -> int:

@@ -22,9 +22,11 @@ from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.privacy_spec import MAX_EPSILON, RecordsSpec
 from chorale.spec.selection import evaluations
 from chorale.spec.state import GlobalState
+from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity, Side
 from crypto.session.cohort import default_colluders, draw_risk
 from strategies.base import TOTAL
+from strategies.phases.arms import leading_state, with_arms
 from strategies.phases.enrollment import ENROLLMENT
 
 ROWS = (2, 5, 10, 20)  # of one person, for which an epsilon is reported
@@ -47,8 +49,19 @@ def planned_phases(spec: JobSpec) -> list[tuple[str, int, int]]:
     ]
 
 
+def planned_rungs(spec: JobSpec) -> list[tuple[str, int, int, int]]:
+    """Kind, silos named, times and how many arms of a search train, in order; one arm without a search."""
+    round_phases = spec.method.round_phases
+    return [
+        (kind, silos, rounds, arms)
+        for kind, silos, times in planned_phases(spec)
+        for rounds, arms in (spec.rungs(times) if kind in round_phases else [(times, 1)])
+    ]
+
+
 class JobReleases:
-    """Counts planned phases, and not what a crash makes a silo compute again. `fraction` lessens nothing.
+    """Counts planned phases, and not what a crash makes a silo compute again. `fraction` lessens nothing. Of
+    a search every arm counts in every round that trains it.
 
     state: any global state of the job, for its shapes. honest: how many silos' noise is counted on; None:
     h, those that are sure to be in a sum and honest. 1 leaves a silo its own noise alone. colluders: of all
@@ -68,27 +81,33 @@ class JobReleases:
     ) -> None:
         self.spec = spec
         # shapes alone: arrays of a file would keep its map, and its room on the disk, while this lives
-        shapes = {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in state.items()}
+        shapes = {
+            name: np.broadcast_to(np.zeros((), each.dtype), each.shape)
+            for name, each in leading_state(state).items()
+        }
         self._state = {**shapes, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
         self._honest, self._colluders = honest, colluders
-        self._found: dict[tuple[str, int], list[tuple[Quantity, Release]]] = {}
+        self._has_like_arms = spec.search is None
+        self._found: dict[tuple[str, int, int], list[tuple[Quantity, Release]]] = {}
 
-    def of_input(self, kind: str, members: int) -> list[tuple[Quantity, Release]]:
+    def of_input(self, kind: str, members: int, *, arms: int = 1) -> list[tuple[Quantity, Release]]:
         """What one input to a phase of that kind releases, each with its quantity as the method declares it;
-        DP-SGD's steps belong to the update. members: m, that the round names."""
-        if (kind, members) not in self._found:
-            self._found[kind, members] = self._at_risk(self._of_sums(kind, members), members)
-        return self._found[kind, members]
+        DP-SGD's steps belong to the update. members: m, that the round names. arms: of a search, how many
+        the phase trains; `planned` checks that it is the same which."""
+        if (kind, members, arms) not in self._found:
+            self._found[kind, members, arms] = self._at_risk(self._of_sums(kind, members, arms), members)
+        return self._found[kind, members, arms]
 
-    def cost(self, kind: str, members: int) -> tuple[Release, ...]:
+    def cost(self, kind: str, members: int, *, arms: int = 1) -> tuple[Release, ...]:
         """The same without the quantities: to be paid before the silo's data are touched."""
-        return tuple(release for _, release in self.of_input(kind, members))
+        return tuple(release for _, release in self.of_input(kind, members, arms=arms))
 
     def planned(self, of: Chosen = lambda quantity, release: True) -> Counter[Release]:
         """All that the plan releases of a silo that is in everything, and how often. of: which count."""
+        self._check_arms()
         planned: Counter[Release] = Counter()
-        for kind, members, times in planned_phases(self.spec):
-            for quantity, release in self.of_input(kind, members):
+        for kind, members, times, arms in planned_rungs(self.spec):
+            for quantity, release in self.of_input(kind, members, arms=arms):
                 if of(quantity, release):
                     planned[release] += times
         return +planned  # of 0 rounds nothing
@@ -140,25 +159,43 @@ class JobReleases:
             found[rows] = cost
         return found
 
-    def promised_epsilon(self, inputs: Mapping[str, int] | None = None) -> float:
+    def promised_epsilon(self, inputs: Mapping[tuple[str, int], int] | None = None) -> float:
         """Epsilon of the plan, or of what a silo gave so far; infinite above MAX_EPSILON: then nothing is
-        promised. inputs: how many a silo gave to phases of a kind; None: the plan's."""
+        promised. inputs: how many of so many releases a silo gave to phases of a kind; None: the plan's."""
         given = self.planned()
         if inputs is not None:
             given = Counter[Release]()
-            for kind, times in inputs.items():
+            for (kind, releases), times in inputs.items():
                 is_round = kind in self.spec.method.round_phases
                 members = self.spec.named_per_round if is_round else len(self.spec.silos)
-                for release in self.cost(kind, members):
+                arms = releases // max(1, len(self.cost(kind, members)))  # each of them releases as many
+                for release in self.cost(kind, members, arms=arms):
                     given[release] += times
         cost = epsilon(given, privacy_of(self.spec).delta)
         return cost if cost <= MAX_EPSILON else math.inf
 
-    def _of_sums(self, kind: str, members: int) -> list[tuple[Quantity, Release]]:
+    def _check_arms(self) -> None:
+        """Which arms are left follows from the data: what they cost must not, or no plan is fixed before."""
+        if self._has_like_arms:
+            return
+        alone = [
+            JobReleases(arm, self._state, honest=self._honest, colluders=self._colluders).planned()
+            for arm in self.spec.arms
+        ]
+        for place, releases in enumerate(alone):
+            if releases != alone[0]:
+                raise ConfigError(
+                    "search.values: expected arms that release the same in a private job, arm "
+                    f"{place} does not release what the first does"
+                )
+        self._has_like_arms = True
+
+    def _of_sums(self, kind: str, members: int, arms: int) -> list[tuple[Quantity, Release]]:
         spec, records = self.spec, privacy_of(self.spec).records
         honest, rounds = self._honest or spec.rule(members).min_honest, max(spec.rounds, 1)
         # no seed changes the cost
-        context = phase_context(spec, 1, self._state, members, public_seed=bytes(32))
+        state = self._state if spec.search is None else with_arms(self._state, range(arms))
+        context = phase_context(spec, 1, state, members, public_seed=bytes(32))
         found: list[tuple[Quantity, Release]] = []
         for quantity in spec.method.phase(kind).quantities(context):
             is_trained = quantity.discloses is Disclosure.UPDATE and not quantity.is_whole_units

@@ -28,7 +28,14 @@ from chorale.spec.samples.column_specs import (
 )
 from chorale.spec.samples.image_specs import check_images
 from chorale.spec.samples.scan_specs import check_scans
-from chorale.spec.search_spec import SearchSpec, check_search, halving_of, with_search, with_values
+from chorale.spec.search_spec import (
+    SearchSpec,
+    check_private_search,
+    check_search,
+    halving_of,
+    with_search,
+    with_values,
+)
 from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps, with_test_share
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.state import GlobalState, buffer_names, trained_names
@@ -51,7 +58,7 @@ from strategies.recipe import Rates
 from strategies.tasks.base import TaskSizes
 
 MAX_INPUT_VALUES = 1 << 24  # of one sample
-NOT_SEARCHED = ("privacy", "keep", "stop", "evaluate_all_every")
+NOT_SEARCHED = ("keep", "stop", "evaluate_all_every")
 HELD_JOBS = 64  # as many as a silo opens at once
 
 
@@ -176,20 +183,24 @@ class JobSpec(JobFields):
             method = replace(method, trains_head_alone=True)
         if self.evaluate_all_every is not None:
             method = method.evaluated_between_rounds()
+        records = None if self.privacy is None else self.privacy.records
+        if self.privacy is not None:
+            method = method.under_noise()
         if self.search is not None:
             arms = tuple(arm.method for arm in self.arms)
             method = method.searched(arms, halving_of(self.search, method))
-        if self.privacy is None:
+        if records is None or records.noise == "silo":
             return method
-        records, under_noise = self.privacy.records, method.under_noise()
-        if records is None or not self.privacy.has_shared_noise:
-            return under_noise
-        return under_noise.by_steps(self.training.step_optimizer(records.clip_norm, rounds=self.rounds))
+        return method.by_steps(self.training.step_optimizer(records.clip_norm, rounds=self.rounds))
 
     @property
     def arms(self) -> tuple[JobSpec, ...]:
         """Of a search, in order, each as the job without search that it is; else none. Raises ConfigError."""
         return () if self.search is None else _arms(self.model_dump_json())
+
+    def rungs(self, rounds: int) -> list[tuple[int, int]]:
+        """How many of so many rounds train how many arms, in order; one arm in a job without search."""
+        return [(rounds, 1)] if self.search is None else self.search.rounds_by_arms(rounds)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -281,6 +292,8 @@ class JobSpec(JobFields):
         check_count(self)
         check_ends(self, method)
         if self.search is not None:
+            if self.privacy is not None:
+                check_private_search(self.search, self.privacy)
             others = {name: getattr(self, name) is not None for name in NOT_SEARCHED}
             check_search(self.search, method, rounds=self.rounds, others=others)
             assert self.method.arms  # each is read as a job

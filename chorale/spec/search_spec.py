@@ -12,13 +12,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from chorale.spec.fields import Finite, SpecPart
+from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.selection import MAX_ROUNDS
 from crypto.errors import ConfigError
 from strategies.expected import got
 from strategies.methods import Strategy
 from strategies.phases.arms import MAX_ARMS, Halving, judging_metrics
 
-FIELDS = ("training.learning_rate", "training.local_epochs", "training.local_steps")
+STEPS = ("training.local_epochs", "training.local_steps")
+FIELDS = ("training.learning_rate", *STEPS)
 OPTION = "strategy.options."
 MIN_ROUNDS = 2  # of a rung: its last round tests what the one before trained
 
@@ -45,7 +47,8 @@ class SearchSpec(SpecPart):
         default="loss",
         min_length=1,
         max_length=63,
-        description="what arms are judged by, on the hold-outs: loss, or a share of counts such as accuracy",
+        description="what arms are judged by, on the hold-outs: loss, or a share of counts such as accuracy, "
+        "which carries less noise in a private job",
     )
     best: Literal["lowest", "highest"] = Field(
         default="lowest", description="which of its values is the best; required where metric is not loss"
@@ -75,8 +78,11 @@ class SearchSpec(SpecPart):
 
     def rounds_by_arms(self, rounds: int) -> list[tuple[int, int]]:
         """Of a job of so many rounds that loses none: how many rounds train how many arms, in order."""
-        counts = self.live_by_rung()
-        return [*((self.rung, live) for live in counts), (rounds - self.rung * len(counts), 1)]
+        found, left = list[tuple[int, int]](), rounds
+        for live in self.live_by_rung():
+            found.append((min(self.rung, left), live))
+            left -= found[-1][0]
+        return [(times, live) for times, live in (*found, (left, 1)) if times]
 
     @property
     def rung(self) -> int:
@@ -182,6 +188,19 @@ def check_search(search: SearchSpec, method: Strategy, *, rounds: int, others: M
         raise ConfigError(
             f"rounds: expected more than {search.rung * rungs} with search, which takes {rungs} times "
             f"{search.rung} rounds (search.rounds), got {rounds}"
+        )
+
+
+def check_private_search(search: SearchSpec, privacy: PrivacySpec) -> None:
+    """Raises ConfigError for a private job whose rounds judge no arm, or whose arms take other numbers of
+    noised steps."""
+    if privacy.has_shared_noise:
+        raise ConfigError("search: not allowed with privacy.records.noise: sum, whose steps test no model")
+    steps = [field for field in search.values if field in STEPS]
+    if steps and privacy.records is not None:
+        raise ConfigError(
+            f"search.values: {steps[0]} is not allowed with privacy.records, where it decides what an arm "
+            "costs: all arms must cost the same"
         )
 
 

@@ -120,6 +120,9 @@ def at_most_released(
         return None
     try:
         state = _first_state(spec, weights)
+        if spec.search is not None:  # where rounds are lost, all arms may be left to the end
+            never = spec.search.model_copy(update={"rounds": spec.rounds})
+            spec = spec.model_copy(update={"search": never})
         charged = JobReleases(spec, state, colluders=colluders).planned()
         one_round = spec.model_copy(update={"rounds": 1})  # its plan has every kind of phase
         for release, count in JobReleases(one_round, state, colluders=colluders).planned().items():

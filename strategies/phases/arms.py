@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -45,6 +46,7 @@ OF_ARM = "@"  # between a quantity's name and its arm
 ARM = "arm"  # a figure: the leading one
 WINNER = "winner"  # a figure: the arm that is left, once there is one
 MAX_ARMS = 8
+V = TypeVar("V")
 SHARED = (TOTAL, PRESENCE, DRAW_SEED)  # of the job, whatever its arms do
 
 
@@ -72,7 +74,10 @@ class Halving:
         return frozenset((ratio.above, ratio.below))
 
     def value(self, sums: Mapping[str, Array]) -> float:
-        return ratio_of(self.task, self.metric).value(sums)
+        """The metric, also out of its range, to which noise may bring it; NaN without anything tested."""
+        ratio = ratio_of(self.task, self.metric)
+        above, below = float(sums[ratio.above]), float(sums[ratio.below])
+        return above / below if below > 0 else math.nan
 
     def better_half(self, values: Mapping[int, float]) -> list[int]:
         """The arms that stay, the best first: half of them, rounded down. values: by arm, in the order that
@@ -115,7 +120,7 @@ def live_arms(state: Arrays, arms: int) -> list[int]:
 
 def state_of(state: Arrays, arm: int, arms: int) -> dict[str, Array]:
     """The global state as it is for one arm. Before the first training all arms have the same."""
-    plain = {name: array for name, array in state.items() if not _is_of_search(name)}
+    plain = leading_state(state)
     if ARMS not in state or live_arms(state, arms)[0] == arm:
         return plain
     prefix = f"{OTHERS}{arm}/"
@@ -123,8 +128,13 @@ def state_of(state: Arrays, arm: int, arms: int) -> dict[str, Array]:
     return {name: plain[name] for name in SHARED if name in plain} | own
 
 
-def _is_of_search(name: str) -> bool:
-    return name in (ARMS, ROUNDS) or name.startswith(OTHERS)
+def leading_state(state: Arrays) -> dict[str, Array]:
+    """The global state as it is for the leading arm, and as every arm's is in its shapes."""
+    return {
+        name: array
+        for name, array in state.items()
+        if name not in (ARMS, ROUNDS) and not name.startswith(OTHERS)
+    }
 
 
 def joined(states: Mapping[int, Arrays], live: Sequence[int], *, rounds: int) -> dict[str, Array]:
@@ -170,8 +180,15 @@ def without_arm(name: str) -> str:
     return name.partition(OF_ARM)[0]
 
 
-def of_arm(values: Mapping[str, Array], suffix: str) -> dict[str, Array]:
-    """A silo's values of one arm under their plain names."""
+def context_of_arm(
+    context: PhaseContext, state: Arrays, options: Mapping[str, OptionValue], suffix: str
+) -> PhaseContext:
+    """The context of all arms as it is for one of them."""
+    return replace(context, state=state, options=options, noise=of_arm(context.noise, suffix))
+
+
+def of_arm(values: Mapping[str, V], suffix: str) -> dict[str, V]:
+    """What there is of one arm, such as a silo's values, under its plain names."""
     return {plain: values[plain + suffix] for plain in names_of_arm(values, suffix)}
 
 
@@ -236,7 +253,8 @@ class ArmsPhase:
         found |= {ARM + suffix: 1.0 for suffix in suffixes.values() if suffix}
         if self.halving is not None and len(contexts) > 1:
             for arm, suffix in suffixes.items():
-                figures = self.halving.task.figures(_SumsOfArm(sums, suffix))
+                noise = contexts[arm].noise_of_survivors
+                figures = self.halving.task.figures(_SumsOfArm(sums, suffix), noise)
                 names = self.halving.task.round_metrics
                 found |= {f"{name}{OF_ARM}{arm}": figures[name].value for name in names}
         return found
@@ -244,9 +262,15 @@ class ArmsPhase:
     def _contexts(self, context: PhaseContext) -> dict[int, PhaseContext]:
         """By live arm, the leading one first."""
         count = len(self.arms)
+        live = live_arms(context.state, count)
         return {
-            arm: replace(context, state=state_of(context.state, arm, count), options=self.arms[arm].options)
-            for arm in live_arms(context.state, count)
+            arm: context_of_arm(
+                context,
+                state_of(context.state, arm, count),
+                self.arms[arm].options,
+                suffix_of(arm, live),
+            )
+            for arm in live
         }
 
     def _suffixes(self, contexts: Mapping[int, PhaseContext]) -> dict[int, str]:

@@ -210,7 +210,9 @@ class Budget:
         cost = plan = None
         if job.spec.privacy is not None:
             released = self._released(job, state)
-            cost, plan = released.cost(key.kind, members), released.planned()
+            # of this state, not of the plan: after a round that was lost more arms may be left
+            arms = max(1, len(job.strategy.live_arms(key.kind, state)))
+            cost, plan = released.cost(key.kind, members, arms=arms), released.planned()
             epsilon(plan, self._delta)  # what takes long is done before the lock is held
         with self._database.transaction(Commit.QUIET) as connection:
             check_not_put_back(connection)
@@ -267,17 +269,18 @@ class Budget:
             inputs = self._spent_by_job(connection).get(job_digest, Counter())
             return self._of_one_job(connection, job_digest, inputs), inputs[None]
 
-    def spent_inputs(self, job_digest: bytes) -> Counter[str]:
-        """How many inputs of a job left, by kind of phase."""
+    def spent_inputs(self, job_digest: bytes) -> Counter[tuple[str, int]]:
+        """How many inputs of a job left, by kind of phase and number of releases."""
+        found: Counter[tuple[str, int]] = Counter()
         with self._database.transaction() as connection:
             rows = connection.execute(
-                "SELECT phase, count(*) AS inputs FROM releases"
-                " WHERE data_set = ? AND job_digest = ? AND status = ? GROUP BY phase",
+                "SELECT phase, cost_digest, count(*) AS inputs FROM releases"
+                " WHERE data_set = ? AND job_digest = ? AND status = ? GROUP BY phase, cost_digest",
                 (self._data_set, job_digest, ReleaseStatus.SPENT),
             ).fetchall()
-        found: Counter[str] = Counter()
-        for row in rows:
-            found[phase_kind(row["phase"])] += row["inputs"]
+            for row in rows:
+                releases = self._costs.cost(connection, row["cost_digest"]) or ()
+                found[phase_kind(row["phase"]), len(releases)] += row["inputs"]
         return found
 
     def spent(self) -> tuple[float, int]:

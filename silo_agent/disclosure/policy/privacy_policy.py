@@ -153,10 +153,12 @@ class PrivacyPolicy(BaseModel):
             )
             self.check_collusion(spec, _epsilon_of_rounds(alone, spec.rounds, spec.privacy.delta))
         rounds = spec.rounds if self.partial_jobs is Permission.REFUSE else 1
-        cost = _epsilon_of_rounds(round, rounds, self.delta)
+        trained = sum(times * arms for times, arms in spec.rungs(rounds))
+        cost = _epsilon_of_rounds(round, trained, self.delta)
         if not cost <= self.epsilon:
             name = "round" if spec.steps is None else "step"
             what = f"{rounds} {name}s of training" if rounds > 1 else f"one {name} of training"
+            what += f", {trained} of single arms" if trained > rounds else ""
             raise PolicyRefusal(
                 f"policy: expected at most epsilon {self.epsilon:g} for a data set (delta {self.delta:g}), "
                 f"got {cost:.4g} for {what}",

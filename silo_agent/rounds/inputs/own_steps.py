@@ -47,7 +47,9 @@ def own_lengths(
     for arm in job.arms(key.phase, context.state):
         of_arm = arm.values(values)
         found = _own_lengths(arm.job, key, arm.context(context), of_arm)
-        if arm.arm is not None and "delta" in of_arm and not np.any(of_arm["delta"]):
+        # Security: of a private job lengths follow from no data
+        is_judged = arm.arm is not None and job.spec.privacy is None
+        if is_judged and "delta" in of_arm and not np.any(of_arm["delta"]):
             found = dict.fromkeys(found, math.nan)
         lengths |= {_named(arm, name): length for name, length in found.items()}
     return lengths

@@ -134,7 +134,7 @@ async def test_what_a_policy_forbids_since_a_phase_began_is_neither_spent_nor_si
     rewrite(masking, operators=["nobody"])
     masking.tell(envelopes=envelopes["silo-0"])
     assert await refusal(masking) == ("policy", "operators")
-    assert masking.budget.spent_inputs(hub.job.digest)["train"] == 0
+    assert all(kind != "train" for kind, _ in masking.budget.spent_inputs(hub.job.digest))
     for name in hub.names[1:]:
         hub.agents[name].tell(envelopes=envelopes[name])
         await hub.agents[name].uploaded()

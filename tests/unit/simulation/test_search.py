@@ -215,10 +215,6 @@ def test_a_state_of_arms_is_the_same_bytes_wherever_it_is_computed(make: Makes) 
         ({"search": {"values": {RATE: [0.1, -1.0]}}}, "search: arm 1: .*learning_rate"),
         ({"stop": {"metric": "loss", "best": "lowest", "rounds": 2}}, "stop: not allowed with search"),
         ({"evaluate_all_every": 2}, "evaluate_all_every: not allowed with search"),
-        (
-            {"privacy": {"epsilon": 5.0, "delta": 1e-5, "sums": {"clip_norm": 1.0}}},
-            "privacy: not allowed with search",
-        ),
         *(
             (
                 {"strategy": {"preset": preset}},
