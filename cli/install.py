@@ -62,7 +62,7 @@ COMPUTES_NOTHING = "MemoryDenyWriteExecute=yes\nProcSubset=pid\n"
 SERVICE = """\
 {made_by} {name}
 [Unit]
-Description=Chorale: {party}
+Description=Chorale: {role} of federation {federation}
 Wants=network-online.target
 After=network-online.target
 StartLimitIntervalSec=0
@@ -81,7 +81,7 @@ WantedBy=multi-user.target
 BACKUP = """\
 {made_by} {name}-backup
 [Unit]
-Description=Chorale: backup of {party}
+Description=Chorale: backup of {role} of federation {federation}
 
 [Service]
 Type=oneshot
@@ -171,8 +171,7 @@ def files_of(settings: Settings, config: Path, chorale: Path) -> Iterator[tuple[
     common = f"User={name}\nWorkingDirectory={config.parent}\nStateDirectory={name}\n{SANDBOX}"
     common += TRAINS if is_silo else COMPUTES_NOTHING
     common += NVIDIA if isinstance(settings, SiloSettings) and settings.asks_gpu else NO_DEVICES
-    party = f"{role.value} of federation {settings.federation}"
-    values = {"made_by": MADE_BY, "name": name, "role": role.value, "party": party}
+    values = {"made_by": MADE_BY, "name": name, "role": role.value, "federation": settings.federation}
     values |= {"chorale": str(chorale), "config": str(config), "common": common}
     yield USERS / f"{name}.conf", f"{MADE_BY}\nu {name} - Chorale /var/lib/{name}\n"
     yield UNITS / f"{name}.service", SERVICE.format(**values)
