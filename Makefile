@@ -15,7 +15,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples test test-gates cluster-test lint typecheck bench proto reference docs soak fuzz \
+.PHONY: help setup demo examples test test-gates cluster-test host-test lint typecheck bench proto reference docs soak fuzz \
 	locks release verify-release
 
 help: ## say what each target does
@@ -39,6 +39,9 @@ test-gates: $(READY) ## convergence, benchmarks and guides: what takes long and 
 
 cluster-test: $(READY) ## the guide and faults on a real Kubernetes, which it builds once; root on Debian 12
 	$(BIN)/python -m tests.cluster $(ARGS)
+
+host-test: $(READY) ## the guide of one machine on a real systemd; root on Debian 12
+	$(BIN)/python -m tests.host $(ARGS)
 
 lint: $(READY) ## ruff: rules and format; idioms that a stranger reads twice
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ from chorale.runtime import disk
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import write_atomic
+from chorale.runtime.service_manager import told_to_serve
 from chorale.runtime.software import Software, check_own_digest, own_software
 from chorale.transport import tls
 from chorale.transport.line_probe import probe
@@ -215,7 +216,8 @@ class _Agent:
         )
         watching = asyncio.create_task(self._metrics.loop_lag.watch())
         try:
-            await _until_stopped(self._stream, stopping)
+            async with told_to_serve():
+                await _until_stopped(self._stream, stopping)
         finally:
             watching.cancel()
             await handler.close()

@@ -77,7 +77,7 @@ def diagnose(config: Path, job_file: Path | None, machine: Machine, findings: Fi
         "console says what is wrong when it starts: `chorale console --config FILE`"
     )
     with findings.step("settings", fix=unknown):
-        role = _role_of(config)
+        role = role_of(config)
     if role is None:
         return None
     if job_file is not None and role is not Role.SILO:
@@ -117,7 +117,7 @@ def _examination(
     return partial(operator.examine, own, machine, say=say, findings=findings)
 
 
-def _role_of(config: Path) -> Role:
+def role_of(config: Path) -> Role:
     """Whose settings have most of the file's fields: one that is mistyped or missing is told later.
 
     Raises ConfigError.

@@ -37,6 +37,7 @@ FIRST_POLICY: Mapping[str, Any] = {
     "privacy": {"epsilon": 10.0, "delta": 1e-5, "required": False},
 }
 FEDERATION = click.option("--federation", required=True, help="Name of the federation.")
+OUT_HELP = "Folder; of /etc/NAME the state is in /var/lib/NAME.  [default: one of the name]"
 COORDINATOR = click.option(
     "--coordinator", required=True, metavar="HOST:PORT", help="Where the coordinator is dialed."
 )
@@ -115,7 +116,7 @@ def federation(federation: str, coordinator: str, silos: tuple[str, ...], operat
     help="Host name or address that silos dial, as its certificate will say; repeatable.",
 )
 @click.option("--port", default=7443, show_default=True, type=click.IntRange(0, 65_535), help="To listen on.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: one of the name]")
+@click.option("--out", type=click.Path(path_type=Path), help=OUT_HELP)
 def coordinator(federation: str, name: str, hosts: tuple[str, ...], port: int, out: Path | None) -> None:
     """A coordinator's settings, key and request."""
     home = out or Path(name)
@@ -125,7 +126,7 @@ def coordinator(federation: str, name: str, hosts: tuple[str, ...], port: int, o
         "listen": f"0.0.0.0:{port}",
         **own_files(home, name, authority=home),
         "roster": str(home / "roster.json"),
-        "directory": str(home / "state"),
+        "directory": str(state_folder(home)),
     }
     files = {path: settings_file("coordinator", values)}
     _check_all_new(*files, home / f"{name}.key")
@@ -153,7 +154,7 @@ def coordinator(federation: str, name: str, hosts: tuple[str, ...], port: int, o
     help="How the data is stored.",
 )
 @click.option("--path", "data", type=click.Path(path_type=Path), help="File or folder of the data.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: one of the name]")
+@click.option("--out", type=click.Path(path_type=Path), help=OUT_HELP)
 def silo(
     federation: str, coordinator: str, name: str, data_format: str, data: Path | None, out: Path | None
 ) -> None:
@@ -168,7 +169,7 @@ def silo(
         "coordinator": coordinator,
         **own_files(home, name, authority=home),
         "name": name,
-        "directory": str(home / "state"),
+        "directory": str(state_folder(home)),
         "policy": str(home / "policy.yaml"),
         "data": {"format": data_format} | ({} if data is None else {"path": str(data)}),
     }
@@ -184,6 +185,11 @@ def silo(
         f"chorale doctor --config {path}",
         f"chorale silo run --config {path}",
     )
+
+
+def state_folder(home: Path) -> Path:
+    """Of a member whose files are in /etc/NAME: what `chorale install systemd` has systemd make."""
+    return Path("/var/lib") / home.name if home.parent == Path("/etc") else home / "state"
 
 
 def _check_all_new(*paths: Path) -> None:

@@ -14,15 +14,17 @@ from tests.cluster.adaptations import OF_RELEASES
 from tests.cluster.page import HUB, PAGE, SILOS, Step, steps
 from tests.cluster.sections import AROUND
 from tests.deployment import helm
+from tests.host.__main__ import PAGE as ONE_MACHINE
+from tests.host.checks import AFTER as CHECKED_ON_A_HOST
 
 OPERATIONS = PAGE.with_name("operations.md")
 STEPS = tuple(steps(PAGE.read_text()))
 PROGRAMS = {"chorale", "helm", "kubectl", "umask", *OF_RELEASES}
 
 
-def words() -> list[list[str]]:
+def words(page: Path = PAGE) -> list[list[str]]:
     """Every command of every pipe."""
-    shown = [step.text for step in STEPS if not step.name]
+    shown = [step.text for step in steps(page.read_text()) if not step.name]
     return [shlex.split(command) for line in shown for command in line.split(" | ")]
 
 
@@ -37,10 +39,16 @@ def test_every_section_is_one_that_the_cluster_test_checks() -> None:
     assert sections == list(AROUND)
 
 
-def test_every_command_of_chorale_and_each_of_its_options_exists() -> None:
-    for command in words():
+@pytest.mark.parametrize("page", [PAGE, ONE_MACHINE], ids=["kubernetes", "one machine"])
+def test_every_command_of_chorale_and_each_of_its_options_exists(page: Path) -> None:
+    for command in words(page):
         if "chorale" in command:
             _check_options(command[command.index("chorale") + 1 :])
+
+
+def test_sections_that_the_host_test_checks_are_those_of_its_page() -> None:
+    shown = steps(ONE_MACHINE.read_text())
+    assert set(CHECKED_ON_A_HOST) <= {step.section for step in shown}
 
 
 def test_what_is_shown_for_one_hospital_is_done_by_each() -> None:

@@ -25,6 +25,11 @@ RUNS: dict[str, tuple[str, int, str]] = {
         0,
         "f/operator/operator.yaml",
     ),
+    "install": (
+        "systemd --config silo.yaml",
+        2,
+        "chorale: error: silo.yaml: no such file or directory",
+    ),
     "operator": ("csr --name you --federation f --out you", 0, "you/you.csr"),
     "job": ("list --config operator.yaml", 2, "chorale: error: operator.yaml: no such file or directory"),
     "model": (

@@ -108,7 +108,7 @@ ROOMS = {
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < output < audit < authority < settings_files < coordinator "
     "< operator < evidence < model < package < job < tune < console < given_data < silo < doctor < init "
-    "< demo < simulate < main",
+    "< install < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chorale.spec.settings_file import parse_mapping
+from cli.init.commands import state_folder
 from cli.schema import model_of
 from cli.settings_files import settings_file
 from crypto.errors import ConfigError
@@ -152,3 +153,11 @@ def test_wrong_value_is_told_before_anything_is_written(
     ended = chorale("init", command[0], *FEDERATION, *command[1:], "--out", tmp_path / "new")
     assert (ended.code, sentence in ended.err) == (2, True), ended.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("home", "state"),
+    [("/etc/chorale-a", "/var/lib/chorale-a"), ("/srv/etc/a", "/srv/etc/a/state"), ("a", "a/state")],
+)
+def test_state_of_settings_in_etc_is_where_systemd_makes_it(home: str, state: str) -> None:
+    assert state_folder(Path(home)) == Path(state)
