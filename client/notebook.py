@@ -23,7 +23,7 @@ from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import state_from_bytes
 from chorale_models import Data, Model
 from client.errors import require_extra
-from client.submission import NEVER, initial_bytes, solved, spec_of, with_code
+from client.submission import NEVER, initial_bytes, rate_notes, solved, spec_of, with_code
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def simulate(
         device=device,
         is_secure=is_secure,
     )
-    for line in promised if tell else ():
+    for line in [*promised, *rate_notes(spec)] if tell else ():
         sys.stderr.write(f"{line}\n")
     for result in simulation.run():
         if tell is not None:

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="needs the extra silo")
 
 from torch import nn  # noqa: E402
 
-JOB: dict[str, Any] = {"rounds": 2, "classes": 2, "training": {"learning_rate": 0.5}}
+JOB: dict[str, Any] = {"rounds": 2, "classes": 2, "training": {"learning_rate": 0.3}}
 
 
 def samples(count: int = 240) -> Any:
@@ -48,6 +48,15 @@ def test_a_module_is_trained_over_a_cut_data_set_and_its_weights_come_back(
     assert made.final_accuracy.value > 0.8
     assert len(made.results()) == 2
     module.load_state_dict(made.fetch())
+
+
+def test_a_rate_at_which_the_method_was_never_seen_to_learn_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for rate, is_said in ((0.1, False), (4.0, True)):
+        job = {**JOB, "training": {**JOB.get("training", {}), "learning_rate": rate}}
+        chorale.simulate(network(), samples(), job, device="cpu")
+        assert ("training.learning_rate 4: fedavg was seen to learn at" in capsys.readouterr().err) is is_said
 
 
 @pytest.mark.parametrize("model", [network, lambda sizes: nn.Linear(sizes.input_shape[0], sizes.classes)])
