@@ -85,8 +85,7 @@ Description=Chorale: backup of {role} of federation {federation}
 
 [Service]
 Type=oneshot
-ExecStart={chorale} coordinator backup --config {config} --out /var/lib/{name}-backups
-ExecStartPost=find /var/lib/{name}-backups -name chorale-*.tar -mtime +30 -delete
+ExecStart={chorale} coordinator backup --config {config} --out /var/lib/{name}-backups --keep 30
 {common}StateDirectory={name}-backups
 """
 TIMER = """\
