@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -24,9 +25,9 @@ def verify(files: tuple[Path, ...], is_json: bool) -> None:
     FILE: the log, with which the closed files beside it are read; or all files of a log that are kept
     elsewhere, in order.
     """
-    from chorale.runtime.audit import closed_files, read_chain
+    from chorale.runtime.audit import chain_of, read_chain
 
-    whole = [*closed_files(files[0]), *files] if len(files) == 1 else [*files]
+    whole = chain_of(files[0]) if len(files) == 1 else [*files]
     first, count = 1, 0
     try:
         for _, entry in read_chain(whole):
@@ -45,15 +46,40 @@ def verify(files: tuple[Path, ...], is_json: bool) -> None:
 
 
 @audit.command()
-@click.argument("file", type=click.Path(path_type=Path))
-def rotate(file: Path) -> None:
-    """Close FILE and begin the next, whose chain continues it. The process that writes it has to be stopped.
+@click.option(
+    "--config",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Settings file of the silo or the coordinator.",
+)
+def rotate(config: Path) -> None:
+    """Close the audit log's file and begin the next, whose chain continues it. The process has to be stopped.
 
-    The closed file is named by its entries. Once it is copied, it may go: its silo's or coordinator's log
-    then begins later, and `verify` says so.
+    The closed file is named by its entries. Once they are copied, closed files may go, the oldest first: the
+    log then begins later, and `verify` says so. A statement about a job needs the files that tell of it.
     """
-    from chorale.runtime.audit import rotate as close_file
+    from cli.install import settings_in
+    from silo_agent.settings import SiloSettings
 
-    if not file.exists():
-        raise ConfigError(f"{file}: no such file")
-    click.echo(f"closed: {close_file(file)}")
+    settings = settings_in(config)
+    path = settings.directory / "audit.jsonl"
+    check_owner(path)
+    if isinstance(settings, SiloSettings):
+        from silo_agent.start import close_audit_file
+
+        closed = close_audit_file(settings)
+    else:
+        from coordinator.resources import close_audit_file as close_coordinators
+
+        closed = close_coordinators(settings.directory)
+    click.echo(f"closed: {closed}")
+
+
+def check_owner(path: Path) -> None:
+    """Raises ConfigError where the next file would not be the process's own."""
+    try:
+        owner = path.stat().st_uid
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if owner != os.geteuid():
+        raise ConfigError(f"{path}: belongs to user {owner}: run the command as that user")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,10 +134,8 @@ def systemd(config: Path, dry_run: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text.encode(), mode=0o644)
         click.echo(f"{path}: written")
-    name = name_of(settings)
-    click.echo(
-        f"next:\n  systemd-sysusers\n  chown {name} {settings.identity.key}\n  systemctl daemon-reload"
-    )
+    name, key = name_of(settings), shlex.quote(str(settings.identity.key))
+    click.echo(f"next:\n  systemd-sysusers\n  chown {name} {key}\n  systemctl daemon-reload")
     timers = [path.name for path in files if path.suffix == ".timer"]
     click.echo(f"  systemctl enable --now {' '.join([name, *timers])}")
 
@@ -157,6 +156,8 @@ def name_of(settings: Settings) -> str:
             "directory: expected /var/lib/chorale-NAME, where NAME is at most 22 small letters, digits and "
             f"hyphens, got {settings.directory}"
         )
+    if state[1].endswith(("-backup", "-backups")):
+        raise ConfigError(f"directory: {state[1]} would be the name of another one's backups")
     return state[1]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from chorale.credentials import CredentialFiles, Credentials
 from chorale.observability.logs import get_logger
@@ -17,7 +18,7 @@ from coordinator.members.roster_book import RosterBook
 from coordinator.metrics import PREFIX, CoordinatorMetrics
 from coordinator.process import Clock
 from coordinator.settings import CoordinatorSettings
-from coordinator.storage.backup import AUDIT
+from coordinator.storage.backup import AUDIT, DATABASE
 from coordinator.storage.checkpoints import Checkpoints
 from coordinator.storage.spool import SpoolMemory, clear_spools
 from coordinator.storage.store import Store
@@ -71,6 +72,16 @@ class Resources:
         self.audit.append("roster", version=roster.version, digest=roster.digest.hex())
 
 
+def close_audit_file(directory: Path) -> Path:
+    """Close the audit log's file while no coordinator runs. Raises ConfigError, AuditInUse, OSError."""
+    path = directory / AUDIT
+    with closing(AuditLog(path)) as audit, closing(Store(directory / DATABASE)) as store:
+        store.audit_head().check(path, audit)
+        closed = audit.rotate()
+        store.audit_head().keep(audit)
+    return closed
+
+
 @contextmanager
 def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Resources]:
     """Raises ConfigError for unusable files and AuditInUse where another coordinator has the directory."""
@@ -89,24 +100,24 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     )
     credentials = Credentials(*files.read())
     metrics.certificate_expiry.set_function(lambda: credentials.certificate_expires)
-    with ExitStack() as closing:
+    with ExitStack() as stack:
         # the audit log first: it is locked, so two coordinators never share a directory
         try:
             audit = AuditLog(settings.directory / AUDIT)
         except AuditInUse:
             where = settings.directory
             raise AuditInUse(f"{where}: another coordinator runs there; each has its own directory") from None
-        closing.callback(audit.close)
-        path = settings.directory / "coordinator.sqlite"
+        stack.callback(audit.close)
+        path = settings.directory / DATABASE
         if audit.head.entry > 0 and not path.exists():
             raise ConfigError(
                 f"{path}: missing beside the audit log of a coordinator that had it: a restore broke off, "
                 "or a disk lost it; bring a backup back with `chorale coordinator restore --set-aside`"
             )
         store = Store(path)
-        closing.callback(store.close)
+        stack.callback(store.close)
         store.audit_head().check(settings.directory / AUDIT, audit, metrics.audit_entries_lost)
-        closing.callback(lambda: store.audit_head().keep(audit))
+        stack.callback(lambda: store.audit_head().keep(audit))
         clear_spools(settings.spool_directory)
         roster_book = RosterBook(
             settings.roster,

@@ -64,7 +64,7 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
         costs=ledger.costs_of(job.job_digest),
         plan=tuple((releases_to_json([each]), count) for each, count in planned.items()),
         epsilon=None if unnoised else evidence.number(spent.epsilon()),
-        audit=_excerpt(settings.audit_path, job.job_digest),
+        audit=_excerpt(ledger, settings.audit_path, job.job_digest),
     )
 
 
@@ -78,8 +78,13 @@ def _job(ledger: Ledger, job_id: str) -> LedgerJob:
     return known[0]
 
 
-def _excerpt(path: Path, job_digest: bytes) -> AuditExcerpt:
+def _excerpt(ledger: Ledger, path: Path, job_digest: bytes) -> AuditExcerpt:
     try:
+        if ledger.audit_trail(path).lacks(job_digest):
+            raise ConfigError(
+                "it lacks entries about this job: bring the closed files that tell of it back beside it, or, "
+                "after a crash, start the agent once"
+            )
         return AuditExcerpt.of(path, job=job_digest, events=AUDITED)
     except ConfigError as error:
         message = str(error)

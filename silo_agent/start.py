@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from prometheus_client import Gauge
@@ -39,7 +39,7 @@ def alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def check_whole(ledger: Ledger, audit: AuditLog, audit_path: Path, lost: Gauge) -> None:
+def check_whole(ledger: Ledger, audit: AuditLog, audit_path: Path, lost: Gauge | None = None) -> None:
     """A ledger that lost a reveal or a spend, or was put back, must not serve; what a crash left out of the
     audit log is entered now. Raises AgentFailed, ConfigError. lost: metric of entries that are missing."""
     try:
@@ -49,11 +49,28 @@ def check_whole(ledger: Ledger, audit: AuditLog, audit_path: Path, lost: Gauge) 
     trail = ledger.audit_trail(audit_path)
     for event in (REVEALED_EVENT, SPENT_EVENT):
         trail.check(event)
-    trail.head.check(audit_path, audit, lost)
+    is_lost = trail.head.check(audit_path, audit, lost)
     for event in (REVEALED_EVENT, SPENT_EVENT):
-        for untold in trail.untold(event):
+        for untold in trail.untold(event, is_anew=is_lost):
             audit.append(event, **untold)
     ledger.decisions().tell(audit)
+
+
+def close_audit_file(settings: SiloSettings) -> Path:
+    """Close the audit log's file while no agent runs; what a crash left out of it is entered before.
+
+    Raises AgentFailed, ConfigError, OSError.
+    """
+    path = settings.audit_path
+    with (
+        alone(settings.directory),
+        closing(AuditLog(path)) as audit,
+        closing(Ledger(settings.ledger_path)) as ledger,
+    ):
+        check_whole(ledger, audit, path)
+        closed = audit.rotate()
+        ledger.audit_trail(path).head.keep(audit)
+    return closed
 
 
 def held_policy(data: DataSettings, settings: SiloSettings) -> HeldPolicy:

@@ -229,7 +229,18 @@ class Strategy:
     def _summed(self) -> list[tuple[object, ...]]:
         """What its phases sum, apart from sizes."""
         found = self.quantities(has_buffers=True, update_bits=max(RING_BITS))
-        return [(each.name, each.discloses, each.is_tagged, each.is_count, len(each.shape)) for each in found]
+        return [
+            (
+                each.name,
+                each.discloses,
+                each.is_tagged,
+                each.is_count,
+                len(each.shape),
+                each.bound,
+                each.sensitivity_l2,
+            )
+            for each in found
+        ]
 
     @property
     def weights(self) -> tuple[float, ...]:

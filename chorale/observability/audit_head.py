@@ -32,16 +32,19 @@ class AuditHead:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def check(self, path: Path, audit: AuditLog, lost: _Gauge) -> None:
-        """Say in log, metric and audit log that entries are missing which were there. The party goes on: its
-        ledger and store hold what it must not forget."""
+    def check(self, path: Path, audit: AuditLog, lost: _Gauge | None = None) -> bool:
+        """Say in log, metric and audit log that entries are missing which were there; give whether they are.
+        The party goes on: its ledger and store hold what it must not forget."""
         with self._database.transaction() as connection:
             known = _read(connection)
-        if known is not None and not _holds(path, known):
+        is_lost = known is not None and not _holds(path, known)
+        if known is not None and is_lost:
             log.warning("audit log lacks entries that it had", file=str(path), last_known_entry=known.entry)
             audit.append(LOST, last_known_entry=known.entry, last_known_hash=known.line_hash)
-            lost.set(1)
+            if lost is not None:
+                lost.set(1)
         self.keep(audit)
+        return is_lost
 
     def keep(self, audit: AuditLog) -> None:
         """Remember where the log ends now; a disk that is full keeps the older end."""
@@ -61,13 +64,15 @@ def _read(connection: sqlite3.Connection) -> Head | None:
 
 
 def _holds(path: Path, known: Head) -> bool:
-    """Whether the entry is still in the log, or in a closed file of it that was put elsewhere."""
+    """Whether the entry is in the log, or the log continues it: its file was closed and is elsewhere."""
     if known.entry == 0:
         return True
     try:
         for line, entry in read_lines(path):
-            if entry["entry"] >= known.entry:
-                return entry["entry"] > known.entry or hashlib.sha256(line).hexdigest() == known.line_hash
+            if entry["entry"] == known.entry:
+                return hashlib.sha256(line).hexdigest() == known.line_hash
+            if entry["entry"] > known.entry:
+                return (entry["entry"], entry["previous"]) == (known.entry + 1, known.line_hash)
     except ConfigError:
         pass
     return False

@@ -16,7 +16,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,11 +62,8 @@ class AuditLog:
         try:
             torn_bytes = _cut_torn_end(self._file)
             self._head = _read_head(self._file, path)
-            closed = [] if self._head.entry else closed_files(path)
-            if closed:
-                with closed[-1].open("rb") as before:
-                    self._head = _read_head(before, closed[-1])
-                self.append(CONTINUED, closed=closed[-1].name)
+            if self._head.entry == 0:
+                self._continue_closed()
         except BaseException:
             self._file.close()
             raise
@@ -104,10 +100,40 @@ class AuditLog:
         with self._lock:
             self._flush()
 
+    def rotate(self) -> Path:
+        """Close the file and go on in a new one. The closed file's name says which entries it holds.
+
+        Raises ConfigError where a file of that name is there, and for a log without entries; OSError.
+        """
+        with self._lock:
+            if self._head.entry == 0:
+                raise ConfigError(f"{self._path}: expected entries, got none")
+            closed = self._path.with_name(
+                f"{self._path.stem}.{_first_entry(self._path)}-{self._head.entry}{self._path.suffix}"
+            )
+            if closed.exists():
+                raise ConfigError(f"{closed}: expected no such file, it would be replaced")
+            os.fsync(self._file.fileno())
+            self._unflushed_bytes = 0
+            self._path.rename(closed)
+            before, self._file = self._file, _open_alone(self._path)
+            before.close()
+        self.append(CONTINUED, closed=closed.name)
+        return closed
+
     def close(self) -> None:
         with self._lock:
             self._flush()
             self._file.close()
+
+    def _continue_closed(self) -> None:
+        """A crash between two files left none behind the newest closed one. Raises ConfigError."""
+        for _, last, file in sorted(_closed_beside(self._path), key=lambda each: each[1])[-1:]:
+            with file.open("rb") as before:
+                self._head = _read_head(before, file)
+            if self._head.entry != last:
+                raise ConfigError(f"{file}: expected its last entry to be {last}, got {self._head.entry}")
+            self.append(CONTINUED, closed=file.name)
 
     def _write(self, event: str, fields: Mapping[str, Plain | bytes]) -> Head:
         values: dict[str, Plain] = {}
@@ -135,28 +161,30 @@ class AuditLog:
             self._unflushed_bytes = 0
 
 
-def rotate(path: Path) -> Path:
-    """Close a log's file and begin the next; the closed file's name says which entries it holds.
+def chain_of(path: Path) -> list[Path]:
+    """A log and the closed files beside it that it continues without a gap, oldest first."""
+    by_last = {last: (first, file) for first, last, file in _closed_beside(path)}
+    files, first = [path], _first_entry(path)
+    while first - 1 in by_last:
+        first, file = by_last.pop(first - 1)
+        files.insert(0, file)
+    return files
 
-    Raises AuditInUse while a process writes the log, ConfigError for one that is empty or damaged, OSError.
-    """
-    with closing(AuditLog(path)) as log:
-        if log.head.entry == 0:
-            raise ConfigError(f"{path}: expected a log with entries, got none")
+
+def _closed_beside(path: Path) -> list[tuple[int, int, Path]]:
+    """First and last entry of each file that was closed, by its name, in order."""
+    name = re.compile(rf"{re.escape(path.stem)}\.(\d+)-(\d+){re.escape(path.suffix)}")
+    found = [(name.fullmatch(file.name), file) for file in path.parent.glob("*")]
+    return sorted((int(match[1]), int(match[2]), file) for match, file in found if match)
+
+
+def _first_entry(path: Path) -> int:
+    """Its number; 1 where there is none, or none that can be read."""
+    try:
         with path.open("rb") as file:
-            first = read_line(file.readline(MAX_LINE_BYTES))["entry"]
-        closed = path.with_name(f"{path.stem}.{first}-{log.head.entry}{path.suffix}")
-        path.rename(closed)
-        sync_directory(path.parent)
-    AuditLog(path).close()
-    return closed
-
-
-def closed_files(path: Path) -> list[Path]:
-    """Those that `rotate` left beside a log, oldest first."""
-    name = re.compile(rf"{re.escape(path.stem)}\.(\d+)-\d+{re.escape(path.suffix)}")
-    found = [(int(match[1]), file) for file in path.parent.glob("*") if (match := name.fullmatch(file.name))]
-    return [file for _, file in sorted(found)]
+            return int(read_line(file.readline(MAX_LINE_BYTES))["entry"])
+    except (OSError, ConfigError):
+        return 1
 
 
 def verify_file(path: Path) -> int:
@@ -173,7 +201,7 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The same, each with its line."""
-    return read_chain([*closed_files(path), path])
+    return read_chain(chain_of(path))
 
 
 def read_chain(files: Iterable[Path]) -> Iterator[tuple[bytes, dict[str, Any]]]:

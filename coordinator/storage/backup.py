@@ -23,6 +23,7 @@ from typing import IO, Literal
 from pydantic import BaseModel, ConfigDict
 
 from chorale.runtime import disk
+from chorale.runtime.audit import chain_of
 from chorale.runtime.database import Database
 from chorale.runtime.files import PRIVATE, write_atomic
 from coordinator.phase_machine import ENDED, PhaseState
@@ -161,7 +162,8 @@ def _open_at_one_moment(directory: Path, copy: Path) -> Iterator[list[_OpenFile]
             with ExitStack() as held, pinned.transaction() as snapshot:
                 commits = _data_version(live)
                 # before the database: as after a crash, entries may be missing and none is too many
-                audit = _open(directory, directory / AUDIT, held)
+                logs = chain_of(directory / AUDIT)
+                audit = [each for log in logs for each in _open(directory, log, held)]
                 snapshot.execute("SELECT count(*) FROM jobs").fetchone()  # the read begins here
                 found = [*audit, *_open_files(directory, held)]
                 if _data_version(live) != commits:

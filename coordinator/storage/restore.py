@@ -33,7 +33,7 @@ PIECE_BYTES = 1 << 20
 MAX_MANIFEST_BYTES = 64 << 20  # about 300,000 files
 STAGING = ".restoring-"
 ALLOWED = re.compile(
-    rf"{re.escape(DATABASE)}|{re.escape(AUDIT)}"
+    rf"{re.escape(DATABASE)}|{re.escape(AUDIT)}|audit\.[0-9]{{1,19}}-[0-9]{{1,19}}\.jsonl"
     r"|checkpoints/[0-9a-f]{64}/[0-9a-f]{64}\.safetensors"
     r"|sums/[0-9]{1,19}-[0-9]{1,19}\.(masked|session|tagged|untagged)"
 )

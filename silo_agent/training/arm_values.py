@@ -52,7 +52,7 @@ def _with_finite_update(values: Mapping[str, Array], work: Work) -> Mapping[str,
     lost = {
         each.name
         for each in work.spec.method.phase(work.phase_kind).quantities(work.context)
-        if each.discloses in OF_UPDATE and not np.isfinite(values[each.name]).all()
+        if each.discloses in OF_UPDATE and each.name in values and not np.isfinite(values[each.name]).all()
     }
     if lost:
         work.local.proposed = None

@@ -106,9 +106,9 @@ ROOMS = {
     "web.shared": "templating < phases < charts < serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
     "cli.authority": "history < folder < rotation < show < commands",
-    "cli": "startup < errors < schema < keys < output < audit < authority < settings_files < coordinator "
+    "cli": "startup < errors < schema < keys < output < authority < settings_files < coordinator "
     "< operator < evidence < model < package < job < tune < console < given_data < silo < doctor < init "
-    "< install < demo < simulate < main",
+    "< install < audit < demo < simulate < main",
 }
 MOST_SIDE_BY_SIDE = 15
 PRODUCT = (

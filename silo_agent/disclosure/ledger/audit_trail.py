@@ -49,9 +49,20 @@ class AuditTrail:
             )
         return len(logged)
 
-    def untold(self, event: str) -> list[dict[str, Any]]:
-        """Reveals or spends that a crash or power loss left out of the audit log, as fields for it."""
-        logged, held = self._logged_and_held(event, since=_begins(self._path))
+    def lacks(self, job_digest: bytes) -> bool:
+        """Whether the log as it lies there does not tell of all that the job was given."""
+        job = job_digest.hex()
+        return any(
+            fields["job"] == job and key not in logged
+            for event in (REVEALED_EVENT, SPENT_EVENT)
+            for logged, held in [self._logged_and_held(event)]
+            for key, fields in held.items()
+        )
+
+    def untold(self, event: str, *, is_anew: bool = False) -> list[dict[str, Any]]:
+        """Reveals or spends that a crash or power loss left out of the audit log, as fields for it. is_anew:
+        all that are in none of its files; else none from before the log's first entry."""
+        logged, held = self._logged_and_held(event, since=0.0 if is_anew else _begins(self._path))
         return [fields for key, fields in held.items() if key not in logged]
 
     def _revealed(self, since: float) -> list[dict[str, Any]]:

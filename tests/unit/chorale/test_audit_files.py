@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import Gauge
@@ -16,11 +16,9 @@ from chorale.observability import audit_head
 from chorale.observability.audit_head import LOST, AuditHead
 from chorale.runtime.audit import (
     CONTINUED,
-    AuditInUse,
     AuditLog,
-    closed_files,
+    chain_of,
     read_entries,
-    rotate,
     verify_file,
 )
 from chorale.runtime.database import Database
@@ -37,6 +35,11 @@ def write(path: Path, *events: str) -> None:
     with closing(AuditLog(path)) as log:
         for event in events:
             log.append(event)
+
+
+def rotate(path: Path) -> Path:
+    with closing(AuditLog(path)) as log:
+        return log.rotate()
 
 
 def events(path: Path) -> list[str]:
@@ -57,7 +60,7 @@ def three(path: Path) -> tuple[Path, Path, Path]:
 def test_a_closed_file_is_continued_by_the_next(three: tuple[Path, Path, Path]) -> None:
     first, second, path = three
     assert (first.name, second.name) == ("audit.1-2.jsonl", "audit.3-4.jsonl")
-    assert closed_files(path) == [first, second]
+    assert chain_of(path) == [first, second, path]
     assert events(path) == ["a", "b", CONTINUED, "c", CONTINUED, "d"]
     assert next(read_entries(second))["closed"] == first.name
     assert verify_file(path) == 6
@@ -71,12 +74,40 @@ def test_a_crash_between_two_files_loses_nothing(path: Path) -> None:
     assert events(path) == ["a", "b", CONTINUED, "c"]
 
 
-def test_a_log_that_is_written_or_empty_is_not_closed(path: Path) -> None:
-    with closing(AuditLog(path)), pytest.raises(AuditInUse):
+def test_a_closed_file_is_on_disk_before_the_next_begins(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = list[int]()
+    with closing(AuditLog(path)) as log:
+        log.append_unflushed("a")
+        monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(os.fstat(handle).st_ino))
+        closed = log.rotate()
+    assert flushed[0] == closed.stat().st_ino
+
+
+def test_a_closed_file_is_not_replaced(path: Path) -> None:
+    write(path, "a", "b")
+    path.with_name("audit.1-2.jsonl").write_text("an older copy\n")
+    with pytest.raises(ConfigError, match=r"audit\.1-2\.jsonl: expected no such file"):
         rotate(path)
-    with pytest.raises(ConfigError, match="expected a log with entries, got none"):
-        rotate(path)
-    assert closed_files(path) == []
+    path.with_name("audit.1-2.jsonl").unlink()
+    assert events(path) == ["a", "b"]
+
+
+def test_files_that_the_log_does_not_continue_are_not_of_it(three: tuple[Path, Path, Path]) -> None:
+    first, second, path = three
+    path.with_name("audit.900-901.jsonl").touch()
+    second.rename(path.with_name("elsewhere"))
+    assert chain_of(path) == [path]  # the older one tells nothing without what came between
+    assert first.exists()
+    assert events(path) == [CONTINUED, "d"]
+
+
+def test_a_closed_file_that_was_cut_is_not_continued(path: Path) -> None:
+    write(path, "a", "b")
+    closed = rotate(path)
+    path.unlink()
+    closed.write_bytes(closed.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(ConfigError, match=r"audit\.1-2\.jsonl: expected its last entry to be 2, got 1"):
+        AuditLog(path)
 
 
 Verify = Callable[..., tuple[int, str]]
@@ -149,6 +180,15 @@ class Party:
             if not is_killed:
                 head.keep(log)
 
+    def rotate(self) -> Path:
+        """As `chorale audit rotate`."""
+        with closing(AuditLog(self._path)) as log:
+            head = AuditHead(self._database)
+            head.check(self._path, log, self.lost)
+            closed = log.rotate()
+            head.keep(log)
+            return closed
+
     def lost_entries(self) -> float:
         return float(self.lost._value.get())
 
@@ -201,20 +241,45 @@ def test_entries_that_were_there_are_missed(
     verify_file(path)
 
 
-def nothing(path: Path) -> None: ...
+def cut_and_close(path: Path) -> None:
+    cut(path)
+    for _ in range(3):
+        rotate(path).rename(path.with_name("elsewhere"))
 
 
-def close_and_archive(path: Path) -> None:
-    rotate(path).rename(path.with_name("archived"))
+def forge(path: Path) -> None:
+    entry = {"entry": 3, "time": "2026-01-01", "event": CONTINUED, "previous": "ab" * 32}
+    path.write_text(json.dumps(entry) + "\n")
 
 
-@pytest.mark.parametrize("keep", [nothing, rotate, close_and_archive])
+@pytest.mark.parametrize("hide", [cut_and_close, forge])
+def test_a_closed_file_hides_no_entries(party: Party, path: Path, hide: Callable[[Path], None]) -> None:
+    hide(path)
+    party.run("c")
+    assert party.lost_entries() == 1
+    assert LOST in events(path)
+
+
+def nothing(party: Party) -> None: ...
+
+
+def close_one(party: Party) -> None:
+    party.rotate()
+
+
+def close_and_archive(party: Party) -> None:
+    for number in range(2):
+        closed = party.rotate()
+        closed.rename(closed.with_name(f"archived-{number}"))
+
+
+@pytest.mark.parametrize("keep", [nothing, close_one, close_and_archive])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_entries_that_are_there_or_in_a_closed_file_are_not(
-    party: Party, path: Path, keep: Callable[[Path], Any], is_killed: bool
+    party: Party, path: Path, keep: Callable[[Party], None], is_killed: bool
 ) -> None:
     party.run("c", is_killed=is_killed)
-    keep(path)
+    keep(party)
     party.run("d")
     party.run("e")
     assert party.lost_entries() == 0

@@ -516,4 +516,8 @@ class TestMethods:
         assert [part for parts in PARTS.values() for part in parts if part.under_privacy is None] == []
 
     def test_parts_of_a_recipe_are_all_its_parts(self) -> None:
-        assert set(PRESETS["feddw"].parts) == set(Recipe.__dataclass_fields__) - {"defaults", "rates"}
+        assert set(PRESETS["feddw"].parts) == set(Recipe.__dataclass_fields__) - {
+            "defaults",
+            "rates",
+            "second_regularizer",
+        }

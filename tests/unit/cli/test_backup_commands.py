@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chorale.runtime.audit import AuditLog, read_entries
 from cli.main import run
 from coordinator.storage.store import Store
 from tests.support.federation import LocalFederation
@@ -51,6 +52,20 @@ def test_a_folder_gets_a_file_named_by_federation_and_time(
     code, printed = code_and_output(capsys, "backup", "--config", config, "--out", made)
     assert (code, "it exists already, and a backup overwrites nothing" in printed) == (2, True)
     assert len(list(folder.iterdir())) == 1
+
+
+def test_closed_files_of_the_audit_log_are_backed_up_and_come_back(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "hub" / "audit.jsonl"
+    with closing(AuditLog(log)) as audit:
+        audit.append("a")
+        closed = audit.rotate()
+    assert code_and_output(capsys, "backup", "--config", config, "--out", tmp_path / "a.tar")[0] == 0
+    restore = ("restore", "--config", config, "--from", tmp_path / "a.tar", "--set-aside")
+    code, printed = code_and_output(capsys, *restore)
+    assert (code, closed.exists()) == (0, True), printed
+    assert [entry["event"] for entry in read_entries(log)] == ["a", "audit.continued", "restored"]
 
 
 def test_a_folder_keeps_the_newest_backups_of_its_federation(

@@ -89,6 +89,12 @@ def test_directory_that_systemd_would_not_make_is_refused(directory: str, tmp_pa
         name_of(settings_in(settings("silo", tmp_path, directory=directory)))
 
 
+@pytest.mark.parametrize("directory", ["/var/lib/chorale-a-backup", "/var/lib/chorale-a-backups"])
+def test_names_of_the_backups_of_another_are_refused(directory: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="would be the name of another one's backups"):
+        name_of(settings_in(settings("silo", tmp_path, directory=directory)))
+
+
 def test_settings_of_an_operator_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected settings of a silo or a coordinator, got an operator's"):
         settings_in(EXAMPLES / "operator.yaml")

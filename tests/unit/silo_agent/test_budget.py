@@ -502,6 +502,23 @@ def test_check_finds_spend_that_a_backup_or_an_editor_took_away(make_book: MakeB
         book.ledger.audit_trail(path).check(SPENT_EVENT)
 
 
+def test_a_closed_file_that_went_is_missed_where_a_job_is_told_of(make_book: MakeBook, job: Job) -> None:
+    book = make_book()
+    path = book.folder / "audit.jsonl"
+    book.spend(job)
+    with closing(AuditLog(path)) as log:
+        trail = book.ledger.audit_trail(path)
+        assert trail.lacks(job.digest)
+        log.append(SPENT_EVENT, **spend_fields(book.announced[-1]))
+        closed = log.rotate()
+        assert not trail.lacks(job.digest)
+        closed.rename(book.folder / "elsewhere")
+    assert trail.lacks(job.digest)
+    assert not trail.lacks(b"o" * 32)
+    assert trail.untold(SPENT_EVENT) == []  # it stands in the file that is elsewhere
+    assert len(trail.untold(SPENT_EVENT, is_anew=True)) == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -211,6 +211,13 @@ def test_a_state_of_arms_is_the_same_bytes_wherever_it_is_computed(make: Makes) 
             },
             "strategy.options.ridge is read after the rounds alone",
         ),
+        (
+            {
+                "strategy": {"preset": "fedcsd"},
+                "search": {"values": {"strategy.options.logit_clip": [1.0, 5.0]}, "rounds": 2},
+            },
+            "expected values with which all arms sum the same, arm 1 sums something else",
+        ),
         ({"keep": {"metric": "loss", "best": "lowest"}}, "keep: not allowed with search"),
         ({"search": {"values": {RATE: [0.1, -1.0]}}}, "search: arm 1: .*learning_rate"),
         ({"stop": {"metric": "loss", "best": "lowest", "rounds": 2}}, "stop: not allowed with search"),

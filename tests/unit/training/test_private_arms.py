@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,14 @@ SEARCH = {"values": {"training.learning_rate": RATES}, "rounds": 2}
 STATISTICS = {"statistics_noise_multiplier": 20.0}
 
 
-def request_of(privacy: dict[str, Any]) -> PhaseRequest:
+def request_of(privacy: dict[str, Any], **fields: Any) -> PhaseRequest:
     """A first round of two arms."""
     spec = make_job(
         rounds=3,
         search=SEARCH,
         privacy={**STATISTICS, **privacy},
         training={"learning_rate": RATES[0], "local_epochs": None, "local_steps": 1},
+        **fields,
     )
     state = {**initial_state(spec), TOTAL: np.array(400)}
     job = unsigned_job(spec, state)
@@ -38,11 +40,10 @@ def request_of(privacy: dict[str, Any]) -> PhaseRequest:
     return PhaseRequest.of(job, key, state, members=4)
 
 
-def steps_of_arms(request: PhaseRequest) -> list[Array]:
-    """Of each arm its update by its rate: the gradient that it trained with."""
+def values_of(request: PhaseRequest) -> Mapping[str, Array]:
     chance = np.random.default_rng(4)
     data = make_data(chance.normal(size=(200, 1, 8, 8)), chance.integers(0, 10, 200))
-    values = phase_values(
+    return phase_values(
         request,
         silo="a",
         rules=Policy(federation="test"),
@@ -51,7 +52,21 @@ def steps_of_arms(request: PhaseRequest) -> list[Array]:
         is_cancelled=lambda: False,
         seed=1,
     )
+
+
+def steps_of_arms(request: PhaseRequest) -> list[Array]:
+    """Of each arm its update by its rate: the gradient that it trained with."""
+    values = values_of(request)
     return [values[name] / rate for name, rate in zip(("delta", "delta@1"), RATES, strict=True)]
+
+
+@pytest.mark.parametrize("update_bits", [16, 32, 64])
+def test_arms_are_trained_whatever_the_words_of_their_updates_are(update_bits: int) -> None:
+    """Of 16 bits the scale follows from a sum of its own, which is made of the update at last."""
+    records = {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.5}
+    values = values_of(request_of({"records": records}, update_bits=update_bits))
+    assert {"delta", "delta@1"} <= set(values)
+    assert ("delta_mean_square@1" in values) is (update_bits == 16)
 
 
 def correlation(one_P: Array, other_P: Array) -> float:
