@@ -51,7 +51,7 @@ def check_whole(ledger: Ledger, audit: AuditLog, audit_path: Path, lost: Gauge |
         trail.check(event)
     is_lost = trail.head.check(audit_path, audit, lost)
     for event in (REVEALED_EVENT, SPENT_EVENT):
-        for untold in trail.untold(event, is_anew=is_lost):
+        for untold in trail.untold(event, is_whole=is_lost):
             audit.append(event, **untold)
     ledger.decisions().tell(audit)
 

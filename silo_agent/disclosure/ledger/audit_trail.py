@@ -59,10 +59,10 @@ class AuditTrail:
             for key, fields in held.items()
         )
 
-    def untold(self, event: str, *, is_anew: bool = False) -> list[dict[str, Any]]:
-        """Reveals or spends that a crash or power loss left out of the audit log, as fields for it. is_anew:
+    def untold(self, event: str, *, is_whole: bool = False) -> list[dict[str, Any]]:
+        """Reveals or spends that a crash or power loss left out of the audit log, as fields for it. is_whole:
         all that are in none of its files; else none from before the log's first entry."""
-        logged, held = self._logged_and_held(event, since=0.0 if is_anew else _begins(self._path))
+        logged, held = self._logged_and_held(event, since=0.0 if is_whole else _begins(self._path))
         return [fields for key, fields in held.items() if key not in logged]
 
     def _revealed(self, since: float) -> list[dict[str, Any]]:

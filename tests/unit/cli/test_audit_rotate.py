@@ -37,9 +37,9 @@ def test_a_stopped_process_goes_on_in_the_next_file(desk: Desk, chorale: Calls, 
     assert (again.code, events(path)) == (0, [CONTINUED, CONTINUED]), again.err
     path.unlink()
     (folder / "audit.3-3.jsonl").unlink()
-    write(path, "anew")
+    write(path, "begun")
     chorale("audit", "rotate", "--config", config)
-    assert events(path) == ["anew", "audit.entries_lost", CONTINUED]
+    assert events(path) == ["begun", "audit.entries_lost", CONTINUED]
 
 
 def test_a_log_that_is_in_use_or_of_another_user_or_empty_is_not_closed(

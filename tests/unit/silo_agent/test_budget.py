@@ -516,7 +516,7 @@ def test_a_closed_file_that_went_is_missed_where_a_job_is_told_of(make_book: Mak
     assert trail.lacks(job.digest)
     assert not trail.lacks(b"o" * 32)
     assert trail.untold(SPENT_EVENT) == []  # it stands in the file that is elsewhere
-    assert len(trail.untold(SPENT_EVENT, is_anew=True)) == 1
+    assert len(trail.untold(SPENT_EVENT, is_whole=True)) == 1
 
 
 @pytest.mark.parametrize(
