@@ -281,7 +281,8 @@ class JobSpec(JobFields):
             self._check_target(method.task.target.shape)
         check_class_names(self.class_names, method.task)
         check_rate(self.training.learning_rate)
-        check_norm(method.recipe, self.model)
+        if self.privacy is None:  # else the method is refused for it
+            check_norm(method.recipe, self.model)
         check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
         check_models(
             method.recipe,

@@ -347,9 +347,9 @@ def summed_phases(spec: JobSpec, state: GlobalState | None) -> tuple[SummedPhase
     """
     phases = []
     for kind, silos, times in planned_phases(spec):
-        shown = _quantities(spec, kind, _stand_in(2) if state is None else state, silos)
+        shown = _quantities(spec, kind, _stand_in(spec, 2) if state is None else state, silos)
         # what is the same of two models that share no size holds of any
-        other = _quantities(spec, kind, _stand_in(3), silos) if state is None else shown
+        other = _quantities(spec, kind, _stand_in(spec, 3), silos) if state is None else shown
         quantities = tuple(
             _summed(each, spec, silos, is_sized=each.size == twin.size)
             for each, twin in zip(shown, other, strict=True)
@@ -402,8 +402,10 @@ def _quantities(spec: JobSpec, kind: str, state: GlobalState, silos: int) -> tup
     return noised(of_one_arm, spec, silos)
 
 
-def _stand_in(size: int) -> dict[str, Any]:
-    return {
+def _stand_in(spec: JobSpec, size: int) -> dict[str, Any]:
+    has_means = spec.method.recipe.personalization.needs_running_means
+    means = {f"{MODEL}norm.running_mean": np.ones(size, np.float32)} if has_means else {}
+    return means | {
         f"{MODEL}backbone.weight": np.ones(size, np.float32),
         HEAD: np.ones((size, size + 1), np.float32),
     }

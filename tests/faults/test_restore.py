@@ -181,7 +181,12 @@ def test_backup_holds_all_that_a_coordinator_keeps_and_no_private_key(
     there = {each.relative_to(directory).as_posix() for each in directory.rglob("*") if each.is_file()}
     with tarfile.open(path) as archive:
         left_out = there - set(archive.getnames())
-    assert left_out == {"coordinator.sqlite-wal", "coordinator.sqlite-shm", "endpoint.json"}
+    assert left_out == {
+        "coordinator.sqlite-wal",
+        "coordinator.sqlite-shm",
+        "endpoint.json",
+        "newest-backup",  # when it was made
+    }
     held = path.read_bytes()
     for key in federation.ceremony.folder.glob("*.key"):
         lines = [line for line in key.read_bytes().splitlines() if not line.startswith(b"--")]

@@ -34,6 +34,10 @@ STATE = {
     "model/head.weight": np.zeros((3, 4), np.float32),
     "model/head.bias": np.zeros(3, np.float32),
 }
+NORMALIZED = STATE | {
+    f"model/norm.{name}": np.zeros(4, np.float32)
+    for name in ("weight", "bias", "running_mean", "running_var")
+}
 JOBS: dict[str, dict[str, Any]] = {preset: {"strategy": {"preset": preset}} for preset in PRESETS} | {
     "records": {"privacy": {"records": RECORDS, "statistics_noise_multiplier": 4.0}},
     "sums": {"privacy": {"sums": SUMS, "statistics_noise_multiplier": 4.0}},
@@ -58,12 +62,13 @@ def spec_of(**changes: Any) -> JobSpec:
 @pytest.mark.parametrize("name", JOBS)
 def test_view_lists_what_the_layout_of_each_phase_sums(name: str) -> None:
     spec = spec_of(**JOBS[name])
-    job = unsigned_job(spec, STATE)
-    phases = summed_phases(spec, STATE)
+    state = NORMALIZED if name == "fedbn" else STATE
+    job = unsigned_job(spec, state)
+    phases = summed_phases(spec, state)
     assert [phase.kind for phase in phases] == list(job.strategy.phases)
     for phase, unsized in zip(phases, summed_phases(spec, None), strict=True):
         key = PhaseKey(job_digest=job.digest, round=2, phase=phase.kind, attempt=1)
-        quantities = job.layout(key, {**STATE, TOTAL: np.array(1)}, phase.silos).quantities
+        quantities = job.layout(key, {**state, TOTAL: np.array(1)}, phase.silos).quantities
         deviations = noise_deviations(quantities, phase.silos)
         assert [each.name for each in phase.quantities] == [each.name for each in quantities]
         for shown, quantity, guess in zip(phase.quantities, quantities, unsized.quantities, strict=True):
