@@ -34,7 +34,7 @@ COMMANDS = {
     "init": ("cli.init.commands:init", "Write commented files for a new federation, coordinator or silo."),
     "doctor": ("cli.doctor.command:doctor", "Find what is wrong at a silo, coordinator or operator."),
     "install": ("cli.install:install", "Run a silo or a coordinator as a service of this machine."),
-    "audit": ("cli.audit:audit", "Check an audit log."),
+    "audit": ("cli.audit:audit", "Check an audit log, and close a file of it."),
     "schema": ("cli.schema:schema", "Print the JSON schema of a file, for editors."),
 }
 

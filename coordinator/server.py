@@ -10,7 +10,7 @@ import asyncio
 import gc
 
 from chorale.observability import logs, tracing
-from chorale.runtime.service_manager import told_to_serve
+from chorale.runtime.service_manager import service_notifications
 from chorale.transport import tls
 from coordinator.process import allow_descriptors, return_large_blocks
 from coordinator.settings import CoordinatorSettings
@@ -39,6 +39,6 @@ async def serve(settings: CoordinatorSettings) -> None:
     from coordinator.service.hosting import Host, stop_signal
 
     stopping = stop_signal()
-    async with Host(settings), told_to_serve():
+    async with Host(settings), service_notifications():
         gc.freeze()  # what was loaded stays: a full collection would look through all of it every few rounds
         await stopping.wait()

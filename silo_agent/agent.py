@@ -25,7 +25,7 @@ from chorale.runtime import disk
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.background_io import keep_chunks
 from chorale.runtime.files import write_atomic
-from chorale.runtime.service_manager import told_to_serve
+from chorale.runtime.service_manager import service_notifications
 from chorale.runtime.software import Software, check_own_digest, own_software
 from chorale.transport import tls
 from chorale.transport.line_probe import probe
@@ -216,7 +216,7 @@ class _Agent:
         )
         watching = asyncio.create_task(self._metrics.loop_lag.watch())
         try:
-            async with told_to_serve():
+            async with service_notifications():
                 await _until_stopped(self._stream, stopping)
         finally:
             watching.cancel()

@@ -214,11 +214,9 @@ def read_chain(files: Iterable[Path]) -> Iterator[tuple[bytes, dict[str, Any]]]:
         try:
             with path.open("rb") as file:
                 lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
-                head = None if before is None else before[1]
-                for place, line in enumerate(lines, start=1):
-                    if place == 1:
-                        head = _beginning(path, line, before)
-                    assert head is not None
+                head: Head | None = None
+                for line in lines:
+                    head = head or _beginning(path, line, before)
                     yield line, _checked(line, head=head)
                     head = Head(entry=head.entry + 1, line_hash=hashlib.sha256(line).hexdigest())
         except OSError as error:

@@ -15,7 +15,7 @@ PINGS_A_WATCHDOG = 4  # one may be late
 
 
 @asynccontextmanager
-async def told_to_serve() -> AsyncIterator[None]:
+async def service_notifications() -> AsyncIterator[None]:
     """Ready when entered, stopping when left; between, the event loop itself says that it turns."""
     notify("READY=1")
     pinging = asyncio.create_task(_ping())

@@ -38,8 +38,8 @@ def units_are_closed(walk: Walk) -> None:
 def a_job_ends(walk: Walk) -> None:
     """With numba's loops, which MemoryDenyWriteExecute could keep from being compiled."""
     wanted = {**job("on-services"), "model": {"name": "mlp"}, "rounds": 2}
-    walk.machine.write("/root/job.yaml", yaml.safe_dump(wanted))
-    job_id = walk.do("chorale job submit job.yaml --config olga/operator.yaml").split()[0]
+    walk.machine.write("/srv/job.yaml", yaml.safe_dump(wanted))
+    job_id = walk.do("chorale job submit /srv/job.yaml --config olga/operator.yaml").split()[0]
     for silo in SILOS:
         walk.wait(partial(is_offered, walk, silo, job_id), f"the offer at {silo}")
         walk.do(

@@ -26,6 +26,7 @@ PACKAGES = {
     "minisign": "minisign",
     "chromium": "chromium",
     "node": "nodejs",
+    "systemd-analyze": "systemd",
 }
 # where Debian puts daemons; a user's own PATH may lack it
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"

@@ -52,12 +52,11 @@ class AuditTrail:
     def lacks(self, job_digest: bytes) -> bool:
         """Whether the log as it lies there does not tell of all that the job was given."""
         job = job_digest.hex()
-        return any(
-            fields["job"] == job and key not in logged
-            for event in (REVEALED_EVENT, SPENT_EVENT)
-            for logged, held in [self._logged_and_held(event)]
-            for key, fields in held.items()
-        )
+        for event in (REVEALED_EVENT, SPENT_EVENT):
+            logged, held = self._logged_and_held(event)
+            if any(fields["job"] == job and key not in logged for key, fields in held.items()):
+                return True
+        return False
 
     def untold(self, event: str, *, is_whole: bool = False) -> list[dict[str, Any]]:
         """Reveals or spends that a crash or power loss left out of the audit log, as fields for it. is_whole:

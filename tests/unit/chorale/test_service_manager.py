@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.runtime.service_manager import notify, told_to_serve
+from chorale.runtime.service_manager import notify, service_notifications
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -29,7 +29,7 @@ async def test_service_is_ready_while_it_serves_and_stopping_after(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
-    async with told_to_serve():
+    async with service_notifications():
         assert manager.recv(64) == b"READY=1"
         await asyncio.sleep(0)
     assert manager.recv(64) == b"STOPPING=1"
@@ -39,7 +39,7 @@ async def test_event_loop_reports_again_and_again_where_there_is_a_watchdog(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "4000")
-    async with told_to_serve():
+    async with service_notifications():
         said = [await asyncio.to_thread(manager.recv, 64) for _ in range(3)]
     assert said == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
 
@@ -49,7 +49,7 @@ async def test_loop_that_hangs_reports_nothing(
 ) -> None:
     """A thread that reported in its place would hide the hang."""
     monkeypatch.setenv("WATCHDOG_USEC", "4000")
-    async with told_to_serve():
+    async with service_notifications():
         manager.recv(64)
         await asyncio.to_thread(manager.recv, 64)
         _take_all(manager)  # what was sent before the loop came to stand, here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from click.testing import CliRunner
 from cli import install
 from cli.install import files_of, name_of, settings_in
 from crypto.errors import ConfigError
+from tests.support.programs import needed
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 CHORALE = Path("/opt/chorale/bin/chorale")
@@ -36,9 +36,7 @@ def units(role: str, folder: Path, **changed: object) -> dict[str, str]:
 
 @pytest.mark.parametrize("role", NAMES)
 def test_units_are_what_systemd_can_read(role: str, tmp_path: Path) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is not there")
+    analyze = needed("systemd-analyze")
     # a program that this machine has, for verify looks for it
     texts = {name: text.replace(str(CHORALE), "/bin/true") for name, text in units(role, tmp_path).items()}
     paths = [tmp_path / name for name in texts if name.endswith((".service", ".timer"))]
@@ -103,11 +101,11 @@ def test_settings_of_an_operator_are_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "chorale", "sentence"),
     [
-        ("/root/silo.yaml", "/opt/chorale/bin/chorale", "--config: /root/silo.yaml is in /root"),
+        ("/home/hub/silo.yaml", "/opt/chorale/bin/chorale", "--config: /home/hub/silo.yaml is in /home"),
         ("/etc/a/silo.yaml", "/home/ann/.venv/bin/chorale", "Chorale's program: .* is in /home"),
         ("/etc/a%h/silo.yaml", "/opt/chorale/bin/chorale", "--config: expected a path of letters"),
     ],
-    ids=["settings of root", "program of a person", "specifier of systemd"],
+    ids=["settings of a person", "program of a person", "specifier of systemd"],
 )
 def test_paths_that_a_service_does_not_see_are_refused(
     config: str, chorale: str, sentence: str, tmp_path: Path
