@@ -269,21 +269,23 @@ def suspend(connection: sqlite3.Connection, job_digest: bytes) -> None:
 
 def checked_name(name: str) -> str:
     """The name of a person as it is kept. Raises ConfigError."""
-    kept = " ".join(unicodedata.normalize("NFC", name).split())
-    if not 0 < len(kept) <= MAX_NAME_CHARACTERS or not kept.isprintable():
-        raise ConfigError(f"--by: expected a name of 1 to {MAX_NAME_CHARACTERS} printable characters")
-    return kept
+    composed = " ".join(unicodedata.normalize("NFC", name).split())
+    return _checked_text(composed, most=MAX_NAME_CHARACTERS, option="--by")
 
 
 def checked_reason(reason: str) -> str:
     """Why a job is rejected, as its operator reads it. Raises ConfigError."""
-    kept = reason.strip()
-    if not 0 < len(kept) <= MAX_REJECTION_CHARACTERS or not kept.isprintable():
-        raise ConfigError(
-            f"--reason: expected 1 to {MAX_REJECTION_CHARACTERS} printable characters on one line, "
-            f"got {len(kept)}"
-        )
-    return kept
+    return _checked_text(reason.strip(), most=MAX_REJECTION_CHARACTERS, option="--reason")
+
+
+def _checked_text(text: str, *, most: int, option: str) -> str:
+    wanted = f"{option}: expected 1 to {most} printable characters on one line"
+    if not 0 < len(text) <= most:
+        raise ConfigError(f"{wanted}, got {len(text)}")
+    if hidden := next((each for each in text if not each.isprintable()), None):
+        cause = " of another encoding than this terminal's locale" if "\ud800" <= hidden <= "\udfff" else ""
+        raise ConfigError(f"{wanted}, got {hidden!a}{cause}")
+    return text
 
 
 def _tell_decision(log: audit.AuditLog, job: str, row: sqlite3.Row) -> None:

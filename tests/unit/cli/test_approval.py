@@ -332,7 +332,14 @@ def test_rejection_is_kept_with_its_reason_and_name(desk: Desk, chorale: Calls) 
         ended = reject(wrong)
         assert (ended.code, decision_of(desk, job)) == (2, Decision.OFFERED), wrong
         assert "--reason: expected 1 to 200 printable characters" in ended.err
-    assert "--by: expected a name of 1 to 64 printable characters" in reject("no", "--by", "\x07").err
+    assert (
+        "--by: expected 1 to 64 printable characters on one line, got '\\x07'\n"
+        in reject("no", "--by", "\x07").err
+    )
+    # as Python reads "für" where the locale is POSIX's: its length was blamed
+    assert (
+        "got '\\udcc3' of another encoding than this terminal's locale" in reject("f\udcc3\udcbcr dich").err
+    )
     ended = reject("no consent for this cohort", "--by", "Ann Lee")
     assert f"{job.id}: digits by olga is rejected" in ended.out
     assert decision_of(desk, job) is Decision.REJECTED
