@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--resume", metavar="SECTION", help="go on there, with the cluster that --keep left")
     given = parser.parse_args()
     report, lab = Report(), Lab(default_folder())
+    lab.reserve()
     sections = [
         (section, list(shown))
         for section, shown in groupby(steps(PAGE.read_text()), lambda step: step.section)

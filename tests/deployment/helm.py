@@ -58,6 +58,31 @@ def parsed(text: str) -> tuple[Object, ...]:
     return tuple(found for found in yaml.safe_load_all(text) if found)
 
 
+def least_values(chart: Path, given: Object) -> Object:
+    """The defaults that the schema requires beside the given values: all that a release of an earlier version
+    has to have for `helm upgrade --reuse-values`, which brings no default of the new one."""
+    schema = json.loads((chart / "values.schema.json").read_text())
+    (volume,) = schema.get("allOf", [{}])
+    defaults = yaml.safe_load((chart / "values.yaml").read_text())
+    return _required(defaults, given, [schema, volume], root=schema)
+
+
+def _required(defaults: Any, given: Any, schemas: list[Object], *, root: Object) -> Any:
+    follow = functools.partial(functools.reduce, dict.__getitem__)
+    schemas = [follow(each["$ref"].split("/")[1:], root) if "$ref" in each else each for each in schemas]
+    fields = [each["properties"] for each in schemas if "properties" in each]
+    if not isinstance(defaults, dict) or not fields:
+        return defaults
+    given = given if isinstance(given, dict) else {}
+    wanted = {name for each in schemas for name in each.get("required", ())} | given.keys() & defaults.keys()
+    return {
+        name: _required(
+            defaults[name], given.get(name), [each[name] for each in fields if name in each], root=root
+        )
+        for name in wanted
+    }
+
+
 def refusal(chart: str, values: str, *settings: str) -> str:
     """Helm's complaint about a shape with further --set; fails if there is none."""
     chosen = [part for setting in settings for part in ("--set", setting)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from cli.coordinator import backup
 from tests.deployment import helm
@@ -30,6 +31,22 @@ def test_lint_finds_nothing(chart: str, values: str) -> None:
 def test_objects_are_valid_in_each_version_of_kubernetes(chart: str, values: str, version: str) -> None:
     for found in helm.rendered(chart, values, version):
         check(found, version)
+
+
+@every_shape
+def test_values_that_the_schema_does_not_require_may_be_absent(
+    chart: str, values: str, tmp_path: Path
+) -> None:
+    """As under `helm upgrade --reuse-values` of a release whose version did not have them."""
+    copy = tmp_path / chart
+    shutil.copytree(helm.CHARTS / chart, copy)
+    shape = copy / "ci" / values
+    given = yaml.safe_load(shape.read_text())
+    given.setdefault("networkPolicy", {}).setdefault("metricsPods", [])  # which the checks require
+    least = helm.least_values(copy, given)
+    (copy / "values.yaml").write_text(yaml.safe_dump(least))
+    done = helm.run("template", "fed", copy, "--kube-version", "1.33.0", "-f", shape)
+    assert done.returncode == 0, done.stderr
 
 
 def test_validation_refuses_what_is_not_in_a_schema() -> None:

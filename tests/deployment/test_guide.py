@@ -11,6 +11,7 @@ import pytest
 
 from cli.main import COMMANDS, LazyGroup
 from tests.cluster.adaptations import OF_RELEASES
+from tests.cluster.lab.lab import Lab
 from tests.cluster.page import HUB, PAGE, SILOS, Step, steps
 from tests.cluster.sections import AROUND
 from tests.deployment import helm
@@ -125,3 +126,10 @@ def test_the_steps_of_a_page_come_in_its_order() -> None:
         Step(section="One", name="", text="first"),
         Step(section="Two", name="", text="last"),
     ]
+
+
+def test_a_lab_in_use_is_left_alone(tmp_path: Path) -> None:
+    """A second test ended the first one's cluster, which said "exit -9"."""
+    Lab(tmp_path).reserve()
+    with pytest.raises(RuntimeError, match="another process tests in this lab; wait, or set CHORALE_LAB"):
+        Lab(tmp_path).reserve()

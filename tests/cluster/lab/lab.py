@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -33,6 +34,17 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._pid = folder / "pid"
+
+    def reserve(self) -> None:
+        """For this process, until it ends. Raises RuntimeError where another process has the lab."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._reserved = os.open(self.folder / "reserved", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._reserved, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(
+                f"{self.folder}: another process tests in this lab; wait, or set CHORALE_LAB to another one"
+            ) from None
 
     @property
     def is_built(self) -> bool:
