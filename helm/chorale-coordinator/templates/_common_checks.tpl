@@ -33,7 +33,10 @@
 
 {{- define "chorale-coordinator.checkLabels" -}}
 {{- range $value := list "podLabels" "commonLabels" -}}
-{{- range $label, $_ := default dict (get $.Values $value) -}}
+{{- range $label, $given := default dict (get $.Values $value) -}}
+{{- if not (regexMatch "^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$" $given) -}}
+{{- fail (printf "%s.%s: Kubernetes takes at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, got %d characters: %s" $value $label (len $given) $given) -}}
+{{- end -}}
 {{- if regexMatch "^(app[.]kubernetes[.]io|helm[.]sh)/" $label -}}
 {{- fail (printf "%s: %s belongs to the chart, Services and the network policy find the pod by it" $value $label) -}}
 {{- end -}}
