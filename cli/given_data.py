@@ -48,6 +48,7 @@ OF_ITS_OWN = frozenset(
         "policy",
         "lowest_roster_version",
         "metrics_listen",
+        "log_level",
         "tracing_endpoint",
     )
 )

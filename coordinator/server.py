@@ -22,7 +22,7 @@ def run(settings: CoordinatorSettings) -> None:
     Raises ConfigError for unusable files, ChoraleError where the address is taken.
     """
     tls.restrict_to_tls13()
-    logs.configure()
+    logs.configure(level=settings.log_level)
     allow_descriptors()
     return_large_blocks()
     with tracing.exporting(
@@ -39,6 +39,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     from coordinator.service.hosting import Host, stop_signal
 
     stopping = stop_signal()
+    logs.toggle_debug_on_signal(settings.log_level)
     async with Host(settings), service_notifications():
         gc.freeze()  # what was loaded stays: a full collection would look through all of it every few rounds
         await stopping.wait()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from chorale.observability.logs import LogLevel
 from chorale.observability.tracing import Endpoint
 from chorale.spec.fields import Address, Name, Sha256
 from chorale.spec.settings_file import load_settings
@@ -88,6 +89,7 @@ class CoordinatorSettings(BaseModel):
         description="SHA-256 of the installed Chorale that a silo has to report, one of these, to be let in; "
         "empty: any or none. A silo says it of itself: it finds a mistake, not a lie",
     )
+    log_level: LogLevel = "info"
     tracing_endpoint: Endpoint | None = Field(
         default=None, description="URL of a collector that takes spans by OTLP over HTTP; null for no tracing"
     )

@@ -68,7 +68,7 @@ def run(settings: SiloSettings, config: Path) -> None:
     tls.restrict_to_tls13()
     # more threads per silo than asked for would spin against each other on a shared machine
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.torch_threads))
-    logs.configure(silo=settings.name)
+    logs.configure(level=settings.log_level, silo=settings.name)
     keep_chunks()
     with tracing.exporting(
         settings.tracing_endpoint,
@@ -87,6 +87,7 @@ async def run_agent(settings: SiloSettings, config: Path | None = None) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    logs.toggle_debug_on_signal(settings.log_level)
     software = own_software()
     log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
     check_own_digest(software, expected=settings.software_digest)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
+from chorale.observability.logs import LogLevel
 from chorale.observability.tracing import Endpoint
 from chorale.runtime.validation_errors import MANY, ONE
 from chorale.spec.fields import Address, Name, Sha256, one_or_many
@@ -40,6 +41,7 @@ class SiloSettings(MachineSettings, LineSettings):
         default="127.0.0.1:0",
         description="host:port of /livez, /readyz, /metrics; port 0 takes a free one; null for none",
     )
+    log_level: LogLevel = "info"
     tracing_endpoint: Endpoint | None = Field(
         default=None, description="URL of a collector that takes spans by OTLP over HTTP; null for no tracing"
     )

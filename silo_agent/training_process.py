@@ -19,7 +19,7 @@ from silo_agent.training.processes.exchange import SETTINGS
 def main(folder: Path) -> None:
     """Until the agent ends, or an error. folder: the agent's, with its settings. Raises nothing: it exits."""
     settings = SiloSettings.model_validate_json((folder / SETTINGS).read_bytes())
-    logs.configure(silo=settings.name)
+    logs.configure(level=settings.log_level, silo=settings.name)
 
     def load(spec: JobSpec, name: str) -> SiloData:
         data_set = settings.data_set(name)

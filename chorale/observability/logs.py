@@ -8,15 +8,26 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from asyncio import get_running_loop
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partialmethod
 from pathlib import Path
-from typing import IO
+from signal import SIGUSR1
+from typing import IO, Annotated, Literal
+
+from pydantic import Field
 
 ROOT = "chorale"
 MAX_HASH_BYTES = 32  # digests are shown, longer bytes are payload
-LEVELS = ("debug", "info", "warning", "error")
+
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    Field(
+        description="the least that is logged; debug adds every message, transfer and refused call, without "
+        "what they hold; SIGUSR1 turns debug on, and off again"
+    ),
+]
 
 
 class Logger:
@@ -46,7 +57,7 @@ def configure(
     *,
     stream: IO[str] | None = None,
     path: Path | None = None,
-    level: str = "info",
+    level: LogLevel = "info",
     json: bool = True,
     **static: object,
 ) -> None:
@@ -65,6 +76,19 @@ def configure(
     root.propagate = False
     # it writes a traceback for bytes of a peer that do not parse; their reader logs one line instead
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
+
+
+def toggle_debug_on_signal(level: LogLevel) -> None:
+    """SIGUSR1 sets this process's level to debug, the next one back to `level`. Within a running loop."""
+    root = logging.getLogger(ROOT)
+
+    def toggle() -> None:
+        chosen = level.upper() if root.level == logging.DEBUG else "DEBUG"
+        root.setLevel(logging.INFO)
+        get_logger("log").info("log level", chosen=chosen.lower())
+        root.setLevel(chosen)
+
+    get_running_loop().add_signal_handler(SIGUSR1, toggle)
 
 
 class _Formatter(logging.Formatter):

@@ -100,6 +100,8 @@ class FederationService:
         try:
             async with aclosing(connection.outgoing()) as messages:
                 async for message in messages:
+                    kind, size = message.WhichOneof("kind"), message.ByteSize()
+                    log.debug("message sent", silo=connection.silo, kind=kind, bytes=size)
                     yield message
         finally:
             for task in tasks:
@@ -235,7 +237,9 @@ class FederationService:
         async for message in messages:
             if connection.ended.is_set():
                 return
-            if message.WhichOneof("kind") == "heartbeat":
+            kind, size = message.WhichOneof("kind"), message.ByteSize()
+            log.debug("message received", silo=connection.silo, kind=kind, bytes=size)
+            if kind == "heartbeat":
                 self._guard.check(caller, ATTEND)
             self._resources.attendance.deliver(caller.member.name, message)
         connection.end()

@@ -47,6 +47,7 @@ async def errors_as_codes(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except ChoraleError as error:
+        log.debug("call refused", error=type(error).__name__, reason=str(error))
         code = grpc.StatusCode.INTERNAL
         if isinstance(error, RemoteProtocolError):
             code = _BY_REFUSAL.get(error.code, grpc.StatusCode.INVALID_ARGUMENT)

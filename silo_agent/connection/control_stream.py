@@ -222,6 +222,7 @@ class ControlStream:
                     return None
                 if message is None:  # all that gRPC makes of bytes that do not parse
                     return "coordinator sent bytes that are not a message"
+                log.debug("message received", kind=message.WhichOneof("kind"), bytes=message.ByteSize())
                 if message.HasField("heartbeat"):
                     self._check_clock(message.heartbeat.unix_seconds)
                     if message.heartbeat.two_agents:
@@ -243,7 +244,9 @@ class ControlStream:
     async def _write(self, call: Any) -> None:
         try:
             while True:
-                await call.write(await self._outbox.next())
+                message = await self._outbox.next()
+                await call.write(message)
+                log.debug("message sent", kind=message.WhichOneof("kind"), bytes=message.ByteSize())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader sees the end too, and the coordinator asks again
 

@@ -155,7 +155,8 @@ class Transfer:
         backoff = Backoff(random=self._random)
         while True:
             try:
-                return await attempt()
+                await attempt()
+                return log.debug("transferred", kind=what, moved_bytes=self.moved_bytes)
             except grpc.aio.AioRpcError as error:
                 code = error.code().name
                 if error.code() not in RETRIED:

@@ -212,7 +212,7 @@ def serve(pipe: Connection, settings: SiloSettings) -> None:
     # both reach the whole group, and the agent ends it; what it starts itself may be terminated
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    logs.configure(silo=settings.name)
+    logs.configure(level=settings.log_level, silo=settings.name)
     is_cancelled, messages = threading.Event(), Messages()
     try:
         computing = _Computing(settings, is_cancelled.is_set)

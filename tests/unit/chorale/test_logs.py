@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,3 +111,18 @@ def test_configure_again_replaces_the_first_stream() -> None:
     logs.get_logger("x").info("once")
     assert first.getvalue() == ""
     assert second.getvalue().count("\n") == 1
+
+
+async def test_a_signal_turns_debug_on_and_the_next_one_off() -> None:
+    stream, log = io.StringIO(), logs.get_logger("x")
+    logs.configure(stream=stream, level="error")
+    logs.toggle_debug_on_signal("error")
+    for number in range(3):
+        log.debug("a", number=number)
+        before = stream.getvalue()
+        signal.raise_signal(signal.SIGUSR1)
+        while stream.getvalue() == before:  # the loop takes signals in turns of its own
+            await asyncio.sleep(0)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line.get("number", line.get("chosen")) for line in lines] == ["debug", 1, "error", "debug"]
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
