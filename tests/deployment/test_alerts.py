@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,27 @@ def test_every_alert_is_seen_to_fire_and_to_keep_quiet(chart: str) -> None:
     seen = {(check["alertname"], bool(check["exp_alerts"])) for check in checks}
     alerts = [rule["alert"] for group in groups for rule in group["rules"]]
     assert seen == {(alert, does_fire) for alert in alerts for does_fire in (True, False)}
+
+
+@charts
+def test_every_alert_fires_for_one_of_several_and_names_it(chart: str) -> None:
+    named = set()
+    for scene in scenes_of(chart):
+        there = {member_of(labels_of(each["series"])) for each in scene["input_series"]}
+        for check in scene["alert_rule_test"]:
+            fires = {member_of(each["exp_labels"]) for each in check["exp_alerts"]}
+            if fires and fires < there:
+                named.add(check["alertname"])
+    assert named == {check["alertname"] for scene in scenes_of(chart) for check in scene["alert_rule_test"]}
+
+
+def labels_of(series: str) -> dict[str, str]:
+    return dict(re.findall(r'(\w+)="([^"]*)"', series))
+
+
+def member_of(labels: dict[str, str]) -> str:
+    """The pod, or where there are none the process; empty where no process is left."""
+    return f"{labels['namespace']}/{labels['pod']}" if "pod" in labels else labels.get("instance", "")
 
 
 @charts
