@@ -197,3 +197,13 @@ def test_releases_survive_their_text() -> None:
 def test_damaged_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="releases: |dp-sgd: "):
         releases_from_json(text)
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(1.0, 0.1, 300), (4.0, 0.5, 20), (20.0, 0.3, 3000)])
+def test_the_grid_of_losses_costs_a_ten_thousandth(noise: float, rate: float, steps: int) -> None:
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    law = from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=1e-4)
+    finest = law.self_compose(steps).get_epsilon_for_delta(DELTA)
+    found = epsilon([DpSgd(noise_multiplier=noise, sample_rate=rate, steps=steps)], DELTA)
+    assert finest <= found <= finest * 1.0001
