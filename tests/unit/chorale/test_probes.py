@@ -230,6 +230,10 @@ for page in sys.argv[2:]:
         with contextlib.suppress(OSError):
             while True:
                 taken.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        answered, _ = client.communicate("\n")
+        assert client.stdin is not None
+        assert client.stdout is not None
+        print(file=client.stdin, flush=True)  # and not closed, which would free one
+        answered = client.stdout.read()
+    client.communicate()
     assert answered.split() == ["200"] * len(pages)
     assert caplog.messages == ["no descriptors are left but those of probes"]
