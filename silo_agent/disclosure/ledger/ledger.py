@@ -10,6 +10,7 @@ Source: docs/protocol.md 6, 10.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,7 +158,8 @@ class Ledger:
     ) -> None:
         """is_read_only: nothing is made or written, not even a newer version of the file."""
         if not is_read_only:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # to open it then says why
+                path.parent.mkdir(parents=True, exist_ok=True)
         self._database = Database(
             path,
             MIGRATIONS,
