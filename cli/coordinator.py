@@ -15,7 +15,9 @@ import click
 
 from chorale.runtime import disk
 from chorale.runtime.files import PRIVATE, sync_directory
+from chorale.runtime.machine import allow_descriptors, check_memory
 from cli.keys import csr_command
+from coordinator.process import MIN_MEMORY_BYTES
 from crypto.errors import ConfigError
 
 STREAM = Path("-")
@@ -36,6 +38,7 @@ coordinator.add_command(csr_command("coordinator"))
 @config_option
 def run(config: Path) -> None:
     """Serve silos and operators until stopped (SIGTERM or Ctrl-C)."""
+    check_memory(MIN_MEMORY_BYTES, what="a coordinator")
     from coordinator.server import run as run_server
     from coordinator.settings import load_coordinator_settings
 
@@ -62,7 +65,6 @@ def backup(config: Path, out: Path, keep: int | None) -> None:
     is restored from it goes on as if it had been killed then. It holds no private key and no settings. Keep
     it as private as the coordinator's own disk: its models are the federation's.
     """
-    from coordinator.process import allow_descriptors
     from coordinator.settings import load_coordinator_settings
     from coordinator.storage.backup import note_backup, write_backup
 

@@ -16,6 +16,7 @@ import click
 from cli.startup.packages import foreign_package
 from cli.startup.parent import die_with_parent
 
+SERVICES = (["coordinator", "run"], ["silo", "run"])
 USAGE = 2  # cli.errors.ExitCode.USAGE, of a module that may belong to another package
 
 COMMANDS = {
@@ -94,9 +95,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; errors end as one line on stderr."""
+    from chorale.runtime.machine import prepare_service
     from cli.errors import ExitCode, Failure, failure_of
 
     try:
+        if arguments[:2] in SERVICES:  # before numpy, which ends where a thread of its own cannot start
+            prepare_service()
         result = chorale.main(arguments, prog_name="chorale", standalone_mode=False)
         return result if isinstance(result, int) else ExitCode.DONE
     except click.exceptions.NoArgsIsHelpError as error:

@@ -43,7 +43,7 @@ REASON_WORDS = {
     Refusal.BUDGET: "privacy budget used up",
     Refusal.LEDGER: "its ledger was put back from a backup",
     Refusal.DATA: "data do not fit the job",
-    Refusal.CONFIGURATION: "its data settings are wrong",
+    Refusal.CONFIGURATION: "its data settings are wrong, or its memory too small",
     Refusal.CODE: "other code than the job's",
     Refusal.ROSTER: "another roster",
     Refusal.NOT_NAMED: "not one of the job's silos",

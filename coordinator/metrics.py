@@ -112,6 +112,14 @@ class CoordinatorMetrics:
             "Calls refused because of certificate, roster or role, by role.",
             role=("silo", "operator", "coordinator", "unknown"),
         )
+        self.connections_without_certificate = self._new(
+            Gauge,
+            "connections_without_certificate",
+            "Open connections on which nobody has called with a certificate.",
+        )
+        self.connections_cut = self._new(
+            Counter, "cut_connections", "Connections without a certificate that were cut: too many at once."
+        )
         self.connected_silos = self._new(Gauge, "connected_silos", "Silos attending now.")
         self.software_digests = self._new(
             Gauge,

@@ -1,16 +1,12 @@
-"""The process that the coordinator runs in: the times it reads, its descriptors and its memory."""
+"""The process that the coordinator runs in: the times it reads, and its memory."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import resource
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD = -1
@@ -20,10 +16,7 @@ LARGE_BYTES = 2 << 20  # above a chunk of a transfer and its message, below the 
 KEPT_BYTES = 8 << 20  # free memory at the end of a heap: the chunks of one moment
 ARENAS = 2
 
-CGROUP_LIMITS = (  # of the container, versions 2 and 1
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+MIN_MEMORY_BYTES = 64 << 20  # 44 MiB without a job, in a cgroup of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,23 +29,6 @@ class Clock:
 
     def unix_seconds(self) -> float:
         return self.now().timestamp()
-
-
-def allow_descriptors() -> None:
-    """As many as the system lets this process have: each connection takes one, of peers without a
-    certificate, too. Many systems give a process 1,024 of them and allow it many more."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError):  # a system may allow no number as large as it names
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def memory_limit_bytes() -> int:
-    """What the container may take, or the machine has where it sets no limit."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # not there, or the word "max"
-            limits.append(int(path.read_text()))
-    return min(limits)
 
 
 def return_large_blocks() -> None:

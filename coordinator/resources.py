@@ -11,6 +11,7 @@ from chorale.credentials import CredentialFiles, Credentials
 from chorale.observability.logs import get_logger
 from chorale.observability.process_metrics import add_process_metrics
 from chorale.runtime.audit import AuditInUse, AuditLog
+from chorale.runtime.files import make_private
 from chorale.runtime.software import Software, own_software
 from coordinator.members.attendance import Attendance
 from coordinator.members.line_rates import LineRates
@@ -87,7 +88,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     """Raises ConfigError for unusable files and AuditInUse where another coordinator has the directory."""
     software = own_software()
     log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
-    settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(settings.directory)
     metrics = CoordinatorMetrics()
     metrics.watch_directory(settings.directory)
     add_process_metrics(metrics.registry, PREFIX, version=software.version)

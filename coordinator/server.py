@@ -12,7 +12,7 @@ import gc
 from chorale.observability import logs, tracing
 from chorale.runtime.service_manager import service_notifications
 from chorale.transport import tls
-from coordinator.process import allow_descriptors, return_large_blocks
+from coordinator.process import return_large_blocks
 from coordinator.settings import CoordinatorSettings
 
 
@@ -23,7 +23,6 @@ def run(settings: CoordinatorSettings) -> None:
     """
     tls.restrict_to_tls13()
     logs.configure(level=settings.log_level)
-    allow_descriptors()
     return_large_blocks()
     with tracing.exporting(
         settings.tracing_endpoint,

@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.observability.logs import LogLevel
 from chorale.observability.tracing import Endpoint
+from chorale.runtime.machine import memory_limit_bytes
 from chorale.spec.fields import Address, Name, Sha256
 from chorale.spec.settings_file import load_settings
 from chorale.transport.channel_options import KEEPALIVE_SECONDS, HeartbeatSeconds, KeepaliveSeconds
 from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import CHUNK_BYTES
-from coordinator.process import memory_limit_bytes
 
 ENV_PREFIX = "CHORALE_COORDINATOR_"
 GIB = 1 << 30

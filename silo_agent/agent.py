@@ -271,6 +271,7 @@ class _Agent:
                 first_states=FirstStates(settings.first_state_directory, data_sets=data_sets),
                 metrics=metrics,
                 clock=_now,
+                min_memory_bytes=settings.min_memory_bytes,
                 files=files,
             ),
             inputs=inputs,

@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client import Gauge
 
 from chorale.runtime.audit import AuditLog
+from chorale.runtime.files import make_private
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT, SPENT_EVENT
 from silo_agent.disclosure.ledger.ledger import Ledger
@@ -27,7 +28,7 @@ class AgentFailed(ChoraleError):
 def alone(directory: Path) -> Iterator[None]:
     """One agent per directory: two would answer for one another from one ledger."""
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(directory)
         lock = (directory / "agent.lock").open("w")
     except OSError as error:
         raise ConfigError(f"directory: cannot use {directory}: {(error.strerror or '').lower()}") from error

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from chorale.observability import logs
 from chorale.runtime.background_io import keep_chunks
+from chorale.runtime.machine import allow_descriptors
 from chorale.transport import tls
-from coordinator.process import allow_descriptors
 from silo_agent.agent import run_agent
 from silo_agent.settings import SiloSettings, load_silo_settings
 

@@ -16,12 +16,13 @@ from typing import Any
 from bench.federation import AUTHORITY_FILE, HUB, LOOPBACK, NAME, ROSTER_FILE
 from chorale.observability import logs
 from chorale.runtime.files import write_atomic
+from chorale.runtime.machine import memory_limit_bytes
 from chorale.spec.state import state_from_file
 from chorale.transport import tls
 from chorale.transport.tls import IdentityFiles
 from chorale.transport.wire import CHUNK_BYTES
 from chorale.v1 import federation_pb2 as pb
-from coordinator.process import memory_limit_bytes, return_large_blocks
+from coordinator.process import return_large_blocks
 from coordinator.settings import CoordinatorSettings
 from coordinator.storage.spool import SessionSpool, Spool, SpoolMemory
 

@@ -5,6 +5,8 @@ Kubernetes' own gRPC probes cannot do TLS. What is served holds no payload and t
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 import time
@@ -17,6 +19,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
 
+from chorale.observability.logs import get_logger
+from chorale.runtime.machine import max_descriptors
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 5.0  # request line and headers together; as long again for each part of the answer
 MAX_CONNECTIONS = 32  # a thread each; beyond them the oldest is cut off
 POLL_SECONDS = 0.1  # how soon `stop` is noticed
+RESERVED = 8  # descriptors for a request where there are no others: its own, and what metrics read
+
+log = get_logger("observability.probes")
 
 
 class ProbeServer:
@@ -81,7 +88,7 @@ class ProbeServer:
 class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each connection, so that a client that says nothing holds up no other; at most
     MAX_CONNECTIONS of them. The oldest gives way to a new one: a probe is never turned away by clients that
-    only wait."""
+    only wait. Where the process has no descriptor left, some are reserved for a request."""
 
     daemon_threads = True
     block_on_close = False
@@ -92,7 +99,39 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._free = threading.Semaphore(MAX_CONNECTIONS)
         self._open: dict[int, socket.socket] = {}  # oldest first
         self._turn = threading.Lock()
+        self._reserved: list[int] = []
+        self._is_told = False
         super().__init__(*args, **options)
+        self._reserve()
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return cast(tuple[Any, Any], super().get_request())
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        if not self._is_told:
+            log.warning("no descriptors are left but those of probes", limit=max_descriptors())
+        self._is_told = True
+        if not self._give_up():
+            time.sleep(POLL_SECONDS)  # requests that are under way have them
+        return cast(tuple[Any, Any], super().get_request())
+
+    def _reserve(self) -> None:
+        with self._turn, suppress(OSError):
+            while len(self._reserved) < RESERVED and self.fileno() >= 0:
+                self._reserved.append(os.open(os.devnull, os.O_RDONLY))
+
+    def _give_up(self) -> bool:
+        with self._turn:
+            given_up, self._reserved = self._reserved, []
+        for each in given_up:
+            os.close(each)
+        return bool(given_up)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._give_up()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
@@ -115,6 +154,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def _leave(self, request: Any) -> None:
         with self._turn:
             self._open.pop(id(request), None)
+        self._reserve()
         self._free.release()
 
     def _cut_oldest(self) -> None:

@@ -6,6 +6,7 @@ promises. Source: docs/protocol.md 10.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeAlias
 
+from chorale.runtime.files import PRIVATE
 from crypto.errors import ConfigError
 
 BUSY_SECONDS = 30.0  # how long a transaction waits for another one to end
@@ -56,6 +58,8 @@ class Database:
         self._turn = threading.Lock()
         self._begin = "BEGIN" if is_read_only else "BEGIN IMMEDIATE"
         try:
+            if not is_read_only:  # SQLite would let all users read it; its log gets the same mode
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, PRIVATE))
             self._connection = sqlite3.connect(
                 f"{path.resolve().as_uri()}?mode={'ro' if is_read_only else 'rwc'}",
                 uri=True,
@@ -78,6 +82,8 @@ class Database:
                 raise
         except sqlite3.Error as error:
             raise ConfigError(f"{path}: {str(error).lower()}") from error
+        except OSError as error:
+            raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
     def close(self) -> None:
         """Waits for the transaction that a thread is in; there is none afterwards."""

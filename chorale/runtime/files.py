@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import RawIOBase
 from pathlib import Path
@@ -27,6 +28,27 @@ def write_atomic(path: Path, data: bytes | Iterable[Part], *, mode: int = PRIVAT
     """
     parts = [data] if isinstance(data, bytes) else data
     _replace(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), parts, lambda: path, mode=mode)
+
+
+def make_private(directory: Path) -> None:
+    """A process's own folder, made where it is not there, and its files: other users get at neither.
+
+    A group may where the folder has the setgid bit, as on a volume of Kubernetes. Raises ConfigError where
+    the folder is another user's and open to all, and OSError.
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kept = stat.S_ISGID | (0o770 if directory.stat().st_mode & stat.S_ISGID else 0o700)
+    for parent, _, names in os.walk(directory):
+        for path in (Path(parent), *(Path(parent, name) for name in names)):
+            with suppress(FileNotFoundError, PermissionError):  # gone meanwhile; another user's
+                mode = stat.S_IMODE(path.lstat().st_mode)
+                if mode & ~kept and not path.is_symlink():
+                    path.chmod(mode & kept)
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o007:
+        raise ConfigError(
+            f"{directory}: other users can enter it (mode {mode:04o}): run chmod o= {directory}"
+        )
 
 
 def check_folder(folder: Path, *, field: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from chorale.runtime.machine import check_memory
 from cli.keys import csr_command
 from cli.output.facts import json_option, print_json
 from cli.silo.approval import approve, reject, show
@@ -40,6 +41,7 @@ for each in (describe, show, approve, reject, reload_files, page, show_ledger, s
 def run(config: Path) -> None:
     """Take part in the federation until stopped (SIGTERM or Ctrl-C)."""
     settings = load_silo_settings(config)
+    check_memory(settings.min_memory_bytes, what="a silo")
     if settings.objective is None:
         require_extra("silo", "torch", "dp_accounting", what="a silo with the built-in training")
     require_extra("privacy", "dp_accounting", what="a silo's account of its privacy budget")

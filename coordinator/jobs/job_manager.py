@@ -10,6 +10,7 @@ from typing import Any
 from chorale.job import Job, JobSpec, SignedJob, open_job
 from chorale.observability.logs import get_logger
 from chorale.runtime import disk
+from chorale.runtime.machine import check_memory
 from chorale.spec.settings_file import parse_mapping
 from chorale.spec.state import float32_bytes, state_from_file
 from chorale.transport.wire import PhaseKey
@@ -19,6 +20,7 @@ from chorale.v1 import records_pb2
 from coordinator.jobs.job_runner import JobRunner
 from coordinator.jobs.selection import Kept, Selection
 from coordinator.jobs.sequence import completed_rounds
+from coordinator.process import MIN_MEMORY_BYTES
 from coordinator.reasons import standstill_in_words
 from coordinator.resources import Resources
 from coordinator.storage.checkpoints import KEPT_CHECKPOINTS
@@ -116,7 +118,7 @@ class JobManager:
         )
 
     def submit(self, job: Job, received: Path) -> None:
-        """Take over a checked job and its initial state. Raises RemoteProtocolError and NoRoom."""
+        """Take over a checked job and its initial state. Raises RemoteProtocolError, NoRoom, LimitTooLow."""
         digest = bytes.fromhex(job.spec.initial_state or "")
         self._check_state(job, received)
         self._resources.checkpoints.adopt(job.digest, digest, received)
@@ -132,7 +134,10 @@ class JobManager:
 
     def _check_state(self, job: Job, received: Path) -> None:
         """The initial state parses, enough of the job's silos are members now, and the opening phase and
-        those of a round can be laid out over it, and the disk has room for the job. Raises NoRoom."""
+        those of a round can be laid out over it, and disk and memory have room for the job.
+
+        Raises NoRoom and LimitTooLow.
+        """
         state, roster = state_from_file(received), self._resources.roster_book.current
         unknown = sorted(set(job.spec.silos) - roster.silo_names)
         if len(job.spec.silos) - len(unknown) < SMALLEST_FEDERATION:  # a misspelled name is no member's
@@ -154,6 +159,9 @@ class JobManager:
         # what it keeps at once: states, the one that is written among them, and two sums, masked and revealed
         needed_bytes = (KEPT_CHECKPOINTS + 1) * received.stat().st_size + 2 * largest_bytes
         disk.check_room(settings.directory, needed_bytes, what=f"job {job.id}")
+        # docs/operations.md, "Capacity"; what uploads may take is taken before the sum
+        vectors_bytes = received.stat().st_size + 6 * largest_bytes // 5 + settings.spool_memory_bytes
+        check_memory(MIN_MEMORY_BYTES + vectors_bytes, what=f"job {job.id}")
 
     def _start(self, job: Job, *, is_paused: bool = False) -> None:
         runner = JobRunner(self._resources, job, on_change=lambda: self._note_change(job.digest))

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from chorale.observability.logs import get_logger
 from coordinator.resources import Resources
+from coordinator.service.connections import Strangers
 from coordinator.service.streams import Calls, TooManyCalls
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
@@ -142,8 +143,8 @@ class AccessGuard:
 class AccessInterceptor(grpc.aio.ServerInterceptor):
     """Puts the guard before every handler of the server."""
 
-    def __init__(self, guard: AccessGuard) -> None:
-        self._guard = guard
+    def __init__(self, guard: AccessGuard, strangers: Strangers) -> None:
+        self._guard, self._strangers = guard, strangers
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -164,6 +165,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             with ExitStack() as call:
                 try:
                     call.enter_context(self._guard.admitted(context, method))
+                    self._strangers.know(context.peer())
                     request = request if handler.request_streaming else parse(request)
                 except AccessDenied as denied:
                     await context.abort(denied.code, str(denied))

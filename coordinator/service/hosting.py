@@ -28,11 +28,11 @@ from coordinator.members.attendance import Farewell, Leaving
 from coordinator.process import Clock
 from coordinator.resources import Resources, open_resources
 from coordinator.service.access import AccessGuard, AccessInterceptor
+from coordinator.service.connections import Strangers, max_connections
 from coordinator.service.federation_service import FederationService
 from coordinator.service.operations_service import OperationsService
 from coordinator.settings import CoordinatorSettings
 from crypto.errors import ChoraleError, ConfigError
-from crypto.identity.roster import MAX_MEMBERS
 
 ENDPOINT_FILE = "endpoint.json"
 DRAIN_SECONDS = 5.0  # calls that are under way may end by themselves
@@ -40,12 +40,11 @@ SERVICES = (
     federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name,
     operations_pb2.DESCRIPTOR.services_by_name["Operations"].full_name,
 )
+MOST_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.server_handshake_timeout_ms", 20_000),  # a peer without a certificate holds a descriptor as long
-    # four for each member of the largest roster; peers without a certificate leave theirs after the handshake
-    ("grpc.max_allowed_incoming_connections", 4 * MAX_MEMBERS),
     ("grpc.max_connection_idle_ms", 300_000),  # without a call on it: a silo always has one
     ("grpc.so_reuseport", 0),  # else a second coordinator would share the port in silence
     ("grpc.max_concurrent_streams", 100),  # of one connection; eight jobs take a silo about 25
@@ -86,7 +85,11 @@ class Host:
             for service in ("", *SERVICES):
                 await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
             self._is_serving = True
-            watched = (self._watch_files(), self.resources.metrics.loop_lag.watch())
+            watched = (
+                self._watch_files(),
+                self._strangers.watch(port),
+                self.resources.metrics.loop_lag.watch(),
+            )
             self._watching = [asyncio.create_task(each) for each in watched]
             self.grpc_address = _with_port(self._settings.listen, port)
             if probes is not None and self._settings.metrics_listen is not None:
@@ -116,9 +119,14 @@ class Host:
 
     def _new_server(self) -> tuple[grpc.aio.Server, int]:
         """The server, bound to its address, and its port. Raises AddressTaken."""
-        guard = AccessGuard(self.resources)
-        options = (*OPTIONS, *channel_options.server_keepalive(self._settings.keepalive_seconds))
-        server = grpc.aio.server(interceptors=[AccessInterceptor(guard)], options=options)
+        guard, most = AccessGuard(self.resources), max_connections()
+        self._strangers = Strangers(self.resources.metrics, most=most // 4)
+        options = (
+            *OPTIONS,
+            (MOST_CONNECTIONS, most),
+            *channel_options.server_keepalive(self._settings.keepalive_seconds),
+        )
+        server = grpc.aio.server(interceptors=[AccessInterceptor(guard, self._strangers)], options=options)
         federation = FederationService(resources=self.resources, job_manager=self.job_manager, guard=guard)
         operations = OperationsService(resources=self.resources, job_manager=self.job_manager)
         server.add_generic_rpc_handlers([federation.handlers()])

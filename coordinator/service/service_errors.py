@@ -10,6 +10,7 @@ import grpc
 
 from chorale.observability.logs import get_logger
 from chorale.runtime.disk import NoRoom
+from chorale.runtime.machine import LimitTooLow
 from coordinator.jobs.job_manager import Draining, NotTheOperator, TooManyJobs, UnknownJob
 from coordinator.service.streams import TooManyCalls, TooSlow
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal, RemoteProtocolError
@@ -20,6 +21,7 @@ log = get_logger("coordinator.calls")
 
 _BY_TYPE: dict[type[ChoraleError], grpc.StatusCode] = {
     NoRoom: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LimitTooLow: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Draining: grpc.StatusCode.UNAVAILABLE,
     TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooManyJobs: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from chorale.job import Job
 from chorale.privacy.job_releases import JobReleases
+from chorale.runtime.machine import LimitTooLow, check_memory
 from chorale.spec.state import GlobalState, state_from_file
 from chorale.transport.wire import PhaseKey, checked_digest
 from chorale.v1 import federation_pb2 as pb
@@ -35,6 +36,7 @@ from strategies.phases.enrollment import ENROLLMENT
 from strategies.phases.training import TRAIN
 
 ENROLLED_ONLY = frozenset({TRAIN})  # phases that weigh a silo by what enrollment counted
+STATE_COPIES = 4  # at the least: the state, the model, its gradient, and the update as words
 
 
 class Files(Protocol):
@@ -72,9 +74,10 @@ class TaskChecks:
         first_states: FirstStates,
         metrics: SiloMetrics,
         clock: Callable[[], datetime],
+        min_memory_bytes: int = 0,
         files: Files | None = None,
     ) -> None:
-        """files: None: nobody writes any while it runs."""
+        """min_memory_bytes: of a process without a job. files: None: nobody writes any while it runs."""
         self._credentials = credentials
         self._jobs = jobs
         self._rosters = rosters
@@ -82,13 +85,14 @@ class TaskChecks:
         self._first_states = first_states
         self._metrics = metrics
         self._clock = clock
+        self._min_memory_bytes = min_memory_bytes
         self.files = files or _Unwritten()
         self._missed_enrollment: set[bytes] = set()
 
     def job(self, key: PhaseKey, task: pb.PhaseTask) -> tuple[Roster, Job]:
         """Roster and job of the task, before a state is downloaded for it.
 
-        Raises PolicyRefusal, also where policy has no room for the state, or RemoteProtocolError.
+        Raises PolicyRefusal, also where policy or memory has no room for the state, or RemoteProtocolError.
         """
         self.files.check()
         roster, job = self._roster_and_job(key)
@@ -100,6 +104,12 @@ class TaskChecks:
                 f"policy: expected a global state of 1 to {MAX_STATE_BYTES} bytes, got {task.state_bytes}",
                 rule=Rule.STATE_BYTES,
             )
+        processes = 1 if job.spec.privacy is None else 2
+        needed_bytes = processes * self._min_memory_bytes + STATE_COPIES * task.state_bytes
+        try:
+            check_memory(needed_bytes, what=f"job {job.id}")
+        except LimitTooLow as error:
+            raise PolicyRefusal(str(error), code=Refusal.CONFIGURATION) from None
         return roster, job
 
     async def first_state(self, key: PhaseKey, task: pb.PhaseTask, job: Job) -> Path | None:

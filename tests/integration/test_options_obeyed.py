@@ -92,6 +92,7 @@ def test_it_is_shown_of_every_option_that_it_is_obeyed() -> None:
     proxied = dialing(proxy=Proxy(address=f"{HERE}:2"), name="hub.example.org")
     every = {name for name, _ in (*hosting.OPTIONS, *server_keepalive(OFTEN), *dialing(), *proxied)}
 
+    every.add(hosting.MOST_CONNECTIONS)
     assert every == SHOWN_ELSEWHERE.keys() | SHOWN_HERE
     for place in SHOWN_ELSEWHERE.values():
         file, _, test = place.partition("::")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -46,6 +46,7 @@ class LocalFederation:
     records_sent: each silo writes down the session messages it sent, in `<silo>.sent`.
     coordinator_module: what runs the coordinator, where it is not the product's own entry point.
     executed: processes that get an interpreter of their own (tests.support.fork_server).
+    coordinator_limits: what it is started by, as of tests.support.limits.
     """
 
     folder: Path
@@ -57,6 +58,7 @@ class LocalFederation:
     records_sent: bool = False
     coordinator_module: str = "cli.main"
     executed: Collection[str] = ()
+    coordinator_limits: Sequence[str] = ()
     services: dict[str, Service] = field(default_factory=dict)
     listen: str = field(default_factory=_own_address)
 
@@ -279,5 +281,6 @@ class LocalFederation:
             extra_env=extra,
             module=plain_module if is_plain else "tests.support.halting",
             is_executed=name in self.executed,
+            limits=self.coordinator_limits if name == COORDINATOR else (),
         )
         return self.services[name]

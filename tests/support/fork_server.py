@@ -105,15 +105,17 @@ def start(
     stdout: IO[bytes],
     stderr: IO[bytes],
     is_executed: bool = False,
+    limits: Sequence[str] = (),
 ) -> Process:
     """`python -m module arguments` in that folder, without input, in a session of its own.
 
-    is_executed: by a new interpreter, whatever the environment says.
+    is_executed: by a new interpreter, whatever the environment says. limits: a command that sets them and
+    executes one.
     """
     with Path(os.devnull).open("rb") as stdin:
-        if is_executed or read_at_load(environment) != server().read_at_load:
+        if is_executed or limits or read_at_load(environment) != server().read_at_load:
             return subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*limits, sys.executable, "-m", module, *arguments],
                 cwd=folder,
                 env=environment,
                 stdin=stdin,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ class Service:
     """`chorale <arguments>` in a process group of its own; stderr goes to a file of JSON lines.
 
     module: what is run instead of cli.main, such as tests.support.halting. is_executed: by an interpreter
-    of its own and not in a fork of one that has imported everything (tests.support.fork_server).
+    of its own and not in a fork of one that has imported everything (tests.support.fork_server). limits: a
+    command that starts it so (tests.support.limits).
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Service:
         folder: Path = REPOSITORY,
         module: str = "cli.main",
         is_executed: bool = False,
+        limits: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.log = log
@@ -55,6 +57,7 @@ class Service:
                 stdout=stream,
                 stderr=stream,
                 is_executed=is_executed,
+                limits=limits,
             )
 
     @property

@@ -9,8 +9,8 @@ Source: docs/protocol.md 6, 10.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -158,7 +158,8 @@ class Ledger:
     ) -> None:
         """is_read_only: nothing is made or written, not even a newer version of the file."""
         if not is_read_only:
-            _create_private(path)
+            with suppress(OSError):  # to open it then says why
+                path.parent.mkdir(parents=True, exist_ok=True)
         self._database = Database(
             path,
             MIGRATIONS,
@@ -406,13 +407,3 @@ class Ledger:
                 (job_digest,),
             ).fetchall()
         return {row["digest"].hex(): row["releases"] for row in rows}
-
-
-def _create_private(path: Path) -> None:
-    """The file holds shares: only its owner may read it, from the first byte on."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        path.chmod(0o600)
-    except OSError as error:
-        raise ConfigError(f"directory: cannot open {path}: {error.strerror}") from error

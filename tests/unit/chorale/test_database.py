@@ -141,7 +141,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("some notes, much longer than the header of a database " * 10)
     with pytest.raises(ConfigError, match=r"notes.txt: file is not a database"):
         Database(tmp_path / "notes.txt", [FIRST])
-    with pytest.raises(ConfigError, match="unable to open database file"):
+    with pytest.raises(ConfigError, match="no such file or directory"):
         Database(tmp_path / "missing" / "ledger.sqlite", [FIRST])
 
 

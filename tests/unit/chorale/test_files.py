@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.runtime.files import read_limited, write_atomic, write_hashed
+from chorale.runtime.files import make_private, read_limited, write_atomic, write_hashed
 from crypto.errors import ConfigError
 
 
@@ -90,3 +90,40 @@ def test_write_atomic_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError) as folder:
         write_atomic(tmp_path, b"x")
     assert (folder.value.filename, folder.value.filename2) == (str(tmp_path), None)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("folder", "left"), [(0o755, 0o700), (0o777, 0o700), (0o2775, 0o2770), (0o2770, 0o2770)]
+)
+def test_own_folder_and_its_files_are_closed_to_others_and_left_to_the_group_of_a_volume(
+    tmp_path: Path, folder: int, left: int
+) -> None:
+    own, outside = tmp_path / "own", tmp_path / "outside"
+    (own / "checkpoints").mkdir(parents=True)
+    for path in (own / "store", own / "checkpoints" / "one", outside):
+        path.touch()
+        path.chmod(0o664)
+    (own / "link").symlink_to(outside)
+    own.chmod(folder)
+
+    make_private(own)
+
+    assert (mode_of(own), mode_of(outside)) == (left, 0o664)
+    for path in (own / "store", own / "checkpoints" / "one"):
+        assert oct(mode_of(path)) == oct(0o664 & left)
+
+
+def test_folder_of_another_user_that_all_may_enter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path, mode: int) -> None:
+        raise PermissionError
+
+    tmp_path.chmod(0o2777)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(ConfigError, match=f"other users can enter it .mode 2777.: run chmod o= {tmp_path}"):
+        make_private(tmp_path)

@@ -3,7 +3,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -202,3 +205,35 @@ def test_a_stopped_server_frees_its_port(server: ProbeServer) -> None:
     server.stop()
     with pytest.raises(ConnectionRefusedError, match="refused"):
         http.client.HTTPConnection("127.0.0.1", server.port, timeout=30).connect()
+
+
+def test_probes_answer_where_the_process_has_no_descriptor_left(
+    server: ProbeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody was answered, no line said why, and the thread asked for the next connection without a pause."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    asking = """
+import sys, urllib.request
+for page in sys.argv[2:]:
+    print(urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/{page}", timeout=30).status)
+"""
+    pages = ["livez", "metrics"] * 20
+    client = subprocess.Popen(
+        [sys.executable, "-c", f"input(){asking}", str(server.port), *pages],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with contextlib.ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert client.stdin is not None
+        assert client.stdout is not None
+        print(file=client.stdin, flush=True)  # and not closed, which would free one
+        answered = client.stdout.read()
+    client.communicate()
+    assert answered.split() == ["200"] * len(pages)
+    assert caplog.messages == ["no descriptors are left but those of probes"]

@@ -37,9 +37,7 @@ async def test_peer_that_never_shakes_hands_is_dropped(start_hub, monkeypatch):
 
 
 async def test_connections_beyond_the_most_are_closed_at_once(start_hub, monkeypatch):
-    options = {**dict(hosting.OPTIONS), "grpc.max_allowed_incoming_connections": 2}
-    assert dict(hosting.OPTIONS).keys() == options.keys()
-    monkeypatch.setattr(hosting, "OPTIONS", tuple(options.items()))
+    monkeypatch.setattr(hosting, "max_connections", lambda: 2)
     hub = await start_hub()
     host, _, port = hub.host.grpc_address.rpartition(":")
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]

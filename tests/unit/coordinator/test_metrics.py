@@ -23,6 +23,8 @@ FAMILIES = {
     "received_bytes": "counter",
     "sent_bytes": "counter",
     "refused_calls": "counter",
+    "connections_without_certificate": "gauge",
+    "cut_connections": "counter",
     "connected_silos": "gauge",
     "accuracy": "gauge",
     "accuracy_interval": "gauge",

@@ -49,9 +49,9 @@ def test_a_job_is_compared_with_the_declared_number_of_records(
 ) -> None:
     spec = make_job(3, **job, privacy=PRIVACY)
     taken = most * record_bytes
-    monkeypatch.setattr(memory, "machine_bytes", lambda: memory.PRIVATE_SHARE * taken)
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: memory.PRIVATE_SHARE * taken)
     check_room(spec, STATE, settings, most=most)
-    monkeypatch.setattr(memory, "machine_bytes", lambda: memory.PRIVATE_SHARE * taken - 1)
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: memory.PRIVATE_SHARE * taken - 1)
     with pytest.raises(ConfigError, match=rf"inputs and answers of \d+ records .* {taken >> 20} MiB"):
         check_room(spec, STATE, settings, most=most)
 
@@ -59,7 +59,7 @@ def test_a_job_is_compared_with_the_declared_number_of_records(
 def test_images_take_no_more_than_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_job(2, shape=(3, 500, 500), privacy=PRIVACY)
     taken = MOST * RECORD + (64 << 20)
-    monkeypatch.setattr(memory, "machine_bytes", lambda: memory.PRIVATE_SHARE * taken)
+    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: memory.PRIVATE_SHARE * taken)
     check_room(spec, STATE, of("image-folder", cache_megabytes=64), most=MOST)
     with pytest.raises(ConfigError, match="inputs and answers"):
         check_room(spec, STATE, of("image-folder", cache_megabytes=65), most=MOST)

@@ -527,5 +527,5 @@ def test_check_finds_a_ledger_that_was_put_back_from_a_backup(book: Book) -> Non
 
 def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot open"):
+    with pytest.raises(ConfigError, match="ledger.sqlite: not a directory"):
         Ledger(tmp_path / "file" / "ledger.sqlite")

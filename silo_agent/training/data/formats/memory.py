@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 import os
 import resource
-from contextlib import suppress
 from pathlib import Path
 
+from chorale.runtime.machine import memory_limit_bytes
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.fitting import sample_bytes
@@ -29,7 +29,6 @@ from strategies.parts.regularizers import NO_REGULARIZER
 MOST_VALUES = 1 << 28  # of an image before it is resized, 1 GiB as float32: a CT of 1,000 slices
 REDUCED = 64  # an image is resized to no less than this part, where the job's own is large
 SHARE = 2  # data that take half of the memory leave no room to train on them
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 PRIVATE_SHARE = 4  # of memory: the last job's data may still lie there, and half is for training
 INPUT_COPIES = 5  # float32 that a value of a table takes while it is prepared: twice float64, then float32
 ANSWER_COPIES = 3  # features and logits: in batches, together, and beside another model's
@@ -73,7 +72,7 @@ def check_room(spec: JobSpec, state: Arrays, settings: DataSettings, *, most: in
     """
     records = most * settings.rows_per_unit
     taken = records * (RECORD_BYTES + _answer_bytes(spec, state)) + _input_bytes(spec, settings, records)
-    most_bytes = machine_bytes() // PRIVATE_SHARE
+    most_bytes = memory_limit_bytes() // PRIVATE_SHARE
     if taken > most_bytes:
         raise ConfigError(
             f"data {settings.name}: inputs and answers of {records} records of this job may take "
@@ -81,22 +80,13 @@ def check_room(spec: JobSpec, state: Arrays, settings: DataSettings, *, most: in
         )
 
 
-def machine_bytes() -> int:
-    """What a container, `ulimit -v` or the machine allows this process, whatever it has taken."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    with suppress(OSError, ValueError):  # not in a container; "max"
-        limits.append(int(CGROUP_LIMIT.read_text()))
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return min(limits if allowed == resource.RLIM_INFINITY else [*limits, allowed])
-
-
 def _memory_bytes() -> int:
     """What `ulimit -v` leaves of it, where it is set."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed == resource.RLIM_INFINITY:
-        return machine_bytes()
+        return memory_limit_bytes()
     taken_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return max(0, min(machine_bytes(), allowed - os.sysconf("SC_PAGE_SIZE") * taken_pages))
+    return max(0, min(memory_limit_bytes(), allowed - os.sysconf("SC_PAGE_SIZE") * taken_pages))
 
 
 def _input_bytes(spec: JobSpec, settings: DataSettings, records: int) -> int:
