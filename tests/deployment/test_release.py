@@ -128,7 +128,7 @@ def test_release_is_verified_by_a_python_that_has_nothing_installed(release: Pat
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
-        r"chorale: chorale 0\.1\.0, commit [0-9a-f]{12}: 15 files fit, signed by ours\.pub\n", done.stdout
+        r"chorale: chorale 0\.1\.0, commit [0-9a-f]{12}: 19 files fit, signed by ours\.pub\n", done.stdout
     )
 
 
@@ -340,7 +340,7 @@ def test_two_builds_of_a_commit_are_the_same_bytes(tmp_path: Path) -> None:
         assert "not signed: no --key was given" in done.stdout
         lists.append({path.name: path.read_bytes() for path in out.iterdir()})
     assert [name for name in lists[0] if lists[0][name] != lists[1].get(name)] == []
-    assert len(lists[0]) == len(lists[1]) == 12
+    assert len(lists[0]) == len(lists[1]) == 16
     verify(out, None)
 
 
