@@ -23,16 +23,19 @@ ARG PIP_CERT
 # of the commit. With it pip's compiled modules hold their source's hash, not its time, so two builds are equal
 ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src
-COPY . .
 RUN mkdir /state
+# what others made comes before our own code, in layers that a fix of ours does not change
+COPY constraints.txt ./
+COPY deploy ./deploy
 RUN python -m venv --without-pip /opt/build
 RUN python -m pip --python /opt/build/bin/python install --only-binary :all: --require-hashes \
     -r deploy/requirements-build.txt
-RUN python -m pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /opt/wheel .
 RUN python -m venv --without-pip /opt/chorale
 RUN python -m pip --python /opt/chorale/bin/python install --only-binary :all: --no-deps --require-hashes \
     -r deploy/requirements-coordinator.txt
-RUN python -m pip --python /opt/chorale/bin/python install --no-deps --no-index /opt/wheel/*.whl
+COPY . .
+RUN python -m pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /opt/wheel .
+RUN python -m pip --python /opt/chorale/bin/python install --no-deps --no-index --prefix /opt/own /opt/wheel/*.whl
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
 ARG PYTHON_IMAGE
@@ -46,6 +49,7 @@ LABEL org.opencontainers.image.title="chorale-coordinator" \
       org.opencontainers.image.base.name="${PYTHON_IMAGE}" \
       org.opencontainers.image.base.digest="${PYTHON_DIGEST}"
 COPY --from=build /opt/chorale /opt/chorale
+COPY --from=build /opt/own /opt/chorale
 # a named volume takes its owner from here
 COPY --from=build --chown=10001:10001 /state /var/lib/chorale
 # PYTHONSAFEPATH: the working directory is writable, so no code is taken from it

@@ -87,24 +87,46 @@ def build(dockerfile: Dockerfile, root: Path, arguments: dict[str, str]) -> Imag
 
     arguments: build arguments. Skips the test where no Python is found that the image's user may run.
     """
-    root.chmod(0o755)
-    image = Image(root=root, dockerfile=dockerfile)
-    for folder in ("opt", "src", "tmp", "var/lib"):
-        (root / folder).mkdir(parents=True)
-    (root / "tmp").chmod(0o1777)
-    shims = _shims(root)
+    image = empty(dockerfile, root)
     for step in dockerfile.stages[0]:
         if step.word == "COPY":
-            assert step.text == ". ."
-            _copy_context(image.folder("/src"))
+            _copy_context(image.folder("/src"), step.text.split()[0])
         elif step.word == "RUN":
-            _run_step(image, step, shims, arguments)
+            run_step(image, step, arguments)
         else:
             assert step.word in ("FROM", "ARG", "WORKDIR"), f"{step.word}: a step that is not tested"
     for step in dockerfile.stage(-1, "COPY"):
         _copy_between_stages(image, step)
     subprocess.run(["chmod", "-R", "a-w", image.folder(CODE)], check=True)
     return image
+
+
+def empty(dockerfile: Dockerfile, root: Path) -> Image:
+    """The folders alone, before any step."""
+    root.chmod(0o755)
+    for folder in ("opt", "src", "tmp", "var/lib"):
+        (root / folder).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    _write_shim(root / "shims")
+    return Image(root=root, dockerfile=dockerfile)
+
+
+def run_step(image: Image, step: Instruction, arguments: dict[str, str]) -> None:
+    """One RUN of the builder's stage."""
+    declared = {name for each in image.dockerfile.stage(0, "ARG") for name in each.pairs}
+    values = {name: arguments[name] for name in declared & arguments.keys()}
+    # the machine's own configuration of pip says where packages come from
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        ["/bin/sh", "-ec", image.mapped(step.text)],
+        cwd=image.folder("/src"),
+        env={**inherited, **values, "PATH": f"{image.root}/shims:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, f"{step.text}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
 def context() -> list[Path]:
@@ -132,49 +154,36 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
     return {path: (found.st_mode, found.st_mtime_ns) for path, found in every.items()}
 
 
-def _copy_context(source: Path) -> None:
+def _copy_context(source: Path, named: str) -> None:
+    """A file or folder of the context, under its own name."""
     for each in context():
+        if not each.is_relative_to(ROOT / named):
+            continue
         target = source / each.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(each, target)
-
-
-def _run_step(image: Image, step: Instruction, shims: Path, arguments: dict[str, str]) -> None:
-    declared = {name for each in image.dockerfile.stage(0, "ARG") for name in each.pairs}
-    values = {name: arguments[name] for name in declared & arguments.keys()}
-    # the machine's own configuration of pip says where packages come from
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        ["/bin/sh", "-ec", image.mapped(step.text)],
-        cwd=image.folder("/src"),
-        env={**inherited, **values, "PATH": f"{shims}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == 0, f"{step.text}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
 def _copy_between_stages(image: Image, step: Instruction) -> None:
     *options, source, target = shlex.split(step.text)
     if source == target:  # both stages have the same folder
         return
-    shutil.copytree(image.folder(source), image.folder(target))
+    # a link over a file that is there already fails: no layer may change what one below it has
+    shutil.copytree(
+        image.folder(source), image.folder(target), symlinks=True, copy_function=os.link, dirs_exist_ok=True
+    )
     owner = next((each.removeprefix("--chown=") for each in options if each.startswith("--chown=")), None)
     if owner is not None and os.geteuid() == 0:
         os.chown(image.folder(target), *map(int, owner.split(":")))
 
 
-def _shims(root: Path) -> Path:
-    """A folder with `python`: the interpreter that the image's user may run, and this test's pip."""
-    folder = root / "shims"
+def _write_shim(folder: Path) -> None:
+    """`python`: the interpreter that the image's user may run, and this test's pip."""
     folder.mkdir()
     script = folder / "python"
     own, base = shlex.quote(sys.executable), shlex.quote(str(_interpreter()))
     script.write_text(f'#!/bin/sh\n[ "$2" = pip ] && exec {own} "$@"\nexec {base} "$@"\n')
     script.chmod(0o755)
-    return folder
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -61,7 +62,7 @@ def write_image(out: Path, files: dict[str, bytes], *, epoch: int) -> str:
     layer, layout = out.with_name("layer"), out.with_name("layout")
     layer.write_bytes(raw.getvalue())
     digest = archives.write_layout(layout, config=b"{}", layer=layer, media=IMAGE_MEDIA, name=VERSION)
-    archives.pack_layout(layout, out, epoch=epoch)
+    archives.pack(layout, out, epoch=epoch)
     layer.unlink()
     shutil.rmtree(layout)
     return digest
@@ -127,7 +128,7 @@ def test_release_is_verified_by_a_python_that_has_nothing_installed(release: Pat
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
-        r"chorale: chorale 0\.1\.0, commit [0-9a-f]{12}: 15 files fit, signed by ours\.pub\n", done.stdout
+        r"chorale: chorale 0\.1\.0, commit [0-9a-f]{12}: 19 files fit, signed by ours\.pub\n", done.stdout
     )
 
 
@@ -339,7 +340,7 @@ def test_two_builds_of_a_commit_are_the_same_bytes(tmp_path: Path) -> None:
         assert "not signed: no --key was given" in done.stdout
         lists.append({path.name: path.read_bytes() for path in out.iterdir()})
     assert [name for name in lists[0] if lists[0][name] != lists[1].get(name)] == []
-    assert len(lists[0]) == len(lists[1]) == 12
+    assert len(lists[0]) == len(lists[1]) == 16
     verify(out, None)
 
 
@@ -433,6 +434,44 @@ def test_files_of_an_image_are_those_that_its_last_layer_leaves(tmp_path: Path) 
     with tarfile.open(fileobj=raw) as tar:
         archives.apply_layer(below, tar, lambda _: True)
     assert below == {"a/kept": b"1", "b/new": b"5", "c": b"7"}
+
+
+def pushed_image(folder: Path, container: str, *, day: str) -> Path:
+    """What buildah writes to a folder: with the container that it built in, and the day."""
+    folder.mkdir()
+    settings: dict[str, Any] = {"Hostname": container[:12], "Healthcheck": {"Test": ["CMD", "true"]}}
+    config: dict[str, Any] = {
+        "created": f"{day}T00:00:00Z",
+        "container": container,
+        "parent": container,
+        "config": settings,
+    }
+    config["history"] = [{"created_by": "COPY", "comment": f"FROM {container[:12]}"}]
+    blobs = {"config": json.dumps({**config, "container_config": settings}).encode(), "layer": b"layer"}
+    described = {}
+    for name, data in blobs.items():
+        digest = hashlib.sha256(data).hexdigest()
+        (folder / digest).write_bytes(data)
+        described[name] = {"mediaType": name, "size": len(data), "digest": f"sha256:{digest}"}
+    manifest = {"mediaType": "docker", "config": described["config"], "layers": [described["layer"]] * 2}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_image_has_its_health_check_and_nothing_of_the_container_that_it_was_built_in(tmp_path: Path) -> None:
+    digests = set()
+    for number, (container, day) in enumerate([("a" * 64, "2026-01-01"), ("b" * 64, "2026-01-02")]):
+        layout, out = tmp_path / f"layout-{number}", tmp_path / f"{number}.tar"
+        pushed = pushed_image(tmp_path / f"pushed-{number}", container, day=day)
+        archives.layout_of_image(pushed, layout, name=VERSION, epoch=60)
+        archives.pack(layout, out, epoch=60)
+        found = archives.Layout(out)
+        digests.add(found.digest)
+        config = json.loads((layout / "blobs" / found.config.replace(":", "/")).read_text())
+        settings = {"Healthcheck": {"Test": ["CMD", "true"]}}
+        steps = [{"created_by": "COPY"}]
+        assert config == {"created": "1970-01-01T00:01:00Z", "config": settings, "history": steps}
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])

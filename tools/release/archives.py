@@ -1,7 +1,7 @@
 """Archives that are the same bytes for the same content: tar, and OCI layouts in one file.
 
 Entries are sorted, belong to root, and carry one time. Readers check each blob against its digest.
-Source: OCI image-spec 1.0, image-layout.md and manifest.md.
+Source: OCI image-spec 1.0, image-layout.md and manifest.md; Docker's manifest schema 2 has the same fields.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +21,10 @@ from tools.release.errors import ReleaseError
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 MAX_JSON_BYTES = 1 << 22
+# of what several releases share, which a commit's own time would change: 1980, where zip's time begins
+FIXED_TIME = 315532800
+# by an engine, into an image's configuration
+_OF_ONE_BUILD = ("container", "container_config", "parent")
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
@@ -48,8 +53,8 @@ def repack(path: Path, *, epoch: int) -> None:
             new.addfile(entry, io.BytesIO(data))
 
 
-def pack_layout(folder: Path, out: Path, *, epoch: int) -> None:
-    """A folder that is an OCI layout, as one uncompressed tar."""
+def pack(folder: Path, out: Path, *, epoch: int) -> None:
+    """The files below a folder, as one uncompressed tar."""
     with tarfile.open(out, "w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(each for each in folder.rglob("*") if each.is_file()):
             with path.open("rb") as file:
@@ -64,22 +69,36 @@ def write_layout(folder: Path, *, config: bytes, layer: Path, media: tuple[str, 
     """
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
-
-    def put(data: bytes, media_type: str) -> dict[str, Any]:
-        digest = hashlib.sha256(data).hexdigest()
-        (blobs / digest).write_bytes(data)
-        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
-
     manifest = {
         "schemaVersion": 2,
-        "config": put(config, media[0]),
-        "layers": [put(layer.read_bytes(), media[1])],
+        "config": _put(blobs, config, media[0]),
+        "layers": [_put(blobs, layer.read_bytes(), media[1])],
     }
-    described = put(as_json(manifest), MANIFEST)
-    described["annotations"] = {"org.opencontainers.image.ref.name": name}
-    (folder / "oci-layout").write_bytes(as_json({"imageLayoutVersion": "1.0.0"}))
-    (folder / "index.json").write_bytes(as_json({"schemaVersion": 2, "manifests": [described]}))
+    described = _put(blobs, as_json(manifest), MANIFEST)
+    _write_index(folder, described, name=name)
     return str(described["digest"])
+
+
+def layout_of_image(pushed: Path, folder: Path, *, name: str, epoch: int) -> None:
+    """An OCI layout of an image that an engine wrote to a folder: its blobs by their digest, manifest.json.
+
+    The configuration loses what names one build of several, and carries the time `epoch`.
+    name: what the manifest is called in the layout.
+    """
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    manifest = json.loads((pushed / "manifest.json").read_text())
+    for digest in {_hex_of(layer) for layer in manifest["layers"]}:  # an empty layer may be there twice
+        (pushed / digest).rename(blobs / digest)
+    config = json.loads((pushed / _hex_of(manifest["config"])).read_text())
+    for field in _OF_ONE_BUILD:
+        config.pop(field, None)
+    config["config"].pop("Hostname", None)
+    for step in config["history"]:
+        step.pop("comment", None)  # the image that the step began from
+    config["created"] = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    manifest["config"] = _put(blobs, as_json(config), manifest["config"]["mediaType"])
+    _write_index(folder, _put(blobs, as_json(manifest), manifest["mediaType"]), name=name)
 
 
 class Layout:
@@ -171,6 +190,24 @@ def apply_layer(found: dict[str, bytes], entries: tarfile.TarFile, is_wanted: Ca
             if entry.isfile() and is_wanted(str(path)):
                 own[str(path)] = _content(entries, entry)
     found.update(own)
+
+
+def _put(blobs: Path, data: bytes, media_type: str) -> dict[str, Any]:
+    """Write a blob; its descriptor."""
+    digest = hashlib.sha256(data).hexdigest()
+    (blobs / digest).write_bytes(data)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+
+def _hex_of(described: dict[str, Any]) -> str:
+    return str(described["digest"]).removeprefix("sha256:")
+
+
+def _write_index(folder: Path, described: dict[str, Any], *, name: str) -> None:
+    """The two files by which a reader finds the manifest."""
+    described["annotations"] = {"org.opencontainers.image.ref.name": name}
+    (folder / "oci-layout").write_bytes(as_json({"imageLayoutVersion": "1.0.0"}))
+    (folder / "index.json").write_bytes(as_json({"schemaVersion": 2, "manifests": [described]}))
 
 
 def _hide(found: dict[str, bytes], path: str) -> None:

@@ -97,7 +97,7 @@ def chart(source: Path, out: Path, *, helm: str, image_digest: str | None, epoch
         media=CHART_MEDIA,
         name=about["version"],
     )
-    archives.pack_layout(layout, out / f"{about['name']}-{about['version']}.chart.oci.tar", epoch=epoch)
+    archives.pack(layout, out / f"{about['name']}-{about['version']}.chart.oci.tar", epoch=epoch)
     shutil.rmtree(layout)
     return packed, digest
 

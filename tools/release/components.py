@@ -25,6 +25,7 @@ from tools.release.locks import normalized
 SITE = re.compile(r"opt/chorale/lib/python3\.\d+/site-packages/")
 DPKG_STATUS, DPKG_INFO, DEBIAN_DOCS = "var/lib/dpkg/status", "var/lib/dpkg/info/", "usr/share/doc/"
 DEB, PYPI = "deb", "pypi"
+_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -59,7 +60,8 @@ def wheel_metadata(wheel: Path) -> Message:
     """Raises ReleaseError."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+            # setuptools brings others' below a folder of its own
+            (name,) = (each for each in archive.namelist() if _METADATA.fullmatch(each))
             return Parser().parsestr(archive.read(name).decode(), headersonly=True)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise ReleaseError(f"{wheel.name}: no wheel: {error}") from None

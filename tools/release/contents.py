@@ -75,6 +75,8 @@ def make(work: Path, out: Path, commit: build.Commit, *, engine: Engine | None, 
             hashes=locks.hashes(lock) if path == wheel else {},
         )
         (out / f"{name}.cdx.json").write_bytes(document)
+    for unit in (context / "deploy" / "podman").iterdir():
+        shutil.copy(unit, out)
     (out / statement.DIGESTS).write_bytes(as_json(digests))
     (out / "licences.txt").write_text(licences.report(parts))
     files = [context / "deploy" / f"requirements-{name}.txt" for name in locks.EXTRAS]

@@ -1,11 +1,11 @@
 """The images of a commit by buildah, as OCI archives that are the same bytes for the same inputs.
 
 An image's digest is that of its manifest: what `skopeo copy --preserve-digests` and `ctr images import` keep.
+The manifest is Docker's, schema 2: an image with OCI's has no HEALTHCHECK.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -37,15 +37,16 @@ class Builder:
         declared = (source / "deploy" / f"{name}.Dockerfile").read_text()
         given = {**self.arguments, "REVISION": commit.sha, "SOURCE_DATE_EPOCH": str(commit.epoch)}
         chosen = [f"--build-arg={key}={value}" for key, value in given.items() if f"ARG {key}" in declared]
-        # no cache: a step that was done with another index would be taken over
-        fixed = ["--no-cache", "--format", "oci", "--timestamp", str(commit.epoch)]
+        # no cache: a step that was done with another index would be taken over. A layer for each COPY, with
+        # one time in all releases: what did not change is the same layer
+        fixed = ["--no-cache", "--layers", "--format", "docker", "--timestamp", str(archives.FIXED_TIME)]
         file = ["-f", f"deploy/{name}.Dockerfile", "-t", tag, "."]
         self._run(["bud", *shlex.split(self.options), *fixed, *chosen, *file], cwd=source)
         with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-            layout = Path(folder) / "layout"
-            self._run(["push", tag, f"oci:{layout}:{version}"], cwd=source)
-            _tidy(layout)
-            archives.pack_layout(layout, out, epoch=commit.epoch)
+            pushed, layout = Path(folder) / "pushed", Path(folder) / "layout"
+            self._run(["push", tag, f"dir:{pushed}"], cwd=source)
+            archives.layout_of_image(pushed, layout, name=version, epoch=commit.epoch)
+            archives.pack(layout, out, epoch=commit.epoch)
         return archives.Layout(out).digest
 
     def _run(self, arguments: list[str], *, cwd: Path) -> None:
@@ -58,10 +59,3 @@ class Builder:
         )
         if done.returncode != 0:
             raise ReleaseError(f"{command} {arguments[0]}: {last_line(done.stderr)}")
-
-
-def _tidy(layout: Path) -> None:
-    """The index in one form, and no blob that nothing names."""
-    index = json.loads((layout / "index.json").read_text())
-    (layout / "index.json").write_bytes(archives.as_json(index))
-    (layout / "oci-layout").write_bytes(archives.as_json({"imageLayoutVersion": "1.0.0"}))

@@ -21,7 +21,7 @@ SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.minisig"
 PROVENANCE, DIGESTS = "provenance.json", "digests.json"
 STATEMENT_TYPE, PREDICATE_TYPE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:chorale:make-release:1"
-_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._-]*)")
+_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._@-]*)")
 
 
 def provenance(
@@ -82,9 +82,12 @@ def comment(*, version: str, commit: str) -> str:
     return f"chorale {version} {commit}"
 
 
-def sign(folder: Path, key: Path, *, said: str, password: str) -> None:
-    """Sign the checksums by minisign. password: of the key, where it is encrypted. Raises ReleaseError."""
-    arguments = ["-S", "-s", str(key.resolve()), *_signed(folder), "-t", said]
+def sign(folder: Path, key: Path, *, said: str, password: str, name: str = SUMS) -> None:
+    """Sign the checksums by minisign. password: of the key, where it is encrypted. name: of their file.
+
+    Raises ReleaseError.
+    """
+    arguments = ["-S", "-s", str(key.resolve()), *_signed(folder, name), "-t", said]
     done = _minisign(arguments, folder=folder, given=f"{password}\n")
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
@@ -97,16 +100,17 @@ def check_signature(folder: Path, key: Path) -> str:
         raise ReleaseError(f"{SIGNATURE}: missing, the release is not signed")
     if not key.is_file():
         raise ReleaseError(f"{key}: no such file, expected the public key of the release")
-    arguments = ["-V", "-Q", "-p", str(key.resolve()), *_signed(folder)]
+    arguments = ["-V", "-Q", "-p", str(key.resolve()), *_signed(folder, SUMS)]
     done = _minisign(arguments, folder=folder, given="")
     if done.returncode != 0:
         raise ReleaseError(f"{SIGNATURE}: not a signature of {SUMS} by {key.name}")
     return done.stdout.strip()
 
 
-def _signed(folder: Path) -> list[str]:
+def _signed(folder: Path, name: str) -> list[str]:
     """Absolute: a name that begins with a dash is no option then."""
-    return ["-m", str(folder.resolve() / SUMS), "-x", str(folder.resolve() / SIGNATURE)]
+    path = str(folder.resolve() / name)
+    return ["-m", path, "-x", f"{path}.minisig"]
 
 
 def _minisign(arguments: list[str], *, folder: Path, given: str) -> subprocess.CompletedProcess[str]:

@@ -57,7 +57,7 @@ def make_images(folder: Path) -> None:
             say(f"image of the {name}: not changed")
             continue
         buildah.bud(
-            f"localhost/chorale/{name}:{TAG}", ROOT / "deploy" / f"{name}.Dockerfile", _base(images, buildah)
+            f"localhost/chorale/{name}:{TAG}", ROOT / "deploy" / f"{name}.Dockerfile", base(images, buildah)
         )
         buildah.push(f"localhost/chorale/{name}:{TAG}", archive)
         buildah.step("remove former images", "rmi", "--prune")
@@ -76,12 +76,12 @@ def import_image(folder: Path, archive: Path) -> None:
 
 
 class Buildah:
-    """buildah over a storage of the lab's own."""
+    """buildah over a storage of its own below a folder."""
 
     def __init__(self, *, folder: Path, log: Path) -> None:
         self._folder, self._log = folder, log
         storage = {"--root": folder / "storage", "--runroot": folder / "storage-run"}
-        self._words = (
+        self.words = (
             "buildah",
             *(str(each) for pair in storage.items() for each in pair),
             "--storage-driver",
@@ -89,39 +89,43 @@ class Buildah:
         )
 
     def step(self, name: str, *words: str | Path) -> None:
-        run_step(name, *self._words, *words, log=self._log)
+        run_step(name, *self.words, *words, log=self._log)
 
     def read(self, *words: str | Path) -> str:
-        done = subprocess.run([*self._words, *map(str, words)], check=True, capture_output=True, text=True)
+        done = subprocess.run([*self.words, *map(str, words)], check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
     def bud(self, tag: str, dockerfile: Path, digest: str) -> None:
-        """With this machine's certificates and pip's settings, which a registry's mirror may need."""
+        self.step(
+            f"image {tag}",
+            *("bud", *self.options(), "--format", "docker"),
+            *(word for each in arguments(digest).items() for word in ("--build-arg", "=".join(each))),
+            *("--file", dockerfile, "--tag", tag, ROOT),
+        )
+
+    def options(self) -> list[str]:
+        """Of `bud`: this machine's certificates and pip's settings, which a registry's mirror may need."""
         mounts = ["/etc/ssl/certs:/etc/ssl/certs:ro"]
         wheels = _pip_setting("find-links")
         if Path(wheels).is_dir():
             settings = self._folder / "images" / "pip.conf"
             settings.write_text(f"[global]\nfind-links = {wheels}\n")
             mounts += [f"{wheels}:{wheels}:ro", f"{settings}:/etc/pip.conf:ro"]
-        arguments = {
-            "PYTHON_IMAGE": BASE.partition(":")[0],
-            "PYTHON_DIGEST": digest,
-            "TORCH_INDEX_URL": _pip_setting("index-url") or "https://pypi.org/simple",
-        }
-        self.step(
-            f"image {tag}",
-            *("bud", "--isolation", "chroot", "--network", "host", "--pull-never", "--format", "docker"),
-            *(word for each in mounts for word in ("--volume", each)),
-            *(word for each in arguments.items() for word in ("--build-arg", "=".join(each))),
-            *("--file", dockerfile, "--tag", tag, ROOT),
-        )
+        fixed = ["--isolation", "chroot", "--network", "host", "--pull-never"]
+        return fixed + [word for each in mounts for word in ("--volume", each)]
 
     def push(self, tag: str, archive: Path) -> None:
         archive.unlink(missing_ok=True)
         self.step(f"archive {archive.name}", "push", "--quiet", tag, f"docker-archive:{archive}:{tag}")
 
 
-def _base(images: Path, buildah: Buildah) -> str:
+def arguments(digest: str) -> dict[str, str]:
+    """Of a build upon the base of that digest."""
+    index = _pip_setting("index-url") or "https://pypi.org/simple"
+    return {"PYTHON_IMAGE": BASE.partition(":")[0], "PYTHON_DIGEST": digest, "TORCH_INDEX_URL": index}
+
+
+def base(images: Path, buildah: Buildah) -> str:
     """The digest of the base, which is made once."""
     archive, known = images / "base.tar", images / "base.digest"
     if known.exists():
