@@ -74,7 +74,7 @@ def upgrade(walk: Walk) -> Iterator[None]:
     settings = walk.get(HUB, "configmap", "hub-chorale-coordinator-settings")["data"]
     assert "max_jobs: 9" not in json.dumps(settings), settings
     walk.report.passed("the rollback took the settings back")
-    values_of_before(walk, SILOS[0])
+    earlier_values(walk, SILOS[0])
     after[SILOS[0]] = walk.uid(SILOS[0])
     with jobs.during(walk, "upgrade of a silo with changes", at="unmask"):
         for silo in SILOS:
@@ -91,7 +91,7 @@ def upgrade(walk: Walk) -> Iterator[None]:
         walk.wait_ready(*SILOS)
 
 
-def values_of_before(walk: Walk, silo: str) -> None:
+def earlier_values(walk: Walk, silo: str) -> None:
     """A release of a chart that lacked all values that may be absent, and then this chart with its values."""
     chart = walk.folder / "former" / "chorale-silo"
     shutil.copytree(walk.folder / "helm" / "chorale-silo", chart, dirs_exist_ok=True)

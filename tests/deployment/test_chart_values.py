@@ -292,11 +292,6 @@ MEETS = ["tolerationSeconds=60", "tolerations[0].operator=Exists"]
 UNREACHABLE = ["tolerationSeconds=60", "tolerations[0].key=node.kubernetes.io/unreachable"]
 CONFIG_MAP = "extraEnvFrom[0].configMapRef.name=x"
 BOTH = [
-    (["security.runAsUser=5"], "security: expected podSecurityContext in its place, with the same keys"),
-    (
-        ["identity.authorityKey=ca.crt"],
-        "identity.authorityKey: the authority's certificate comes from a ConfigMap",
-    ),
     (["imagePullSecrets={registry}"], "imagePullSecrets: write {name: "),
     (["authority.configMapName="], "authority.configMapName: name the ConfigMap with the authority's"),
     (["image.repository=registry.example.org/chorale/silo"], "names a registry; it goes into image.registry"),

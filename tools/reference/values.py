@@ -24,7 +24,7 @@ REFUSED = "Values that contradict one another, or lack one another, are refused 
 README = """\
 `helm install RELEASE helm/{chart} --namespace NAMESPACE --values VALUES.yaml`, after
 docs/deploy-kubernetes.md: it makes the Secrets and ConfigMaps that the values name. Kubernetes {kubernetes}.
-helm/UPGRADE.md says what a newer version asks of your values. values.yaml has a sentence above every value
+values.yaml has a sentence above every value
 (`helm show values helm/{chart}`), and values.schema.json refuses any other key."""
 EXAMPLES = """\
 Each is rendered and checked by the tests. helm/examples/argocd is an umbrella of both charts for Argo CD."""

@@ -1,6 +1,10 @@
 {{/* What no schema can say, and both charts refuse: the file is the same in each but for the chart's name. */}}
 {{- define "chorale-coordinator.commonChecks" -}}
-{{- include "chorale-coordinator.checkOldNames" . -}}
+{{- range .Values.imagePullSecrets -}}
+{{- if kindIs "string" . -}}
+{{- fail (printf "imagePullSecrets: write {name: %s} in place of %s" . .) -}}
+{{- end -}}
+{{- end -}}
 {{- if not .Values.authority.configMapName -}}
 {{- fail "authority.configMapName: name the ConfigMap with the authority's certificate" -}}
 {{- end -}}
@@ -14,21 +18,6 @@
 {{- include "chorale-coordinator.checkTracing" . -}}
 {{- include "chorale-coordinator.checkRenamed" . -}}
 {{- include "chorale-coordinator.checkVolume" . -}}
-{{- end -}}
-
-{{/* Values that have a new name: helm/UPGRADE.md. The schema lets them pass to here, for the sentence. */}}
-{{- define "chorale-coordinator.checkOldNames" -}}
-{{- if hasKey .Values "security" -}}
-{{- fail "security: expected podSecurityContext in its place, with the same keys" -}}
-{{- end -}}
-{{- if hasKey .Values.identity "authorityKey" -}}
-{{- fail "identity.authorityKey: the authority's certificate comes from a ConfigMap now, by authority.configMapName" -}}
-{{- end -}}
-{{- range .Values.imagePullSecrets -}}
-{{- if kindIs "string" . -}}
-{{- fail (printf "imagePullSecrets: write {name: %s} in place of %s" . .) -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 
 {{- define "chorale-coordinator.checkLabels" -}}
