@@ -71,9 +71,10 @@ def backup(config: Path, out: Path, keep: int | None) -> None:
     settings = load_coordinator_settings(config)
     allow_descriptors()  # all files are open at once
     now = datetime.now(UTC)
-    if keep is not None and not out.is_dir():
+    is_folder = out != STREAM and out.is_dir()
+    if keep is not None and not is_folder:
         raise ConfigError(f"--keep: expected a folder as --out, got {out}")
-    path = out / f"chorale-{settings.federation}-{now:%Y%m%dT%H%M%SZ}.tar" if out.is_dir() else out
+    path = out / f"chorale-{settings.federation}-{now:%Y%m%dT%H%M%SZ}.tar" if is_folder else out
     with _new_file(path) as file:
         manifest = write_backup(settings.directory, federation=settings.federation, now=now, out=file)
     try:

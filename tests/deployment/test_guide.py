@@ -15,8 +15,9 @@ from tests.cluster.lab.lab import Lab
 from tests.cluster.page import HUB, PAGE, SILOS, Step, steps
 from tests.cluster.sections import AROUND
 from tests.deployment import helm
-from tests.host.__main__ import PAGE as ONE_MACHINE
-from tests.host.checks import AFTER as CHECKED_ON_A_HOST
+from tests.host.checks import AFTER, BEFORE
+from tests.host.page import MEMBERS, OFFICE, OTHERS, WHO, commands, moves, sections
+from tests.host.page import PAGE as ONE_MACHINE
 
 OPERATIONS = PAGE.with_name("operations.md")
 STEPS = tuple(steps(PAGE.read_text()))
@@ -47,9 +48,29 @@ def test_every_command_of_chorale_and_each_of_its_options_exists(page: Path) -> 
             _check_options(command[command.index("chorale") + 1 :])
 
 
-def test_sections_that_the_host_test_checks_are_those_of_its_page() -> None:
-    shown = steps(ONE_MACHINE.read_text())
-    assert set(CHECKED_ON_A_HOST) <= {step.section for step in shown}
+def test_every_section_of_one_machines_page_is_done_by_the_machines_of_the_host_test() -> None:
+    shown = sections(ONE_MACHINE.read_text())
+    assert [section for section in shown if section not in OTHERS] == list(WHO)
+    assert {*BEFORE, *AFTER} <= set(WHO)
+    for section, text in shown.items():
+        by_some = {
+            command
+            for group in WHO.get(section, ())
+            for each in group
+            for command in commands(section, text, each)
+        }
+        assert section in OTHERS or set(re.findall(r"^\$ (.+)$", text, re.MULTILINE)) <= by_some, section
+
+
+def test_requests_and_certificates_move_and_no_key() -> None:
+    moved = list(moves(ONE_MACHINE.read_text()))
+    assert {Path(each.file).suffix for each in moved} == {".csr", ".crt", ".json"}
+    to_authority = {(each.file, each.source[0]) for each in moved if each.target[0] == OFFICE}
+    assert to_authority == {(f"{member}.csr", member) for member in MEMBERS}
+    from_authority = {(Path(each.file).name, each.target) for each in moved if each.source[0] == OFFICE}
+    for member in MEMBERS:
+        for file in (f"{member}.crt", "authority.crt"):
+            assert (file, (member, f"/etc/chorale-{member}")) in from_authority
 
 
 def test_what_is_shown_for_one_hospital_is_done_by_each() -> None:

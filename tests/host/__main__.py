@@ -1,45 +1,40 @@
-"""`python -m tests.host`: docs/deploy-one-machine.md from top to bottom on a machine with systemd."""
+"""`python -m tests.host`: docs/deploy-one-machine.md from top to bottom on machines with systemd."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from contextlib import ExitStack
-from itertools import groupby
-from pathlib import Path
 
-from tests.cluster.page import steps
 from tests.cluster.report import Report
-from tests.host.checks import AFTER
-from tests.host.machine import Machine
+from tests.host.checks import AFTER, BEFORE
+from tests.host.page import WHO
 from tests.host.walk import Walk
-
-PAGE = Path(__file__).parents[2] / "docs" / "deploy-one-machine.md"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", action="store_true", help="wait for Enter where a check fails")
     given = parser.parse_args()
-    report, machine = Report(), Machine()
+    report, began = Report(), time.monotonic()
     with ExitStack() as stack:
-        stack.callback(machine.down)
-        with report.progress("starting systemd"):
-            machine.up()
-        walk = Walk(machine, report)
+        walk = Walk(report, stack)
         try:
-            for section, shown in groupby(steps(PAGE.read_text()), lambda step: step.section):
-                report.say(f"== {section}")
-                for step in shown:
-                    walk.do(step.text)
+            for section in WHO:
+                for check in BEFORE.get(section, ()):
+                    check(walk)
+                walk.section(section)
                 for check in AFTER.get(section, ()):
                     check(walk)
         except BaseException:
-            report.say(machine.run("journalctl --no-pager --lines=60", check=False))
+            report.say(walk.diagnosis())
             if given.keep:
-                input(f"the machine: {machine.command_line}")
+                lines = (f"{name}: {machine.command_line}" for name, machine in walk.machines.items())
+                input("\n".join(("the machines:", *lines)))
             raise
-    report.say(f"host-test: {report.checks} checks passed")
+    minutes = (time.monotonic() - began) / 60
+    report.say(f"host-test: {report.checks} checks passed in {minutes:.1f} minutes")
     return 0
 
 

@@ -1,8 +1,9 @@
 #!/bin/bash
 # The first process of a machine: an overlay over this one's root file system, then systemd in its place.
-# By `Machine.up` alone, in new namespaces. $1: a folder of the machine, which ends with it; $2: packages of Python.
+# By `Machine.start` alone, in new namespaces. $1: a folder of the machine, which ends with it; $2: packages of Python;
+# $3: its name.
 set -euo pipefail
-folder=$1 packages=$2
+folder=$1 packages=$2 name=$3
 
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$folder"
@@ -42,7 +43,7 @@ mount -t overlay -o "lowerdir=$packages,upperdir=$folder/packages,workdir=$folde
 rm -rf usr/local/lib/packages/*chorale* # which the page installs
 
 ip link set lo up
-hostname machine
+hostname "$name"
 pivot_root . old
 umount --lazy old
 exec env -i container=lab PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target

@@ -1,54 +1,37 @@
-"""What must hold on the machine after a section of the page."""
+"""What is done before and after a section of the page, and what must hold on the machines then."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import yaml
-
-from tests.cluster.jobs import job
-from tests.cluster.page import HUB, SILOS
-from tests.host.walk import Walk
+from tests.cluster.page import HUB
+from tests.host import moving
+from tests.host.jobs import a_job_ends, all_are_connected
+from tests.host.page import MEMBERS
+from tests.host.runbooks import runbooks_are_done
+from tests.host.walk import RELEASES, Walk
 
 Check = Callable[[Walk], None]
 MOST_EXPOSED = 2.0  # systemd-analyze security, of 10
-EVERY = tuple(f"chorale-{member}" for member in (HUB, *SILOS))
-ENDED = EVERY[:2]  # of them the coordinator and a silo
-
-
-def all_are_connected(walk: Walk) -> None:
-    for silo in SILOS:
-        walk.wait(partial(is_connected, walk, silo), f"{silo} to be connected")
-    walk.report.passed("coordinator and silos run, and every silo is connected")
+ENDED = MEMBERS[:2]  # of them the coordinator and a silo
 
 
 def units_are_closed(walk: Walk) -> None:
-    for unit in (*EVERY, f"chorale-{HUB}-backup"):
-        walk.machine.run(f"systemd-analyze verify {unit}.service")
-        figure = exposure(walk, unit)
-        assert figure < MOST_EXPOSED, (unit, figure)
-        walk.report.passed(f"systemd-analyze security of {unit}: {figure}")
-    for unit in EVERY:
-        mode = walk.machine.run(f"stat --format '%a %U' /var/lib/{unit}").strip()
+    for member in MEMBERS:
+        machine, unit = walk.machines[member], f"chorale-{member}"
+        for each in (unit, f"{unit}-backup") if member == HUB else (unit,):
+            machine.run(f"systemd-analyze verify {each}.service")
+            figure = exposure(walk, member, each)
+            assert figure < MOST_EXPOSED, (each, figure)
+            walk.report.passed(f"systemd-analyze security of {each}: {figure}")
+        mode = machine.run(f"stat --format '%a %U' /var/lib/{unit}").strip()
         assert mode == f"700 {unit}", mode
 
 
-def a_job_ends(walk: Walk) -> None:
-    """With numba's loops, which MemoryDenyWriteExecute could keep from being compiled."""
-    wanted = {**job("on-services"), "model": {"name": "mlp"}, "rounds": 2}
-    walk.machine.write("/srv/job.yaml", yaml.safe_dump(wanted))
-    job_id = walk.do("chorale job submit /srv/job.yaml --config olga/operator.yaml").split()[0]
-    for silo in SILOS:
-        walk.wait(partial(is_offered, walk, silo, job_id), f"the offer at {silo}")
-        walk.do(
-            f"runuser --user chorale-{silo} -- chorale silo approve "
-            f"--config /etc/chorale-{silo}/silo.yaml {job_id} --yes"
-        )
-    walk.do(f"timeout 300 chorale job watch {job_id} --config olga/operator.yaml")
-    walk.do(f"chorale job fetch {job_id} --config olga/operator.yaml --out model.safetensors")
-    walk.report.passed("a job of two rounds came to its end")
+def a_first_job_ends(walk: Walk) -> None:
+    walk.ended = a_job_ends(walk, name="on-services")
 
 
 def a_killed_service_comes_back(walk: Walk) -> None:
@@ -59,70 +42,79 @@ def a_killed_service_comes_back(walk: Walk) -> None:
 def a_stopped_loop_is_restarted(walk: Walk) -> None:
     """SIGSTOP: the process is there, and its event loop turns no more."""
     end_and_wait(walk, "STOP")
-    for unit in ENDED:
-        assert "Watchdog timeout" in walk.log(unit)
+    for member in ENDED:
+        assert "Watchdog timeout" in walk.log(member)
     walk.report.passed("the watchdog of coordinator and silo fired")
 
 
+def members_run_the_newer_release(walk: Walk) -> None:
+    for member in MEMBERS:
+        assert RELEASES[1] in walk.machines[member].run("chorale --version"), member
+    all_are_connected(walk)
+
+
+def audit_logs_have_two_files(walk: Walk) -> None:
+    for member in MEMBERS:
+        said = walk.machines[member].run(f"chorale audit verify /var/lib/chorale-{member}/audit.jsonl")
+        assert re.search(r"entries in [2-9] files, chain intact", said), said
+    walk.report.passed("every audit log was continued in another file")
+
+
 def a_backup_was_made(walk: Walk) -> None:
-    found = walk.machine.run(f"find /var/lib/chorale-{HUB}-backups -name '*.tar' -perm 600").split()
+    hub = walk.machines[HUB]
+    found = hub.run(f"find /var/lib/chorale-{HUB}-backups -name '*.tar' -perm 600").split()
     assert len(found) == 1, found
-    timers = walk.machine.run("systemctl list-timers --no-pager")
+    timers = hub.run("systemctl list-timers --no-pager")
     assert f"chorale-{HUB}-backup.timer" in timers, timers
     walk.report.passed("a backup was made and brought back")
 
 
 def nothing_is_left(walk: Walk) -> None:
-    left = walk.machine.run("find /etc /var/lib /run -name '*clinic*'")
-    assert not left, left
-    assert "clinic" not in walk.machine.run("getent passwd; systemctl list-units --all --no-pager")
-    walk.report.passed("nothing is left of the silos but their data")
+    for name, machine in walk.machines.items():
+        left = machine.run("find /etc /var/lib /run /opt /usr/local/bin -name '*chorale*'")
+        assert not left, (name, left)
+        assert "chorale" not in machine.run("getent passwd; systemctl list-units --all --no-pager"), name
+    walk.report.passed("nothing is left but the data of the hospitals, and the office's files")
 
 
+BEFORE: Mapping[str, tuple[Check, ...]] = {
+    "Signatures": (moving.requests_go_to_the_authority,),
+    "The coordinator": (moving.nothing_is_open,),
+    "A new machine": (moving.the_coordinators_machine_is_lost,),
+}
 AFTER: Mapping[str, tuple[Check, ...]] = {
+    "Signatures": (moving.certificates_go_to_their_members, moving.keys_are_where_they_were_made),
+    "The coordinator": (moving.the_coordinators_port_alone_is_open,),
     "A silo": (
         all_are_connected,
         units_are_closed,
-        a_job_ends,
+        a_first_job_ends,
         a_killed_service_comes_back,
         a_stopped_loop_is_restarted,
         all_are_connected,
     ),
-    "Update": (all_are_connected,),
+    "Update": (members_run_the_newer_release,),
+    "Rotate": (audit_logs_have_two_files, all_are_connected, runbooks_are_done),
     "Back up and restore": (a_backup_was_made, all_are_connected),
+    "A new machine": (moving.the_coordinator_goes_on,),
     "Remove": (nothing_is_left,),
 }
 
 
-def is_connected(walk: Walk, silo: str) -> bool:
-    """As its probe says."""
-    endpoint = walk.machine.run(f"cat /var/lib/chorale-{silo}/endpoint.json", check=False)
-    if not endpoint:
-        return False
-    address = json.loads(endpoint)["metrics"]
-    return "200" in walk.machine.run(
-        f"curl --silent --output /dev/null --write-out '%{{http_code}}' http://{address}/readyz", check=False
-    )
-
-
-def is_offered(walk: Walk, silo: str, job_id: str) -> bool:
-    return job_id in walk.log(f"chorale-{silo}")
-
-
-def exposure(walk: Walk, unit: str) -> float:
-    said = walk.machine.run(f"systemd-analyze security --no-pager {unit}.service")
+def exposure(walk: Walk, member: str, unit: str) -> float:
+    said = walk.machines[member].run(f"systemd-analyze security --no-pager {unit}.service")
     return float(said.rpartition(f"{unit}.service: ")[2].split()[0])
 
 
 def end_and_wait(walk: Walk, number: str) -> None:
     """A signal to the coordinator and a silo; systemd starts another process of each."""
-    before = {unit: walk.property(unit, "MainPID") for unit in ENDED}
-    for process in before.values():
-        walk.machine.run(f"kill -{number} {process}")
-    for unit, process in before.items():
-        walk.wait(partial(has_another, walk, unit, process), f"another process of {unit}")
+    before = {member: walk.property(member, "MainPID") for member in ENDED}
+    for member, process in before.items():
+        walk.machines[member].run(f"kill -{number} {process}")
+    for member, process in before.items():
+        walk.wait(partial(has_another, walk, member, process), f"another process of {member}")
 
 
-def has_another(walk: Walk, unit: str, before: str) -> bool:
-    is_active = walk.property(unit, "ActiveState") == "active"
-    return is_active and walk.property(unit, "MainPID") not in (before, "0")
+def has_another(walk: Walk, member: str, before: str) -> bool:
+    is_active = walk.property(member, "ActiveState") == "active"
+    return is_active and walk.property(member, "MainPID") not in (before, "0")

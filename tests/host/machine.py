@@ -20,26 +20,30 @@ NAMESPACES = "--mount --uts --ipc --net --pid --cgroup"
 
 
 class Machine:
-    """Its root file system is an overlay over this machine's, in memory; no other network than loopback."""
+    """Its root file system is an overlay over this machine's, in memory; its network is loopback alone."""
 
-    def __init__(self) -> None:
-        self._first = 0
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.first = 0  # the process of its systemd
+        self._is_off = False
 
-    def up(self) -> None:
-        """Returns once systemd has started every service. Raises RuntimeError where it does not get so."""
-        self._folder = tempfile.TemporaryDirectory(prefix="chorale-host-")
+    def start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix=f"chorale-host-{self.name}-")
         self._cgroup = cgroup_root() / Path(self._folder.name).name
         self._cgroup.mkdir()
         self._log = Path(self._folder.name).with_suffix(".log")
         join = f"echo $$ > {self._cgroup}/cgroup.procs; exec unshare {NAMESPACES} --fork --kill-child"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["bash", "-c", f"{join} bash {BOOT} {self._folder.name} {PACKAGES}"],
+                ["bash", "-c", f"{join} bash {BOOT} {self._folder.name} {PACKAGES} {self.name}"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    def wait_up(self) -> None:
+        """Returns once systemd has started every service. Raises RuntimeError where it does not get so."""
         began = time.monotonic()
         while not self._is_up():
             if self._process.poll() is not None or time.monotonic() > began + START_SECONDS:
@@ -50,9 +54,12 @@ class Machine:
 
     def down(self) -> None:
         """As when its power is cut."""
-        if self._first:
+        if self._is_off:
+            return
+        self._is_off = True
+        if self.first:
             with suppress(ProcessLookupError):
-                os.kill(self._first, signal.SIGKILL)
+                os.kill(self.first, signal.SIGKILL)
             self._process.wait()
         for each in sorted(self._cgroup.rglob("*"), reverse=True):
             if each.is_dir():
@@ -74,6 +81,9 @@ class Machine:
             raise RuntimeError(f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
+    def read(self, path: str) -> bytes:
+        return subprocess.run([*self._inside(), "cat", path], check=True, capture_output=True).stdout
+
     def write(self, path: str, text: str | bytes) -> None:
         """A file of the machine, with the folders that it needs."""
         data = text.encode() if isinstance(text, str) else text
@@ -88,18 +98,18 @@ class Machine:
 
     def _inside(self) -> list[str]:
         variables = ["HOME=/root", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
-        return ["nsenter", "--target", str(self._first), "--all", "env", "-i", *variables]
+        return ["nsenter", "--target", str(self.first), "--all", "env", "-i", *variables]
 
     def _is_up(self) -> bool:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        if not self._first:
+        if not self.first:
             try:
                 found = children.read_text().split()
             except OSError:
                 return False
             if not found or Path("/proc", found[0], "comm").read_text().strip() != "systemd":
                 return False
-            self._first = int(found[0])
+            self.first = int(found[0])
         return self.run("systemctl is-system-running", check=False).strip() in ("running", "degraded")
 
 

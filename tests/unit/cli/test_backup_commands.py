@@ -92,6 +92,8 @@ def test_a_folder_keeps_the_newest_backups_of_its_federation(
 
 
 def test_a_backup_goes_through_a_pipe_to_another_machine(config: str, tmp_path: Path) -> None:
+    # `-` was looked up as a path: not permitted where the service's user may not enter the working folder
+    (tmp_path / "here" / "-").mkdir(parents=True)
     settings = Path(config).read_text()
     elsewhere = tmp_path / "elsewhere.yaml"
     elsewhere.write_text(settings.replace(str(tmp_path / "hub"), str(tmp_path / "new")))
@@ -101,7 +103,7 @@ def test_a_backup_goes_through_a_pipe_to_another_machine(config: str, tmp_path: 
             [sys.executable, "-m", "cli.main", "coordinator", verb, *arguments],
             input=data,
             capture_output=True,
-            cwd=REPOSITORY,
+            cwd=tmp_path / "here",
             env=environment({}),
             check=False,
             timeout=60,
