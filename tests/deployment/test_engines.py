@@ -19,8 +19,8 @@ import pytest
 from tests.cluster.lab import images as lab
 from tests.cluster.walk import records
 from tests.deployment.dockerfile import read
-from tests.host.__main__ import PAGE
 from tests.host.machine import Machine
+from tests.host.page import PAGE
 from tests.support import programs
 from tests.support.processes import wait_until
 from tools.release import build, contents, images
@@ -173,11 +173,9 @@ def maker(folder: Path, buildah: lab.Buildah) -> Callable[..., Path]:
     return make
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "party",
-    [pytest.param("coordinator", marks=pytest.mark.gate), pytest.param("silo", marks=pytest.mark.soak)],
-)
+@each_party
 def test_fix_of_ours_changes_one_small_layer(make: Callable[..., Path], party: str) -> None:
     """torch was in one layer with our code: a fix of a line was 1.1 GB for every institution."""
     first, fixed = make(party), make(party, fix="# a fix\n", number=1)
@@ -214,8 +212,9 @@ def paths_of(archive: Path, layer: str) -> list[str]:
 def machine() -> Iterator[Machine]:
     for each in ("podman", "runc", "systemd-analyze"):
         programs.needed(each)
-    found = Machine()
-    found.up()
+    found = Machine("engines")
+    found.start()
+    found.wait_up()
     yield found
     found.down()
 

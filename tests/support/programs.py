@@ -27,10 +27,6 @@ PACKAGES = {
     "chromium": "chromium",
     "node": "nodejs",
     "systemd-analyze": "systemd",
-    "buildah": "buildah",
-    "mmdebstrap": "mmdebstrap",
-    "podman": "podman",
-    "runc": "runc",
 }
 # where Debian puts daemons; a user's own PATH may lack it
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"
