@@ -18,7 +18,7 @@ from chorale.transport.tls import IdentityFiles
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Anchors, Identity, MemberId, Role
 
-log = get_logger("chorale.credentials")
+log = get_logger("credentials")
 
 
 class Credentials:
