@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from silo_agent.training.processes.exchange import SETTINGS
 def main(folder: Path) -> None:
     """Until the agent ends, or an error. folder: the agent's, with its settings. Raises nothing: it exits."""
     settings = SiloSettings.model_validate_json((folder / SETTINGS).read_bytes())
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the agent's log level
     logs.configure(level=settings.log_level, silo=settings.name)
 
     def load(spec: JobSpec, name: str) -> SiloData:

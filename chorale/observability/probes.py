@@ -100,22 +100,29 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._open: dict[int, socket.socket] = {}  # oldest first
         self._turn = threading.Lock()
         self._reserved: list[int] = []
-        self._is_told = False
+        self._is_logged = False
         super().__init__(*args, **options)
         self._reserve()
 
     def get_request(self) -> tuple[Any, Any]:
         try:
-            return cast(tuple[Any, Any], super().get_request())
+            taken = cast(tuple[Any, Any], super().get_request())
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-        if not self._is_told:
+        else:
+            self._is_logged = False
+            return taken
+        if not self._is_logged:
             log.warning("no descriptors are left but those of probes", limit=max_descriptors())
-        self._is_told = True
+        self._is_logged = True
         if not self._give_up():
             time.sleep(POLL_SECONDS)  # requests that are under way have them
-        return cast(tuple[Any, Any], super().get_request())
+        try:
+            return cast(tuple[Any, Any], super().get_request())
+        except OSError:
+            self._reserve()
+            raise
 
     def _reserve(self) -> None:
         with self._turn, suppress(OSError):

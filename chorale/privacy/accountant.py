@@ -21,7 +21,7 @@ from crypto.fixed_point.layout import Side
 # no sample of the noise is further from its law: crypto/noise/gaussian.py
 SAMPLER_DISTANCE: Final = 2.0**-77
 # Of privacy losses, which are rounded up to it: at least this, and of larger ones a share of the least step's
-# deviation. Whatever the number of steps, the share makes epsilon at most 0.01 % too much.
+# deviation. For a delta of 1e-9 and more, epsilon is too much by at most 0.02 %, or 1e-4 where that is more.
 GRID: Final = 1e-4
 GRID_SHARE: Final = 0.03
 # beyond it Renyi's bound is told as it is: no job may ask for so much, and a grid for it fills the memory
@@ -62,7 +62,10 @@ def delta_at(releases: Releases, epsilon: float, *, sides_are_fixed: bool = True
         if side:
             failure, distance = charges(side)
             more = failure + (1.0 + math.exp(epsilon)) * distance
-            found = max(found, float(_loss_of(side).get_delta_for_epsilon(epsilon)) + more)
+            try:
+                found = max(found, float(_loss_of(side).get_delta_for_epsilon(epsilon)) + more)
+            except OverflowError:  # next to no noise
+                return 1.0
     return min(found, 1.0)
 
 

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from crypto.errors import ConfigError
 
 PRIVATE = 0o600  # keys, ledgers, models: of this user alone
+OWN_FILE = "audit.jsonl"  # a service's folder has one
 
 Part: TypeAlias = bytes | memoryview
 
@@ -31,23 +32,23 @@ def write_atomic(path: Path, data: bytes | Iterable[Part], *, mode: int = PRIVAT
 
 
 def make_private(directory: Path) -> None:
-    """A process's own folder, made where it is not there, and its files: other users get at neither.
+    """A process's own folder, made where it is not there: other users get at nothing in it.
 
-    A group may where the folder has the setgid bit, as on a volume of Kubernetes. Raises ConfigError where
-    the folder is another user's and open to all, and OSError.
+    A group may where the folder has the setgid bit, as on a volume of Kubernetes. Raises ConfigError for one
+    that others may enter and that holds other files than a service's, or is another user's, and OSError.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept = stat.S_ISGID | (0o770 if directory.stat().st_mode & stat.S_ISGID else 0o700)
-    for parent, _, names in os.walk(directory):
-        for path in (Path(parent), *(Path(parent, name) for name in names)):
-            with suppress(FileNotFoundError, PermissionError):  # gone meanwhile; another user's
-                mode = stat.S_IMODE(path.lstat().st_mode)
-                if mode & ~kept and not path.is_symlink():
-                    path.chmod(mode & kept)
     mode = stat.S_IMODE(directory.stat().st_mode)
+    is_own = (directory / OWN_FILE).exists() or not any(directory.iterdir())
+    kept = 0o2770 if mode & stat.S_ISGID else 0o700
+    if mode & ~kept and is_own:
+        with suppress(PermissionError):  # another user's
+            directory.chmod(mode & kept)
+            mode &= kept
     if mode & 0o007:
         raise ConfigError(
-            f"{directory}: other users can enter it (mode {mode:04o}): run chmod o= {directory}"
+            f"{directory}: other users can enter it (mode {mode:04o}): run chmod o= {directory}, or name a "
+            "folder of its own"
         )
 
 

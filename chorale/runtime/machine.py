@@ -13,6 +13,7 @@ from crypto.errors import ChoraleError
 
 MIN_FILES = 256  # some 20 are open in a quiet process; peers, uploads and a job's files come to them
 MIN_THREADS = 64  # probes may take 32, the rest gRPC and transfers
+STACK_BYTES = 1 << 18  # of a thread that only waits
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -66,6 +67,7 @@ def memory_limit_bytes() -> int:
 def check_threads() -> None:
     """Start and end as many as a service may have at once. Raises LimitTooLow."""
     ending, begun = threading.Event(), list[threading.Thread]()
+    own_stack = threading.stack_size(STACK_BYTES)  # else `ulimit -v` would be met first
     try:
         for _ in range(MIN_THREADS):
             thread = threading.Thread(target=ending.wait, daemon=True)
@@ -79,6 +81,7 @@ def check_threads() -> None:
             f"LimitNPROC= or ulimit -u, now {user}; TasksMax= or a container's pids limit, now {own}"
         ) from None
     finally:
+        threading.stack_size(own_stack)
         ending.set()
         for thread in begun:
             thread.join()

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from chorale.observability.logs import get_logger
 from coordinator.resources import Resources
-from coordinator.service.connections import Strangers
+from coordinator.service.connections import Connections
 from coordinator.service.streams import Calls, TooManyCalls
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from crypto.identity.certificates import (
@@ -92,13 +92,13 @@ class AccessGuard:
         self._calls = Calls(max(MIN_CALLS, 2 * resources.settings.max_jobs))
 
     @contextmanager
-    def admitted(self, context: Context, method: str) -> Iterator[None]:
-        """A call, while it lasts. Raises AccessDenied that says which check failed, and TooManyCalls."""
+    def admitted(self, context: Context, method: str) -> Iterator[Caller]:
+        """Who calls, while it lasts. Raises AccessDenied that says which check failed, and TooManyCalls."""
         with self._telling_refusals(method):
             caller = caller_of(context)
             self._check(caller, method)
         with self._calls.counted(caller.member, method):
-            yield
+            yield caller
 
     def check(self, caller: Caller, method: str) -> None:
         """A call in progress: whether it would still be admitted. Raises AccessDenied as `admitted`."""
@@ -143,8 +143,8 @@ class AccessGuard:
 class AccessInterceptor(grpc.aio.ServerInterceptor):
     """Puts the guard before every handler of the server."""
 
-    def __init__(self, guard: AccessGuard, strangers: Strangers) -> None:
-        self._guard, self._strangers = guard, strangers
+    def __init__(self, guard: AccessGuard, connections: Connections) -> None:
+        self._guard, self._connections = guard, connections
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -164,10 +164,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             """The request, parsed after its sender was checked: gRPC would do it the other way round."""
             with ExitStack() as call:
                 try:
-                    call.enter_context(self._guard.admitted(context, method))
-                    self._strangers.know(context.peer())
+                    caller = call.enter_context(self._guard.admitted(context, method))
+                    self._connections.admit(context.peer(), caller.member)
                     request = request if handler.request_streaming else parse(request)
                 except AccessDenied as denied:
+                    self._connections.dismiss(context.peer())
                     await context.abort(denied.code, str(denied))
                 except TooManyCalls as error:
                     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))

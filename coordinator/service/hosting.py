@@ -28,7 +28,7 @@ from coordinator.members.attendance import Farewell, Leaving
 from coordinator.process import Clock
 from coordinator.resources import Resources, open_resources
 from coordinator.service.access import AccessGuard, AccessInterceptor
-from coordinator.service.connections import Strangers, max_connections
+from coordinator.service.connections import Connections, max_connections
 from coordinator.service.federation_service import FederationService
 from coordinator.service.operations_service import OperationsService
 from coordinator.settings import CoordinatorSettings
@@ -87,7 +87,7 @@ class Host:
             self._is_serving = True
             watched = (
                 self._watch_files(),
-                self._strangers.watch(port),
+                self._connections.watch(port),
                 self.resources.metrics.loop_lag.watch(),
             )
             self._watching = [asyncio.create_task(each) for each in watched]
@@ -120,13 +120,13 @@ class Host:
     def _new_server(self) -> tuple[grpc.aio.Server, int]:
         """The server, bound to its address, and its port. Raises AddressTaken."""
         guard, most = AccessGuard(self.resources), max_connections()
-        self._strangers = Strangers(self.resources.metrics, most=most // 4)
+        self._connections = Connections(self.resources.metrics, most=most)
         options = (
             *OPTIONS,
             (MOST_CONNECTIONS, most),
             *channel_options.server_keepalive(self._settings.keepalive_seconds),
         )
-        server = grpc.aio.server(interceptors=[AccessInterceptor(guard, self._strangers)], options=options)
+        server = grpc.aio.server(interceptors=[AccessInterceptor(guard, self._connections)], options=options)
         federation = FederationService(resources=self.resources, job_manager=self.job_manager, guard=guard)
         operations = OperationsService(resources=self.resources, job_manager=self.job_manager)
         server.add_generic_rpc_handlers([federation.handlers()])

@@ -49,7 +49,7 @@ async def errors_as_codes(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except ChoraleError as error:
-        log.debug("call refused", error=type(error).__name__, reason=str(error))
+        log.debug("call refused", error=type(error).__name__, reason=str(error)[:300])
         code = grpc.StatusCode.INTERNAL
         if isinstance(error, RemoteProtocolError):
             code = _BY_REFUSAL.get(error.code, grpc.StatusCode.INVALID_ARGUMENT)

@@ -152,11 +152,11 @@ class Transfer:
             call.cancel()
 
     async def _retried(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        backoff = Backoff(random=self._random)
+        backoff, before = Backoff(random=self._random), self.moved_bytes
         while True:
             try:
                 await attempt()
-                return log.debug("transferred", kind=what, moved_bytes=self.moved_bytes)
+                return log.debug("transferred", kind=what, moved_bytes=self.moved_bytes - before)
             except grpc.aio.AioRpcError as error:
                 code = error.code().name
                 if error.code() not in RETRIED:

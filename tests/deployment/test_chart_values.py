@@ -298,7 +298,7 @@ BOTH = [
     (["image.repository=localhost:5000/silo"], "names a registry; it goes into image.registry"),
     ([r"commonLabels.app\.kubernetes\.io/name=x"], "belongs to the chart, Services and the network policy"),
     ([f"commonLabels.team={'a' * 64}"], "Kubernetes takes at most 63 letters, digits"),
-    (["podLabels.team=care-"], "Kubernetes takes at most 63 letters, digits"),
+    ([f"podLabels.{'a' * 64}=x"], "Kubernetes takes no label of this name"),
     ([r"commonAnnotations.helm\.sh/hook=test"], "is not allowed: it makes the object a hook, or its pod one"),
     (
         [r"podAnnotations.container\.apparmor\.security\.beta\.kubernetes\.io/silo=unconfined"],

@@ -26,6 +26,9 @@
 {{- if not (regexMatch "^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$" $given) -}}
 {{- fail (printf "%s.%s: Kubernetes takes at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, got %d characters: %s" $value $label (len $given) $given) -}}
 {{- end -}}
+{{- if not (regexMatch "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$" $label) -}}
+{{- fail (printf "%s: Kubernetes takes no label of this name: %s" $value $label) -}}
+{{- end -}}
 {{- if regexMatch "^(app[.]kubernetes[.]io|helm[.]sh)/" $label -}}
 {{- fail (printf "%s: %s belongs to the chart, Services and the network policy find the pod by it" $value $label) -}}
 {{- end -}}

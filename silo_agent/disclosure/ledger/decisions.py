@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from chorale.runtime import audit
 from chorale.runtime.database import Database, Migration
 from chorale.transport.wire import MAX_REJECTION_CHARACTERS
-from crypto.errors import ConfigError
+from crypto.errors import UNSEEN, ConfigError
 from silo_agent.disclosure.ledger.reveals import Decision
 
 TABLES: Migration = (
@@ -282,7 +282,7 @@ def _checked_text(text: str, *, most: int, option: str) -> str:
     wanted = f"{option}: expected 1 to {most} printable characters on one line"
     if not 0 < len(text) <= most:
         raise ConfigError(f"{wanted}, got {len(text)}")
-    if hidden := next((each for each in text if not each.isprintable()), None):
+    if hidden := next((each for each in text if not each.isprintable() or UNSEEN.match(each)), None):
         cause = " of another encoding than this terminal's locale" if "\ud800" <= hidden <= "\udfff" else ""
         raise ConfigError(f"{wanted}, got {hidden!a}{cause}")
     return text

@@ -211,6 +211,7 @@ def serve(pipe: Connection, settings: SiloSettings) -> None:
     """The process's life: until the pipe is closed, also by the end of the agent."""
     # both reach the whole group, and the agent ends it; what it starts itself may be terminated
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the agent's log level
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     logs.configure(level=settings.log_level, silo=settings.name)
     is_cancelled, messages = threading.Event(), Messages()

@@ -99,22 +99,26 @@ def mode_of(path: Path) -> int:
 @pytest.mark.parametrize(
     ("folder", "left"), [(0o755, 0o700), (0o777, 0o700), (0o2775, 0o2770), (0o2770, 0o2770)]
 )
-def test_own_folder_and_its_files_are_closed_to_others_and_left_to_the_group_of_a_volume(
+def test_own_folder_is_closed_to_others_and_left_to_the_group_of_a_volume(
     tmp_path: Path, folder: int, left: int
 ) -> None:
-    own, outside = tmp_path / "own", tmp_path / "outside"
-    (own / "checkpoints").mkdir(parents=True)
-    for path in (own / "store", own / "checkpoints" / "one", outside):
-        path.touch()
-        path.chmod(0o664)
-    (own / "link").symlink_to(outside)
-    own.chmod(folder)
+    for own in (tmp_path / "new", tmp_path / "used"):
+        own.mkdir()
+        own.chmod(folder)
+    (own / "audit.jsonl").touch()
+    for own in (tmp_path / "new", tmp_path / "used"):
+        make_private(own)
+        assert oct(mode_of(own)) == oct(left)
 
-    make_private(own)
 
-    assert (mode_of(own), mode_of(outside)) == (left, 0o664)
-    for path in (own / "store", own / "checkpoints" / "one"):
-        assert oct(mode_of(path)) == oct(0o664 & left)
+def test_folder_that_others_use_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    """`directory: /var/lib` would have taken every other service's rights away."""
+    own = tmp_path / "lib"
+    (own / "other").mkdir(parents=True)
+    own.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"mode 0755.: run chmod o= .*/lib, or name a folder of its own"):
+        make_private(own)
+    assert [mode_of(each) for each in (own, own / "other")] == [0o755, 0o755]
 
 
 def test_folder_of_another_user_that_all_may_enter_is_refused(

@@ -336,6 +336,7 @@ def test_rejection_is_kept_with_its_reason_and_name(desk: Desk, chorale: Calls) 
         "--by: expected 1 to 64 printable characters on one line, got '\\x07'\n"
         in reject("no", "--by", "\x07").err
     )
+    assert "got '\\u3164'" in reject("no", "--by", "\u3164").err  # a name that nobody sees
     # as Python reads "für" where the locale is POSIX's: its length was blamed
     assert (
         "got '\\udcc3' of another encoding than this terminal's locale" in reject("f\udcc3\udcbcr dich").err

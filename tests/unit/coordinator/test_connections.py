@@ -21,7 +21,7 @@ def test_half_of_the_descriptors_is_left_for_others(monkeypatch):
 async def test_those_that_came_first_are_cut_and_a_member_never(listen, start_hub, monkeypatch):
     """Of IPv4, also where the socket that listens is of IPv6."""
     monkeypatch.setattr(hosting, "max_connections", lambda: 32)  # so that eight may be silent
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.01)
     hub = await start_hub(3, listen=listen)
     port = int(hub.host.grpc_address.rpartition(":")[2])
     hub.host.grpc_address = f"127.0.0.1:{port}"
@@ -45,3 +45,30 @@ async def test_those_that_came_first_are_cut_and_a_member_never(listen, start_hu
         await asyncio.sleep(0)
     assert metrics.connections_cut._value.get() == 1
     assert attended == before
+
+
+async def test_a_member_that_takes_too_many_loses_those_that_came_last(start_hub, monkeypatch):
+    """One silo with a call on each of its connections locked all others out."""
+    monkeypatch.setattr(hosting, "max_connections", lambda: 32)  # four of a member
+    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.01)
+    hub = await start_hub(3)
+    hub.start_silos()
+    attended, cut = hub.host.resources.attendance.connections, hub.host.resources.metrics.connections_cut
+    while len(attended) < 3:
+        await asyncio.sleep(0)
+    before = dict(attended)
+    held = hub.host._connections
+    member = next(iter(held._members.values()))
+    port = int(hub.host.grpc_address.rpartition(":")[2])
+    own = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+    for _, writer in own:
+        host, port = writer.get_extra_info("sockname")
+        held.admit(f"ipv4:{host}:{port}", member)
+    while cut._value.get() < 5:  # one of the member's was there before
+        await asyncio.sleep(0)
+    for reader, _ in own[3:]:
+        assert await reader.read() == b""
+    assert attended == before
+    assert cut._value.get() == 5
+    for _, writer in own:
+        writer.close()
