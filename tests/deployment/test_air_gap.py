@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.__main__ import PAGE
+from tests.host.page import PAGE
 from tests.host.walk import build_wheel
 from tests.support import programs
 from tools.release import air_gap, archives, statement
