@@ -132,7 +132,7 @@ def check_attempts(federation: LocalFederation) -> None:
 def check_logs(federation: LocalFederation) -> None:
     """No traceback at any party, and audit chains unbroken."""
     for service in federation.services.values():
-        text = service.log.read_text()
+        text = service.own_text()
         assert "Traceback" not in text, f"{service.name}\n{text}"
         audit.verify_file(federation.folder / service.name / "audit.jsonl")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,11 @@ PATIENCE_SECONDS = 90.0
 DEMO_SECONDS = 850.0  # a run of 20 s took more than 250 beside a compiler
 
 Record = dict[str, Any]
+# gRPC's own, of a call that came while its server stopped and that the end of the loop cancelled
+OF_GRPC = re.compile(
+    r'Traceback \(most recent call last\):\n  File "[^"\n]*/aio/server\.pyx\.pxi", line \d+, in '
+    r"grpc\._cython\.cygrpc\._schedule_rpc_coro\nasyncio\.exceptions\.CancelledError\n"
+)
 
 
 class Service:
@@ -68,6 +74,10 @@ class Service:
         """Every JSON line of the log so far; a torn last line is left for later."""
         lines = self.log.read_bytes().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
+
+    def own_text(self) -> str:
+        """The log without what gRPC writes past it."""
+        return OF_GRPC.sub("", self.log.read_text())
 
     def wait_halted(self) -> None:
         """Until the process has stopped itself, as tests.support.halting makes it do."""

@@ -390,7 +390,7 @@ def check_logs(director: Director) -> None:
         if fault.kind in (Kind.FULL_DISK, Kind.BUSY_DATABASE)
     }
     for name, service in director.federation.services.items():
-        for line in service.log.read_text().splitlines():
+        for line in service.own_text().splitlines():
             if "Traceback" not in line:
                 continue
             assert line.startswith("{"), f"{name} crashed: {service.tail()}"
