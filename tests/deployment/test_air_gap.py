@@ -27,7 +27,7 @@ ONE_INTERFACE = 'test "$(tail --lines +3 /proc/net/dev | cut --delimiter : --fie
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with this tree's wheel and a pair of keys."""
     folder = tmp_path_factory.mktemp("release")
-    (folder / f"chorale-{VERSION}-py3-none-any.whl").write_bytes(build_wheel())
+    (folder / f"chorale-{VERSION}-py3-none-any.whl").write_bytes(build_wheel(VERSION))
     pair = ["-p", str(folder / "chorale.pub"), "-s", str(folder / "chorale.key")]
     subprocess.run([programs.needed("minisign"), "-G", "-W", *pair], capture_output=True, check=True)
     return folder
