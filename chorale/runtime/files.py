@@ -17,7 +17,8 @@ from typing import TypeAlias
 from crypto.errors import ConfigError
 
 PRIVATE = 0o600  # keys, ledgers, models: of this user alone
-OWN_FILE = "audit.jsonl"  # a service's folder has one
+# a service's folder has one of these at least, once it was used
+OWN_NAMES = frozenset({"audit.jsonl", "ledger.sqlite", "coordinator.sqlite", "agent.lock", "processes"})
 
 Part: TypeAlias = bytes | memoryview
 
@@ -39,7 +40,8 @@ def make_private(directory: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = stat.S_IMODE(directory.stat().st_mode)
-    is_own = (directory / OWN_FILE).exists() or not any(directory.iterdir())
+    names = set(os.listdir(directory))
+    is_own = not names or bool(names & OWN_NAMES)
     kept = 0o2770 if mode & stat.S_ISGID else 0o700
     if mode & ~kept and is_own:
         with suppress(PermissionError):  # another user's
