@@ -51,14 +51,17 @@ class Connections:
         """Until cancelled. port: of this machine, that they connect to."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            known = set(self._members)  # a peer that is admitted meanwhile may not be listed
             try:
-                self._sweep(await asyncio.to_thread(_accepted, port))
+                accepted = await asyncio.to_thread(_accepted, port)
+                for peer in known - accepted.keys():
+                    self._members.pop(peer, None)
+                self._sweep(accepted)
             except OSError as error:  # no descriptor is left to list the others with
                 log.warning("connections not counted", reason=str(error))
 
     def _sweep(self, accepted: dict[str, int]) -> None:
         """Cut what is beyond a limit: each then ends as if its peer had gone."""
-        self._members = {peer: each for peer, each in self._members.items() if peer in accepted}
         former = {peer: accepted[peer] for peer in self._open if peer in accepted}
         self._open = former | accepted
         unknown = [peer for peer in self._open if peer not in self._members]
