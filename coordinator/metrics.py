@@ -118,7 +118,9 @@ class CoordinatorMetrics:
             "Open connections on which nobody has called with a certificate.",
         )
         self.connections_cut = self._new(
-            Counter, "cut_connections", "Connections without a certificate that were cut: too many at once."
+            Counter,
+            "cut_connections",
+            "Connections that were cut: too many without a certificate, or of one member.",
         )
         self.connected_silos = self._new(Gauge, "connected_silos", "Silos attending now.")
         self.software_digests = self._new(

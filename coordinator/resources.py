@@ -88,7 +88,7 @@ def open_resources(settings: CoordinatorSettings, clock: Clock) -> Iterator[Reso
     """Raises ConfigError for unusable files and AuditInUse where another coordinator has the directory."""
     software = own_software()
     log.info("software", version=software.version, sha256=software.sha256 or "none", why=software.why_none)
-    make_private(settings.directory)
+    make_private(settings.directory, known_by=AUDIT)
     metrics = CoordinatorMetrics()
     metrics.watch_directory(settings.directory)
     add_process_metrics(metrics.registry, PREFIX, version=software.version)

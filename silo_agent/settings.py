@@ -18,6 +18,7 @@ from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.machine.settings import MachineSettings
 
 ENV_PREFIX = "CHORALE_SILO_"
+LEDGER = "ledger.sqlite"  # in the silo's directory
 
 
 class SiloSettings(MachineSettings, LineSettings):
@@ -80,7 +81,7 @@ class SiloSettings(MachineSettings, LineSettings):
 
     @property
     def ledger_path(self) -> Path:
-        return self.directory / "ledger.sqlite"
+        return self.directory / LEDGER
 
     @property
     def audit_path(self) -> Path:

@@ -15,7 +15,7 @@ from crypto.errors import ChoraleError, ConfigError, PolicyRefusal
 from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT, SPENT_EVENT
 from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.in_force import HeldPolicy
-from silo_agent.settings import SiloSettings
+from silo_agent.settings import LEDGER, SiloSettings
 from silo_agent.training.data.own_data import check_named
 from silo_agent.training.data.settings import DataSettings
 
@@ -28,7 +28,7 @@ class AgentFailed(ChoraleError):
 def alone(directory: Path) -> Iterator[None]:
     """One agent per directory: two would answer for one another from one ledger."""
     try:
-        make_private(directory)
+        make_private(directory, known_by=LEDGER)
         lock = (directory / "agent.lock").open("w")
     except OSError as error:
         raise ConfigError(f"directory: cannot use {directory}: {(error.strerror or '').lower()}") from error

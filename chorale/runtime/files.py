@@ -17,8 +17,6 @@ from typing import TypeAlias
 from crypto.errors import ConfigError
 
 PRIVATE = 0o600  # keys, ledgers, models: of this user alone
-# a service's folder has one of these at least, once it was used
-OWN_NAMES = frozenset({"audit.jsonl", "ledger.sqlite", "coordinator.sqlite", "agent.lock", "processes"})
 
 Part: TypeAlias = bytes | memoryview
 
@@ -32,16 +30,16 @@ def write_atomic(path: Path, data: bytes | Iterable[Part], *, mode: int = PRIVAT
     _replace(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), parts, lambda: path, mode=mode)
 
 
-def make_private(directory: Path) -> None:
+def make_private(directory: Path, *, known_by: str) -> None:
     """A process's own folder, made where it is not there: other users get at nothing in it.
 
-    A group may where the folder has the setgid bit, as on a volume of Kubernetes. Raises ConfigError for one
-    that others may enter and that holds other files than a service's, or is another user's, and OSError.
+    known_by: a file of the folder once the process used it. A group may enter where the folder has the setgid
+    bit, as on a volume of Kubernetes. Raises ConfigError for one that others may enter and that somebody else
+    uses or owns, and OSError.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = stat.S_IMODE(directory.stat().st_mode)
-    names = set(os.listdir(directory))
-    is_own = not names or bool(names & OWN_NAMES)
+    is_own = (directory / known_by).exists() or not os.listdir(directory)
     kept = 0o2770 if mode & stat.S_ISGID else 0o700
     if mode & ~kept and is_own:
         with suppress(PermissionError):  # another user's

@@ -100,8 +100,7 @@ class FederationService:
         try:
             async with aclosing(connection.outgoing()) as messages:
                 async for message in messages:
-                    kind, size = message.WhichOneof("kind"), message.ByteSize()
-                    log.debug("message sent", silo=connection.silo, kind=kind, bytes=size)
+                    log.debug("message sent", silo=connection.silo, kind=message.WhichOneof("kind"))
                     yield message
         finally:
             for task in tasks:
@@ -237,8 +236,8 @@ class FederationService:
         async for message in messages:
             if connection.ended.is_set():
                 return
-            kind, size = message.WhichOneof("kind"), message.ByteSize()
-            log.debug("message received", silo=connection.silo, kind=kind, bytes=size)
+            kind = message.WhichOneof("kind")
+            log.debug("message received", silo=connection.silo, kind=kind)
             if kind == "heartbeat":
                 self._guard.check(caller, ATTEND)
             self._resources.attendance.deliver(caller.member.name, message)

@@ -222,7 +222,7 @@ class ControlStream:
                     return None
                 if message is None:  # all that gRPC makes of bytes that do not parse
                     return "coordinator sent bytes that are not a message"
-                log.debug("message received", kind=message.WhichOneof("kind"), bytes=message.ByteSize())
+                log.debug("message received", kind=message.WhichOneof("kind"))
                 if message.HasField("heartbeat"):
                     self._check_clock(message.heartbeat.unix_seconds)
                     if message.heartbeat.two_agents:
@@ -246,7 +246,7 @@ class ControlStream:
             while True:
                 message = await self._outbox.next()
                 await call.write(message)
-                log.debug("message sent", kind=message.WhichOneof("kind"), bytes=message.ByteSize())
+                log.debug("message sent", kind=message.WhichOneof("kind"))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader sees the end too, and the coordinator asks again
 

@@ -35,7 +35,7 @@ def test_debug_is_turned_on_and_off_while_a_process_runs(tmp_path: Path) -> None
             assert b'"debug"' not in service.log.read_bytes().removeprefix(before)
 
 
-NAMES = ("time", "level", "logger", "event", "silo", "kind", "bytes", "moved_bytes", "error", "reason")
+NAMES = ("time", "level", "logger", "event", "silo", "kind", "moved_bytes", "error", "reason")
 
 
 def of_level(service: Service, level: str) -> list[Record]:

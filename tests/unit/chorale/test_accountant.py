@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chorale.privacy import renyi
-from chorale.privacy.accountant import epsilon
+from chorale.privacy.accountant import delta_at, epsilon
 from chorale.privacy.releases import (
     DpSgd,
     Gaussian,
@@ -197,6 +197,11 @@ def test_releases_survive_their_text() -> None:
 def test_damaged_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="releases: |dp-sgd: "):
         releases_from_json(text)
+
+
+def test_next_to_no_noise_promises_nothing() -> None:
+    """Its losses are beyond a float's exponent: an OverflowError came out."""
+    assert delta_at([Gaussian(noise_multiplier=1e-5, draws=1)], 1.0) == 1.0
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps"), [(1.0, 0.1, 300), (4.0, 0.5, 20), (20.0, 0.3, 3000)])

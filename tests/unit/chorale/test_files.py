@@ -107,7 +107,7 @@ def test_own_folder_is_closed_to_others_and_left_to_the_group_of_a_volume(
         own.chmod(folder)
     (own / "audit.jsonl").touch()
     for own in (tmp_path / "new", tmp_path / "used"):
-        make_private(own)
+        make_private(own, known_by="audit.jsonl")
         assert oct(mode_of(own)) == oct(left)
 
 
@@ -117,7 +117,7 @@ def test_folder_that_others_use_is_refused_and_left_as_it_is(tmp_path: Path) -> 
     (own / "other").mkdir(parents=True)
     own.chmod(0o755)
     with pytest.raises(ConfigError, match=r"mode 0755.: run chmod o= .*/lib, or name a folder of its own"):
-        make_private(own)
+        make_private(own, known_by="audit.jsonl")
     assert [mode_of(each) for each in (own, own / "other")] == [0o755, 0o755]
 
 
@@ -130,4 +130,4 @@ def test_folder_of_another_user_that_all_may_enter_is_refused(
     tmp_path.chmod(0o2777)
     monkeypatch.setattr(Path, "chmod", refuse)
     with pytest.raises(ConfigError, match=f"other users can enter it .mode 2777.: run chmod o= {tmp_path}"):
-        make_private(tmp_path)
+        make_private(tmp_path, known_by="audit.jsonl")

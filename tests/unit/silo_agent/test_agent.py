@@ -85,7 +85,7 @@ async def test_a_policy_with_another_delta_than_the_account_is_refused(make_sett
 
 async def test_a_directory_in_use_is_refused(make_settings: MakeSettings) -> None:
     settings = make_settings()
-    settings.directory.mkdir()
+    settings.directory.mkdir(mode=0o700)
     with (settings.directory / "agent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(AgentFailed, match=f"another agent is running in {settings.directory}"):
@@ -105,6 +105,7 @@ async def test_an_agent_of_several_devices_says_what_private_jobs_use_and_clears
     make_settings: MakeSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = make_settings(devices=2, device="cpu")
+    settings.directory.mkdir(mode=0o700)
     left = settings.processes_directory / "folder" / "error-0.json"
     left.parent.mkdir(parents=True)
     left.touch()
@@ -151,7 +152,7 @@ async def test_a_policy_of_another_federation_is_refused(make_settings: MakeSett
 
 async def test_a_ledger_that_lost_a_reveal_does_not_serve(make_settings: MakeSettings) -> None:
     settings = make_settings()
-    settings.directory.mkdir()
+    settings.directory.mkdir(mode=0o700)
     log = AuditLog(settings.audit_path)
     log.append(REVEALED_EVENT, job="a" * 64, round=1, phase="train", cohort="c" * 64)
     log.close()
