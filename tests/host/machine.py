@@ -15,6 +15,7 @@ import numpy
 
 BOOT = Path(__file__).with_name("boot.sh")
 PACKAGES = Path(numpy.__file__).parents[1]
+HOME = "/root"  # of a machine: where the page's commands are done
 START_SECONDS = 60.0
 NAMESPACES = "--mount --uts --ipc --net --pid --cgroup"
 
@@ -70,7 +71,7 @@ class Machine:
 
     def run(self, command: str, *, check: bool = True) -> str:
         """Standard output of a line of bash, by root on the machine. Raises RuntimeError where it fails."""
-        script = f"cd /root && {command}"
+        script = f"cd {HOME} && {command}"
         done = subprocess.run(
             [*self._inside(), "bash", "-euo", "pipefail", "-c", script],
             check=False,
@@ -97,7 +98,7 @@ class Machine:
         return shlex.join([*self._inside(), "bash"])
 
     def _inside(self) -> list[str]:
-        variables = ["HOME=/root", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
+        variables = [f"HOME={HOME}", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
         return ["nsenter", "--target", str(self.first), "--all", "env", "-i", *variables]
 
     def _is_up(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.cluster.page import HUB, SILOS
 from tests.host.jobs import CONFIG, a_job_ends, wait_connected
+from tests.host.machine import HOME
 from tests.host.network import open_port
 from tests.host.page import MEMBERS, NEW, OFFICE, PAGE, moves
 from tests.host.walk import NAME, Walk, newest_backup
@@ -27,8 +28,8 @@ def certificates_go_to_their_members(walk: Walk) -> None:
 
 def keys_are_where_they_were_made(walk: Walk) -> None:
     own = {name: {f"/etc/chorale-{name}/{name}.key"} for name in MEMBERS}
-    for name, keys in {**own, OFFICE: {"/root/authority/authority.key", "/root/olga/olga.key"}}.items():
-        find = "find /etc /root -maxdepth 2 -name '*.key' -newer /etc/machine-id"
+    for name, keys in {**own, OFFICE: {f"{HOME}/authority/authority.key", f"{HOME}/olga/olga.key"}}.items():
+        find = f"find /etc {HOME} -maxdepth 2 -name '*.key' -newer /etc/machine-id"
         found = set(walk.machines[name].run(find).split())
         assert found == keys, (name, found)
     walk.report.passed("each private key is on the machine of its member alone")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.page import HUB, SILOS
+from tests.host.machine import HOME
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy-one-machine.md"
 OFFICE = "office"  # the authority's and the operator's
@@ -86,4 +87,4 @@ def moves(page: str) -> Iterator[Move]:
 def _place(cell: str) -> tuple[str, str]:
     """Machine and folder."""
     folder = cell.strip("`")
-    return (OFFICE, "/root") if folder == "authority" else (folder.removeprefix("/etc/chorale-"), folder)
+    return (OFFICE, HOME) if folder == "authority" else (folder.removeprefix("/etc/chorale-"), folder)

@@ -9,6 +9,7 @@ from tests.cluster.page import HUB, SILOS
 from tests.deployment.runbooks import runbooks
 from tests.deployment.without_kubernetes import FOREIGN, foreign, rows, translated
 from tests.host.jobs import approve, finish, submit, wait_connected
+from tests.host.machine import HOME
 from tests.host.page import OFFICE
 from tests.host.walk import NAME, Walk
 
@@ -23,7 +24,7 @@ def runbooks_are_done(walk: Walk) -> None:
     """
     ended = walk.ended
     waiting = submit(walk, "during-alarms")
-    walk.move("roster.json", (OFFICE, "/root"), (HUB, "/root"))  # the newest
+    walk.move("roster.json", (OFFICE, HOME), (HUB, HOME))  # the newest
     done = set[str]()
     for alarm, runbook in runbooks().items():
         walk.report.say(f"== {alarm}")
@@ -64,19 +65,19 @@ def _do_and_pass_on(walk: Walk, command: str) -> None:
     if "csr" in words:
         name, folder = words[words.index("--name") + 1], words[words.index("--out") + 1]
         walk.do(name, command)
-        walk.move(f"{folder}/{name}.csr", (name, "/root"), (OFFICE, f"/root/{folder}"))
+        walk.move(f"{folder}/{name}.csr", (name, HOME), (OFFICE, f"{HOME}/{folder}"))
         return
     walk.do(OFFICE, command)
     if "sign" in words:
         folder, _, file = words[words.index("sign") + 1].partition("/")
         name = file.removesuffix(".csr")
-        walk.move(f"{folder}/{name}.crt", (OFFICE, "/root"), (name, f"/root/{folder}"))
+        walk.move(f"{folder}/{name}.crt", (OFFICE, HOME), (name, f"{HOME}/{folder}"))
     elif "--out" in words:
-        walk.move("roster.json", (OFFICE, "/root"), (HUB, "/root"))
+        walk.move("roster.json", (OFFICE, HOME), (HUB, HOME))
 
 
 def _coordinator_shows_its_new_certificate(walk: Walk) -> str:
-    made = walk.machines[OFFICE].read(f"/root/{HUB}-2/{HUB}.crt").decode()
+    made = walk.machines[OFFICE].read(f"{HOME}/{HUB}-2/{HUB}.crt").decode()
     served = f"/opt/chorale/bin/python -c {shlex.quote(SERVED)}"
     walk.wait(lambda: walk.machines[SILOS[0]].run(served) == made, "the coordinator's new certificate")
     return HUB
