@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 5.0  # request line and headers together; as long again for each part of the answer
 MAX_CONNECTIONS = 32  # a thread each; beyond them the oldest is cut off
 POLL_SECONDS = 0.1  # how soon `stop` is noticed
+WARNING_SECONDS = 60.0  # between two lines that say so
 RESERVED = 8  # descriptors for a request where there are no others: its own, and what metrics read
 
 log = get_logger("observability.probes")
@@ -100,22 +101,20 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._open: dict[int, socket.socket] = {}  # oldest first
         self._turn = threading.Lock()
         self._reserved: list[int] = []
-        self._is_logged = False
+        self._warned_at = -WARNING_SECONDS
         super().__init__(*args, **options)
         self._reserve()
 
     def get_request(self) -> tuple[Any, Any]:
         try:
-            taken = cast(tuple[Any, Any], super().get_request())
+            return cast(tuple[Any, Any], super().get_request())
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-        else:
-            self._is_logged = False
-            return taken
-        if not self._is_logged:
+        now = self.monotonic()
+        if now - self._warned_at >= WARNING_SECONDS:
             log.warning("no descriptors are left but those of probes", limit=max_descriptors())
-        self._is_logged = True
+            self._warned_at = now
         if not self._give_up():
             time.sleep(POLL_SECONDS)  # requests that are under way have them
         try:

@@ -13,7 +13,7 @@ from tests.unit.cli.conftest import Calls, Desk
 
 
 def write(path: Path, *events: str) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     with closing(AuditLog(path)) as log:
         for event in events:
             log.append(event)
