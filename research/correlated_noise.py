@@ -200,7 +200,7 @@ def _accuracy(found: Level, own: Samples, tested: Samples, *, rate: float, seed:
     """Softmax regression from zero; each record is in one of `bands` groups, and steps take them in turn."""
     rng = np.random.default_rng(seed)
     mine = own.take(rng.permutation(len(own))[:RECORDS])
-    inputs_ND, labels_N = _inputs(mine), mine.labels
+    inputs_ND, labels_N = inputs_of(mine), mine.labels
     group_N = rng.integers(found.bands, size=RECORDS)
     chance = found.bands * SAMPLE_RATE
     weights_DC = np.zeros((inputs_ND.shape[1], int(own.labels.max()) + 1))
@@ -209,13 +209,13 @@ def _accuracy(found: Level, own: Samples, tested: Samples, *, rate: float, seed:
     noise_nDC = np.tensordot(inverse_nn, fresh_nDC, axes=1)
     for step in range(STEPS):
         is_drawn_N = (group_N == step % found.bands) & (rng.random(RECORDS) < chance)
-        gradient_DC = _clipped_sum(weights_DC, inputs_ND[is_drawn_N], labels_N[is_drawn_N])
+        gradient_DC = clipped_sum(weights_DC, inputs_ND[is_drawn_N], labels_N[is_drawn_N])
         weights_DC -= rate * (gradient_DC + noise_nDC[step]) / (SAMPLE_RATE * RECORDS)
-    guessed_N = (_inputs(tested) @ weights_DC).argmax(axis=1)
+    guessed_N = (inputs_of(tested) @ weights_DC).argmax(axis=1)
     return float(np.mean(guessed_N == tested.labels))
 
 
-def _clipped_sum(weights_DC: FloatArray, inputs_ND: FloatArray, labels_N: NDArray[np.int64]) -> FloatArray:
+def clipped_sum(weights_DC: FloatArray, inputs_ND: FloatArray, labels_N: NDArray[np.int64]) -> FloatArray:
     """Of the records' gradients, each x (p - y)^T clipped as a whole."""
     logits_NC = inputs_ND @ weights_DC
     error_NC = np.exp(logits_NC - logits_NC.max(axis=1, keepdims=True))
@@ -227,7 +227,7 @@ def _clipped_sum(weights_DC: FloatArray, inputs_ND: FloatArray, labels_N: NDArra
     return sum_DC
 
 
-def _inputs(samples: Samples) -> FloatArray:
+def inputs_of(samples: Samples) -> FloatArray:
     """With a 1 for the bias."""
     flat_ND = samples.features.reshape(len(samples), -1).astype(np.float64)
     return np.hstack([flat_ND, np.ones((len(samples), 1))])
