@@ -19,7 +19,7 @@ def test_factors_are_those_of_the_noise_that_silos_draw(silos: int) -> None:
 
 
 def test_more_noise_is_less_accurate() -> None:
-    """Two classes that one input tells apart."""
+    """Two classes, by the sign of one input."""
     rng = np.random.default_rng(7)
     labels_N = rng.integers(2, size=2_000)
     inputs_ND = np.column_stack([2.0 * labels_N - 1.0, rng.standard_normal((2_000, 20)), np.ones(2_000)])
