@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular, toeplitz  # type: ignore[import-untyped]
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from bench.options import Parser, whole
@@ -39,6 +40,9 @@ BANDS = (1, 2, 5)  # those that divide 50 steps and keep b q at most 1
 EPSILONS = (1.0, 4.0, 8.0)
 MOMENTA = (0.0, 0.9)
 RECORDS = 4_000
+LONG_STEPS = 1_000
+LONG_RATES = (0.02, 0.05)
+LONG_BANDS = (1, 2, 5, 10, 20, 50)  # those with b q above 1 are left out
 MAX_SEEDS = 50
 FloatArray = NDArray[np.float64]
 
@@ -64,6 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Every epsilon, momentum and number of bands; accuracies where the data are there."""
     options = _options(arguments)
     levels = []
+    if options.long:
+        for rate in LONG_RATES:
+            levels += long_levels(rate)
+        if options.json:
+            print(json.dumps({"levels": [asdict(each) for each in levels], "rows": []}))
+        return 0
     for epsilon in EPSILONS:
         for momentum in MOMENTA:
             for bands in BANDS:
@@ -89,6 +99,47 @@ def level(epsilon: float, *, momentum: float, bands: int, steps: int = STEPS) ->
         error=multiplier * float(np.linalg.norm(error_nn)) / math.sqrt(steps),
         last=multiplier * float(np.linalg.norm(error_nn[-1])),
     )
+
+
+def long_levels(rate: float, *, steps: int = LONG_STEPS) -> list[Level]:
+    """Of jobs too long for the search: C is a power series, which is not the best one. Printed as found."""
+    levels = []
+    for epsilon in (EPSILONS[0], EPSILONS[-1]):
+        for momentum in MOMENTA:
+            work_nn = workload(steps, momentum=momentum)
+            for bands in (each for each in LONG_BANDS if each * rate <= 1.0 and steps % each == 0):
+                multiplier = noise_multiplier(
+                    epsilon, delta=DELTA, sample_rate=bands * rate, steps=steps // bands
+                )
+                encoder_nn = power_series(steps, momentum=momentum, bands=bands)
+                error_nn = solve_triangular(encoder_nn.T, work_nn.T, lower=False).T
+                found = Level(
+                    epsilon=epsilon,
+                    momentum=momentum,
+                    bands=bands,
+                    multiplier=multiplier,
+                    error=multiplier * float(np.linalg.norm(error_nn)) / math.sqrt(steps),
+                    last=multiplier * float(np.linalg.norm(error_nn[-1])),
+                )
+                levels.append(found)
+                print(f"rate {rate:g}, {_words(found)}", file=sys.stderr, flush=True)
+    return levels
+
+
+def power_series(steps: int, *, momentum: float, bands: int) -> FloatArray:
+    """C: the root of A as a series in the shift, cut to the bands, columns of norm 1. Shapes: -> (n, n).
+
+    A is 1 / ((1 - x)(1 - momentum x)); (1 - p x)^(-1/2) has the coefficients p^k (2k choose k) / 4^k.
+    """
+    root_n = np.ones(steps)
+    for shrink in (1.0, momentum):
+        series_n = np.ones(steps)
+        for place in range(1, steps):
+            series_n[place] = series_n[place - 1] * shrink * (2 * place - 1) / (2 * place)
+        root_n = series_n if shrink == 1.0 else np.convolve(root_n, series_n)[:steps]
+    root_n[bands:] = 0.0
+    encoder_nn = np.tril(toeplitz(root_n))
+    return np.asarray(encoder_nn / np.linalg.norm(encoder_nn, axis=0), np.float64)
 
 
 def workload(steps: int, *, momentum: float) -> FloatArray:
@@ -149,7 +200,7 @@ def _accuracy(found: Level, own: Samples, tested: Samples, *, rate: float, seed:
     """Softmax regression from zero; each record is in one of `bands` groups, and steps take them in turn."""
     rng = np.random.default_rng(seed)
     mine = own.take(rng.permutation(len(own))[:RECORDS])
-    inputs_ND, labels_N = _inputs(mine), mine.labels
+    inputs_ND, labels_N = inputs_of(mine), mine.labels
     group_N = rng.integers(found.bands, size=RECORDS)
     chance = found.bands * SAMPLE_RATE
     weights_DC = np.zeros((inputs_ND.shape[1], int(own.labels.max()) + 1))
@@ -158,13 +209,13 @@ def _accuracy(found: Level, own: Samples, tested: Samples, *, rate: float, seed:
     noise_nDC = np.tensordot(inverse_nn, fresh_nDC, axes=1)
     for step in range(STEPS):
         is_drawn_N = (group_N == step % found.bands) & (rng.random(RECORDS) < chance)
-        gradient_DC = _clipped_sum(weights_DC, inputs_ND[is_drawn_N], labels_N[is_drawn_N])
+        gradient_DC = clipped_sum(weights_DC, inputs_ND[is_drawn_N], labels_N[is_drawn_N])
         weights_DC -= rate * (gradient_DC + noise_nDC[step]) / (SAMPLE_RATE * RECORDS)
-    guessed_N = (_inputs(tested) @ weights_DC).argmax(axis=1)
+    guessed_N = (inputs_of(tested) @ weights_DC).argmax(axis=1)
     return float(np.mean(guessed_N == tested.labels))
 
 
-def _clipped_sum(weights_DC: FloatArray, inputs_ND: FloatArray, labels_N: NDArray[np.int64]) -> FloatArray:
+def clipped_sum(weights_DC: FloatArray, inputs_ND: FloatArray, labels_N: NDArray[np.int64]) -> FloatArray:
     """Of the records' gradients, each x (p - y)^T clipped as a whole."""
     logits_NC = inputs_ND @ weights_DC
     error_NC = np.exp(logits_NC - logits_NC.max(axis=1, keepdims=True))
@@ -176,7 +227,7 @@ def _clipped_sum(weights_DC: FloatArray, inputs_ND: FloatArray, labels_N: NDArra
     return sum_DC
 
 
-def _inputs(samples: Samples) -> FloatArray:
+def inputs_of(samples: Samples) -> FloatArray:
     """With a 1 for the bias."""
     flat_ND = samples.features.reshape(len(samples), -1).astype(np.float64)
     return np.hstack([flat_ND, np.ones((len(samples), 1))])
@@ -197,6 +248,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("correlated_noise", __doc__, package="research")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of MNIST's four idx files")
     parser.add_argument("--seeds", type=whole(2, MAX_SEEDS), default=5, help="of the accuracies")
+    parser.add_argument(
+        "--long", action="store_true", help=f"noise of {LONG_STEPS} steps alone; minutes of CPU time"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     return parser.parse_args(arguments)
 

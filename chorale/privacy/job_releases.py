@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -32,6 +33,16 @@ from strategies.phases.enrollment import ENROLLMENT
 ROWS = (2, 5, 10, 20)  # of one person, for which an epsilon is reported
 
 Chosen: TypeAlias = Callable[[Quantity, Release], bool]
+# what an update is charged by: steps of DP-SGD, or noise on it as a whole
+Bound: TypeAlias = type[DpSgd] | type[Gaussian]
+
+
+def _is_any(quantity: Quantity, release: Release) -> bool:
+    return True
+
+
+def _is_update(quantity: Quantity, release: Release) -> bool:
+    return quantity.discloses is Disclosure.UPDATE
 
 
 def planned_phases(spec: JobSpec) -> list[tuple[str, int, int]]:
@@ -67,6 +78,10 @@ class JobReleases:
     h, those that are sure to be in a sum and honest. 1 leaves a silo its own noise alone. colluders: of all
     silos of the job, of which a draw may name more than floor(m/3); None: `default_colluders`.
 
+    An update that DP-SGD made and that is noised as a whole as well costs a record the cheaper of the two:
+    each bounds by itself all that leaves of it (docs/privacy-proofs.md, "Records and sums"). One of them is
+    charged in all of a job's phases.
+
     Every method raises ConfigError for a job without privacy, for a quantity that nothing protects, and for
     a multiplier that is null.
     """
@@ -88,31 +103,23 @@ class JobReleases:
         self._state = {**shapes, TOTAL: np.array(1)}  # enrollment writes it; it decides no sensitivity
         self._honest, self._colluders = honest, colluders
         self._has_like_arms = spec.search is None
-        self._found: dict[tuple[str, int, int], list[tuple[Quantity, Release]]] = {}
+        self._found: dict[tuple[str, int, int, Bound], list[tuple[Quantity, Release]]] = {}
 
     def of_input(self, kind: str, members: int, *, arms: int = 1) -> list[tuple[Quantity, Release]]:
-        """What one input to a phase of that kind releases, each with its quantity as the method declares it;
-        DP-SGD's steps belong to the update. members: m, that the round names. arms: of a search, how many
+        """What one input to a phase of that kind is charged, each with its quantity as the method declares
+        it; DP-SGD's steps belong to the update. members: m, that the round names. arms: of a search, how many
         the phase trains; `planned` checks that it is the same which."""
-        if (kind, members, arms) not in self._found:
-            self._found[kind, members, arms] = self._at_risk(self._of_sums(kind, members, arms), members)
-        return self._found[kind, members, arms]
+        return self._charged(kind, members, arms, self._cheaper)
 
     def cost(self, kind: str, members: int, *, arms: int = 1) -> tuple[Release, ...]:
         """The same without the quantities: to be paid before the silo's data are touched."""
         return tuple(release for _, release in self.of_input(kind, members, arms=arms))
 
-    def planned(self, of: Chosen = lambda quantity, release: True) -> Counter[Release]:
-        """All that the plan releases of a silo that is in everything, and how often. of: which count."""
-        self._check_arms()
-        planned: Counter[Release] = Counter()
-        for kind, members, times, arms in planned_rungs(self.spec):
-            for quantity, release in self.of_input(kind, members, arms=arms):
-                if of(quantity, release):
-                    planned[release] += times
-        return +planned  # of 0 rounds nothing
+    def planned(self, of: Chosen = _is_any) -> Counter[Release]:
+        """All that a silo that is in everything is charged for the plan, and how often. of: which count."""
+        return self._planned(of, self._cheaper)
 
-    def epsilon(self, of: Chosen = lambda quantity, release: True) -> float:
+    def epsilon(self, of: Chosen = _is_any) -> float:
         """What the job as planned costs a silo's data set, at the job's delta. of: which releases count."""
         return epsilon(self.planned(of), privacy_of(self.spec).delta)
 
@@ -121,13 +128,15 @@ class JobReleases:
 
         None without `privacy.sums`: DP-SGD hides records, and no noise hides a silo.
         """
-        if privacy_of(self.spec).sums is None:
-            return None
-        return self.epsilon(
-            lambda quantity, release: (
-                quantity.discloses is Disclosure.UPDATE and isinstance(release, Gaussian)
-            )
-        )
+        privacy = privacy_of(self.spec)
+        return None if privacy.sums is None else epsilon(self._planned(_is_update, Gaussian), privacy.delta)
+
+    def epsilon_of_steps(self) -> float:
+        """What the plan costs a record where DP-SGD alone hides it in the updates, whatever noise they get
+        as a whole; of a job without DP-SGD its epsilon."""
+        privacy = privacy_of(self.spec)
+        bound: Bound = Gaussian if privacy.records is None else DpSgd
+        return epsilon(self._planned(_is_any, bound), privacy.delta)
 
     def epsilon_of_statistics(self) -> float:
         """What the planned statistics by themselves cost a record; they hide no silo."""
@@ -140,20 +149,18 @@ class JobReleases:
         patient, all records of one are one, and none of this counts.
         """
         privacy, found = privacy_of(self.spec), dict.fromkeys(ROWS, math.inf)
-
-        def of_update(quantity: Quantity) -> bool:
-            return privacy.sums is not None and quantity.discloses is Disclosure.UPDATE
-
-        statistics = self.planned(lambda quantity, _: not of_update(quantity))
-        updates = self.planned(lambda quantity, _: of_update(quantity))
         for rows in ROWS:
-            # a silo's update is exchanged for another once, however many records change
-            exchanged = {
-                replace(each, noise_multiplier=rows * each.noise_multiplier): count
-                for each, count in updates.items()
-                if isinstance(each, Gaussian)
-            }
-            cost = epsilon(statistics + Counter(exchanged), privacy.delta, rows=rows)
+            costs = list[float]()
+            if privacy.records is not None:
+                costs.append(epsilon(self._planned(_is_any, DpSgd), privacy.delta, rows=rows))
+            if privacy.sums is not None:
+                # a silo's update is exchanged for another once, however many records change
+                exchanged = Counter[Release]()
+                for each, count in self._planned(_is_update, Gaussian).items():
+                    exchanged[replace(each, noise_multiplier=rows * each.noise_multiplier)] += count
+                statistics = self._planned(lambda *each: not _is_update(*each), Gaussian)
+                costs.append(epsilon(statistics + exchanged, privacy.delta, rows=rows))
+            cost = min(costs)
             if cost > MAX_EPSILON:
                 break  # and more records cost more
             found[rows] = cost
@@ -173,6 +180,39 @@ class JobReleases:
                     given[release] += times
         cost = epsilon(given, privacy_of(self.spec).delta)
         return cost if cost <= MAX_EPSILON else math.inf
+
+    @cached_property
+    def _cheaper(self) -> Bound:
+        """Of the whole plan's updates by themselves, so it follows from the job and from no data."""
+        privacy = privacy_of(self.spec)
+        if privacy.sums is None or privacy.records is None:
+            return DpSgd if privacy.sums is None else Gaussian
+        steps, sums = (
+            epsilon(self._planned(_is_update, bound), privacy.delta) for bound in (DpSgd, Gaussian)
+        )
+        return DpSgd if steps <= sums else Gaussian
+
+    def _planned(self, of: Chosen, bound: Bound) -> Counter[Release]:
+        self._check_arms()
+        planned: Counter[Release] = Counter()
+        for kind, members, times, arms in planned_rungs(self.spec):
+            for quantity, release in self._charged(kind, members, arms, bound):
+                if of(quantity, release):
+                    planned[release] += times
+        return +planned  # of 0 rounds nothing
+
+    def _charged(self, kind: str, members: int, arms: int, bound: Bound) -> list[tuple[Quantity, Release]]:
+        """bound: of an update with both, which of them is charged."""
+        key = kind, members, arms, bound
+        if key not in self._found:
+            other = Gaussian if bound is DpSgd else DpSgd
+            charged = [
+                (quantity, release)
+                for quantity, release in self._of_sums(kind, members, arms)
+                if not (_is_update(quantity, release) and isinstance(release, other))
+            ]
+            self._found[key] = self._at_risk(charged, members)
+        return self._found[key]
 
     def _check_arms(self) -> None:
         """Which arms are left follows from the data: what they cost must not, or no plan is fixed before."""

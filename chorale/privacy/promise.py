@@ -32,7 +32,8 @@ class Promise:
     epsilon_statistics_per_record are what either costs by itself, the first None where the unit is record.
     multipliers: by field of the job's `privacy`. update_noise: length of the noise on a round's mean update
     in clip norms, the longest that a mean update can be; 0 where it carries none. epsilon_of_rows: what the
-    plan costs somebody with so many records in one silo; infinite where nothing is promised.
+    plan costs somebody with so many records in one silo; infinite where nothing is promised. reserve: what
+    the noise kept for lost silos costs, as a sentence; "" where no noise on an update is shared.
     """
 
     epsilon: float
@@ -48,6 +49,7 @@ class Promise:
     epsilon_of_rows: Mapping[int, float]
     multipliers: Mapping[str, float] = field(default_factory=dict)
     update_noise: float = 0.0
+    reserve: str = ""
 
     def lines(self) -> list[str]:
         """For a person: what is promised, against whom, and what few silos make of it."""
@@ -61,6 +63,7 @@ class Promise:
             f"{if_all_others_collude(self.epsilon_if_all_others_collude)}",
             f"privacy: {rows_in_words(self.epsilon_of_rows)}; all rows of one unit are one record where a "
             "silo's data set has units (data.unit)",
+            *([self.reserve] if self.reserve else []),
         ]
         if self.update_noise <= DROWNED:
             return lines
@@ -117,6 +120,7 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         multipliers={field: value for field, value in multipliers.items() if value is not None},
         update_noise=update_noise,
         epsilon_of_rows=released.epsilon_of_rows(),
+        reserve=_reserve(spec) if privacy.has_shared_noise or privacy.sums is not None else "",
     )
 
 
@@ -133,6 +137,31 @@ def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
     return (
         f"for each record; by themselves updates cost epsilon {updates_per_silo:.4g} for each silo, "
         f"statistics epsilon {statistics_per_record:.4g} for each record"
+    )
+
+
+def _reserve(spec: JobSpec) -> str:
+    """What the noise kept for lost silos costs, and what losing more of them does (docs/protocol.md 3.1).
+
+    h silos add what one curator would; where all m are there, their noise is sqrt(m / h) times as strong.
+    """
+    members = spec.named_per_round
+    rule = spec.rule(members)
+    what, end = "round", "is lost"
+    if spec.steps is not None:
+        what, end = "step", f"takes one of the {spec.spare_steps} spare ones"
+    room = members - rule.min_survivors
+    most = max(members - 1, rule.min_survivors)
+    told = (
+        f"privacy: room for {room} lost silo{'' if room == 1 else 's'} makes the noise of all {members} "
+        f"{math.sqrt(members / rule.min_honest):.3g} times one curator's"
+    )
+    lost = f"a {what} that loses more waits for them, is tried again at no further epsilon, and at last {end}"
+    if most == rule.min_survivors:
+        return f"{told}; {lost}"
+    return (
+        f"{told}; with min_cohort {most} it is {math.sqrt(members / (most - rule.colluders)):.3g} times, the "
+        f"epsilon if all others collude rises, and the room is for 1: {lost}"
     )
 
 

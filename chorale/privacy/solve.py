@@ -12,7 +12,11 @@ from chorale.spec.privacy_spec import MAX_MULTIPLIER, MIN_MULTIPLIER
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 
-STATISTICS = "statistics_noise_multiplier"
+STATISTICS, RECORDS, SUMS = (
+    "statistics_noise_multiplier",
+    "records.noise_multiplier",
+    "sums.noise_multiplier",
+)
 # of a target epsilon, where training and statistics are both to be solved for: costs add up about by
 # their squares, so training has a tenth more noise than without statistics
 STATISTICS_SHARE = 0.4
@@ -28,9 +32,10 @@ def solve(spec: JobSpec, state: GlobalState) -> JobSpec:
     """The job with the multipliers that are null filled in, so that it costs 0.99 to 1 of its target.
 
     Where training and statistics are both to be solved for, the statistics by themselves cost
-    STATISTICS_SHARE of epsilon, and training what is left; records and sums get the same multiplier.
-    Deterministic. A job that leaves nothing open comes back as it is. Raises ConfigError where no noise
-    meets the target.
+    STATISTICS_SHARE of epsilon, and training what is left. Of a job with records and sums each is solved as
+    if it stood alone: DP-SGD for the record's epsilon, sums for what the updates cost a silo as well. Where
+    the noise of one was given, a record may cost less than 0.99 of the target. Deterministic. A job that
+    leaves nothing open comes back as it is. Raises ConfigError where no noise meets the target.
     """
     if spec.privacy is None or not spec.privacy.unsolved:
         return spec
@@ -41,18 +46,31 @@ def solve(spec: JobSpec, state: GlobalState) -> JobSpec:
         # training is not counted here, so any multiplier will do for it
         statistics = _least_multiplier(
             lambda multiplier: JobReleases(
-                _filled(spec, multiplier, training=1.0), state
+                _filled(spec, statistics=multiplier, records=1.0, sums=1.0), state
             ).epsilon_of_statistics(),
             STATISTICS_SHARE * target,
             asked=target,
         )
-        spec = _filled(spec, statistics, training=None)
-    solved = _least_multiplier(
-        lambda multiplier: JobReleases(_filled(spec, multiplier, training=multiplier), state).epsilon(),
-        target,
-        asked=target,
-    )
-    return _filled(spec, solved, training=solved)
+        spec = _filled(spec, statistics=statistics)
+    if RECORDS in unsolved:
+        records = _least_multiplier(
+            lambda multiplier: JobReleases(
+                _filled(spec, records=multiplier, sums=1.0), state
+            ).epsilon_of_steps(),
+            target,
+            asked=target,
+        )
+        spec = _filled(spec, records=records)
+    if not privacy_of(spec).unsolved:
+        return spec
+
+    def cost(multiplier: float) -> float:
+        released = JobReleases(_filled(spec, statistics=multiplier, sums=multiplier), state)
+        of_silo = released.epsilon_of_updates() if SUMS in unsolved else None
+        return max(released.epsilon(), of_silo or 0.0)
+
+    solved = _least_multiplier(cost, target, asked=target)
+    return _filled(spec, statistics=solved, sums=solved)
 
 
 def _least_multiplier(cost: Callable[[float], float], target: float, *, asked: float) -> float:
@@ -83,7 +101,13 @@ def _least_multiplier(cost: Callable[[float], float], target: float, *, asked: f
     return float(f"{math.ceil(high / unit) * unit:.{_DIGITS}g}")
 
 
-def _filled(spec: JobSpec, statistics: float, *, training: float | None) -> JobSpec:
+def _filled(
+    spec: JobSpec,
+    *,
+    statistics: float | None = None,
+    records: float | None = None,
+    sums: float | None = None,
+) -> JobSpec:
     """The job with these multipliers where it has none."""
-    privacy = privacy_of(spec).with_multipliers(records=training, sums=training, statistics=statistics)
+    privacy = privacy_of(spec).with_multipliers(records=records, sums=sums, statistics=statistics)
     return spec.model_copy(update={"privacy": privacy})

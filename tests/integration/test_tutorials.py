@@ -86,7 +86,7 @@ def test_label_skew(tmp_path: Path, here: Call) -> None:
 def test_private_job(tmp_path: Path, here: Call) -> None:
     alone, allowed = done("private-job", tmp_path, here)
     for output in (alone, allowed):
-        assert len([line for line in output.splitlines() if line.startswith("privacy: ")]) == 3
+        assert len([line for line in output.splitlines() if line.startswith("privacy: ")]) == 4
         assert final(output)["intervals"]["final_accuracy"]["noise"] is not None
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.quantity_noise import dp_sgd_steps
-from chorale.privacy.releases import DpSgd, Release, SampledGaussian
+from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import MAX_DELTA, MAX_EPSILON, MIN_DELTA
@@ -155,6 +155,10 @@ class PrivacyPolicy(BaseModel):
         rounds = spec.rounds if self.partial_jobs is Permission.REFUSE else 1
         trained = sum(times * arms for times, arms in spec.rungs(rounds))
         cost = _epsilon_of_rounds(round, trained, self.delta)
+        if (sums := spec.privacy.sums) is not None and sums.noise_multiplier is not None:
+            # a record pays for the cheaper of the two; it exchanges its silo's update, twice the clip
+            whole = Gaussian(noise_multiplier=sums.noise_multiplier / 2.0, draws=0)
+            cost = min(cost, _epsilon_of_rounds(whole, trained, self.delta))
         if not cost <= self.epsilon:
             name = "round" if spec.steps is None else "step"
             what = f"{rounds} {name}s of training" if rounds > 1 else f"one {name} of training"

@@ -11,9 +11,11 @@ from chorale.privacy import solve as module_of_solve
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.batch_cap import CUT_FAILURE
 from chorale.privacy.job_releases import JobReleases
+from chorale.privacy.promise import promise_of
+from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.privacy.releases import DpSgd, Gaussian, SampledGaussian
 from chorale.privacy.solve import MIN_USED, solve
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.job_spec import JobSpec, phase_context
 from crypto.fixed_point.layout import Side
 from crypto.session.cohort import default_colluders, draw_risk
 from tests.support.privacy_losses import epsilon_by_fft
@@ -149,3 +151,43 @@ def test_a_job_of_50_steps_is_solved_in_few_trials(target: float, monkeypatch: p
     assert MIN_USED * target <= JobReleases(solved, STATE).epsilon() <= target
     assert len(tried) <= 10
     assert solve(solved, STATE) is solved
+
+
+def noise_of_all(silos: int, **fields: object) -> float:
+    """Of a step's sum of all silos, in one curator's: the clip is 1."""
+    spec = shared(silos, **fields)
+    context = phase_context(spec, 1, STATE, silos, public_seed=bytes(32))
+    (gradient,) = noised(spec.method.phase("train").quantities(context), spec, silos)
+    return noise_deviations([gradient], silos)["gradient"] / RECORDS["noise_multiplier"]
+
+
+@pytest.mark.parametrize(
+    ("silos", "min_cohort", "room", "times", "then"),
+    [(5, None, 1, 1.29, ""), (10, None, 3, 1.58, 1.29), (10, 9, 1, 1.29, ""), (20, None, 6, 1.58, 1.24)],
+)
+def test_a_plan_says_what_room_for_lost_silos_costs(
+    silos: int, min_cohort: int | None, room: int, times: float, then: float | str
+) -> None:
+    """The noise of all silos as they draw it, over that of one curator."""
+    spec = shared(silos, min_cohort=min_cohort)
+    promise = promise_of(spec, STATE)
+    assert noise_of_all(silos, min_cohort=min_cohort) == pytest.approx(times, rel=0.01)
+    assert promise.reserve in promise.lines()
+    lost = f"{room} lost silo{'' if room == 1 else 's'}"
+    assert promise.reserve.startswith(
+        f"privacy: room for {lost} makes the noise of all {silos} {times} times one curator's; "
+    )
+    assert promise.reserve.endswith("at last takes one of the 2 spare ones")
+    if then:
+        assert f"with min_cohort {silos - 1} it is {then} times" in promise.reserve
+        tighter = promise_of(shared(silos, min_cohort=silos - 1), STATE)
+        assert f" {then} times one curator's" in tighter.reserve
+        assert tighter.epsilon == pytest.approx(promise.epsilon)
+        assert tighter.epsilon_if_all_others_collude > promise.epsilon_if_all_others_collude
+    else:
+        assert "min_cohort" not in promise.reserve
+
+
+def test_a_job_whose_silos_add_all_the_noise_has_no_room_to_name() -> None:
+    own = shared(rounds=10, steps=None, privacy={**SHARED, "records": {**RECORDS, "noise": "silo"}})
+    assert promise_of(own, STATE).reserve == ""

@@ -197,7 +197,7 @@ def _private(desk: Desk, **privacy: Any) -> JobSpec:
 
 
 def test_noise_is_solved_for_and_told(desk: Desk) -> None:
-    spec, (line, against, several, drowned) = solved(_private(desk), state_to_bytes(VOTES))
+    spec, (line, against, several, reserve, drowned) = solved(_private(desk), state_to_bytes(VOTES))
     assert spec.privacy is not None
     assert spec.privacy.sums is not None
     assert spec.privacy.unsolved == ()
@@ -226,6 +226,10 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
     )
     assert several.startswith(
         f"privacy: {rows_in_words(JobReleases(spec, VOTES).epsilon_of_rows())}; all rows of one unit"
+    )
+    assert reserve == (
+        "privacy: room for 0 lost silos makes the noise of all 3 1.22 times one curator's; a round that "
+        "loses more waits for them, is tried again at no further epsilon, and at last is lost"
     )
     times = promise_of(spec, VOTES).update_noise
     assert drowned.startswith(f"each round's noise is {times:.0f} times as long as the longest update: ")

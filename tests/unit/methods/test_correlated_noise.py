@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from research.correlated_noise import decoder, encoder, workload
+from research.correlated_noise import decoder, encoder, power_series, workload
 
 STEPS = 10
 
@@ -41,3 +41,14 @@ def test_more_bands_leave_less_noise_at_the_same_multiplier() -> None:
         candidate_nn /= np.linalg.norm(candidate_nn, axis=0)
         toeplitz.append(np.linalg.norm(workload(STEPS, momentum=0.0) @ np.linalg.inv(candidate_nn)))
     assert errors[1] <= min(toeplitz) <= 1.02 * errors[1]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_power_series_of_all_bands_is_the_root_of_the_workload(momentum: float) -> None:
+    whole_nn = power_series(STEPS, momentum=momentum, bands=STEPS)
+    first_n = whole_nn[:, 0] / whole_nn[0, 0]
+    root_nn = sum(first_n[place] * np.eye(STEPS, k=-place) for place in range(STEPS))
+    assert np.allclose(root_nn @ root_nn, workload(STEPS, momentum=momentum))
+    cut_nn = power_series(STEPS, momentum=momentum, bands=3)
+    assert np.allclose(np.linalg.norm(cut_nn, axis=0), 1.0)
+    assert np.abs(cut_nn * np.tri(STEPS, k=-3)).max() == 0.0
