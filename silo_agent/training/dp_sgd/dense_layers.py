@@ -94,4 +94,4 @@ def _of_bias(bias: Tensor, uses: Sequence[_Use], samples: int) -> SampleRows:
 
 
 def _added(rows: Sequence[Tensor], parameter: Tensor, samples: int) -> Tensor:
-    return reduce(torch.add, rows, parameter.new_zeros((samples, *parameter.shape)))
+    return reduce(torch.add, rows) if rows else parameter.new_zeros((samples, *parameter.shape))
