@@ -46,7 +46,7 @@ class Compared:
 
 
 def compare(model: Callable[[], FederatedModel], samples: Tensors, *, classes: int, turns: int) -> Compared:
-    """model: builds it anew, with the same weights each time."""
+    """model: builds it again, with the same weights each time."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # opacus says that its noise is not for production
         loops = [each(model().to(samples.device), samples, classes) for each in (_Ours, _Opacus)]
@@ -128,7 +128,7 @@ class _Opacus:
 
 
 def _peak_bytes(run: Callable[[], object]) -> int:
-    """Of this process, above what it takes now; Linux counts anew where it is asked to.
+    """Of this process, above what it takes now; Linux counts again where it is asked to.
 
     What earlier runs have freed is given back first, or this one would find it there.
     """
