@@ -130,8 +130,11 @@ def check_answers(model: FederatedModel, probes: Probes, *, loss: SampleLoss) ->
         _check(tried, probes, answers, what="answer to")
 
 
-def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -> None:
-    """In train mode. Raises ConfigError if a sample's gradient depends on its place."""
+def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -> dict[str, bool]:
+    """In train mode: by trained parameter, whether its samples' gradients come as products.
+
+    Raises ConfigError if a sample's gradient depends on its place.
+    """
     from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 
     def tried_teacher(teacher: Outputs | Run) -> Outputs | Run:
@@ -166,6 +169,9 @@ def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -
     for tried in (same, other):
         _check(tried, probes, factors, what="gradient of")
     _check_single_gradient(other, probes, gradients, loss=tried_loss)
+    rows = gradients(other, probes.inputs.clone(), torch.arange(PRIVATE_BATCH, device=probes.inputs.device))
+    names = [name for name, each in other.named_parameters() if each.requires_grad]
+    return {name: isinstance(each, OuterProducts) for name, each in zip(names, rows, strict=True)}
 
 
 Tried = Callable[[FederatedModel, Tensor, Tensor], list[Tensor]]

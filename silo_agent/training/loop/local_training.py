@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from chorale.observability.logs import get_logger
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.strategy_spec import TrainingSpec
@@ -37,6 +38,8 @@ from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.objective import Cancelled
 from strategies.phases.step import GRADIENT
 from strategies.phases.training import TRAIN
+
+log = get_logger("silo_agent.training.loop.local_training")
 
 if TYPE_CHECKING:
     from silo_agent.training.dp_sgd.micro_batches import MicroBatches
@@ -240,7 +243,10 @@ def _micro_batches(
             target=spec.method.task.target,
             device=samples.device,
         )
-        check_gradients(model, probes, loss=loss)
+        are_products = check_gradients(model, probes, loss=loss)
+        if records.noise == "silo" and samples.units_N is None:
+            by_sample = [name for name, is_product in are_products.items() if not is_product]
+            log.debug("DP-SGD sums products, and the rest sample by sample", by_sample=by_sample)
     model.train()
     with SampleGradients(model) as gradients:
         yield MicroBatches(
