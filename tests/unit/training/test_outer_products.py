@@ -99,6 +99,39 @@ def test_whole_numbers_of_a_sample_are_never_longer_than_the_clip(
     assert square(sums.products()) <= Fraction(units) ** 2 * sums.a_unit**2
 
 
+def test_a_wide_input_is_cut_too() -> None:
+    """Each of its 40,000 numbers would be rounded up."""
+    rows = OuterProducts(torch.ones(1, 40_000), torch.ones(1, 1))
+    factor_N = 1e6 * (1 - 2.0**-20) / rows.squares().sqrt()
+    sums = kept(rows, factor_N, clip_units=1e6)
+    assert square(sums.products()) <= (10**6 * sums.a_unit) ** 2
+
+
+def test_what_rounding_adds_is_within_the_clip_too() -> None:
+    """A sample may take every number of the sum over the edge between two units."""
+    generator = torch.Generator().manual_seed(6)
+    longest = 0.0
+    for _ in range(400):
+        inputs, outputs = (2 + torch.rand((2, 3), generator=generator) for _ in range(2))
+        inputs[0] *= 1e-3  # a short one before it, so that sums begin anywhere between two units
+        rows = OuterProducts(inputs, outputs)
+        sums = [
+            ClippedSums(
+                [torch.Size((3, 3))],
+                clip_norm=1.0,
+                clip_units=310.4,
+                device=torch.device("cpu"),
+                products=9,
+            )
+            for _ in range(2)
+        ]
+        for count, each in zip((1, 2), sums, strict=True):
+            each.add([rows], count=count)
+        without, with_it = (each.total().sum_P for each in sums)
+        longest = max(longest, math.sqrt(square(with_it - without)))
+    assert 307.4 < longest <= 310.4
+
+
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
 def test_an_odd_number_makes_a_sample_zero_or_no_longer_than_the_clip(odd: float, side: str) -> None:
