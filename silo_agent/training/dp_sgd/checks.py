@@ -163,7 +163,7 @@ def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -
         if any(len(each) != PRIVATE_BATCH for each in rows):
             raise ConfigError(NO_SINGLE_GRADIENT)
         parts = [part for row in rows for part in (row.parts if isinstance(row, OuterProducts) else [row])]
-        return [*parts, squares([each.flatten(1) if isinstance(each, Tensor) else each for each in rows])]
+        return [*parts, *(squares([each.flatten(1)]) for each in parts)]
 
     same, other = probes.models(model.train())
     for tried in (same, other):
@@ -184,6 +184,8 @@ def _check(model: FederatedModel, probes: Probes, run: Tried, *, what: str) -> N
     for arrangement_K in ARRANGEMENTS:
         order_K = arrangement_K.to(probes.inputs.device)
         again = run(model, padded(probes.inputs[order_K], PRIVATE_BATCH), order_K)
+        if [each.shape for each in again] != [each.shape for each in first]:
+            raise ConfigError(NO_SINGLE_GRADIENT)
         for expected, found in zip(first, again, strict=True):
             left, right = expected[order_K], found[: len(order_K)]
             if not bool(((left == right) | (left.isnan() & right.isnan())).all()):

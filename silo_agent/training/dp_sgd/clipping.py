@@ -68,7 +68,7 @@ class ClippedSums:
         self._dropped = 0
 
     def add(self, gradients: Sequence[SampleRows], *, count: int) -> None:
-        """The first `count`; what is past them fills up and weighs nothing. Overwrites the gradients.
+        """The first `count`; what is past them fills up and weighs nothing.
 
         Shapes: (N, *shape) of each parameter.
         """
@@ -118,7 +118,7 @@ def clip_factors(
 ) -> tuple[Tensor, int]:
     """What takes each sample to units, within the clip; and how many of the first `count` are not finite.
 
-    Those, and what is past `count`, get zero. Overwrites what is not finite: NaN times zero is NaN.
+    Those, and what is past `count`, get zero. Puts zeros in place of those rows: NaN times zero is NaN.
     Shapes: (N, values) of each parameter -> (N,) float64.
     """
     norm_N = squares(rows).sqrt()
@@ -127,10 +127,13 @@ def clip_factors(
     factor_N[count:] = 0.0
     if not is_finite_N.all():
         for place, row in enumerate(rows):
-            if isinstance(row, OuterProducts):
-                rows[place] = row.without(~is_finite_N)
-            else:
-                row.masked_fill_(~is_finite_N[:, None], 0.0)
+            # not in the row's own memory: parameters may share it
+            is_out_N = ~is_finite_N
+            rows[place] = (
+                row.without(is_out_N)
+                if isinstance(row, OuterProducts)
+                else row.masked_fill(is_out_N[:, None], 0.0)
+            )
     return factor_N, int((~is_finite_N[:count]).sum())
 
 
@@ -146,7 +149,7 @@ def _squares_of(rows: Sequence[Tensor]) -> list[Tensor]:
     is_compiled = sum(row.shape[1] for row in rows) >= compiled.WORTH_VALUES and rows[0].device.type == "cpu"
     loops = compiled.loops() if is_compiled else None
     if loops is None:
-        return [part.double().square_().sum(dim=1) for row in rows for part in _parts(row)]
+        return [part.double().square().sum(dim=1) for row in rows for part in _parts(row)]
     squares_N = np.zeros(len(rows[0]))
     for row in rows:
         loops[0](row.contiguous().numpy(), squares_N)
@@ -159,7 +162,7 @@ def _units(row: Tensor, factor_N: Tensor) -> Tensor:
     sums = []
     for part in _parts(row):
         # a product that is no number would be cast to the largest whole number there is, before any noise
-        units = part.mul_(factor_N1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        units = part.mul(factor_N1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         sums.append(units.to(torch.int64).sum(dim=0))
     return torch.cat(sums)
 

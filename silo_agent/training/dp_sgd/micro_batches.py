@@ -124,7 +124,8 @@ class MicroBatches:
         # by the data set's kind, not by what was drawn: a record must not change how others are cut
         if self.samples.units_N is None:
             return gradients, batch.count
-        rows = [materialized(each) for each in gradients]  # a mean of products is none
+        # copies: parameters may share memory
+        rows = [materialized(each).clone() for each in gradients]
         return list(rows), means.gather(rows, batch.count)
 
 

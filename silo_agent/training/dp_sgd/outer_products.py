@@ -91,10 +91,13 @@ class ProductSum:
             self._carry()
             self._room = self._most
         self._room -= len(rows)
+        if len(rows) > self._most:
+            raise ValueError(f"products: expected at most {self._most} samples at a time, got {len(rows)}")
         inputs_NK = rows.inputs_NK.double()
         length_N1 = inputs_NK.square().sum(dim=1, keepdim=True).sqrt_()
-        unit_NK = inputs_NK.mul_(math.ldexp(_MARGIN, INPUT_BITS) / length_N1.clamp(min=1e-100)).trunc_()
-        output_NO = rows.outputs_NO.double().mul_(self._coarser * factor_N[:, None] * length_N1).trunc_()
+        per_length_N1 = math.ldexp(_MARGIN, INPUT_BITS) / length_N1.clamp(min=1e-100)  # of zero, zero
+        unit_NK = inputs_NK.mul(per_length_N1).trunc_()
+        output_NO = rows.outputs_NO.double().mul(self._coarser * factor_N[:, None] * length_N1).trunc_()
         self._sum_OK.addmm_(output_NO.T, unit_NK)
 
     def units(self) -> Tensor:

@@ -57,10 +57,11 @@ class RoundedSums:
         MAX_ROUNDINGS roundings are too long. What is past `count` fills up and weighs nothing. May overwrite
         the gradients.
         """
-        rows = [materialized(gradient).flatten(1).contiguous() for gradient in gradients]
+        found: list[SampleRows] = [materialized(each).flatten(1).contiguous() for each in gradients]
         factor_N, dropped = clip_factors(
-            list(rows), count=count, clip_norm=self._clip_norm, clip_units=self._clip_units
+            found, count=count, clip_norm=self._clip_norm, clip_units=self._clip_units
         )
+        rows = [materialized(each) for each in found]
         factor_N = factor_N.to(rows[0].dtype)
         sum_P = torch.zeros(self._values, dtype=torch.int64, device=factor_N.device)
         for _ in range(MAX_ROUNDINGS):

@@ -11,7 +11,7 @@ N = samples of one micro-batch, P = trained parameters.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -33,11 +33,12 @@ HOOKED = GradSampleModule.GRAD_SAMPLERS.keys() - {nn.Embedding, nn.EmbeddingBag}
 class SampleGradients:
     """Per-sample gradients of one model, as a context: at its end the model is as it was.
 
-    parameters: those that take a gradient, in the order of the gradients. products: values of those whose
-    gradients may be products.
+    parameters: those that take a gradient, in the order of the gradients. product_names: of those that come
+    as products, as probes have shown them (checks.py); None: wherever a pass gives one. products: how many
+    values they have.
     """
 
-    def __init__(self, model: FederatedModel) -> None:
+    def __init__(self, model: FederatedModel, product_names: Collection[str] | None = None) -> None:
         self._pass = WholePass(model)
         self._model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -45,7 +46,9 @@ class SampleGradients:
         self._scale = scale if scale is not None and scale.requires_grad else None
         uses = _uses(model)
         self._dense = DenseLayers(
-            [layer for layer in model.modules() if type(layer) is nn.Linear], trained=_alone(uses)
+            [layer for layer in model.modules() if type(layer) is nn.Linear],
+            trained=_alone(uses),
+            products=None if product_names is None else [model.get_parameter(each) for each in product_names],
         )
         self.products = sum(each.numel() for each in self._dense.weights)
         self._others = [
@@ -98,7 +101,7 @@ class SampleGradients:
             found[self._scale] = scale_N1.grad
         if self._vectorized is not None:
             found |= self._vectorized.gradients(inputs.detach(), back)
-        return [found[each] if each in found else _taken(each) for each in self.parameters]
+        return [_at_least_float32(found[each] if each in found else _taken(each)) for each in self.parameters]
 
     @contextmanager
     def _set_apart(self) -> Iterator[None]:
@@ -129,6 +132,13 @@ def _gradients_of(
 
 def _tensors(outputs: Outputs) -> tuple[Tensor, Tensor]:
     return outputs.features_ND, outputs.logits_NC
+
+
+def _at_least_float32(rows: SampleRows) -> SampleRows:
+    """Of a pass in bfloat16: its products with a factor would be rounded past the clip."""
+    if isinstance(rows, Tensor):
+        return rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return rows
 
 
 def _uses(model: nn.Module) -> dict[nn.Parameter, list[nn.Module]]:

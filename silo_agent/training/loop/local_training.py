@@ -236,6 +236,7 @@ def _micro_batches(
 
     records = privacy_of(spec).records
     assert records is not None
+    product_names = list[str]()
     if not is_checked:
         probes = Probes(
             input_shape=samples.input_shape,
@@ -245,10 +246,12 @@ def _micro_batches(
         )
         are_products = check_gradients(model, probes, loss=loss)
         if records.noise == "silo" and samples.units_N is None:
-            by_sample = [name for name, is_product in are_products.items() if not is_product]
+            # the mean of a unit's products is none, and shared noise has units too coarse for their sum
+            product_names = [name for name, is_product in are_products.items() if is_product]
+            by_sample = [name for name in are_products if name not in product_names]
             log.debug("DP-SGD sums products, and the rest sample by sample", by_sample=by_sample)
     model.train()
-    with SampleGradients(model) as gradients:
+    with SampleGradients(model, product_names) as gradients:
         yield MicroBatches(
             samples=samples,
             loss=loss,

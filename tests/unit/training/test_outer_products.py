@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -261,6 +262,108 @@ def test_a_layer_used_once_for_a_record_is_a_product_and_no_other_is(
             torch.testing.assert_close(
                 materialized(weights[id(each)])[place], each.grad, rtol=1e-4, atol=1e-6
             )
+
+
+class Beside(nn.Module):
+    """Two layers whose outputs are added: autograd gives both one gradient, in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.wide(inputs) + self.deep(torch.relu(inputs))  # type: ignore[no-any-return]
+
+
+class BiasFirst(nn.Module):
+    """As after torch's own remove_weight_norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        weight = self.layer.weight
+        del self.layer.weight
+        self.layer.register_parameter("weight", weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs)  # type: ignore[no-any-return]
+
+
+class Rounded(nn.Module):
+    """Computes in bfloat16, whose factors would round past the clip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.GroupNorm(1, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layer(self.norm(inputs)).float()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("body", [Beside, BiasFirst, Rounded, Twice, Positions])
+def test_a_record_of_any_model_moves_a_step_by_no_more_than_the_clip(body: type[nn.Module]) -> None:
+    """Where rows shared memory, one record moved it by 10^6 clips."""
+    for seed in range(12):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = cut_model(body(), width=3, classes=4).train()
+        samples = make_samples(1, seed=seed)
+        moved = released_units(model, Tensors(features=samples.features * 30, labels=samples.labels)).astype(
+            object
+        )
+        assert 0 < (moved @ moved) <= DEVIATION**2
+
+
+def test_a_unit_is_the_same_wherever_its_rows_are_where_gradients_share_memory() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = cut_model(Beside(), width=3, classes=4).train()
+    rows = make_samples(4, seed=3)
+    found = []
+    for before in (10, 30):
+        first = make_samples(before, seed=4)
+        samples = Tensors(
+            features=torch.cat([first.features * 0, rows.features]),
+            labels=torch.cat([first.labels * 0, rows.labels]),
+            units_N=np.repeat([0, 1], [before, 4]),
+            rows_per_unit=64,
+        )
+        alone = Tensors(
+            features=first.features * 0,
+            labels=first.labels * 0,
+            units_N=np.zeros(before, np.int64),
+            rows_per_unit=64,
+        )
+        found.append(released_units(model, samples) - released_units(model, alone))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+class Looping(nn.Module):
+    """Runs a layer as often as a value says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layer(inputs)
+        return self.layer(found) if bool((inputs > 50).any()) else found
+
+
+def test_a_layer_that_one_record_makes_another_kind_ends_the_training() -> None:
+    """Else the other records would be cut in another way beside it."""
+    model, samples = cut_model(Looping(), width=3, classes=4).train(), make_samples(5)
+    with SampleGradients(model, ["body.layer.weight", "head.weight"]) as gradients:
+
+        def of(features: Tensor) -> object:
+            return gradients.of(CROSS_ENTROPY, features.clone(), samples.labels, torch.arange(5))
+
+        of(samples.features)
+        with pytest.raises(RuntimeError, match="used once in a pass is used otherwise now"):
+            of(samples.features * 1e3)
+    with SampleGradients(model, ["head.weight"]) as gradients:
+        assert [type(each) for each in of(samples.features)].count(OuterProducts) == 1  # type: ignore[attr-defined]
 
 
 def test_nearly_cancelling_positions_move_a_sum_by_no_more_than_the_clip() -> None:
