@@ -275,6 +275,15 @@ class Beside(nn.Module):
         return self.wide(inputs) + self.deep(torch.relu(inputs))  # type: ignore[no-any-return]
 
 
+class NormsBeside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.LayerNorm(3), nn.LayerNorm(3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.one(inputs) + self.other(inputs.square())  # type: ignore[no-any-return]
+
+
 class BiasFirst(nn.Module):
     """As after torch's own remove_weight_norm."""
 
@@ -301,7 +310,7 @@ class Rounded(nn.Module):
             return self.layer(self.norm(inputs)).float()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("body", [Beside, BiasFirst, Rounded, Twice, Positions])
+@pytest.mark.parametrize("body", [Beside, NormsBeside, BiasFirst, Rounded, Twice, Positions])
 def test_a_record_of_any_model_moves_a_step_by_no_more_than_the_clip(body: type[nn.Module]) -> None:
     """Where rows shared memory, one record moved it by 10^6 clips."""
     for seed in range(12):
@@ -315,10 +324,11 @@ def test_a_record_of_any_model_moves_a_step_by_no_more_than_the_clip(body: type[
         assert 0 < (moved @ moved) <= DEVIATION**2
 
 
-def test_a_unit_is_the_same_wherever_its_rows_are_where_gradients_share_memory() -> None:
+@pytest.mark.parametrize("body", [Beside, NormsBeside])
+def test_a_unit_is_the_same_wherever_its_rows_are_where_gradients_share_memory(body: type[nn.Module]) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(2)
-        model = cut_model(Beside(), width=3, classes=4).train()
+        model = cut_model(body(), width=3, classes=4).train()
     rows = make_samples(4, seed=3)
     found = []
     for before in (10, 30):
@@ -337,6 +347,14 @@ def test_a_unit_is_the_same_wherever_its_rows_are_where_gradients_share_memory()
         )
         found.append(released_units(model, samples) - released_units(model, alone))
     np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_gradients_of_a_pass_in_bfloat16_are_float32() -> None:
+    samples = make_samples(5)
+    with SampleGradients(cut_model(Rounded(), width=3, classes=4).train()) as gradients:
+        found = gradients.of(CROSS_ENTROPY, samples.features.clone(), samples.labels, torch.arange(5))
+    parts = [part for row in found for part in (row.parts if isinstance(row, OuterProducts) else [row])]
+    assert {part.dtype for part in parts} == {torch.float32}
 
 
 class Looping(nn.Module):
