@@ -30,13 +30,15 @@ from crypto.prg import KEY_BYTES, Keystream
 from silo_agent.training.base.batches import PRIVATE_BATCH, padded
 from silo_agent.training.base.loss import LocalLoss, SampleLoss
 from silo_agent.training.base.passes import Outputs, Run, run_model
+from silo_agent.training.dp_sgd.clipping import squares
+from silo_agent.training.dp_sgd.outer_products import OuterProducts, SampleRows, materialized
 from silo_agent.training.models.base import FederatedModel
 from strategies.tasks.base import Target
 
 SAME_GRADIENT = 1e-2  # of a gradient's length: float32 sums in another order stay far below
 NO_SINGLE_GRADIENT = (
-    "model: DP-SGD cannot take the gradient of each sample by itself through it: it needs layers that opacus "
-    "knows, each used with samples in its first dimension, and no weights of a module that has layers"
+    "model: DP-SGD cannot take the gradient of each sample by itself through it: it needs layers that are "
+    "called, not read for their weights, with samples in their first dimension"
 )
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 DROPOUT = nn.modules.dropout._DropoutNd
@@ -57,7 +59,7 @@ def check_keeps_samples_apart(model: nn.Module) -> None:
                 f"model: {name} is a batch normalization, which mixes the records of a batch: a private job "
                 "needs norm: group (or none)"
             )
-        if isinstance(layer, DROPOUT):
+        if isinstance(layer, DROPOUT) and layer.p > 0:
             raise ConfigError(
                 f"model: {name} is a dropout, whose masks follow from a sample's place in the batch and from "
                 "the job's public seed: a private job needs a model without"
@@ -128,8 +130,11 @@ def check_answers(model: FederatedModel, probes: Probes, *, loss: SampleLoss) ->
         _check(tried, probes, answers, what="answer to")
 
 
-def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -> None:
-    """In train mode. Raises ConfigError if a sample's gradient depends on its place."""
+def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -> dict[str, bool]:
+    """In train mode: by trained parameter, whether its samples' gradients come as products.
+
+    Raises ConfigError if a sample's gradient depends on its place.
+    """
     from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 
     def tried_teacher(teacher: Outputs | Run) -> Outputs | Run:
@@ -144,24 +149,33 @@ def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -
     compared = (dataclasses.replace(each, teacher=tried_teacher(each.teacher)) for each in loss.comparisons)
     tried_loss = dataclasses.replace(loss, comparisons=tuple(compared))
 
-    def gradients(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
+    def gradients(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[SampleRows]:
         labels_N, places_N = (padded(rows, PRIVATE_BATCH) for rows in (probes.labels_N[order_K], order_K))
         try:
             with SampleGradients(tried) as sampled:
-                rows = sampled.of(tried_loss, inputs, labels_N, places_N)
+                return sampled.of(tried_loss, inputs, labels_N, places_N)
         except Exception as error:  # what opacus raises for layers that it does not know is on no list
             raise ConfigError(NO_SINGLE_GRADIENT) from error
+
+    def factors(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
+        """What a sample's whole numbers follow from."""
+        rows = gradients(tried, inputs, order_K)
         if any(len(each) != PRIVATE_BATCH for each in rows):
             raise ConfigError(NO_SINGLE_GRADIENT)
-        return rows
+        parts = [part for row in rows for part in (row.parts if isinstance(row, OuterProducts) else [row])]
+        return [*parts, *(squares([each.flatten(1)]) for each in parts)]
 
     same, other = probes.models(model.train())
     for tried in (same, other):
-        _check(tried, probes, gradients, what="gradient of")
+        _check(tried, probes, factors, what="gradient of")
     _check_single_gradient(other, probes, gradients, loss=tried_loss)
+    rows = gradients(other, probes.inputs.clone(), torch.arange(PRIVATE_BATCH, device=probes.inputs.device))
+    names = [name for name, each in other.named_parameters() if each.requires_grad]
+    return {name: isinstance(each, OuterProducts) for name, each in zip(names, rows, strict=True)}
 
 
 Tried = Callable[[FederatedModel, Tensor, Tensor], list[Tensor]]
+Gradients = Callable[[FederatedModel, Tensor, Tensor], list[SampleRows]]
 
 
 def _check(model: FederatedModel, probes: Probes, run: Tried, *, what: str) -> None:
@@ -170,6 +184,8 @@ def _check(model: FederatedModel, probes: Probes, run: Tried, *, what: str) -> N
     for arrangement_K in ARRANGEMENTS:
         order_K = arrangement_K.to(probes.inputs.device)
         again = run(model, padded(probes.inputs[order_K], PRIVATE_BATCH), order_K)
+        if [each.shape for each in again] != [each.shape for each in first]:
+            raise ConfigError(NO_SINGLE_GRADIENT)
         for expected, found in zip(first, again, strict=True):
             left, right = expected[order_K], found[: len(order_K)]
             if not bool(((left == right) | (left.isnan() & right.isnan())).all()):
@@ -180,7 +196,7 @@ def _check(model: FederatedModel, probes: Probes, run: Tried, *, what: str) -> N
                 )
 
 
-def _check_single_gradient(model: FederatedModel, probes: Probes, run: Tried, *, loss: LocalLoss) -> None:
+def _check_single_gradient(model: FederatedModel, probes: Probes, run: Gradients, *, loss: LocalLoss) -> None:
     """Raises ConfigError where the hooks on the layers give another gradient of a sample than autograd does:
     they do for layers whose rows are no samples, and for weights of a module that has layers; what is
     clipped then is no sample's."""
@@ -189,7 +205,7 @@ def _check_single_gradient(model: FederatedModel, probes: Probes, run: Tried, *,
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     loss_N = loss.per_sample(run_model(model, first), first, probes.labels_N[:1], order_N[:1])
     alone = torch.autograd.grad(loss_N.sum(), parameters, allow_unused=True, materialize_grads=True)
-    together = [rows[0] for rows in run(model, probes.inputs.clone(), order_N)]
+    together = [materialized(rows)[0] for rows in run(model, probes.inputs.clone(), order_N)]
     missed = [float((one - other).square().sum()) for one, other in zip(alone, together, strict=True)]
     length = math.sqrt(sum(float(one.square().sum()) for one in alone))
     if not math.sqrt(sum(missed)) <= SAME_GRADIENT * length:

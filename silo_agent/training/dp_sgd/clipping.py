@@ -10,6 +10,7 @@ was cut towards zero, and whole numbers add up exactly. Source: docs/privacy-pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,13 @@ import torch
 from torch import Tensor
 
 from silo_agent.training.dp_sgd import compiled
+from silo_agent.training.dp_sgd.outer_products import (
+    OuterProducts,
+    ProductSum,
+    SampleRows,
+    are_worth_it,
+    materialized,
+)
 
 # room for the float32 products below and the float64 norm: less than 2^-22 together
 _MARGIN = 1.0 - 2.0**-20
@@ -33,49 +41,119 @@ class Clipped:
     dropped: int
 
 
-def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_units: float) -> Clipped:
-    """The sum of the first `count` gradients, each clipped to clip_norm over all parameters together.
+class ClippedSums:
+    """The sum over a step of gradients, each clipped to clip_norm over all parameters together.
 
-    Shapes: (N, *shape) of each parameter -> (P,). Units: clip_norm is clip_units units. A sample moves the
-    sum by whole numbers of norm at most clip_units, whatever its gradient: one that is not finite counts as
-    zero, one that is zero stays zero. What is past `count` fills up and weighs nothing. Overwrites the
-    gradients.
+    shapes: of the parameters. A sample moves the sum by whole units of norm at most the clip_units given,
+    whatever its gradient: one that is not finite counts as zero, one that is zero stays zero.
+    products: how many values are in weights whose samples' gradients may come as products. Their sum is
+    rounded, for which sqrt(products) units are taken off: then clip_norm is `clip_units` units.
     """
-    rows = [gradient.flatten(1) for gradient in gradients]
-    factor_N, dropped = clip_factors(rows, count=count, clip_norm=clip_norm, clip_units=clip_units)
-    return Clipped(sum_P=torch.cat([_units(row, factor_N) for row in rows]), dropped=dropped)
+
+    def __init__(
+        self,
+        shapes: Sequence[torch.Size],
+        *,
+        clip_norm: float,
+        clip_units: float,
+        device: torch.device,
+        products: int = 0,
+    ) -> None:
+        self._has_products = are_worth_it(products, clip_units=clip_units)
+        self.clip_units = clip_units - math.sqrt(products) if self._has_products else clip_units
+        self._clip_norm, self._device = clip_norm, device
+        self._shapes = shapes
+        self._sums = [torch.zeros(each.numel(), dtype=torch.int64, device=device) for each in shapes]
+        self._products: dict[int, ProductSum] = {}  # by the parameter's place
+        self._dropped = 0
+
+    def add(self, gradients: Sequence[SampleRows], *, count: int) -> None:
+        """The first `count`; what is past them fills up and weighs nothing.
+
+        Shapes: (N, *shape) of each parameter.
+        """
+        rows = [
+            each if self._has_products and isinstance(each, OuterProducts) else materialized(each).flatten(1)
+            for each in gradients
+        ]
+        factor_N, dropped = clip_factors(
+            rows, count=count, clip_norm=self._clip_norm, clip_units=self.clip_units
+        )
+        self._dropped += dropped
+        for place, row in enumerate(rows):
+            if isinstance(row, OuterProducts):
+                self._product(place).add(row, factor_N)
+            else:
+                self._sums[place] += _units(row, factor_N)
+
+    def total(self) -> Clipped:
+        """Shapes: -> (P,)."""
+        for place, product in self._products.items():
+            self._sums[place] += product.units()
+        return Clipped(sum_P=torch.cat(self._sums), dropped=self._dropped)
+
+    def _product(self, place: int) -> ProductSum:
+        if place not in self._products:
+            outputs, inputs = self._shapes[place]
+            self._products[place] = ProductSum(
+                (outputs, inputs), clip_units=self.clip_units, device=self._device
+            )
+        return self._products[place]
+
+
+def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_units: float) -> Clipped:
+    """Of one micro-batch. Shapes: (N, *shape) of each parameter -> (P,)."""
+    sums = ClippedSums(
+        [each.shape[1:] for each in gradients],
+        clip_norm=clip_norm,
+        clip_units=clip_units,
+        device=gradients[0].device,
+    )
+    sums.add(gradients, count=count)
+    return sums.total()
 
 
 def clip_factors(
-    rows: Sequence[Tensor], *, count: int, clip_norm: float, clip_units: float
+    rows: list[SampleRows], *, count: int, clip_norm: float, clip_units: float
 ) -> tuple[Tensor, int]:
     """What takes each sample to units, within the clip; and how many of the first `count` are not finite.
 
-    Those, and what is past `count`, get zero. Overwrites what is not finite: NaN times zero is NaN.
+    Those, and what is past `count`, get zero. Puts zeros in place of those rows: NaN times zero is NaN.
     Shapes: (N, values) of each parameter -> (N,) float64.
     """
-    norm_N = _squares(rows).sqrt()
+    norm_N = squares(rows).sqrt()
     is_finite_N = norm_N.isfinite()
     factor_N = (_MARGIN * clip_units / norm_N.clamp(min=clip_norm)).masked_fill(~is_finite_N, 0.0)
     factor_N[count:] = 0.0
     if not is_finite_N.all():
-        for row in rows:
-            row.masked_fill_(~is_finite_N[:, None], 0.0)
+        for place, row in enumerate(rows):
+            # not in the row's own memory: parameters may share it
+            is_out_N = ~is_finite_N
+            rows[place] = (
+                row.without(is_out_N)
+                if isinstance(row, OuterProducts)
+                else row.masked_fill(is_out_N[:, None], 0.0)
+            )
     return factor_N, int((~is_finite_N[:count]).sum())
 
 
-def _squares(rows: Sequence[Tensor]) -> Tensor:
+def squares(rows: Sequence[SampleRows]) -> Tensor:
     """Of all values of each sample, in float64: no square of a float32 overflows, and the sum is right to
-    P 2^-53. Shapes: -> (N,)."""
+    P 2^-53. Shapes: (N, values) of each parameter -> (N,)."""
+    plain = [row for row in rows if isinstance(row, Tensor)]
+    products = [row.squares() for row in rows if isinstance(row, OuterProducts)]
+    return torch.stack([*products, *_squares_of(plain)]).sum(dim=0)
+
+
+def _squares_of(rows: Sequence[Tensor]) -> list[Tensor]:
     is_compiled = sum(row.shape[1] for row in rows) >= compiled.WORTH_VALUES and rows[0].device.type == "cpu"
     loops = compiled.loops() if is_compiled else None
     if loops is None:
-        parts = [part.double().square_().sum(dim=1) for row in rows for part in _parts(row)]
-        return torch.stack(parts).sum(dim=0)
+        return [part.double().square().sum(dim=1) for row in rows for part in _parts(row)]
     squares_N = np.zeros(len(rows[0]))
     for row in rows:
         loops[0](row.contiguous().numpy(), squares_N)
-    return torch.from_numpy(squares_N)
+    return [torch.from_numpy(squares_N)]
 
 
 def _units(row: Tensor, factor_N: Tensor) -> Tensor:
@@ -84,7 +162,7 @@ def _units(row: Tensor, factor_N: Tensor) -> Tensor:
     sums = []
     for part in _parts(row):
         # a product that is no number would be cast to the largest whole number there is, before any noise
-        units = part.mul_(factor_N1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        units = part.mul(factor_N1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         sums.append(units.to(torch.int64).sum(dim=0))
     return torch.cat(sums)
 

@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from chorale.observability.logs import get_logger
 from chorale.privacy.batch_cap import batch_cap
@@ -23,6 +22,7 @@ from crypto.noise.gaussian import MAX_VARIANCE, GaussianStream
 from crypto.prg import KEY_BYTES, Keystream
 from silo_agent.training.base.batches import PRIVATE_BATCH, Batch, Batches
 from silo_agent.training.base.loss import LocalLoss
+from silo_agent.training.dp_sgd.outer_products import SampleRows, materialized
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.dp_sgd.unit_means import UnitMeans
 from silo_agent.training.objective import Cancelled
@@ -92,7 +92,7 @@ class MicroBatches:
     steps: int = 1
     constant_work: int | None = None
 
-    def of(self, step: int) -> Iterator[tuple[list[Tensor], int]]:
+    def of(self, step: int) -> Iterator[tuple[list[SampleRows], int]]:
         """(N, *shape) for each parameter, and how many of the first N count: the others fill up.
 
         Under constant work what is drawn beyond the cap is left out. Raises Cancelled.
@@ -115,13 +115,18 @@ class MicroBatches:
         for _ in range(taken, least):
             yield self._gradients(self.samples.filler(), means, step)
 
-    def _gradients(self, batch: Batch, means: UnitMeans, step: int) -> tuple[list[Tensor], int]:
+    def _gradients(self, batch: Batch, means: UnitMeans, step: int) -> tuple[list[SampleRows], int]:
         if self.is_cancelled():
             raise Cancelled("training: no longer wanted")
         # of one fixed shape, or a sample's gradient would tell how many others were drawn
         filled = self.loss.augmented(batch, step=step).padded(PRIVATE_BATCH)
         gradients = self.gradients.of(self.loss, filled.inputs, filled.labels_N, filled.places_N)
-        return gradients, means.gather(gradients, batch.count)
+        # by the data set's kind, not by what was drawn: a record must not change how others are cut
+        if self.samples.units_N is None:
+            return gradients, batch.count
+        # copies: parameters may share memory
+        rows = [materialized(each).clone() for each in gradients]
+        return list(rows), means.gather(rows, batch.count)
 
 
 def log_dropped(dropped: int) -> None:

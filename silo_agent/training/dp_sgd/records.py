@@ -20,7 +20,7 @@ from torch import Tensor
 from chorale.spec.privacy_spec import RecordsSpec
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
-from silo_agent.training.dp_sgd.clipping import clipped_sum
+from silo_agent.training.dp_sgd.clipping import ClippedSums
 from silo_agent.training.dp_sgd.micro_batches import DEVIATION, MicroBatches, log_dropped
 from silo_agent.training.dp_sgd.rounding import RoundedSums
 
@@ -28,37 +28,41 @@ from silo_agent.training.dp_sgd.rounding import RoundedSums
 class NoisedGradients:
     """Writes one step's gradient into the parameters, of one round's training.
 
-    Units: a unit is 1 / clip_units of the clip norm, so that DEVIATION units are noise_multiplier clip
-    norms. expected_batch: the job's, never the number of records that were drawn.
+    Units: DEVIATION units are noise_multiplier clip norms, or a little more where a sum has to be rounded.
+    expected_batch: the job's, never the number of records that were drawn.
     """
 
     def __init__(self, batches: MicroBatches, *, records: RecordsSpec, expected_batch: int) -> None:
         if records.noise_multiplier is None:
             raise ConfigError("privacy.records.noise_multiplier: it is null, and has to be solved for first")
         self._batches, self._records, self._expected_batch = batches, records, expected_batch
-        self._clip_units = DEVIATION / records.noise_multiplier
-        self._size = sum(parameter.numel() for parameter in batches.gradients.parameters)
+        self._noise_multiplier = records.noise_multiplier
         self._dropped = 0
 
     def write(self, step: int) -> None:
         """One step: draw, clip, sum, noise, divide. Without records it is noise alone. Raises Cancelled."""
-        device = self._batches.samples.device
-        sum_P = torch.zeros(self._size, dtype=torch.int64, device=device)
-        for gradients, count in self._batches.of(step):
-            clipped = clipped_sum(
-                gradients, count=count, clip_norm=self._records.clip_norm, clip_units=self._clip_units
-            )
-            sum_P += clipped.sum_P
-            self._dropped += clipped.dropped
-        sum_P += torch.from_numpy(self._batches.draws.noise(self._size)).to(device)
+        device, gradients = self._batches.samples.device, self._batches.gradients
+        sums = ClippedSums(
+            [each.shape for each in gradients.parameters],
+            clip_norm=self._records.clip_norm,
+            clip_units=DEVIATION / self._noise_multiplier,
+            device=device,
+            products=gradients.products,
+        )
+        for rows, count in self._batches.of(step):
+            sums.add(rows, count=count)
+        clipped = sums.total()
+        self._dropped += clipped.dropped
+        sum_P = clipped.sum_P
+        sum_P += torch.from_numpy(self._batches.draws.noise(len(sum_P))).to(device)
         # post-processing from here on: floats may do as they like
-        scale = self._records.clip_norm / self._clip_units / self._expected_batch
-        self._put(sum_P.double() * scale)
+        self._put(sum_P, unit=self._records.clip_norm / sums.clip_units)
 
     def log_dropped(self) -> None:
         log_dropped(self._dropped)
 
-    def _put(self, gradient_P: Tensor) -> None:
+    def _put(self, sum_P: Tensor, *, unit: float) -> None:
+        gradient_P = sum_P.double() * (unit / self._expected_batch)
         parameters = self._batches.gradients.parameters
         parts = torch.split(gradient_P, [parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):

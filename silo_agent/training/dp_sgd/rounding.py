@@ -24,6 +24,7 @@ from crypto.noise.sensitivity import clipped_sensitivity
 from crypto.prg import Keystream
 from silo_agent.training.dp_sgd import compiled
 from silo_agent.training.dp_sgd.clipping import Clipped, clip_factors
+from silo_agent.training.dp_sgd.outer_products import SampleRows, materialized
 
 _BLOCK_VALUES: Final = 1 << 13  # with bits for 32 samples half a MiB: an L2 cache
 _GPU_BLOCK_VALUES: Final = 1 << 19  # 32 MiB of bits: few launches, and few copies to the GPU
@@ -48,7 +49,7 @@ class RoundedSums:
         self._clip_norm, self._clip_units, self._most = clip_norm, scale * clip_norm, most.squared_l2
         self._bits, self._values, self._offset_bytes = bits, values, 0
 
-    def of(self, gradients: Sequence[Tensor], *, count: int) -> Clipped:
+    def of(self, gradients: Sequence[SampleRows], *, count: int) -> Clipped:
         """The sum of the first `count` gradients, each clipped over all parameters together and rounded.
 
         Shapes: (N, *shape) of each parameter -> (P,). A sample moves the sum by whole numbers whose squares
@@ -56,10 +57,11 @@ class RoundedSums:
         MAX_ROUNDINGS roundings are too long. What is past `count` fills up and weighs nothing. May overwrite
         the gradients.
         """
-        rows = [gradient.flatten(1).contiguous() for gradient in gradients]
+        found: list[SampleRows] = [materialized(each).flatten(1).contiguous() for each in gradients]
         factor_N, dropped = clip_factors(
-            rows, count=count, clip_norm=self._clip_norm, clip_units=self._clip_units
+            found, count=count, clip_norm=self._clip_norm, clip_units=self._clip_units
         )
+        rows = [materialized(each) for each in found]
         factor_N = factor_N.to(rows[0].dtype)
         sum_P = torch.zeros(self._values, dtype=torch.int64, device=factor_N.device)
         for _ in range(MAX_ROUNDINGS):

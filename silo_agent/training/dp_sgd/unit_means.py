@@ -9,7 +9,6 @@ from the unit's rows alone, wherever the batches end. Source: docs/privacy.md "T
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
 
 from silo_agent.training.data.units import Indices
@@ -20,7 +19,6 @@ class UnitMeans:
 
     def __init__(self, sizes_U: Indices) -> None:
         self._sizes, self._unit, self._seen = sizes_U.tolist(), 0, 0
-        self._has_rows_alone = bool(np.all(sizes_U == 1))
         self._begun: list[Tensor] = []  # of the unit that the last batch did not end
 
     def gather(self, gradients: list[Tensor], count: int) -> int:
@@ -28,8 +26,6 @@ class UnitMeans:
 
         Shapes: (N, *shape) of each parameter, of which `count` are rows. Overwrites the gradients.
         """
-        if self._has_rows_alone:
-            return count
         ended = 0
         for row in range(count):
             for place, gradient_N in enumerate(gradients):

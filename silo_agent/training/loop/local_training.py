@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from chorale.observability.logs import get_logger
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.strategy_spec import TrainingSpec
@@ -37,6 +38,8 @@ from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.objective import Cancelled
 from strategies.phases.step import GRADIENT
 from strategies.phases.training import TRAIN
+
+log = get_logger("silo_agent.training.loop.local_training")
 
 if TYPE_CHECKING:
     from silo_agent.training.dp_sgd.micro_batches import MicroBatches
@@ -233,6 +236,7 @@ def _micro_batches(
 
     records = privacy_of(spec).records
     assert records is not None
+    product_names = list[str]()
     if not is_checked:
         probes = Probes(
             input_shape=samples.input_shape,
@@ -240,9 +244,14 @@ def _micro_batches(
             target=spec.method.task.target,
             device=samples.device,
         )
-        check_gradients(model, probes, loss=loss)
+        are_products = check_gradients(model, probes, loss=loss)
+        if records.noise == "silo" and samples.units_N is None:
+            # the mean of a unit's products is none, and shared noise has units too coarse for their sum
+            product_names = [name for name, is_product in are_products.items() if is_product]
+            by_sample = [name for name in are_products if name not in product_names]
+            log.debug("DP-SGD sums products, and the rest sample by sample", by_sample=by_sample)
     model.train()
-    with SampleGradients(model) as gradients:
+    with SampleGradients(model, product_names) as gradients:
         yield MicroBatches(
             samples=samples,
             loss=loss,

@@ -120,8 +120,8 @@ class Released(NoisedGradients):
 
     units_P: NDArray[np.int64]
 
-    def _put(self, gradient_P: Tensor) -> None:
-        self.units_P = (gradient_P * self._expected_batch * self._clip_units).round().long().numpy()
+    def _put(self, sum_P: Tensor, *, unit: float) -> None:
+        self.units_P = sum_P.numpy()
 
 
 def released_units(model: FederatedModel, samples: Tensors, draws: Draws | None = None) -> NDArray[np.int64]:
