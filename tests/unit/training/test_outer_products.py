@@ -318,7 +318,7 @@ def test_a_record_of_any_model_moves_a_step_by_no_more_than_the_clip(body: type[
             torch.manual_seed(seed)
             model = cut_model(body(), width=3, classes=4).train()
         samples = make_samples(1, seed=seed)
-        moved = released_units(model, Tensors(features=samples.features * 30, labels=samples.labels)).astype(
+        moved = released_units(model, Tensors(features=samples.features * 3, labels=samples.labels)).astype(
             object
         )
         assert 0 < (moved @ moved) <= DEVIATION**2
