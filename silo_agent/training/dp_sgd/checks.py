@@ -83,7 +83,8 @@ def one_thread() -> Iterator[None]:
 
 
 class Probes:
-    """Random inputs, labels, teacher's answers and weights. Values: uniform in [-1, 1); tokens 0 and 1, which
+    """Random inputs, labels, answers and weights. Values: uniform in [-1, 1), of three inputs in four
+    10, 100 and 1,000 times as large, since a model may treat large ones in another way; tokens 0 and 1, which
     every vocabulary has."""
 
     def __init__(
@@ -98,6 +99,9 @@ class Probes:
         self.inputs = self.values((PRIVATE_BATCH, *input_shape))
         if input_type == "int64":
             self.inputs = (self.inputs > 0).long()
+        else:
+            sizes_N = 10.0 ** (torch.arange(PRIVATE_BATCH, device=device) % 4)
+            self.inputs *= sizes_N.view(-1, *(1,) * len(input_shape))
         self.labels_N = torch.from_numpy(target.examples(PRIVATE_BATCH)).to(device)
 
     def values(self, shape: tuple[int, ...]) -> Tensor:
@@ -151,25 +155,26 @@ def check_gradients(model: FederatedModel, probes: Probes, *, loss: LocalLoss) -
 
     def gradients(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[SampleRows]:
         labels_N, places_N = (padded(rows, PRIVATE_BATCH) for rows in (probes.labels_N[order_K], order_K))
-        try:
-            with SampleGradients(tried) as sampled:
-                return sampled.of(tried_loss, inputs, labels_N, places_N)
-        except Exception as error:  # what opacus raises for layers that it does not know is on no list
-            raise ConfigError(NO_SINGLE_GRADIENT) from error
+        with SampleGradients(tried) as sampled:
+            return sampled.of(tried_loss, inputs, labels_N, places_N)
 
     def factors(tried: FederatedModel, inputs: Tensor, order_K: Tensor) -> list[Tensor]:
         """What a sample's whole numbers follow from."""
         rows = gradients(tried, inputs, order_K)
-        if any(len(each) != PRIVATE_BATCH for each in rows):
-            raise ConfigError(NO_SINGLE_GRADIENT)
         parts = [part for row in rows for part in (row.parts if isinstance(row, OuterProducts) else [row])]
         return [*parts, *(squares([each.flatten(1)]) for each in parts)]
 
-    same, other = probes.models(model.train())
-    for tried in (same, other):
-        _check(tried, probes, factors, what="gradient of")
-    _check_single_gradient(other, probes, gradients, loss=tried_loss)
-    rows = gradients(other, probes.inputs.clone(), torch.arange(PRIVATE_BATCH, device=probes.inputs.device))
+    try:
+        same, other = probes.models(model.train())
+        for tried in (same, other):
+            _check(tried, probes, factors, what="gradient of")
+        _check_single_gradient(other, probes, gradients, loss=tried_loss)
+        order_N = torch.arange(PRIVATE_BATCH, device=probes.inputs.device)
+        rows = gradients(other, probes.inputs.clone(), order_N)
+    except ConfigError:
+        raise
+    except Exception as error:  # what torch and opacus raise for layers that they do not know is on no list
+        raise ConfigError(NO_SINGLE_GRADIENT) from error
     names = [name for name, each in other.named_parameters() if each.requires_grad]
     return {name: isinstance(each, OuterProducts) for name, each in zip(names, rows, strict=True)}
 

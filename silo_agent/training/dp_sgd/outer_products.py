@@ -36,6 +36,12 @@ class OuterProducts:
         return len(self.inputs_NK)
 
     @property
+    def shape(self) -> torch.Size:
+        """(N, O, K); (0,) where the two do not fit."""
+        (inputs, *width), (outputs, *height) = self.inputs_NK.shape, self.outputs_NO.shape
+        return torch.Size((inputs, *height, *width) if inputs == outputs else (0,))
+
+    @property
     def parts(self) -> tuple[Tensor, Tensor]:
         return self.inputs_NK, self.outputs_NO
 

@@ -44,19 +44,14 @@ class SampleGradients:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         scale = model.scale
         self._scale = scale if scale is not None and scale.requires_grad else None
-        uses = _uses(model)
+        hooked = _hooked(model)
         self._dense = DenseLayers(
             [layer for layer in model.modules() if type(layer) is nn.Linear],
-            trained=_alone(uses),
+            trained=hooked,
             products=None if product_names is None else [model.get_parameter(each) for each in product_names],
         )
         self.products = sum(each.numel() for each in self._dense.weights)
-        self._others = [
-            each
-            for each, layers in uses.items()
-            if each is not self._scale and not (len(layers) == 1 and type(layers[0]) in HOOKED)
-        ]
-
+        self._others = [each for each in self.parameters if each is not self._scale and each not in hooked]
         self._vectorized = VectorizedPass(model, self._others) if self._others else None
 
     def __enter__(self) -> SampleGradients:
@@ -71,9 +66,14 @@ class SampleGradients:
     ) -> None:
         self._dense.detach()
         self._hooked.to_standard_module()
+        for layer in self._model.modules():
+            vars(layer).pop("activations", None)  # of a pass that an error ended; they are samples
 
     def of(self, loss: LocalLoss, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> list[SampleRows]:
-        """Shapes: -> (N, *shape) for each parameter. inputs: the caller's last use of them."""
+        """Shapes: -> (N, *shape) for each parameter. inputs: the caller's last use of them.
+
+        Raises RuntimeError where a layer was not given all samples, each in a row of its own.
+        """
         if inputs.is_floating_point():
             # without it the hooks of the first layer warn that they see no gradient of an input
             inputs.requires_grad_()
@@ -101,7 +101,11 @@ class SampleGradients:
             found[self._scale] = scale_N1.grad
         if self._vectorized is not None:
             found |= self._vectorized.gradients(inputs.detach(), back)
-        return [_at_least_float32(found[each] if each in found else _taken(each)) for each in self.parameters]
+        rows = [found[each] if each in found else _taken(each, len(labels_N)) for each in self.parameters]
+        for each, row in zip(self.parameters, rows, strict=True):
+            if row.shape != (len(labels_N), *each.shape):
+                raise RuntimeError(f"gradients of shape {tuple(row.shape)} for {len(labels_N)} samples")
+        return [_at_least_float32(each) for each in rows]
 
     @contextmanager
     def _set_apart(self) -> Iterator[None]:
@@ -141,22 +145,17 @@ def _at_least_float32(rows: SampleRows) -> SampleRows:
     return rows
 
 
-def _uses(model: nn.Module) -> dict[nn.Parameter, list[nn.Module]]:
-    """Which layers hold each trained parameter."""
-    found: dict[nn.Parameter, list[nn.Module]] = {}
+def _hooked(model: nn.Module) -> set[nn.Parameter]:
+    """Trained weights and biases of one layer each, of a kind whose hooks serve these two and no others."""
+    uses: dict[nn.Parameter, list[bool]] = {}
     for layer in model.modules():
-        for each in layer.parameters(recurse=False):
-            if each.requires_grad:
-                found.setdefault(each, []).append(layer)
-    return found
+        for name, each in layer.named_parameters(recurse=False):
+            uses.setdefault(each, []).append(type(layer) in HOOKED and name in ("weight", "bias"))
+    return {each for each, are_hooked in uses.items() if each.requires_grad and are_hooked == [True]}
 
 
-def _alone(uses: dict[nn.Parameter, list[nn.Module]]) -> set[nn.Parameter]:
-    return {each for each, layers in uses.items() if len(layers) == 1}
-
-
-def _taken(parameter: nn.Parameter) -> Tensor:
-    """And forgotten: what autograd left with it is a sum that nothing clipped."""
-    gradient: Tensor = parameter.grad_sample  # type: ignore[attr-defined]
+def _taken(parameter: nn.Parameter, samples: int) -> Tensor:
+    """And forgotten: what autograd left with it is a sum that nothing clipped. Of an unused layer zero."""
+    gradient: Tensor | None = parameter.grad_sample  # type: ignore[attr-defined]
     parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
-    return gradient
+    return parameter.new_zeros((samples, *parameter.shape)) if gradient is None else gradient

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from crypto.errors import ConfigError
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.dp_sgd import outer_products
+from silo_agent.training.dp_sgd.checks import Probes, check_gradients
 from silo_agent.training.dp_sgd.clipping import ClippedSums
 from silo_agent.training.dp_sgd.micro_batches import DEVIATION
 from silo_agent.training.dp_sgd.outer_products import (
@@ -27,8 +29,15 @@ from silo_agent.training.dp_sgd.outer_products import (
     materialized,
 )
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
+from strategies.tasks.base import Target
 from tests.support.objectives import cut_model
-from tests.unit.training.dp_sgd import CROSS_ENTROPY, make_samples, released_units
+from tests.unit.training.dp_sgd import (
+    CROSS_ENTROPY,
+    gradients_one_by_one,
+    make_model,
+    make_samples,
+    released_units,
+)
 
 ODD = [0.0, -0.0, 1e-45, -1e-38, 1e-20, 1.0, -3.0, 3e38, math.inf, -math.inf, math.nan]
 UNITS = [2.0, 1e3, DEVIATION / 1.3, DEVIATION * 1e3, 2.0**39]
@@ -347,6 +356,55 @@ def test_a_unit_is_the_same_wherever_its_rows_are_where_gradients_share_memory(b
         )
         found.append(released_units(model, samples) - released_units(model, alone))
     np.testing.assert_array_equal(found[0], found[1])
+
+
+class Broadcast(nn.Module):
+    """A further parameter of a dense layer has no row of the layer's bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.layer.extra = nn.Parameter(torch.zeros(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs) + inputs * self.layer.extra  # type: ignore[no-any-return]
+
+
+def test_a_further_parameter_of_a_layer_has_a_gradient_of_its_own() -> None:
+    model, samples = cut_model(Broadcast(), width=3, classes=4).train(), make_samples(5)
+    with SampleGradients(model) as gradients:
+        found = gradients.of(CROSS_ENTROPY, samples.features.clone(), samples.labels, torch.arange(5))
+        rows = torch.cat([materialized(each).flatten(1) for each in found], dim=1)
+    torch.testing.assert_close(rows, gradients_one_by_one(model, samples), rtol=1e-4, atol=1e-6)
+
+
+class Chosen(nn.Module):
+    """Gives a layer only the samples that are small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found = torch.zeros_like(inputs)
+        is_small_N = inputs.abs().amax(dim=1) < 1.5
+        found[is_small_N] = self.layer(inputs[is_small_N])
+        return found
+
+
+def test_a_model_that_looks_at_large_values_is_refused_before_data() -> None:
+    target = Target(is_whole=True, low=0, high=3)
+    tried = Probes(input_shape=(3,), target=target, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match="cannot take the gradient of each sample by itself"):
+        check_gradients(cut_model(Chosen(), width=3, classes=4).train(), tried, loss=CROSS_ENTROPY)
+
+
+def test_no_samples_stay_on_a_model_after_an_error() -> None:
+    model, samples = make_model(), make_samples(5)
+    with pytest.raises(IndexError), SampleGradients(model) as gradients:
+        gradients.of(CROSS_ENTROPY, samples.features.clone(), samples.labels + 9, torch.arange(5))
+    assert not any(hasattr(layer, "activations") for layer in model.modules())
+    assert all(each.requires_grad for each in model.parameters())
 
 
 def test_gradients_of_a_pass_in_bfloat16_are_float32() -> None:
