@@ -1,0 +1,26 @@
+"""Groups that import a command's module when that command is called, and not before."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+import click
+
+
+class LazyGroup(click.Group):
+    """entries: by name of a command where it is, as `package.module:attribute`, in the order of the help."""
+
+    def __init__(self, *arguments: Any, entries: Mapping[str, str], **fields: Any) -> None:
+        super().__init__(*arguments, **fields)
+        self.entries = entries
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.entries:
+            return None
+        module_name, _, attribute = self.entries[cmd_name].partition(":")
+        return cast(click.Command, getattr(importlib.import_module(module_name), attribute))
