@@ -69,12 +69,12 @@ def delta_at(releases: Releases, epsilon: float, *, sides_are_fixed: bool = True
     return min(found, 1.0)
 
 
-def _delta_of(counts: Counts, epsilon: float) -> tuple[float]:
+def _delta_of(counts: Counts, epsilon: float) -> list[float]:
     """1 or more where nothing is promised."""
     try:
-        return (float(_loss_of(counts).get_delta_for_epsilon(epsilon)),)
+        return [float(_loss_of(counts).get_delta_for_epsilon(epsilon))]
     except OverflowError:  # next to no noise
-        return (1.0,)
+        return [1.0]
 
 
 def sides_of(releases: Releases, *, sides_are_fixed: bool) -> list[Counts]:

@@ -17,7 +17,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
@@ -45,10 +45,10 @@ class Memory:
         self._kept = _read(folder)
         self._new: dict[str, Numbers] = {}
 
-    def recall(self, key: str, compute: Callable[[], Sequence[float]]) -> Numbers:
+    def recall(self, key: str, compute: Callable[[], Numbers]) -> Numbers:
         """What was computed under this key, here or before."""
         if key not in self._kept:
-            self._kept[key] = self._new[key] = [float(each) for each in compute()]
+            self._kept[key] = self._new[key] = compute()
         return self._kept[key]
 
     def save(self) -> None:
@@ -83,7 +83,7 @@ def remembering() -> Iterator[None]:
         memory.save()
 
 
-def remembered(what: str, inputs: object, compute: Callable[[], Sequence[float]]) -> Sequence[float]:
+def remembered(what: str, inputs: object, compute: Callable[[], Numbers]) -> Numbers:
     """What `compute` gives, or gave before. what: the function. inputs: all that it depends on, whose repr
     tells one from another."""
     memory = _memory.get()

@@ -77,9 +77,9 @@ def _step_rdp(noise_multiplier: float, sample_rate: float) -> FloatArray:
     return np.array(remembered("rdp", inputs, lambda: _computed_rdp(*inputs)))
 
 
-def _computed_rdp(noise_multiplier: float, sample_rate: float) -> FloatArray:
+def _computed_rdp(noise_multiplier: float, sample_rate: float) -> list[float]:
     events = accounting()
     from dp_accounting.rdp import RdpAccountant
 
     event = events.PoissonSampledDpEvent(sample_rate, events.GaussianDpEvent(noise_multiplier))
-    return np.asarray(RdpAccountant(ORDERS).compose(event).rdp, dtype=np.float64)
+    return [float(each) for each in RdpAccountant(ORDERS).compose(event).rdp]

@@ -30,7 +30,7 @@ def declared(network: str, sizes: Sizes, *, norm: str, hidden: tuple[int, ...]) 
 
 
 def conv(before: int, channels: int, size: int, *, groups: int = 1, has_bias: bool = True) -> Arrays:
-    weight = {"weight": (channels, before // groups, size, size)}
+    weight: Arrays = {"weight": (channels, before // groups, size, size)}
     return {**weight, "bias": (channels,)} if has_bias else weight
 
 
