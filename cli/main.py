@@ -11,7 +11,7 @@ from importlib import metadata
 
 import click
 
-from cli.lazy import LazyGroup
+from cli.startup.lazy import LazyGroup
 from cli.startup.packages import foreign_package
 from cli.startup.parent import die_with_parent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cli.lazy import LazyGroup
+from cli.startup.lazy import LazyGroup
 
 STEERING = ("pause", "resume", "skip-round", "cancel")  # cli.job.steering
 

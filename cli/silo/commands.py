@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from cli.lazy import LazyGroup
+from cli.startup.lazy import LazyGroup
 
 ENTRIES = {
     "describe": "cli.silo.describe:describe",

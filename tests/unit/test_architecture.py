@@ -107,7 +107,7 @@ ROOMS = {
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < steering "
     "< commands",
     "cli.authority": "history < folder < rotation < show < commands",
-    "cli": "startup < lazy < errors < schema < keys < output < authority < settings_files < coordinator "
+    "cli": "startup < errors < schema < keys < output < authority < settings_files < coordinator "
     "< operator < evidence < model < package < job < tune < console < given_data < silo < doctor < init "
     "< install < audit < demo < simulate < main",
 }
