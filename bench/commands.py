@@ -169,7 +169,6 @@ class Desk:
             "silo policy": at_silo("policy"),
             "silo page": Command(arguments=("silo", "page", *silo), visit=self._visit_silo_page),
             "console": Command(arguments=("console", "--config", "console.yaml"), visit=self._visit_console),
-            "job cancel": job("cancel", waiting),
         }
 
     def cpu_seconds(self, command: Command) -> float:
@@ -183,8 +182,10 @@ class Desk:
         with log.open("wb") as output:
             process = self._started(command.arguments, output)
         if command.visit is not None:
-            command.visit(log)
-            process.send_signal(signal.SIGTERM)
+            try:
+                command.visit(log)
+            finally:
+                process.send_signal(signal.SIGTERM)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         shutil.rmtree(ledger)
@@ -218,7 +219,7 @@ class Desk:
         spec = JobSpec.from_yaml(signed.spec_bytes, source=word)
         with closing(Ledger(self.folder / "silo" / LEDGER)) as ledger:
             ledger.record_job(Job(spec=spec, signed=signed, operator=OPERATOR), is_approved=False)
-        self._waiting[word] = signed.id
+        self._waiting[word] = signed.digest.hex()
 
     def _own(self, name: str) -> dict[str, Any]:
         party = self._files.party(name)
