@@ -35,7 +35,7 @@ from chorale.spec.job_spec import JobSpec, phase_context
 from chorale_models.model import model
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.models import registry
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 

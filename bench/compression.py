@@ -33,7 +33,7 @@ from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.machine.seeding import training_seed
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, TOTAL, Array, Arrays

@@ -44,7 +44,7 @@ from silo_agent.training.machine.devices import device_of, float32_kernels
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.forms import ON_GPU, PLAIN, Form, timed
 from silo_agent.training.models.registry import build_model, model_of
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.regularizers.moon import PREVIOUS
 from silo_agent.training.torch_objective import TorchObjective

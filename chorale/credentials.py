@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-
-from prometheus_client import Gauge
+from typing import TYPE_CHECKING
 
 from chorale.observability.logs import get_logger
 from chorale.runtime.files import file_stamp
@@ -17,6 +16,9 @@ from chorale.transport import tls
 from chorale.transport.tls import IdentityFiles
 from crypto.errors import ConfigError
 from crypto.identity.certificates import Anchors, Identity, MemberId, Role
+
+if TYPE_CHECKING:
+    from prometheus_client import Gauge
 
 log = get_logger("credentials")
 

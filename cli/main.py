@@ -6,13 +6,12 @@ grpc nor a database. cli.startup.packages comes first: what it refuses must not 
 
 from __future__ import annotations
 
-import importlib
 import sys
 from importlib import metadata
-from typing import cast
 
 import click
 
+from cli.startup.lazy import LazyGroup
 from cli.startup.packages import foreign_package
 from cli.startup.parent import die_with_parent
 
@@ -40,17 +39,8 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is called, not before."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        return cast(click.Command, getattr(importlib.import_module(module_name), attribute))
+class Commands(LazyGroup):
+    """All of COMMANDS; their help imports none of them."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -69,7 +59,9 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 
 
 @click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands,
+    entries={name: place for name, (place, _) in COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
     "--version",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 from chorale.pinned_code import pinned
@@ -235,7 +236,7 @@ def absent_notes(spec: JobSpec, connected: Mapping[str, bool]) -> list[str]:
 
 def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE) -> bytes:
     """The initial global state as file bytes: the operator's file, or drawn from the job as
-    silo_agent/training/models/state.py does. Raises ConfigError."""
+    silo_agent/training/models/starting.py does. Raises ConfigError."""
     if init is not None:
         return state_to_bytes(_given(spec, init, base))
     if spec.rounds == 0:
@@ -244,12 +245,13 @@ def initial_bytes(spec: JobSpec, init: Path | None, *, base: bytes = SEED_ALONE)
     if not spec.model.is_built_in:
         message = f"model.name: nothing is drawn for a model that is not built in, got {spec.model.name}"
         raise with_hint(ConfigError(message), "give its starting weights: --init FILE.safetensors")
-    try:
-        require_extra("silo", "torch", what="building the model here")
-    except ConfigError as error:
-        raise with_hint(error, "give --init FILE.safetensors") from None
-    from silo_agent.training.models.state import initial_state
+    from silo_agent.training.models.starting import initial_state, is_declared
 
+    if not is_declared(spec):
+        try:
+            require_extra("silo", "torch", what="building the model here")
+        except ConfigError as error:
+            raise with_hint(error, "give --init FILE.safetensors") from None
     return state_to_bytes(initial_state(spec, base=base))
 
 
@@ -275,12 +277,11 @@ def _given(spec: JobSpec, init: Path, base: bytes) -> GlobalState:
 
 
 def _check_model(spec: JobSpec, given: GlobalState, *, source: Path) -> None:
-    """Where torch is installed, a file of another model is refused here and not by every silo."""
-    if not spec.model.is_built_in:
-        return
-    try:
-        from silo_agent.training.models.state import model_shapes
-    except ModuleNotFoundError:
+    """A file of another model is refused here and not by every silo; of a network that is not Chorale's,
+    where torch is installed."""
+    from silo_agent.training.models.starting import is_declared, model_shapes
+
+    if not spec.model.is_built_in or not (is_declared(spec) or find_spec("torch")):
         return
     expected = model_shapes(spec)
     got = {name: array.shape for name, array in given.items() if name.startswith("model/")}

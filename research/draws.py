@@ -25,7 +25,7 @@ from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.loading import load_data, load_partition
 from silo_agent.training.data.settings import DataSettings
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from simulation.engine import Simulation
 from strategies.base import MODEL
 

@@ -33,7 +33,7 @@ from research.attacks.digits import Digits, Places, digits, job
 from research.attacks.inputs import SEED, encoded, phase_layout, silo_values
 from research.attacks.mlp import unit_features
 from research.attacks.rounds import trained_rounds
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL, Array, Arrays, PhaseContext
 from strategies.parts.closing.ffc import CalibratePhase, least_squares, unpacked
 from strategies.parts.heads import HEAD

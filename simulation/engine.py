@@ -122,7 +122,7 @@ class Simulation:
             where = "no data" if odd[0] in spec.silos else "data, and is no silo of the job"
             raise ConfigError(f"silos: {odd[0]} has {where}")
         if state is None:
-            from silo_agent.training.models.state import initial_state  # torch
+            from silo_agent.training.models.starting import initial_state  # torch
 
             state = initial_state(spec)
         self.job = unsigned_job(spec, state)

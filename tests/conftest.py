@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 import hypothesis
 import pytest
@@ -23,6 +26,9 @@ GATES = ("*_gates.py", "test_bench_*.py")
 # nor does a test depend on the width of a terminal, which xdist says to its workers
 for _variable in [name for name in os.environ if name.startswith("CHORALE_") or name in ("COLUMNS", "LINES")]:
     del os.environ[_variable]
+# nor on what an earlier run computed (chorale/privacy/remembered.py)
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="chorale-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before what was not asked for is left out

@@ -137,7 +137,7 @@ def pooled(example: Example) -> tuple[float, DeclaredTask]:
 
     One silo that holds them all: each round its own update becomes the model.
     """
-    from silo_agent.training.models.state import initial_state
+    from silo_agent.training.models.starting import initial_state
     from silo_agent.training.torch_objective import TorchObjective
 
     read = read_spec(example.job, not_after=NEVER)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
 from chorale.privacy.releases import DpSgd, Gaussian, Release, Releases
+from chorale.privacy.remembered import remembered
 from chorale.privacy.renyi import accounting, rdp, rdp_epsilon
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Side
@@ -62,11 +63,18 @@ def delta_at(releases: Releases, epsilon: float, *, sides_are_fixed: bool = True
         if side:
             failure, distance = charges(side)
             more = failure + (1.0 + math.exp(epsilon)) * distance
-            try:
-                found = max(found, float(_loss_of(side).get_delta_for_epsilon(epsilon)) + more)
-            except OverflowError:  # next to no noise
-                return 1.0
+            inputs = sorted(map(repr, side.items())), epsilon
+            (delta,) = remembered("delta", inputs, partial(_delta_of, side, epsilon))
+            found = max(found, delta + more)
     return min(found, 1.0)
+
+
+def _delta_of(counts: Counts, epsilon: float) -> list[float]:
+    """1 or more where nothing is promised."""
+    try:
+        return [float(_loss_of(counts).get_delta_for_epsilon(epsilon))]
+    except OverflowError:  # next to no noise
+        return [1.0]
 
 
 def sides_of(releases: Releases, *, sides_are_fixed: bool) -> list[Counts]:
@@ -94,9 +102,14 @@ def charges(counts: Counts) -> tuple[float, float]:
 
 @lru_cache(maxsize=1024)
 def _epsilon(block: frozenset[tuple[Release, int]], delta: float, rows: int) -> float:
-    counts = Counter(dict(block))
-    if not counts:
+    if not block:
         return 0.0  # a silo that spent nothing says so at its first scrape, before dp-accounting is loaded
+    inputs = sorted(map(repr, block)), delta, rows
+    (found,) = remembered("epsilon", inputs, lambda: [_computed(Counter(dict(block)), delta, rows)])
+    return found
+
+
+def _computed(counts: Counts, delta: float, rows: int) -> float:
     failure, distance = charges(counts)
     left = delta - rows * failure
     if left <= 0:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.privacy.releases import DpSgd, Gaussian, Release, Releases
+from chorale.privacy.remembered import remembered
 from crypto.errors import ConfigError
 
 # opacus' and dp-accounting's orders where both converge, and larger ones, which small epsilons need
@@ -72,8 +73,13 @@ def _rdp_of(release: Release) -> FloatArray:
 
 @lru_cache(maxsize=256)
 def _step_rdp(noise_multiplier: float, sample_rate: float) -> FloatArray:
+    inputs = noise_multiplier, sample_rate
+    return np.array(remembered("rdp", inputs, lambda: _computed_rdp(*inputs)))
+
+
+def _computed_rdp(noise_multiplier: float, sample_rate: float) -> list[float]:
     events = accounting()
     from dp_accounting.rdp import RdpAccountant
 
     event = events.PoissonSampledDpEvent(sample_rate, events.GaussianDpEvent(noise_multiplier))
-    return np.asarray(RdpAccountant(ORDERS).compose(event).rdp, dtype=np.float64)
+    return [float(each) for each in RdpAccountant(ORDERS).compose(event).rdp]

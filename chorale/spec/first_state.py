@@ -1,6 +1,6 @@
 """The state that a job of a built-in model starts from, drawn from the job itself: nobody chooses it.
 
-The same bytes on every machine; torch only says which arrays a model has. Source: docs/protocol.md 7.12.
+The same bytes on every machine; a model only says which arrays it has. Source: docs/protocol.md 7.12.
 """
 
 from __future__ import annotations

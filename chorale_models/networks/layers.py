@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from chorale_models.model import Sizes
-from crypto.errors import ConfigError
-
 GROUP_CHANNELS = 16  # channels a group; Wu and He, "Group Normalization", table 3
 
 
@@ -18,13 +15,6 @@ def with_head(layers: list[nn.Module], width: int, classes: int) -> nn.Module:
     network = nn.Sequential(*layers)
     network.add_module("head", nn.Linear(width, classes))
     return network
-
-
-def image_channels(sizes: Sizes) -> int:
-    """Raises ConfigError for samples that are no images."""
-    if len(sizes.input_shape) != 3:
-        raise ConfigError(f"input_shape: expected (channels, height, width), got {sizes.input_shape}")
-    return sizes.input_shape[0]
 
 
 def norm2d(kind: str, channels: int) -> nn.Module:

@@ -24,28 +24,25 @@ import math
 from torch import nn
 
 from chorale_models.model import Sizes, model
-from chorale_models.networks.layers import image_channels, norm1d, norm2d, with_head
-from crypto.errors import ConfigError
-
-CNN_CHANNELS = (32, 64)
-CNN_GRID = 4  # the maps are pooled to 4x4, so any image size fits
-CNN_WIDTH = 128
-VGG_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pool ends each stage
-VGG_WIDTH = 512
-VGG13_STAGES = ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512))
-CONVNET7 = ((32, 1), (64, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2))  # channels and stride
-CONVNET7_GRID = 2  # 32x32 ends so
-LENET_CHANNELS = (6, 16)
-LENET_SMALLEST = 16  # height or width: below it nothing is left of the maps
-# channels, size, stride, padding, and whether a pooling follows
-ALEXNET = (
-    (64, 11, 4, 2, True),
-    (192, 5, 1, 2, True),
-    (384, 3, 1, 1, False),
-    (256, 3, 1, 1, False),
-    (256, 3, 1, 1, True),
+from chorale_models.networks.layers import norm1d, norm2d, with_head
+from chorale_models.networks.tables import (
+    ALEXNET,
+    ALEXNET_GRID,
+    ALEXNET_SMALLEST,
+    ALEXNET_WIDTH,
+    CNN_CHANNELS,
+    CNN_GRID,
+    CNN_WIDTH,
+    CONVNET7,
+    CONVNET7_GRID,
+    LENET_CHANNELS,
+    VGG13_STAGES,
+    VGG_STAGES,
+    VGG_WIDTH,
+    check_size,
+    image_channels,
+    lenet_grid,
 )
-ALEXNET_GRID, ALEXNET_WIDTH, ALEXNET_SMALLEST = 6, 4096, 63
 
 
 @model(head="head")
@@ -127,7 +124,7 @@ def lenet_linear(sizes: Sizes, *, norm: str = "none") -> nn.Module:
 @model(head="head")
 def alexnet(sizes: Sizes, *, norm: str = "none") -> nn.Module:
     """For images of 63x63 and more; feature width 4096."""
-    _check_size(sizes, "alexnet", smallest=ALEXNET_SMALLEST)
+    check_size(sizes, "alexnet", smallest=ALEXNET_SMALLEST)
     layers: list[nn.Module] = []
     before = image_channels(sizes)
     for channels, size, stride, padding, is_pooled in ALEXNET:
@@ -157,20 +154,9 @@ def _vgg(sizes: Sizes, stages: tuple[tuple[int, ...], ...], *, norm: str) -> tup
 
 def _lenet(sizes: Sizes, network: str, *, norm: str) -> tuple[list[nn.Module], int]:
     """The convolutions without padding, and how many numbers they end in."""
-    _check_size(sizes, network, smallest=LENET_SMALLEST)
     layers: list[nn.Module] = []
-    before, (height, width) = image_channels(sizes), sizes.input_shape[1:]
+    (height, width), before = lenet_grid(sizes, network), image_channels(sizes)
     for channels in LENET_CHANNELS:
         layers += [nn.Conv2d(before, channels, 5), norm2d(norm, channels), nn.MaxPool2d(2), nn.ReLU()]
-        before, height, width = channels, (height - 4) // 2, (width - 4) // 2
+        before = channels
     return [*layers, nn.Flatten()], before * height * width
-
-
-def _check_size(sizes: Sizes, network: str, *, smallest: int) -> None:
-    """Raises ConfigError for samples that are no images, or too small ones."""
-    image_channels(sizes)
-    if min(sizes.input_shape[1:]) < smallest:
-        raise ConfigError(
-            f"model.name: {network} takes images of {smallest}x{smallest} and more, the job's input_shape is "
-            f"{list(sizes.input_shape)}"
-        )

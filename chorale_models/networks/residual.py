@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from chorale_models.model import Sizes, model
-from chorale_models.networks.layers import image_channels, norm2d, with_head
-
-RESNET_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))  # channels and stride of the stage's first block
-BASIC_BLOCKS = (2, 2, 2, 2)  # by stage
-BOTTLENECKS = (3, 4, 6, 3)
-WIDENED = 4  # output channels of a bottleneck for each inner one
-SQUEEZED = 16  # channels for each one between squeeze and excitation
+from chorale_models.networks.layers import norm2d, with_head
+from chorale_models.networks.tables import (
+    BASIC_BLOCKS,
+    BOTTLENECKS,
+    RESNET_STAGES,
+    SQUEEZED,
+    WIDENED,
+    image_channels,
+)
 
 
 class BasicBlock(nn.Module):

@@ -13,32 +13,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from chorale_models.model import Sizes, model
-from chorale_models.networks.layers import image_channels, norm2d, with_head
-
-STEM = 32  # channels
-# channels and stride of a block
-V1_BLOCKS = (
-    (64, 1),
-    (128, 2),
-    (128, 1),
-    (256, 2),
-    (256, 1),
-    (512, 2),
-    *(((512, 1),) * 5),
-    (1024, 2),
-    (1024, 1),
-)
-V2_WIDTH = 1280
-# expansion, channels, blocks, stride of the first block
-V2_STAGES = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 1),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
+from chorale_models.networks.layers import norm2d, with_head
+from chorale_models.networks.tables import STEM, V1_BLOCKS, V2_STAGES, V2_WIDTH, image_channels
 
 
 @model(head="head")

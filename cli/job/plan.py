@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chorale.privacy.remembered import remembering
 from cli.job.options import operator_options
 from cli.output.facts import json_option, print_json
 from cli.output.progress import PREPARING, said_if_slow
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--init", type=click.Path(path_type=Path), help="Initial model, as `job submit` takes it.")
 @json_option
 @operator_options(is_optional=True)
+@remembering()
 def plan(settings: OperatorSettings | None, file: Path, init: Path | None, is_json: bool) -> None:
     """Show phases, bytes of a silo, epsilon and time of JOB.yaml; nothing is submitted.
 

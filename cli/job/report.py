@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chorale.privacy.promise import promise_of
+from chorale.privacy.remembered import remembering
 from chorale.runtime.files import check_folder
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import open_model
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @click.argument("job_id", metavar="ID")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the report's files.")
 @operator_options
+@remembering()
 def report(settings: OperatorSettings, job_id: str, out: Path) -> None:
     """Write report.html, report.json and rounds.csv of a job, whether it has ended or not."""
     check_folder(out, field="--out")

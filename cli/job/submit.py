@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from chorale.job import sign_job
+from chorale.privacy.remembered import remembering
 from chorale.runtime.files import write_atomic
 from cli.job.following import end_of, follow
 from cli.job.options import operator_options
@@ -27,6 +28,7 @@ from client.submission import absent_notes, prepared, read_spec
 @click.option("--save", type=click.Path(path_type=Path), help="File for the job as it was signed.")
 @click.option("--watch", "is_watched", is_flag=True, help="Stay until the job ends.")
 @operator_options
+@remembering()
 def submit(
     settings: OperatorSettings, file: Path, init: Path | None, save: Path | None, is_watched: bool
 ) -> None:

@@ -31,7 +31,7 @@ from strategies.phases.training import TRAIN
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PREPARING = "preparing the job: torch, its starting weights, and its noise where it is private"
+PREPARING = "preparing the job: its starting weights, and its noise where it is private"
 SILENT_SECONDS = 2.0  # without news, before a plain line says what is waited for
 AROUND_TABLE = 3  # lines of the terminal: heading, status, one free
 

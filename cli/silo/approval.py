@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from chorale.privacy.remembered import remembering
 from cli.errors import CommandFailed
 from cli.output.facts import json_option, print_json
 from cli.silo.facts import job_facts
@@ -30,6 +31,7 @@ BY = click.option(
 @click.option(
     "--job", "is_text", is_flag=True, help="Print JOB as it was signed: the SHA-256 of these bytes is its id."
 )
+@remembering()
 def show(config: Path, job: str | None, is_json: bool, is_text: bool) -> None:
     """Show what JOB would read here, compute, sum and cost, and what of it is new.
 
@@ -71,6 +73,7 @@ def show(config: Path, job: str | None, is_json: bool, is_text: bool) -> None:
     type=click.IntRange(1, 1_000_000),
     help="Allow JOB so many more sums over overlapping cohorts, beyond the policy's max_cohort_changes.",
 )
+@remembering()
 def approve(
     config: Path,
     job: str | None,

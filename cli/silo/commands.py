@@ -1,88 +1,24 @@
-"""`chorale silo`: the institution's side. Every command reads the agent's own settings file."""
+"""The group `chorale silo`: the institution's side. Every command reads the agent's own settings file, and is
+imported when it is called."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from chorale.runtime.machine import check_memory
-from cli.keys import csr_command
-from cli.output.facts import json_option, print_json
-from cli.silo.approval import approve, reject, show
-from cli.silo.describe import describe
-from cli.silo.evidence import write_evidence
-from cli.silo.facts import policy_facts
-from cli.silo.ledger import show_ledger
-from cli.silo.page import page
-from cli.silo.personal import show_personal
-from cli.silo.reload import reload_files
-from cli.silo.settings import CONFIG
-from client.errors import require_extra
-from crypto.errors import ConfigError
-from silo_agent.disclosure.policy.in_words import described
-from silo_agent.disclosure.policy.policy import load_policy
-from silo_agent.settings import load_silo_settings
+from cli.startup.lazy import LazyGroup
+
+ENTRIES = {
+    "describe": "cli.silo.describe:describe",
+    **{name: f"cli.silo.approval:{name}" for name in ("show", "approve", "reject")},
+    "reload": "cli.silo.reload:reload_files",
+    "page": "cli.silo.page:page",
+    "ledger": "cli.silo.ledger:show_ledger",
+    "personal": "cli.silo.personal:show_personal",
+    "evidence": "cli.silo.evidence:write_evidence",
+    **{name: f"cli.silo.agent:{name}" for name in ("csr", "run", "check", "policy")},
+}
 
 
-@click.group()
+@click.group(cls=LazyGroup, entries=ENTRIES)
 def silo() -> None:
     """Run and inspect an institution's agent."""
-
-
-silo.add_command(csr_command("silo"))
-
-for each in (describe, show, approve, reject, reload_files, page, show_ledger, show_personal, write_evidence):
-    silo.add_command(each)
-
-
-@silo.command()
-@CONFIG
-def run(config: Path) -> None:
-    """Take part in the federation until stopped (SIGTERM or Ctrl-C)."""
-    settings = load_silo_settings(config)
-    check_memory(settings.min_memory_bytes, what="a silo")
-    if settings.objective is None:
-        require_extra("silo", "torch", "dp_accounting", what="a silo with the built-in training")
-    require_extra("privacy", "dp_accounting", what="a silo's account of its privacy budget")
-    from silo_agent.agent import run as run_agent
-
-    run_agent(settings, config)
-
-
-@silo.command()
-@CONFIG
-@click.option(
-    "--job", "job_file", type=click.Path(path_type=Path), help="Also check a job, as it would run here."
-)
-@click.option(
-    "--init", type=click.Path(path_type=Path), help="Initial model of the job, safetensors, if one is given."
-)
-@json_option
-def check(config: Path, job_file: Path | None, init: Path | None, is_json: bool) -> None:
-    """Check settings, certificate, policy and data, and send nothing.
-
-    With --job also whether the policy accepts it, every record against it, and one batch of each of its
-    phases. Nothing is spent and nothing written. Ends with 0 only if all is well.
-    """
-    from cli.silo.check import check_silo
-
-    if init is not None and job_file is None:
-        raise ConfigError("--init: expected --job with it")
-    check_silo(config, job_file, init, is_json=is_json)
-
-
-@silo.command()
-@CONFIG
-@json_option
-def policy(config: Path, is_json: bool) -> None:
-    """Show the effective policy and what it would refuse, of each data set where there are several."""
-    settings = load_silo_settings(config)
-    if is_json:
-        print_json(policy_facts(settings))
-        return
-    for data_set in settings.data_sets:
-        path = settings.policy_of(data_set)
-        if len(settings.data_sets) > 1:
-            click.echo(f"data set {data_set.name}: {path}")
-        click.echo(described(load_policy(path)))

@@ -28,7 +28,7 @@ from research.attacks.chance import cosine
 from research.attacks.digits import digits, job
 from research.attacks.inputs import encoded, phase_layout, silo_values
 from research.attacks.sessions import secure_sum
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL, Array
 
 SILOS = 5

@@ -30,7 +30,7 @@ from crypto.fixed_point.layout import Layout
 from research.attacks.digits import digits, job
 from research.attacks.inputs import encoded, phase_layout, silo_values
 from research.attacks.sessions import decoded, secure_sum
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import MODEL, TOTAL, Array, Arrays
 from strategies.phases.training import unflatten
 

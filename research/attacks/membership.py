@@ -33,7 +33,7 @@ from research.attacks.mlp import logits
 from research.attacks.rounds import trained_rounds
 from silo_agent.training.data.base import Samples
 from silo_agent.training.data.formats.digits import CLASSES
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL, Arrays
 
 SILOS = 4

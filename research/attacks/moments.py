@@ -21,7 +21,7 @@ from research.attacks.digits import Digits, Places, digits, job
 from research.attacks.inputs import encoded, phase_layout, silo_values
 from research.attacks.sessions import decoded, secure_sum
 from silo_agent.training.data.formats.digits import CLASSES
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL
 
 SILOS = 5

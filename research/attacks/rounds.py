@@ -9,7 +9,7 @@ import numpy as np
 from chorale.spec.job_spec import JobSpec, phase_context
 from research.attacks.digits import Digits, Places
 from research.attacks.inputs import SEED, silo_values
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL, Array, Arrays
 
 

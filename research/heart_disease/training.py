@@ -25,7 +25,8 @@ from silo_agent.training.base.passes import run_model
 from silo_agent.training.data.base import Samples, SampleSet, SiloData
 from silo_agent.training.machine.seeding import training_seed
 from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import load_arrays
 from silo_agent.training.objective import PersonalModel, Work
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import Simulation

@@ -22,7 +22,7 @@ from chorale.spec.job_spec import JobSpec
 from research.attacks.digits import job
 from research.privacy_audit.bounds import by_guessing
 from silo_agent.training.data.base import Samples, SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from simulation.engine import Simulation
 
 SIDE = 32  # of the made-up images: 1,024 inputs

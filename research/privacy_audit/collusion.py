@@ -20,7 +20,7 @@ from crypto.noise.sensitivity import clipped_sensitivity
 from research.attacks.inputs import phase_layout
 from research.privacy_audit.bounds import CONFIDENCE, noise_at_most
 from research.privacy_audit.quantities import audited_job
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL
 
 SILOS = 6

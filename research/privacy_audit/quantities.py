@@ -30,7 +30,7 @@ from crypto.noise.sensitivity import Noise, clipped_sensitivity
 from research.attacks.digits import job
 from research.privacy_audit.bounds import by_counting, noise_at_most
 from silo_agent.training.dp_sgd.micro_batches import Draws
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL, Arrays
 
 SILOS = 20

@@ -26,7 +26,7 @@ from research.private_sum.arms import CENTRAL, STEPS
 from research.private_sum.images import images
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import Samples, SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from simulation.engine import Simulation
 from strategies.base import Arrays
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, cast
 
 from chorale.job import Job
 from chorale.observability.logs import get_logger
@@ -22,20 +21,14 @@ from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.disclosure.policy.policy import MAX_STATE_BYTES
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.training.machine.entry_point import load_entry_point
+from silo_agent.training.models.starting import initial_state
 from strategies.base import Array
 
 SUFFIX = ".safetensors"
-DRAW = "silo_agent.training.models.state:initial_state"
 TRY = "silo_agent.training.plug_ins:checked"
 NOT_THAT_OF_THE_JOB = "it is not the one that follows from the job"
 
 log = get_logger("silo_agent.rounds.first_state")
-
-
-class Draw(Protocol):
-    """The type of DRAW."""
-
-    def __call__(self, spec: JobSpec, *, base: bytes, max_bytes: int) -> Mapping[str, Array]: ...
 
 
 class FirstStates:
@@ -111,9 +104,7 @@ def drawn_arrays(spec: JobSpec, base: bytes | None, *, max_bytes: int) -> Mappin
         raise ConfigError(f"model {spec.model.name} is not built in")
     if base is None:
         raise ConfigError("initial_state is not the last line of the job")
-    # imports torch, so not before a job needs it
-    draw = cast(Draw, load_entry_point(DRAW, field="the first state cannot be drawn here"))
-    return draw(spec, base=base, max_bytes=max_bytes)
+    return initial_state(spec, base=base, max_bytes=max_bytes)
 
 
 def _is_final(drawing: Future[Path | None]) -> bool:

@@ -19,7 +19,7 @@ import yaml
 from chorale.spec.state import state_to_bytes
 from coordinator.phase_machine import PhaseState
 from coordinator.storage.store import Store
-from silo_agent.training.models.state import initial_state as first_state
+from silo_agent.training.models.starting import initial_state as first_state
 from tests.cluster import recording
 from tests.cluster.page import HUB, SILOS
 from tests.cluster.walk import Walk, namespace, pod_name

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.main import COMMANDS, LazyGroup
+from cli.main import COMMANDS, chorale
 from tests.cluster.adaptations import OF_RELEASES
 from tests.cluster.lab.lab import Lab
 from tests.cluster.page import HUB, PAGE, SILOS, Step, steps
@@ -128,7 +128,7 @@ def test_the_authoritys_change_is_shown_with_the_config_map_of_every_namespace()
 
 
 def _check_options(arguments: list[str]) -> None:
-    command: click.Command = LazyGroup("chorale")
+    command: click.Command = chorale
     while isinstance(command, click.Group):
         name, *arguments = arguments
         found = command.get_command(click.Context(command), name)

@@ -27,7 +27,7 @@ from coordinator.storage.store import Store
 from crypto.identity.certificates import Role
 from silo_agent.agent import run_agent
 from silo_agent.settings import SiloSettings
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from tests.unit.coordinator.conftest import Hub, make_hub, submission
 

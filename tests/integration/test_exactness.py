@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.state import state_from_file, state_to_bytes
 from crypto.fixed_point.layout import Quantity
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from tests.support.federation import LocalFederation
 from tests.support.recording import RECORD
 

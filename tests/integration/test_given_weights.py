@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chorale.spec.state import state_digest, state_to_bytes
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from tests.support.federation import LocalFederation
 from tests.support.processes import run_cli
 

@@ -17,7 +17,7 @@ import pytest
 from chorale import AsyncFederation, Federation
 from chorale.spec.state import state_to_bytes
 from chorale.v1.operations_pb2 import JobEvent
-from cli.job.commands import job as job_commands
+from cli.job.commands import ENTRIES
 from client.federation import WATCHING, SubmittedJob
 from client.operations import Operations
 from crypto.errors import ConfigError, PolicyRefusal, RemoteProtocolError
@@ -140,7 +140,7 @@ def _status(federation: Federation, job: SubmittedJob) -> str:
 def test_every_command_on_jobs_has_its_method_and_its_async_twin() -> None:
     """But `report`, which writes pages."""
     named = {"list": "jobs", "export": "to_mlflow"}
-    for command in set(job_commands.commands) - {"report"}:
+    for command in set(ENTRIES) - {"report"}:
         method = named.get(command, command.replace("-", "_"))
         given = [inspect.signature(getattr(each, method)) for each in (Federation, AsyncFederation)]
         assert given[0].parameters == given[1].parameters, command

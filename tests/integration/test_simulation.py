@@ -24,7 +24,7 @@ from crypto.fixed_point.layout import Quantity
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.loading import load_partition
 from silo_agent.training.data.settings import DataSettings
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from simulation.engine import Simulation
 from tests.support.federation import COORDINATOR, LocalFederation
 from tests.support.processes import REPOSITORY, environment, wait_until

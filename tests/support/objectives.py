@@ -27,7 +27,7 @@ from silo_agent.training.local_loss import local_loss
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.machine.seeding import shuffler, training_seed
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import Work
 from strategies.base import Array, PhaseContext
 from strategies.parts.heads import RAW, TRAINED

@@ -29,7 +29,7 @@ from chorale.transport.wire import PhaseKey, phase_kind
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from crypto.identity.certificates import Role
 from crypto.masking.masks import vectors_from_stream
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL, Array, Arrays
 from tests.support.federation import COORDINATOR, OPERATOR, LocalFederation
 from tests.support.keeping import KEEP, OPENED

@@ -21,7 +21,7 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import CLIPPED, Layout, Quantity
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.machine.seeding import training_seed
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext

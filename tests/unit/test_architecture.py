@@ -104,7 +104,8 @@ ROOMS = {
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
     "web.shared": "templating < phases < charts < serving < pages < sessions < streams",
-    "cli.job": "options < following < submit < listing < plan < report < evidence < export < commands",
+    "cli.job": "options < following < submit < listing < plan < report < evidence < export < steering "
+    "< commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < output < authority < settings_files < coordinator "
     "< operator < evidence < model < package < job < tune < console < given_data < silo < doctor < init "

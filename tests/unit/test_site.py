@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.main import COMMANDS, LazyGroup
+from cli.main import COMMANDS, chorale
 from tools.site import in_fours
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def shown(page: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", [*OWN, *TUTORIALS])
 def test_every_command_that_a_page_shows_exists_with_its_options(page: str) -> None:
     for arguments in shown(page):
-        command: click.Command = LazyGroup("chorale")
+        command: click.Command = chorale
         while isinstance(command, click.Group) and arguments:
             name, *arguments = arguments
             found = command.get_command(click.Context(command), name)

@@ -434,7 +434,7 @@ def started_state_vector() -> dict[str, Any]:
 def initial_state_vector(
     model: dict[str, Any], *, preset: str, classes: int, shape: list[int], has_arrays: bool = False
 ) -> dict[str, Any]:
-    from silo_agent.training.models.state import initial_state  # torch
+    from silo_agent.training.models.starting import initial_state  # torch
 
     label = json.dumps([model, preset, classes, shape])
     base, seed = hashlib.sha256(label.encode()).digest(), len(label)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from jinja2 import Environment
@@ -27,8 +27,7 @@ from crypto.errors import ChoraleError
 from web.console import proofs, rounds
 from web.console.coordinator import GOING_ON, Coordinator, Overview, Unavailable, Watched
 from web.console.logins import CertificateLogins, Login
-from web.console.oidc import CALLBACK, Provider
-from web.console.settings import ConsoleSettings
+from web.console.settings import CALLBACK, ConsoleSettings
 from web.console.under_way import LoginsUnderWay
 from web.shared.pages import Guard, form_of, page
 from web.shared.phases import phase_rows, phases_csv
@@ -36,6 +35,9 @@ from web.shared.serving import CERTIFICATE, MAX_BODY_BYTES, static_folder
 from web.shared.sessions import Session, Sessions, comes_from, is_own_form
 from web.shared.streams import Streams
 from web.shared.templating import environment
+
+if TYPE_CHECKING:
+    from web.console.oidc import Provider
 
 NEWS_SECONDS = 2.0  # between two looks at the overview
 MIN_GAP_SECONDS = 0.5  # between two fragments of a job

@@ -18,9 +18,8 @@ from starlette.responses import RedirectResponse
 from chorale.runtime.key_files import read_key
 from crypto.errors import ChoraleError, ConfigError, RemoteProtocolError
 from web.console.logins import Login
-from web.console.settings import OidcSettings, Right
+from web.console.settings import CALLBACK, OidcSettings, Right
 
-CALLBACK = "/login/oidc/callback"
 ASK_SECONDS = 10.0
 CLOCK_SKEW_SECONDS = 60
 MAX_SECRET_BYTES = 4096

@@ -31,7 +31,6 @@ async def serve(settings: ConsoleSettings) -> None:
     from web.console.app import Console, application
     from web.console.coordinator import connected
     from web.console.logins import CertificateLogins
-    from web.console.oidc import Provider
     from web.console.under_way import LoginsUnderWay
     from web.shared.serving import bound_socket, serve_app, tls_context
     from web.shared.sessions import Sessions
@@ -44,6 +43,11 @@ async def serve(settings: ConsoleSettings) -> None:
             roster=settings.roster,
             clock=partial(datetime.now, UTC),
         )
+    provider = None
+    if settings.oidc is not None:
+        from web.console.oidc import Provider  # Authlib and its HTTP client
+
+        provider = Provider(settings.oidc, url=settings.url)
     context = tls_context(settings.tls, clients=None if certificates is None else certificates.trusted_pem)
     listening = bound_socket(settings.listen)
     async with connected(settings, clock=time.monotonic) as coordinator:
@@ -51,7 +55,7 @@ async def serve(settings: ConsoleSettings) -> None:
             settings=settings,
             coordinator=coordinator,
             certificates=certificates,
-            provider=None if settings.oidc is None else Provider(settings.oidc, url=settings.url),
+            provider=provider,
             sessions=Sessions(
                 clock=time.monotonic,
                 idle_seconds=IDLE_SECONDS,

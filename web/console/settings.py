@@ -17,6 +17,7 @@ from chorale.transport.tls import IdentityFiles
 from strategies.expected import got
 
 ENV_PREFIX = "CHORALE_CONSOLE_"
+CALLBACK = "/login/oidc/callback"  # of url, which a provider knows
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ORIGIN = re.compile(r"https://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 

@@ -23,7 +23,7 @@ from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.loading import load_partition
 from silo_agent.training.data.settings import DataFormat, DataSettings, PartitionKind, PartitionSettings
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.phase_input import PhaseRequest
 from simulation.engine import NO_NONCE, unsigned_job
 from simulation.silos import Compute, SilosHere, built_in

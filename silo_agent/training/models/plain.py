@@ -16,7 +16,8 @@ from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.models.base import BODY, FederatedModel
 from silo_agent.training.models.registry import job_model
-from silo_agent.training.models.state import empty_model, initial_state, load_arrays, shared_tensors
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import empty_model, load_arrays, shared_tensors
 from strategies.base import MODEL, Array
 
 MAX_LISTED = 8  # names of one list in an error

@@ -97,7 +97,7 @@ def build_model(
     normalize: NormalizeSpec | None = None,
     adapters: AdaptersSpec | None = None,
 ) -> FederatedModel:
-    """On the CPU, with torch's own weights, which a job's state replaces (models/state.py).
+    """On the CPU, with torch's own weights, which a job's state replaces (models/starting.py).
 
     code: of the job, with the digests of distributions. Raises ConfigError.
     """

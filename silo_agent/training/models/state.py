@@ -1,11 +1,8 @@
-"""A model's parameters and float buffers as named arrays of the global state, and back; the state that a job
-starts from.
-"""
+"""A model's parameters and float buffers as named arrays of the global state, and back."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,40 +10,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chorale.spec.first_state import SEED_ALONE, Shape, first_state
+from chorale.spec.first_state import Shape
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.state import MAX_STATE_BYTES
+from chorale_models.model import Start
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from silo_agent.training.models.base import FederatedModel, float_tensors
+from silo_agent.training.models.base import BODY, FederatedModel, float_tensors
 from silo_agent.training.models.registry import job_model, job_model_on_its_base, model_of, starts_of
 from strategies.base import MODEL, Array, Arrays
 
 FloatArray = NDArray[np.float32]
 
 
-def initial_state(
-    spec: JobSpec, *, base: bytes = SEED_ALONE, max_bytes: int = MAX_STATE_BYTES
-) -> dict[str, Array]:
-    """The global state that a job starts from, the same bytes on every machine.
-
-    Arrays named model/<parameter>, float32. base: SHA-256 of the job without its digest (JobSpec.base); left
-    out, as in a simulation, the state follows from the model's seed alone.
-    Raises ConfigError as `build_model`, and if the model needs more than max_bytes.
-    """
-    shapes = model_shapes(spec)
-    needed = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
-    if needed > max_bytes:
-        raise ConfigError(f"model {spec.model.name}: expected at most {max_bytes} bytes, needs {needed}")
+def shapes_and_starts(spec: JobSpec) -> tuple[dict[str, Shape], Mapping[str, Start]]:
+    """Shapes of a model's arrays, named model/<parameter>, as it is built; and how those of its body start
+    that no usual rule suits. Raises ConfigError as `build_model`."""
+    shapes = {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(empty_model(spec)).items()}
     if spec.adapters is not None:
-        return first_state(spec, shapes, base=base)
-    named, body = model_of(spec.model, code=spec.code), MODEL + "body."
+        return shapes, {}
+    named, body = model_of(spec.model, code=spec.code), MODEL + BODY
     arrays = [name.removeprefix(body) for name in shapes if name.startswith(body)]
-    return first_state(spec, shapes, base=base, starts=starts_of(spec.model, named, arrays))
-
-
-def model_shapes(spec: JobSpec) -> dict[str, Shape]:
-    """Shapes of a model's arrays, named model/<parameter>. Raises ConfigError as `build_model`."""
-    return {MODEL + name: tuple(tensor.shape) for name, tensor in shared_tensors(empty_model(spec)).items()}
+    return shapes, starts_of(spec.model, named, arrays)
 
 
 def empty_model(spec: JobSpec) -> FederatedModel:

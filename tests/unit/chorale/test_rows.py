@@ -12,7 +12,7 @@ from chorale.privacy.accountant import epsilon
 from chorale.privacy.job_releases import JobReleases, rows_in_words
 from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from crypto.fixed_point.layout import Side
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from tests.unit.silo_agent.privacy_book import exact
 from tests.unit.training.dp_sgd import make_job
 

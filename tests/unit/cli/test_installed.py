@@ -49,6 +49,7 @@ def test_demo_names_the_missing_extra_before_it_makes_a_folder(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+ADAPTERS: Settings = {"rank": 2, "targets": ["1"]}
 NEEDS_SILO = "needs the extra 'silo' (no torch here): pip install 'chorale[silo]'\n"
 
 
@@ -68,11 +69,11 @@ NEEDS_SILO = "needs the extra 'silo' (no torch here): pip install 'chorale[silo]
             [f"chorale: error: a silo's account of its privacy budget {NEEDS_PRIVACY}"],
         ),
         (
-            lambda desk: ["job", "submit", desk.job(), "--config", desk.operator()],
+            lambda desk: ["job", "submit", desk.job(adapters=ADAPTERS), "--config", desk.operator()],
             [NEEDS_SILO, "chorale: hint: give --init FILE.safetensors\n"],
         ),
     ],
-    ids=["simulation", "silo", "silo with an objective of its own", "job without weights"],
+    ids=["simulation", "silo", "silo with an objective of its own", "job without weights of its adapters"],
 )
 def test_the_missing_extra_is_named(
     desk: Desk, typed: Callable[[Desk], list[str | Path]], told: list[str]
@@ -99,6 +100,12 @@ def test_private_job_names_the_missing_extra(desk: Desk) -> None:
 
 def test_job_without_privacy_needs_no_extra(desk: Desk) -> None:
     done = _submitted(desk)
+    assert (done.returncode, "coordinator is unreachable" in done.stderr) == (1, True)
+
+
+def test_job_of_a_network_of_chorale_needs_no_extra(desk: Desk) -> None:
+    """Its first weights are drawn here, as silos draw them."""
+    done = _on_a_base_install("job", "submit", desk.job(), "--config", desk.operator())
     assert (done.returncode, "coordinator is unreachable" in done.stderr) == (1, True)
 
 

@@ -33,7 +33,8 @@ from silo_agent.training.exporting import export as exporting  # noqa: E402
 from silo_agent.training.exporting import predict as exported  # noqa: E402
 from silo_agent.training.models import registry  # noqa: E402
 from silo_agent.training.models.registry import build_model  # noqa: E402
-from silo_agent.training.models.state import initial_state, load_arrays  # noqa: E402
+from silo_agent.training.models.starting import initial_state  # noqa: E402
+from silo_agent.training.models.state import load_arrays  # noqa: E402
 from tests.support.objectives import make_job  # noqa: E402
 
 INPUTS = np.random.default_rng(1).standard_normal((5, 1, 8, 8), np.float32)

@@ -28,7 +28,8 @@ from silo_agent.training.data.loading import load_data  # noqa: E402
 from silo_agent.training.data.settings import DataSettings  # noqa: E402
 from silo_agent.training.models.base import FederatedModel  # noqa: E402
 from silo_agent.training.models.registry import job_model  # noqa: E402
-from silo_agent.training.models.state import initial_state, load_arrays  # noqa: E402
+from silo_agent.training.models.starting import initial_state  # noqa: E402
+from silo_agent.training.models.state import load_arrays  # noqa: E402
 from silo_agent.training.predicting.inputs import guessed_format, inputs_in  # noqa: E402
 from silo_agent.training.predicting.predict import predictions  # noqa: E402
 from tests.support.objectives import make_job  # noqa: E402

@@ -33,7 +33,7 @@ NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 
 def offered(desk: Desk, name: str, **changes: Any) -> tuple[Job, Any]:
     """A job as it is signed, and its first state."""
-    from silo_agent.training.models.state import initial_state
+    from silo_agent.training.models.starting import initial_state
 
     path = desk.job(**{"name": name, "privacy": PRIVATE, "not_after": "2099-12-31T00:00:00Z"} | changes)
     spec = JobSpec.from_yaml(path.read_bytes(), source=path.name)

@@ -16,7 +16,8 @@ from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.machine.seeding import shuffler, training_seed
 from silo_agent.training.machine.settings import MemoryFormat, Precision
 from silo_agent.training.models.forms import Forms
-from silo_agent.training.models.state import initial_state, model_arrays
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import model_arrays
 from silo_agent.training.objective import PersonalModel
 from silo_agent.training.parts.personalization.own_part import KEPT
 from silo_agent.training.torch_objective import TorchObjective

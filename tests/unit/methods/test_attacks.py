@@ -26,7 +26,7 @@ from research.attacks import chance, differences, gradients, membership, moments
 from research.attacks.digits import digits, job
 from research.attacks.mlp import logits, unit_features
 from silo_agent.training.dp_sgd.micro_batches import Draws
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from tests.support.small_methods import built_model
 
 PIXELS = 64

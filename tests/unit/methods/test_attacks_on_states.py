@@ -18,7 +18,7 @@ from research.attacks.states import crafted, drift, repeated, traps
 from research.attacks.states.digit_silos import DigitSilos, Training
 from research.attacks.states.drift import Liar
 from silo_agent.training.dp_sgd.micro_batches import Draws
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import MODEL, Array
 
 WIDTH = 256

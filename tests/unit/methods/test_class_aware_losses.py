@@ -17,7 +17,8 @@ from silo_agent.training.base.loss import SampleLoss, TaskLoss
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.local_loss import evaluation_loss_for, loss_for
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import load_arrays
 from silo_agent.training.parts.losses.softmax import BalancedSoftmax, ClientAdapted
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.methods import strategy_for

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import Array
 from strategies.parts.personalization import ALONE, OWN_BODY
 from strategies.presets import PRESETS

@@ -19,7 +19,7 @@ from chorale.observability import logs
 from crypto.errors import RemoteProtocolError
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import Work
 from silo_agent.training.parts.regularizers.csd import teacher_answers
 from silo_agent.training.torch_objective import TorchObjective

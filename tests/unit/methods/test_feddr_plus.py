@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from silo_agent.training.base.passes import Outputs, run_model
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.parts.computed_parts import ComputedRegularizer
 from silo_agent.training.parts.regularizers.distillation import FeatureDistillation
 from silo_agent.training.torch_objective import TorchObjective

@@ -20,7 +20,7 @@ from crypto.fixed_point import ring
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import Cancelled, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import TOTAL, Array, PhaseContext

@@ -14,7 +14,7 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import LocalState, Work
 from silo_agent.training.parts.regularizers.moon import PREVIOUS, ModelContrast, both_models
 from silo_agent.training.torch_objective import TorchObjective

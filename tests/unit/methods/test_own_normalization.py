@@ -13,7 +13,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import buffer_names, trained_names
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import LocalState
 from silo_agent.training.parts.personalization.own_part import KEPT
 from silo_agent.training.torch_objective import TorchObjective

@@ -14,7 +14,7 @@ from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.objective import LocalState, PersonalModel, Work
 from silo_agent.training.parts.personalization.adapted_model import adapted_model, write_gradient
 from silo_agent.training.parts.personalization.own_model import OWN_MODEL

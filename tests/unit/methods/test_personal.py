@@ -20,7 +20,8 @@ from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.local_loss import local_loss
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.state import initial_state, model_arrays
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import model_arrays
 from silo_agent.training.objective import Cancelled, PersonalModel, Work
 from silo_agent.training.parts.closing.fine_tuning import fine_tune, tune, tuning_spec
 from silo_agent.training.torch_objective import TorchObjective

@@ -14,7 +14,7 @@ from chorale.transport import wire
 from crypto.errors import Refusal
 from silo_agent.local_storage.personal_models import KeptModel
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import Array, PhaseContext
 from strategies.parts.closing.fine_tuning import FINE_TUNE_PHASE
 from tests.support.agents import Hub

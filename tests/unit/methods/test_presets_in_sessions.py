@@ -13,7 +13,7 @@ import pytest_asyncio
 from chorale.spec.state import buffer_names, trained_names
 from crypto import encoding
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.presets import PRESETS
 from strategies.published import PUBLISHED
 from tests.support.agents import Hub

@@ -27,7 +27,7 @@ from research.attacks import chance
 from research.attacks.digits import job
 from research.attacks.inputs import encoded, phase_layout
 from research.private_ffc import RANDOM, TRAINED, calibration_epsilon, multiplier_for
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.parts.closing.ffc import RIDGE, CalibratePhase, least_squares, packed
 from strategies.parts.heads import HEAD, orthonormal_head

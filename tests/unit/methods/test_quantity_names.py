@@ -13,7 +13,7 @@ from chorale.spec.strategy_spec import TrainingSpec
 from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.layout import CLIPPED, RING_BITS, Disclosure
 from silo_agent.disclosure.ledger.signed_sets import DIFFERENCED_KINDS
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from strategies.base import TOTAL, Array
 from strategies.methods import strategy_for
 from strategies.phases.step import GRADIENT

@@ -21,7 +21,7 @@ from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.parts.regularizers import csd, moon
 from silo_agent.training.parts.regularizers.moon import PREVIOUS
 from strategies.base import METHOD, Array

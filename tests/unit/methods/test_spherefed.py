@@ -22,7 +22,7 @@ from silo_agent.training import torch_objective
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.data.partition import cut_dirichlet
 from silo_agent.training.models.base import FederatedModel
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import Arrays
 from strategies.methods import strategy_of

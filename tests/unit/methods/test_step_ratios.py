@@ -17,7 +17,7 @@ from silo_agent.disclosure.policy.step_ratio import ArraySteps
 from silo_agent.rounds.inputs.own_steps import own_lengths, step_lengths
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.data.partition import cut_dirichlet, cut_iid, cut_shards
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.phase_input import PhaseRequest
 from simulation.engine import Simulation, unsigned_job
 from strategies.base import Arrays

@@ -18,7 +18,8 @@ from chorale_models.model import Sizes, model
 from crypto.errors import ConfigError
 from silo_agent.training.base.passes import frozen_copy
 from silo_agent.training.models import registry
-from silo_agent.training.models.state import initial_state, model_arrays
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import model_arrays
 from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import make_data, make_job, make_work

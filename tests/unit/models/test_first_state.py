@@ -15,7 +15,8 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from crypto.errors import ConfigError
 from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import load_arrays
 from tests.vectors import make_vectors
 
 ALL = json.loads((Path(make_vectors.__file__).parent / "initial_state.json").read_text())["states"]

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch", reason="needs the extra silo")
 
 from silo_agent.training.models.plain import given_state, whole_module  # noqa: E402
 from silo_agent.training.models.registry import build_model  # noqa: E402
-from silo_agent.training.models.state import initial_state, load_arrays  # noqa: E402
+from silo_agent.training.models.starting import initial_state  # noqa: E402
+from silo_agent.training.models.state import load_arrays  # noqa: E402
 from tests.support.objectives import make_job  # noqa: E402
 
 BASE = bytes(32)

@@ -14,11 +14,10 @@ from chorale.observability import logs
 from chorale.spec.state import state_to_bytes
 from crypto.errors import PolicyRefusal, Refusal
 from silo_agent.rounds.first_state import FirstStates
+from silo_agent.training.models.starting import initial_state
 from strategies.base import Arrays
 from tests.support.agents import Agent, Hub
 from tests.unit.silo_agent.conftest import MakeHub
-
-state_module = pytest.importorskip("silo_agent.training.models.state", reason="draws: needs the extra silo")
 
 FIELDS: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [8]},
@@ -31,7 +30,7 @@ OPENING = "enrollment.0"
 def drawn_job(hub: Hub, **fields: Any) -> Job:
     """A job as `chorale job submit` makes it without --init; its state is the hub's."""
     spec = hub.sign(**{**FIELDS, **fields}).spec
-    hub.state = state_module.initial_state(spec, base=spec.base())
+    hub.state = initial_state(spec, base=spec.base())
     hub.job = hub.sign(**{**FIELDS, **fields, "initial_state": hub.put(hub.state).hex()})
     return hub.job
 
@@ -184,7 +183,7 @@ async def test_what_policy_refused_stays_refused_and_a_failed_draw_is_tried_agai
         with pytest.raises(PolicyRefusal, match="computed here .*: it is not the one that follows from the"):
             await states.file(bad)
     with monkeypatch.context() as patched:
-        patched.setattr(state_module, "initial_state", _disk_full)
+        patched.setattr("silo_agent.rounds.first_state.initial_state", _disk_full)
         with pytest.raises(OSError, match="no space"):
             await states.file(good)
     assert await states.file(good) is not None

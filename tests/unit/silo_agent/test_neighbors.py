@@ -133,7 +133,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 def answered(folder: Path, lines: list[str], job: dict[str, Any]) -> list[str]:
     """The answer to each phase of a private job."""
-    from silo_agent.training.models.state import initial_state
+    from silo_agent.training.models.starting import initial_state
     from silo_agent.training.torch_objective import TorchObjective
 
     spec = loading.make_job(3, (1,), columns=SPEC.columns, label_column="sick", **job)

@@ -21,7 +21,7 @@ from chorale.spec.job_spec import JobSpec
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.formats.digits import read_all
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL
 from strategies.parts.statistics.logit_prototypes import PROTOTYPES

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from crypto.errors import ConfigError
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import Simulation, unsigned_job
 from strategies.base import MODEL

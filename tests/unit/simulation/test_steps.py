@@ -12,7 +12,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SiloData
-from silo_agent.training.models.state import initial_state
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.torch_objective import TorchObjective
 from simulation.engine import Simulation, unsigned_job
 from simulation.silos import Answer, SilosHere

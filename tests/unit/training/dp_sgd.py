@@ -26,7 +26,8 @@ from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, load_arrays
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import load_arrays
 from silo_agent.training.objective import Work
 from strategies.base import Array
 from strategies.parts.csd import CSD

@@ -17,10 +17,11 @@ from chorale.spec.state import state_parts
 from cli.main import run
 from client.submission import initial_bytes
 from crypto.errors import ConfigError
+from silo_agent.training.models.starting import initial_state
 from tests.support import own_code
 from tests.support.objectives import make_job
 
-state_module = pytest.importorskip("silo_agent.training.models.state", reason="needs the extra silo")
+pytest.importorskip("torch", reason="needs the extra silo")
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_what_is_exported_begins_another_job(site: Path, tmp_path: Path) -> None
     """With tied weights, half precision, a mask and a table of its own."""
     model = {"name": "net", "from": own_code.PINNED, "options": {"width": 8, "depth": 2}}
     job = pinned(make_job(classes=4, input_shape=(4,), model=model))
-    state = state_module.initial_state(job)
+    state = initial_state(job)
     fetched, out = tmp_path / "model.safetensors", tmp_path / "out"
     facts = facts_of(job, job_digest=bytes(32), round=3)
     fetched.write_bytes(b"".join(with_facts(state_parts(state), facts)))
@@ -68,7 +69,7 @@ def test_export_runs_code_of_the_distribution_that_the_person_names_alone(
     """A stranger's file ran functions of any installed distribution, with options of the stranger's."""
     model = {"name": "net", "from": own_code.PINNED, "options": {"width": 8}}
     job = pinned(make_job(classes=4, input_shape=(4,), model=model))
-    state = state_module.initial_state(job)
+    state = initial_state(job)
     for name in [name for name in sys.modules if name.partition(".")[0] == own_code.PACKAGE]:
         del sys.modules[name]
     facts = facts_of(job, job_digest=bytes(32), round=3)

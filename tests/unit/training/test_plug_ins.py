@@ -16,12 +16,12 @@ from crypto.errors import ConfigError
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.own_data import own_function
 from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.models.starting import initial_state
 from tests.support import own_code
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.own_code import PINNED
 
 plug_ins = pytest.importorskip("silo_agent.training.plug_ins", reason="needs the extra silo")
-state_module = pytest.importorskip("silo_agent.training.models.state")
 TorchObjective = pytest.importorskip("silo_agent.training.torch_objective").TorchObjective
 
 NET = {"name": "net", "from": PINNED}
@@ -66,7 +66,7 @@ def test_a_job_gets_digest_sums_metrics_and_targets_from_the_code() -> None:
 
 def test_the_first_state_is_drawn_without_the_authors_numbers() -> None:
     spec = checked(model={**NET, "options": {"depth": 2}})
-    state, again = state_module.initial_state(spec), state_module.initial_state(spec)
+    state, again = initial_state(spec), initial_state(spec)
     assert all(state[name].tobytes() == again[name].tobytes() for name in state)
     body = {name.removeprefix("model/body."): array for name, array in state.items()}
     assert (body["layers.0.norm2.weight"] == 0.5).all()

@@ -18,7 +18,8 @@ from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.machine.seeding import derive_seed, seeded, shuffler
 from silo_agent.training.models.registry import build_model
-from silo_agent.training.models.state import initial_state, model_arrays
+from silo_agent.training.models.starting import initial_state
+from silo_agent.training.models.state import model_arrays
 from silo_agent.training.objective import Cancelled, Work
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.base import MODEL, Array

@@ -20,8 +20,8 @@ from chorale.spec.settings_file import check_values
 from crypto.errors import ChoraleError, ConfigError
 from tests.support import pages
 from tests.support.pages import JOB, Pages
-from web.console.oidc import CALLBACK, Provider, login_of
-from web.console.settings import ConsoleSettings, OidcSettings, Right
+from web.console.oidc import Provider, login_of
+from web.console.settings import CALLBACK, ConsoleSettings, OidcSettings, Right
 from web.console.under_way import COOKIE, MOST_SECONDS
 from web.shared import sessions
 
