@@ -41,6 +41,7 @@ from silo_agent.training.base.batches import Tensors
 from silo_agent.training.base.setting import model_to_keep
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.machine.devices import device_of, float32_kernels
+from silo_agent.training.machine.seeding import seeded
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.forms import ON_GPU, PLAIN, Form, timed
 from silo_agent.training.models.registry import build_model, model_of
@@ -304,8 +305,7 @@ def _private_model(problem: Problem) -> FederatedModel:
     if problem is not BLOCK:
         spec = _job("fedavg", problem).model
         return build_model(spec, classes=CLASSES, input_shape=problem.input_shape)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
+    with seeded(1):
         return FederatedModel(Block(CLASSES), cut="head")
 
 

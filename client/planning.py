@@ -15,13 +15,14 @@ import numpy as np
 from chorale.job import Job, SignedJob
 from chorale.privacy.job_releases import planned_rungs
 from chorale.privacy.promise import Promise, promise_of
-from chorale.spec.state import float32_bytes, state_from_bytes
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.state import GlobalState, buffer_names, float32_bytes, state_from_bytes, trained_names
 from chorale.transport.wire import PhaseKey
 from client.history import JobHistory, kind_of
 from client.operations import Operations
 from client.row_figures import class_rows
 from client.submission import Submission
-from strategies.base import TOTAL
+from strategies.base import MODEL, TOTAL
 from strategies.phases.arms import with_arms, without_arm
 from strategies.phases.training import TRAIN
 
@@ -29,6 +30,7 @@ from strategies.phases.training import TRAIN
 # tests/unit/client/test_planning.py measures it: keys, signatures and ciphertexts have fixed sizes
 SENT_BYTES = (2_250, 2_075)
 RECEIVED_BYTES = (-2_900, 6_000)
+MOST_NAMED = 4  # parameters
 JOBS_LOOKED_AT = 20  # the newest of a coordinator that are like the planned one
 
 
@@ -62,6 +64,7 @@ class Timing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """unusual: rules that the job's parts break and that it passes over. promise: of a private job.
+    gradients: which a silo multiplies out for each record in DP-SGD, as a sentence; "" where none.
     model_bytes: of its parameters as float32; state_bytes: of the whole global
     state, which a silo downloads once where it was away. timing: by past rounds, None where nobody asked a
     coordinator or it ran no such job."""
@@ -75,6 +78,7 @@ class Plan:
     model_bytes: int
     state_bytes: int
     promise: Promise | None
+    gradients: str
     notes: tuple[str, ...]
     search: str = ""
     timing: Timing | None = None
@@ -142,9 +146,33 @@ def plan_of(submission: Submission) -> Plan:
         model_bytes=float32_bytes(state),
         state_bytes=len(submission.state) * max(1, len(spec.arms)),
         promise=None if spec.privacy is None else promise_of(spec, state),
+        gradients=_gradients(spec, state),
         notes=submission.notes,
         unusual=spec.method.passed_over,
     )
+
+
+def _gradients(spec: JobSpec, state: GlobalState) -> str:
+    """By the shapes of our own networks, whose matrices are those of dense layers that are used once."""
+    records = None if spec.privacy is None else spec.privacy.records
+    if records is None:
+        return ""
+    if records.noise == "sum" or not spec.model.is_built_in or spec.adapters is not None:
+        return "gradients: each record's is multiplied out" + (
+            "" if records.noise == "sum" else ", but of dense layers that a record passes once"
+        )
+    trained, _ = spec.method.summed(trained_names(state), buffer_names(state))
+    arrays = {name: state[MODEL + name] for name in trained}
+    values = sum(array.size for array in arrays.values())
+    dense = sum(array.size for array in arrays.values() if array.ndim == 2)
+    others = [name for name, array in arrays.items() if array.ndim > 2]
+    told = (
+        f"gradients: {dense / values:.0%} of a record's values are of dense layers and never multiplied out"
+    )
+    if not others:
+        return told
+    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    return f"{told}; {', '.join(others[:MOST_NAMED])}{more} are"
 
 
 def message_bytes(measured: tuple[int, int], silos: int) -> int:

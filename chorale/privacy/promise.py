@@ -152,10 +152,9 @@ def _reserve(spec: JobSpec) -> str:
         what, end = "step", f"takes one of the {spec.spare_steps} spare ones"
     room = members - rule.min_survivors
     most = max(members - 1, rule.min_survivors)
-    told = (
-        f"privacy: room for {room} lost silo{'' if room == 1 else 's'} makes the noise of all {members} "
-        f"{math.sqrt(members / rule.min_honest):.3g} times one curator's"
-    )
+    whom = f"{room} lost silo{'' if room == 1 else 's'}" if room else "colluders alone"
+    times = math.sqrt(members / rule.min_honest)
+    told = f"privacy: room for {whom} makes the noise of all {members} {times:.3g} times one curator's"
     lost = f"a {what} that loses more waits for them, is tried again at no further epsilon, and at last {end}"
     if most == rule.min_survivors:
         return f"{told}; {lost}"

@@ -80,6 +80,8 @@ def _lines(planned: Plan, *, has_coordinator: bool) -> Iterator[str]:
         yield "privacy: none but that of sums: no noise, no epsilon"
     else:
         yield from planned.promise.lines()
+        if planned.gradients:
+            yield planned.gradients
     if timing is not None:
         yield (
             f"time: about {duration_told(timing.seconds)} once approved, by {timing.rounds} rounds of "

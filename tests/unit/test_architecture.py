@@ -133,6 +133,8 @@ TORCH = ("torch", "torchvision", "opacus")
 TORCH_PLACES = (
     "silo_agent/training/",
     "bench/adapters.py",
+    "bench/device_seconds.py",
+    "bench/dp_sgd.py",
     "bench/peers/simulation_side.py",
     "bench/training.py",
     "chorale_models/",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -228,7 +229,7 @@ def test_noise_is_solved_for_and_told(desk: Desk) -> None:
         f"privacy: {rows_in_words(JobReleases(spec, VOTES).epsilon_of_rows())}; all rows of one unit"
     )
     assert reserve == (
-        "privacy: room for 0 lost silos makes the noise of all 3 1.22 times one curator's; a round that "
+        "privacy: room for colluders alone makes the noise of all 3 1.22 times one curator's; a round that "
         "loses more waits for them, is tried again at no further epsilon, and at last is lost"
     )
     times = promise_of(spec, VOTES).update_noise
@@ -280,3 +281,20 @@ def test_plan_and_simulate_tell_the_rate_and_warn_where_it_never_worked(desk: De
     large = desk.job(training={"learning_rate": 3.0})
     assert warning in chorale("job", "plan", large).err
     assert warning in chorale("simulate", large, "--data", "digits").err
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("mlp", r"gradients: \d\d% of a record's values are of dense layers and never multiplied out\n"),
+        ("cnn", r"never multiplied out; body\.\S*weight, .* are\n"),
+    ],
+)
+def test_a_plan_says_which_gradients_are_multiplied_out(
+    model: str, told: str, desk: Desk, chorale: Calls
+) -> None:
+    records = {"clip_norm": 1.0, "sample_rate": 0.1, "noise_multiplier": 1.0}
+    privacy = {"records": records, "statistics_noise_multiplier": 5.0}
+    job = desk.job(model={"name": model, "norm": "group"}, privacy=privacy)
+    planned = chorale("job", "plan", job)
+    assert re.search(told, planned.out), (planned.out, planned.err)

@@ -34,8 +34,10 @@ from tests.support.objectives import cut_model
 from tests.unit.training.dp_sgd import (
     CROSS_ENTROPY,
     gradients_one_by_one,
+    make_job,
     make_model,
     make_samples,
+    model_of,
     released_units,
 )
 
@@ -225,6 +227,17 @@ def test_where_rounding_would_cost_more_than_a_hundredth_gradients_are_multiplie
     found, _ = clipped(rows, clip_units=100.0)
     few, _ = clipped(OuterProducts(rows.inputs_NK[:2], rows.outputs_NO[:2]), clip_units=100.0)
     assert square(found - few) <= 100**2
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "mobilenet"])
+def test_matrices_of_our_own_networks_are_products_and_nothing_else_is(name: str) -> None:
+    """`job plan` says by shapes which they are."""
+    model = model_of(make_job(model={"name": name, "norm": "group", "seed": 1}))
+    tried = Probes(
+        input_shape=(1, 8, 8), target=Target(is_whole=True, low=0, high=9), device=torch.device("cpu")
+    )
+    found = check_gradients(model.train(), tried, loss=CROSS_ENTROPY)
+    assert found == {name: each.dim() == 2 for name, each in model.named_parameters()}
 
 
 class Twice(nn.Module):
