@@ -124,7 +124,10 @@ def _computed(counts: Counts, delta: float, rows: int) -> float:
 
 def _least_epsilon(counts: Counts, delta: float, rows: int) -> float:
     if rows > 1:
-        return float(_loss_of(counts, rows).get_epsilon_for_delta(delta))
+        try:
+            return float(_loss_of(counts, rows).get_epsilon_for_delta(delta))
+        except OverflowError:  # next to no noise
+            return math.inf
     bound = rdp_epsilon(rdp(counts), delta)
     if bound > MAX_GRID_EPSILON:
         return bound

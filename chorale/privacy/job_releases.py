@@ -183,12 +183,13 @@ class JobReleases:
 
     @cached_property
     def _cheaper(self) -> Bound:
-        """Of the whole plan's updates by themselves, so it follows from the job and from no data."""
+        """Of the whole plan, then of its updates: it follows from the job and from no data."""
         privacy = privacy_of(self.spec)
         if privacy.sums is None or privacy.records is None:
             return DpSgd if privacy.sums is None else Gaussian
         steps, sums = (
-            epsilon(self._planned(_is_update, bound), privacy.delta) for bound in (DpSgd, Gaussian)
+            [epsilon(self._planned(of, bound), privacy.delta) for of in (_is_any, _is_update)]
+            for bound in (DpSgd, Gaussian)
         )
         return DpSgd if steps <= sums else Gaussian
 

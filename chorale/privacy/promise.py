@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from chorale.privacy.job_releases import JobReleases, rows_in_words
 from chorale.privacy.quantity_noise import noise_deviations, noised, privacy_of
 from chorale.spec.job_spec import JobSpec, phase_context
+from chorale.spec.privacy_spec import MAX_EPSILON
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
@@ -95,6 +96,12 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
             f"privacy.epsilon: expected noise multipliers that cost at most {privacy.epsilon:g}, "
             f"got {cost:.4g}"
         )
+    of_silo = released.epsilon_of_updates()
+    if privacy.records is not None and of_silo is not None and not of_silo <= MAX_EPSILON:
+        raise ConfigError(
+            "privacy.sums.noise_multiplier: expected noise that hides a silo's updates with epsilon "
+            f"{MAX_EPSILON:g} at most, got {of_silo:.4g}; leave sums out where records alone are protected"
+        )
     multipliers: dict[str, float | None] = {}
     if privacy.records is not None:
         multipliers["records.noise_multiplier"] = privacy.records.noise_multiplier
@@ -115,7 +122,7 @@ def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
         members=members,
         colluders=members // 3,
         honest=spec.rule(members).min_honest,
-        epsilon_updates_per_silo=released.epsilon_of_updates(),
+        epsilon_updates_per_silo=of_silo,
         epsilon_statistics_per_record=released.epsilon_of_statistics(),
         multipliers={field: value for field, value in multipliers.items() if value is not None},
         update_noise=update_noise,

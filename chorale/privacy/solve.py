@@ -64,6 +64,18 @@ def solve(spec: JobSpec, state: GlobalState) -> JobSpec:
     if not privacy_of(spec).unsolved:
         return spec
 
+    if SUMS in unsolved and privacy_of(spec).records is not None:
+        tried = JobReleases(_filled(spec, sums=1.0), state)
+        if tried.epsilon_of_steps() <= target:  # a record needs no noise of the sums
+            sums = _least_multiplier(
+                lambda multiplier: (
+                    JobReleases(_filled(spec, sums=multiplier), state).epsilon_of_updates() or 0.0
+                ),
+                target,
+                asked=target,
+            )
+            return _filled(spec, sums=sums)
+
     def cost(multiplier: float) -> float:
         released = JobReleases(_filled(spec, statistics=multiplier, sums=multiplier), state)
         of_silo = released.epsilon_of_updates() if SUMS in unsolved else None

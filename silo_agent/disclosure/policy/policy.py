@@ -294,8 +294,9 @@ class Policy(BaseModel):
             yield from refusals_of(self.check_quantities, [quantity], is_private=spec.privacy is not None)
         yield from refusals_of(check_reachable, spec, self.min_class_holders)
         # Security: sums with and without a silo tell of how its state moves, unless their noise covers a
-        # whole silo (docs/threat-model.md).
-        is_covered = spec.privacy is not None and spec.privacy.sums is not None
+        # whole silo (docs/threat-model.md). Beside DP-SGD that noise may be as little as one likes.
+        privacy = spec.privacy
+        is_covered = privacy is not None and privacy.sums is not None and privacy.records is None
         has_state = spec.method.recipe.keeps_local_state and not is_covered
         if has_state and self.local_state is Permission.REFUSE:
             yield refusal_by(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chorale.job import JobSpec, StrategySpec, TrainingSpec
+from chorale.spec.privacy_spec import PrivacySpec
 from chorale.transport import wire
 from crypto.errors import ConfigError, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
@@ -118,6 +119,28 @@ def test_a_job_whose_method_keeps_local_state_needs_leave(spec: JobSpec, preset:
     policy(local_state="allow").check_job(keeping, operator="ops")
     message = rf"a method without local state \(local_state: refuse\), got strategy {preset}$"
     refused(message, lambda: policy().check_job(keeping, operator="ops"))
+
+
+@pytest.mark.parametrize("has_records", [False, True])
+def test_noise_on_sums_stands_for_leave_only_where_the_job_pays_for_it(
+    spec: JobSpec, has_records: bool
+) -> None:
+    """Beside DP-SGD a record pays nothing for it, so it may be none at all."""
+    records = {"clip_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1} if has_records else None
+    privacy = {"sums": {"clip_norm": 1.0, "noise_multiplier": 50.0}, "records": records}
+    keeping = spec.model_copy(
+        update={
+            "strategy": StrategySpec(preset="moon"),
+            "privacy": PrivacySpec.model_validate(privacy | {"statistics_noise_multiplier": 50.0}),
+        }
+    )
+    if has_records:
+        refused(
+            r"without local state \(local_state: refuse\)",
+            lambda: policy().check_job(keeping, operator="ops"),
+        )
+    else:
+        policy().check_job(keeping, operator="ops")
 
 
 def test_a_method_whose_own_model_follows_from_the_global_one_needs_none(spec: JobSpec) -> None:
