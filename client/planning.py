@@ -14,7 +14,9 @@ import numpy as np
 
 from chorale.job import Job, SignedJob
 from chorale.privacy.job_releases import planned_rungs
+from chorale.privacy.products import DEVIATION, are_worth_it
 from chorale.privacy.promise import Promise, promise_of
+from chorale.privacy.quantity_noise import solved
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState, buffer_names, float32_bytes, state_from_bytes, trained_names
 from chorale.transport.wire import PhaseKey
@@ -155,24 +157,24 @@ def plan_of(submission: Submission) -> Plan:
 def _gradients(spec: JobSpec, state: GlobalState) -> str:
     """By the shapes of our own networks, whose matrices are those of dense layers that are used once."""
     records = None if spec.privacy is None else spec.privacy.records
-    if records is None:
+    if records is None or spec.rounds == 0:
         return ""
-    if records.noise == "sum" or not spec.model.is_built_in or spec.adapters is not None:
-        return "gradients: each record's is multiplied out" + (
-            "" if records.noise == "sum" else ", but of dense layers that a record passes once"
-        )
+    if records.noise == "silo" and not (spec.model.is_built_in and spec.adapters is None):
+        return "gradients: each record's is multiplied out, but of dense layers that a record passes once"
     trained, _ = spec.method.summed(trained_names(state), buffer_names(state))
     arrays = {name: state[MODEL + name] for name in trained}
     values = sum(array.size for array in arrays.values())
     dense = sum(array.size for array in arrays.values() if array.ndim == 2)
+    clip_units = DEVIATION / solved(records.noise_multiplier, "records.noise_multiplier")
+    if records.noise == "sum" or not are_worth_it(dense, clip_units=clip_units):
+        return "gradients: each record's is multiplied out"
     others = [name for name, array in arrays.items() if array.ndim > 2]
-    told = (
-        f"gradients: {dense / values:.0%} of a record's values are of dense layers and never multiplied out"
-    )
+    share = f"{dense / values:.0%}"
+    told = f"gradients: {share} of a record's values, of dense layers, are multiplied out for data.unit alone"
     if not others:
         return told
     more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-    return f"{told}; {', '.join(others[:MOST_NAMED])}{more} are"
+    return f"{told}; {', '.join(others[:MOST_NAMED])}{more} are in any case"
 
 
 def message_bytes(measured: tuple[int, int], silos: int) -> int:

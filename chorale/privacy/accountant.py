@@ -64,7 +64,7 @@ def delta_at(releases: Releases, epsilon: float, *, sides_are_fixed: bool = True
             failure, distance = charges(side)
             more = failure + (1.0 + math.exp(epsilon)) * distance
             inputs = sorted(map(repr, side.items())), epsilon
-            (delta,) = remembered("delta", inputs, partial(_delta_of, side, epsilon))
+            (delta,) = remembered("delta", inputs, partial(_delta_of, side, epsilon), count=1)
             found = max(found, delta + more)
     return min(found, 1.0)
 
@@ -105,7 +105,7 @@ def _epsilon(block: frozenset[tuple[Release, int]], delta: float, rows: int) -> 
     if not block:
         return 0.0  # a silo that spent nothing says so at its first scrape, before dp-accounting is loaded
     inputs = sorted(map(repr, block)), delta, rows
-    (found,) = remembered("epsilon", inputs, lambda: [_computed(Counter(dict(block)), delta, rows)])
+    (found,) = remembered("epsilon", inputs, lambda: [_computed(Counter(dict(block)), delta, rows)], count=1)
     return found
 
 

@@ -6,14 +6,13 @@ folder and the versions of what it computes with.
 
 Security: a number of another user's would be that user's promise. The file and its folder are refused where
 somebody else owns or may write them, a file that is not whole counts as none, and only commands that show
-numbers read it (`remembering`): an agent computes all that it charges and refuses by itself.
+numbers read it (`remembering`): an agent, and a person who approves, decide by what is computed then.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import stat
@@ -30,7 +29,7 @@ from chorale.runtime.files import write_atomic
 Numbers: TypeAlias = list[float]
 
 FILE: Final = "accounting.json"
-COMPUTED_WITH: Final = ("dp-accounting", "numpy", "scipy")
+COMPUTED_WITH: Final = ("chorale", "dp-accounting", "numpy", "scipy")
 MOST_KEPT: Final = 1024  # a private plan has about thirty
 MOST_BYTES: Final = 8 << 20
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -45,9 +44,9 @@ class Memory:
         self._kept = _read(folder)
         self._new: dict[str, Numbers] = {}
 
-    def recall(self, key: str, compute: Callable[[], Numbers]) -> Numbers:
-        """What was computed under this key, here or before."""
-        if key not in self._kept:
+    def recall(self, key: str, compute: Callable[[], Numbers], *, count: int) -> Numbers:
+        """What was computed under this key, here or before: so many numbers."""
+        if len(self._kept.get(key, ())) != count:
             self._kept[key] = self._new[key] = compute()
         return self._kept[key]
 
@@ -59,6 +58,9 @@ class Memory:
         newest = dict(list(kept.items())[-MOST_KEPT:])
         text = json.dumps(newest).encode()
         with suppress(OSError):
+            there = next(each for each in (self._folder, *self._folder.parents) if os.path.lexists(each))
+            if not _is_own(there.lstat()):
+                return  # of a user whose HOME another one has, as under sudo
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if _is_own(self._folder.lstat()):
                 write_atomic(self._folder / FILE, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
@@ -71,7 +73,7 @@ _memory: ContextVar[Memory | None] = ContextVar("memory", default=None)
 def remembering() -> Iterator[None]:
     """While it lasts, `remembered` looks into the user's cache, where there is one; also as a decorator."""
     folder = cache_folder()
-    if folder is None:
+    if folder is None or not computed_by():
         yield
         return
     memory = Memory(folder)
@@ -83,30 +85,34 @@ def remembering() -> Iterator[None]:
         memory.save()
 
 
-def remembered(what: str, inputs: object, compute: Callable[[], Numbers]) -> Numbers:
-    """What `compute` gives, or gave before. what: the function. inputs: all that it depends on, whose repr
-    tells one from another."""
+def remembered(what: str, inputs: object, compute: Callable[[], Numbers], *, count: int) -> Numbers:
+    """What `compute` gives, or gave before: so many numbers. what: the function. inputs: all that it depends
+    on, whose repr tells one from another."""
     memory = _memory.get()
     if memory is None:
         return compute()
     key = hashlib.sha256(repr((what, computed_by(), inputs)).encode()).hexdigest()
-    return memory.recall(key, compute)
+    return memory.recall(key, compute, count=count)
 
 
 def cache_folder() -> Path | None:
     """Of the user who runs this; None of one without a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return (named if named.is_absolute() else Path.home() / ".cache") / "chorale"
+        found = named if named.is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         return None
+    return found / "chorale" if found.is_absolute() and found != Path("/.cache") else None
 
 
 @cache
 def computed_by() -> tuple[str, ...]:
-    """The code of this folder and the versions that decide a number: with others it is computed again."""
-    code = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    """The code of this folder and the versions that decide a number: with others it is computed again.
+    Empty where the code is not there to be read. Asked when a command begins, before anything computes."""
+    code, sources = hashlib.sha256(), sorted(Path(__file__).parent.glob("*.py"))
+    if not sources:
+        return ()
+    for source in sources:
         code.update(source.read_bytes())
     found = []
     for name in COMPUTED_WITH:
@@ -128,7 +134,10 @@ def _read(folder: Path) -> dict[str, Numbers]:
     digest, _, text = data.partition(b"\n")
     if len(data) > MOST_BYTES or digest != hashlib.sha256(text).hexdigest().encode():
         return {}
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
     return found if isinstance(found, dict) and all(map(_is_sound, found.items())) else {}
 
 
@@ -144,5 +153,5 @@ def _is_sound(entry: tuple[object, object]) -> bool:
         isinstance(key, str)
         and _KEY.fullmatch(key) is not None
         and isinstance(numbers, list)
-        and all(isinstance(each, float) and not math.isnan(each) for each in numbers)
+        and all(isinstance(each, float) and each >= 0 for each in numbers)  # false for NaN too
     )

@@ -74,7 +74,7 @@ def _rdp_of(release: Release) -> FloatArray:
 @lru_cache(maxsize=256)
 def _step_rdp(noise_multiplier: float, sample_rate: float) -> FloatArray:
     inputs = noise_multiplier, sample_rate
-    return np.array(remembered("rdp", inputs, lambda: _computed_rdp(*inputs)))
+    return np.array(remembered("rdp", inputs, lambda: _computed_rdp(*inputs), count=len(ORDERS)))
 
 
 def _computed_rdp(noise_multiplier: float, sample_rate: float) -> list[float]:

@@ -73,7 +73,6 @@ def show(config: Path, job: str | None, is_json: bool, is_text: bool) -> None:
     type=click.IntRange(1, 1_000_000),
     help="Allow JOB so many more sums over overlapping cohorts, beyond the policy's max_cohort_changes.",
 )
-@remembering()
 def approve(
     config: Path,
     job: str | None,

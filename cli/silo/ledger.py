@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chorale.privacy.remembered import remembering
 from chorale.spec.privacy_spec import MAX_DELTA, MIN_DELTA
 from cli.output.facts import json_option, print_json
 from cli.silo.facts import ledger_facts
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="With --recover: starting weights, safetensors, of such a job whose model is not built in.",
 )
-@remembering()
 def show_ledger(
     config: Path,
     is_json: bool,

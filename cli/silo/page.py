@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from chorale.privacy.remembered import remembering
 from cli.silo.settings import CONFIG, opened_ledger
 from client.errors import require_extra
 from silo_agent.settings import load_silo_settings
@@ -16,7 +15,6 @@ from silo_agent.settings import load_silo_settings
 @click.command()
 @CONFIG
 @click.option("--listen", default="127.0.0.1:0", show_default=True, help="An address of this machine alone.")
-@remembering()
 def page(config: Path, listen: str) -> None:
     """Serve a page of what was asked and sent, with budget, approve and reject, until stopped (Ctrl-C).
 

@@ -16,6 +16,7 @@ class LazyGroup(click.Group):
     def __init__(self, *arguments: Any, entries: Mapping[str, str], **fields: Any) -> None:
         super().__init__(*arguments, **fields)
         self.entries = entries
+        self.commands = {name: click.Command(name) for name in entries}  # what a wrong name may have meant
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.entries)
@@ -24,8 +25,10 @@ class LazyGroup(click.Group):
         if cmd_name not in self.entries:
             return None
         module_name, _, attribute = self.entries[cmd_name].partition(":")
+        was_enabled = gc.isenabled()
         gc.disable()  # nothing of what loads is garbage, and looking for it takes a seventh of the time
         try:
             return cast(click.Command, getattr(importlib.import_module(module_name), attribute))
         finally:
-            gc.enable()
+            if was_enabled:
+                gc.enable()

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chorale.privacy.products import are_worth_it
 from silo_agent.training.dp_sgd import compiled
 from silo_agent.training.dp_sgd.outer_products import (
     OuterProducts,
     ProductSum,
     SampleRows,
-    are_worth_it,
     materialized,
 )
 

@@ -27,7 +27,6 @@ from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.dp_sgd.unit_means import UnitMeans
 from silo_agent.training.objective import Cancelled
 
-DEVIATION = math.sqrt(MAX_VARIANCE)  # of the noise that a silo adds by itself, in units
 _WORD_BITS = 64
 
 log = get_logger("silo_agent.training.dp_sgd")

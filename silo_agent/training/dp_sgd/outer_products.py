@@ -20,8 +20,6 @@ from torch import Tensor
 INPUT_BITS: Final = 21  # of an input of unit length as whole numbers
 OUTPUT_BITS: Final = 24  # of an output as long as the clip, at most
 _EXACT: Final = 1 << 53  # whole numbers below it are exact in float64
-_MOST_UNITS: Final = 1 << 40  # of a clip: with more, products would be coarser than units
-_MOST_ROUNDING: Final = 0.01  # of a clip
 _MARGIN = 1.0 - 2.0**-20  # room for the float64 norm and products: less than 2^-22 together
 
 
@@ -68,11 +66,6 @@ SampleRows: TypeAlias = Tensor | OuterProducts  # of one parameter; a Tensor is 
 def materialized(rows: SampleRows) -> Tensor:
     """Shapes: -> (N, *shape)."""
     return rows.materialized() if isinstance(rows, OuterProducts) else rows
-
-
-def are_worth_it(values: int, *, clip_units: float) -> bool:
-    """Whether sums of so many products round to units at next to no cost: of job and model alone."""
-    return clip_units <= _MOST_UNITS and math.sqrt(values) <= _MOST_ROUNDING * clip_units
 
 
 class ProductSum:

@@ -17,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chorale.privacy.products import DEVIATION
 from chorale.spec.privacy_spec import RecordsSpec
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
 from silo_agent.training.dp_sgd.clipping import ClippedSums
-from silo_agent.training.dp_sgd.micro_batches import DEVIATION, MicroBatches, log_dropped
+from silo_agent.training.dp_sgd.micro_batches import MicroBatches, log_dropped
 from silo_agent.training.dp_sgd.rounding import RoundedSums
 
 

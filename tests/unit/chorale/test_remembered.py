@@ -34,7 +34,7 @@ def asked(inputs: object = "same", value: list[float] = VALUE) -> int:
 
     with remembered.remembering():
         for _ in range(2):
-            assert list(remembered.remembered("f", inputs, compute)) == value
+            assert list(remembered.remembered("f", inputs, compute, count=len(value))) == value
     return len(times)
 
 
@@ -48,7 +48,7 @@ def test_outside_of_a_command_nothing_is_read_or_written(file: Path) -> None:
     """As in an agent: what it charges and refuses is its own."""
     asked()
     written = file.read_bytes()
-    assert remembered.remembered("f", "same", lambda: [2.0]) == [2.0]
+    assert remembered.remembered("f", "same", lambda: [2.0], count=1) == [2.0]
     assert file.read_bytes() == written
 
 
@@ -80,10 +80,27 @@ def has_another_digit(file: Path) -> None:
 
 
 def is_no_number(file: Path) -> None:
-    _, _, text = file.read_bytes().partition(b"\n")
-    entries = {key: [math.nan] for key in json.loads(text)}
-    changed = json.dumps(entries).encode()
-    file.write_bytes(hashlib.sha256(changed).hexdigest().encode() + b"\n" + changed)
+    signed_anew(file, json.dumps({key: [math.nan, 1.0] for key in entries_of(file)}))
+
+
+def has_one_number_less(file: Path) -> None:
+    signed_anew(file, json.dumps({key: [1.5] for key in entries_of(file)}))
+
+
+def is_negative(file: Path) -> None:
+    signed_anew(file, json.dumps({key: [-1.0, 1.0] for key in entries_of(file)}))
+
+
+def is_no_json(file: Path) -> None:
+    signed_anew(file, "[" * 100_000)
+
+
+def entries_of(file: Path) -> list[str]:
+    return list(json.loads(file.read_bytes().partition(b"\n")[2]))
+
+
+def signed_anew(file: Path, text: str) -> None:
+    file.write_bytes(hashlib.sha256(text.encode()).hexdigest().encode() + b"\n" + text.encode())
 
 
 def is_a_pipe(file: Path) -> None:
@@ -100,6 +117,9 @@ def is_a_pipe(file: Path) -> None:
         is_cut,
         has_another_digit,
         is_no_number,
+        has_one_number_less,
+        is_negative,
+        is_no_json,
         is_a_pipe,
     ],
 )
@@ -118,6 +138,13 @@ def test_a_file_of_another_user_is_none(file: Path, monkeypatch: pytest.MonkeyPa
 def test_a_cache_that_cannot_be_written_is_no_error(file: Path) -> None:
     file.parent.write_bytes(b"")  # a file in the folder's place
     assert [asked(), asked()] == [1, 1]
+
+
+def test_no_folder_is_made_in_that_of_another_user(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under sudo with the user's HOME: the user's programs could not write there afterwards."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert asked() == 1
+    assert not file.parent.exists()
 
 
 def test_the_file_keeps_the_newest(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

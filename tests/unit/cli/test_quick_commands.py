@@ -19,7 +19,7 @@ from client.submission import prepared, read_spec
 from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.settings import load_silo_settings
 from tests.support.processes import REPOSITORY, environment
-from tests.unit.cli.conftest import Desk
+from tests.unit.cli.conftest import Calls, Desk
 
 HEAVY = ("torch", "dp_accounting", "scipy", "numba", "pandas", "matplotlib", "sklearn", "PIL", "jax")
 CODE = """
@@ -81,6 +81,26 @@ def test_nobody_waits_for_torch_or_an_accountant_that_a_job_does_not_need(desk: 
         ("silo", "--help"),
     )
     assert found == dict.fromkeys(found, (0, []))
+
+
+@pytest.mark.parametrize(("group", "wrong", "meant"), [("job", "plna", "plan"), ("silo", "chekc", "check")])
+def test_a_wrong_name_is_told_what_it_may_have_meant(
+    group: str, wrong: str, meant: str, chorale: Calls
+) -> None:
+    ended = chorale(group, wrong)
+    assert (ended.code, f"'{meant}'" in ended.err) == (2, True), ended.err
+
+
+def test_who_approves_decides_by_what_is_computed_then(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config, waiting = offered(desk, desk.job(privacy=PRIVACY))
+    show = ("silo", "show", waiting, "--config", config)
+    approve = ("silo", "approve", waiting, "--yes", "--config", config)
+    assert loaded_by(show)["silo show"][0] == 0
+    assert "dp_accounting" in loaded_by(approve)["silo approve"][1]
 
 
 def test_nobody_waits_twice_for_what_a_private_job_costs(

@@ -286,8 +286,8 @@ def test_plan_and_simulate_tell_the_rate_and_warn_where_it_never_worked(desk: De
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        ("mlp", r"gradients: \d\d% of a record's values are of dense layers and never multiplied out\n"),
-        ("cnn", r"never multiplied out; body\.\S*weight, .* are\n"),
+        ("mlp", r"gradients: \d\d% of .* values, of dense layers, are multiplied out for data.unit alone\n"),
+        ("cnn", r"data\.unit alone; body\.\S*weight, .* are in any case\n"),
     ],
 )
 def test_a_plan_says_which_gradients_are_multiplied_out(
@@ -298,3 +298,15 @@ def test_a_plan_says_which_gradients_are_multiplied_out(
     job = desk.job(model={"name": model, "norm": "group"}, privacy=privacy)
     planned = chorale("job", "plan", job)
     assert re.search(told, planned.out), (planned.out, planned.err)
+
+
+def test_a_plan_under_much_noise_says_that_all_gradients_are_multiplied_out(
+    desk: Desk, chorale: Calls
+) -> None:
+    """Rounding a sum of products would add a hundredth to so coarse a noise."""
+    records = {"clip_norm": 1.0, "sample_rate": 0.1, "noise_multiplier": 2000.0}
+    job = desk.job(
+        model={"name": "mlp", "norm": "group"},
+        privacy={"records": records, "statistics_noise_multiplier": 5.0},
+    )
+    assert "\ngradients: each record's is multiplied out\n" in chorale("job", "plan", job).out

@@ -18,7 +18,7 @@ from silo_agent.training.base.passes import run_model
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.dp_sgd.outer_products import materialized
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
-from silo_agent.training.models import registry
+from silo_agent.training.models import registry, starting
 from silo_agent.training.models.registry import build_model
 from silo_agent.training.torch_objective import TorchObjective
 from strategies.tasks.survival import Survival
@@ -84,6 +84,7 @@ def no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         return BODIES.get(word, Plain)(sizes)
 
     monkeypatch.setitem(registry.OWN, "mlp", bare)
+    monkeypatch.setattr(starting, "is_declared", lambda _: False)  # its shapes are not the mlp's
 
 
 def learnable(name: str, rng: np.random.Generator, count: int = 48) -> tuple[JobSpec, Samples]:

@@ -23,9 +23,10 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 from torch import Tensor, nn
 
+from chorale.privacy.products import DEVIATION
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.dp_sgd.clipping import clipped_sum
-from silo_agent.training.dp_sgd.micro_batches import DEVIATION, Draws
+from silo_agent.training.dp_sgd.micro_batches import Draws
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import cut_model

@@ -15,17 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from chorale.privacy.products import DEVIATION, are_worth_it
 from crypto.errors import ConfigError
 from silo_agent.training.base.batches import Tensors
 from silo_agent.training.dp_sgd import outer_products
 from silo_agent.training.dp_sgd.checks import Probes, check_gradients
 from silo_agent.training.dp_sgd.clipping import ClippedSums
-from silo_agent.training.dp_sgd.micro_batches import DEVIATION
 from silo_agent.training.dp_sgd.outer_products import (
     INPUT_BITS,
     OuterProducts,
     ProductSum,
-    are_worth_it,
     materialized,
 )
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients

@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from chorale.privacy.batch_cap import batch_cap
+from chorale.privacy.products import DEVIATION
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.noise.sensitivity import Noise, clipped_sensitivity
 from silo_agent.training.base.batches import Tensors
-from silo_agent.training.dp_sgd.micro_batches import DEVIATION, Draws
+from silo_agent.training.dp_sgd.micro_batches import Draws
 from silo_agent.training.dp_sgd.records import gradient_sum
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
 from silo_agent.training.models.base import FederatedModel
