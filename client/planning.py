@@ -80,8 +80,8 @@ class Plan:
     model_bytes: int
     state_bytes: int
     promise: Promise | None
-    gradients: str
     notes: tuple[str, ...]
+    gradients: str = ""
     search: str = ""
     timing: Timing | None = None
     unusual: tuple[str, ...] = ()

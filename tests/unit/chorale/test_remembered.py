@@ -80,26 +80,26 @@ def has_another_digit(file: Path) -> None:
 
 
 def is_no_number(file: Path) -> None:
-    signed_anew(file, json.dumps({key: [math.nan, 1.0] for key in entries_of(file)}))
+    with_its_digest(file, json.dumps({key: [math.nan, 1.0] for key in entries_of(file)}))
 
 
 def has_one_number_less(file: Path) -> None:
-    signed_anew(file, json.dumps({key: [1.5] for key in entries_of(file)}))
+    with_its_digest(file, json.dumps({key: [1.5] for key in entries_of(file)}))
 
 
 def is_negative(file: Path) -> None:
-    signed_anew(file, json.dumps({key: [-1.0, 1.0] for key in entries_of(file)}))
+    with_its_digest(file, json.dumps({key: [-1.0, 1.0] for key in entries_of(file)}))
 
 
 def is_no_json(file: Path) -> None:
-    signed_anew(file, "[" * 100_000)
+    with_its_digest(file, "[" * 100_000)
 
 
 def entries_of(file: Path) -> list[str]:
     return list(json.loads(file.read_bytes().partition(b"\n")[2]))
 
 
-def signed_anew(file: Path, text: str) -> None:
+def with_its_digest(file: Path, text: str) -> None:
     file.write_bytes(hashlib.sha256(text.encode()).hexdigest().encode() + b"\n" + text.encode())
 
 
