@@ -3,11 +3,13 @@
 A phase reads the state that was taken over last and proposes the next. The proposal is *pending* until the
 phase was applied; then it becomes the state, in one rename. A silo that was not in the sum, or whose round
 was not applied, keeps what it had, and an input that is computed again starts from the same arrays.
+A proposal is adopted with its own input alone: that of the newest attempt up to the one that was applied.
 Source: docs/protocol.md 7.8, 10.8.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from chorale.observability.logs import get_logger
@@ -43,11 +45,11 @@ class LocalStates:
             raise ConfigError(f"local state: {path.name}: {error}") from error
 
     def hold(self, key: PhaseKey, local: LocalState) -> None:
-        """Durable before anything of the phase's input leaves. What was pending before is given up."""
+        """Durable before anything of the phase's input leaves; what is pending of other phases is dropped."""
         if local.proposed is None:
             return
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._drop_pending(key.job_digest, but=self._pending(key))
+        self._drop_pending(key.job_digest, but=set(self._held(key)))
         try:
             write_atomic(self._pending(key), state_parts(local.proposed))
         except RemoteProtocolError as error:
@@ -63,11 +65,13 @@ class LocalStates:
         is_applied: this silo computed what the sum did, and t silos signed that its input is in the sum.
         Security: what the state moves to was written before the input left.
         """
-        pending = self._pending(key)
-        if not pending.exists():
-            return False
-        if not is_applied:
-            pending.unlink()
+        held = self._held(key)
+        sent = [attempt for attempt in held.values() if attempt <= key.attempt]
+        pending = next((path for path, attempt in held.items() if sent and attempt == max(sent)), None)
+        for path in held:
+            if path != pending or not is_applied:
+                path.unlink()
+        if pending is None or not is_applied:
             return False
         pending.replace(self._file(key.job_digest))
         sync_directory(self._directory)
@@ -84,9 +88,9 @@ class LocalStates:
         path.unlink(missing_ok=True)
         self._drop_pending(job_digest)
 
-    def _drop_pending(self, job_digest: bytes, *, but: Path | None = None) -> None:
+    def _drop_pending(self, job_digest: bytes, *, but: Collection[Path] = ()) -> None:
         for path in self._directory.glob(f"{job_digest.hex()}.*{SUFFIX}"):
-            if path != but:
+            if path not in but:
                 path.unlink()
         for torn in self._directory.glob(f".{job_digest.hex()}.*.tmp"):  # of a process that was killed
             torn.unlink()
@@ -95,4 +99,13 @@ class LocalStates:
         return self._directory / f"{job_digest.hex()}{suffix}"
 
     def _pending(self, key: PhaseKey) -> Path:
-        return self._directory / f"{key.job_digest.hex()}.{key.round}.{key.phase}{SUFFIX}"
+        return self._directory / f"{_phase(key)}.{key.attempt}{SUFFIX}"
+
+    def _held(self, key: PhaseKey) -> dict[Path, int]:
+        """What is pending for a phase, with the attempt that each was computed for."""
+        paths = self._directory.glob(f"{_phase(key)}.*{SUFFIX}")
+        return {path: int(path.name.removesuffix(SUFFIX).rpartition(".")[2]) for path in paths}
+
+
+def _phase(key: PhaseKey) -> str:
+    return f"{key.job_digest.hex()}.{key.round}.{key.phase}"

@@ -7,6 +7,7 @@ import asyncio
 import tempfile
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ async def test_phase_that_keeps_nothing_leaves_the_state_and_what_is_pending(hub
     exchange = await hub.until_revealed(2)
     await hub.run(2, "enrollment.1")
     assert all_kept(hub) == [1] * 4
-    assert all(pending(agent) == [f"{hub.job.digest.hex()}.2.train.safetensors"] for agent in _agents(hub))
+    assert all(pending(agent) == [f"{hub.job.digest.hex()}.2.train.1.safetensors"] for agent in _agents(hub))
     agent = hub.agents[hub.names[0]]
     assert await agent.refusal(revealed_sum=hub.shown(exchange)) == "state"  # a later one is known
     assert all_kept(hub) == [1] * 4
@@ -253,6 +254,24 @@ def test_what_was_taken_over_cannot_be_changed_by_a_phase(tmp_path: Path) -> Non
     local = LocalState({KEPT: np.array(1)})
     with pytest.raises(TypeError):
         local.arrays[KEPT] = np.array(2)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("settled", "expected"), [(1, 1), (2, 2), (3, 2)])
+def test_a_state_moves_with_the_input_that_was_summed_and_no_later_one(
+    settled: int, expected: int, tmp_path: Path
+) -> None:
+    """An input computed again after a crash is another one, which nobody may have summed or paid for."""
+    states, key = (
+        LocalStates(tmp_path),
+        PhaseKey(job_digest=JOB, round=1, phase="train", attempt=1),
+    )
+    for attempt in (1, 2):
+        local = states.begin(key.job_digest)
+        local.propose({KEPT: np.array(attempt)})
+        states.hold(replace(key, attempt=attempt), local)
+    assert states.settle(replace(key, attempt=settled), is_applied=True)
+    assert int(states.begin(key.job_digest).arrays[KEPT]) == expected
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
 
 
 def test_parts_of_one_method_keep_their_arrays_side_by_side() -> None:
