@@ -170,11 +170,13 @@ def _gradients(spec: JobSpec, state: GlobalState) -> str:
         return "gradients: each record's is multiplied out"
     others = [name for name, array in arrays.items() if array.ndim > 2]
     share = f"{dense / values:.0%}"
-    told = f"gradients: {share} of a record's values, of dense layers, are multiplied out for data.unit alone"
+    dense_alone = (
+        f"gradients: {share} of a record's values, of dense layers, are multiplied out for data.unit alone"
+    )
     if not others:
-        return told
+        return dense_alone
     more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-    return f"{told}; {', '.join(others[:MOST_NAMED])}{more} are in any case"
+    return f"{dense_alone}; {', '.join(others[:MOST_NAMED])}{more} are in any case"
 
 
 def message_bytes(measured: tuple[int, int], silos: int) -> int:

@@ -91,12 +91,18 @@ def level(epsilon: float, *, momentum: float, bands: int, steps: int = STEPS) ->
     """What a number of bands costs and leaves at a target epsilon."""
     multiplier = noise_multiplier(epsilon, delta=DELTA, sample_rate=bands * SAMPLE_RATE, steps=steps // bands)
     error_nn = decoder(steps, momentum=momentum, bands=bands)
+    return _level_of(error_nn, multiplier, epsilon=epsilon, momentum=momentum, bands=bands)
+
+
+def _level_of(
+    error_nn: FloatArray, multiplier: float, *, epsilon: float, momentum: float, bands: int
+) -> Level:
     return Level(
         epsilon=epsilon,
         momentum=momentum,
         bands=bands,
         multiplier=multiplier,
-        error=multiplier * float(np.linalg.norm(error_nn)) / math.sqrt(steps),
+        error=multiplier * float(np.linalg.norm(error_nn)) / math.sqrt(len(error_nn)),
         last=multiplier * float(np.linalg.norm(error_nn[-1])),
     )
 
@@ -113,14 +119,7 @@ def long_levels(rate: float, *, steps: int = LONG_STEPS) -> list[Level]:
                 )
                 encoder_nn = power_series(steps, momentum=momentum, bands=bands)
                 error_nn = solve_triangular(encoder_nn.T, work_nn.T, lower=False).T
-                found = Level(
-                    epsilon=epsilon,
-                    momentum=momentum,
-                    bands=bands,
-                    multiplier=multiplier,
-                    error=multiplier * float(np.linalg.norm(error_nn)) / math.sqrt(steps),
-                    last=multiplier * float(np.linalg.norm(error_nn[-1])),
-                )
+                found = _level_of(error_nn, multiplier, epsilon=epsilon, momentum=momentum, bands=bands)
                 levels.append(found)
                 print(f"rate {rate:g}, {_words(found)}", file=sys.stderr, flush=True)
     return levels

@@ -161,12 +161,12 @@ def _reserve(spec: JobSpec) -> str:
     most = max(members - 1, rule.min_survivors)
     whom = f"{room} lost silo{'' if room == 1 else 's'}" if room else "colluders alone"
     times = math.sqrt(members / rule.min_honest)
-    told = f"privacy: room for {whom} makes the noise of all {members} {times:.3g} times one curator's"
+    now = f"privacy: room for {whom} makes the noise of all {members} {times:.3g} times one curator's"
     lost = f"a {what} that loses more waits for them, is tried again at no further epsilon, and at last {end}"
     if most == rule.min_survivors:
-        return f"{told}; {lost}"
+        return f"{now}; {lost}"
     return (
-        f"{told}; with min_cohort {most} it is {math.sqrt(members / (most - rule.colluders)):.3g} times, the "
+        f"{now}; with min_cohort {most} it is {math.sqrt(members / (most - rule.colluders)):.3g} times, the "
         f"epsilon if all others collude rises, and the room is for 1: {lost}"
     )
 

@@ -21,14 +21,13 @@ from torch import Tensor
 from chorale.privacy.products import are_worth_it
 from silo_agent.training.dp_sgd import compiled
 from silo_agent.training.dp_sgd.outer_products import (
+    MARGIN,
     OuterProducts,
     ProductSum,
     SampleRows,
     materialized,
 )
 
-# room for the float32 products below and the float64 norm: less than 2^-22 together
-_MARGIN = 1.0 - 2.0**-20
 _PART_VALUES = 1 << 17  # 1 MiB in float64
 _GPU_PART_VALUES = 1 << 24  # 128 MiB in float64: a launch costs more than the pass over a small part
 
@@ -101,18 +100,6 @@ class ClippedSums:
         return self._products[place]
 
 
-def clipped_sum(gradients: list[Tensor], *, count: int, clip_norm: float, clip_units: float) -> Clipped:
-    """Of one micro-batch. Shapes: (N, *shape) of each parameter -> (P,)."""
-    sums = ClippedSums(
-        [each.shape[1:] for each in gradients],
-        clip_norm=clip_norm,
-        clip_units=clip_units,
-        device=gradients[0].device,
-    )
-    sums.add(gradients, count=count)
-    return sums.total()
-
-
 def clip_factors(
     rows: list[SampleRows], *, count: int, clip_norm: float, clip_units: float
 ) -> tuple[Tensor, int]:
@@ -123,7 +110,7 @@ def clip_factors(
     """
     norm_N = squares(rows).sqrt()
     is_finite_N = norm_N.isfinite()
-    factor_N = (_MARGIN * clip_units / norm_N.clamp(min=clip_norm)).masked_fill(~is_finite_N, 0.0)
+    factor_N = (MARGIN * clip_units / norm_N.clamp(min=clip_norm)).masked_fill(~is_finite_N, 0.0)
     factor_N[count:] = 0.0
     if not is_finite_N.all():
         for place, row in enumerate(rows):

@@ -20,7 +20,9 @@ from torch import Tensor
 INPUT_BITS: Final = 21  # of an input of unit length as whole numbers
 OUTPUT_BITS: Final = 24  # of an output as long as the clip, at most
 _EXACT: Final = 1 << 53  # whole numbers below it are exact in float64
-_MARGIN = 1.0 - 2.0**-20  # room for the float64 norm and products: less than 2^-22 together
+# room for floating point before numbers are whole: a float64 norm and two roundings a product, also of
+# float32, take less than 2^-22 together
+MARGIN: Final = 1.0 - 2.0**-20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class ProductSum:
             raise ValueError(f"products: expected at most {self._most} samples at a time, got {len(rows)}")
         inputs_NK = rows.inputs_NK.double()
         length_N1 = inputs_NK.square().sum(dim=1, keepdim=True).sqrt_()
-        per_length_N1 = math.ldexp(_MARGIN, INPUT_BITS) / length_N1.clamp(min=1e-100)  # of zero, zero
+        per_length_N1 = math.ldexp(MARGIN, INPUT_BITS) / length_N1.clamp(min=1e-100)  # of zero, zero
         unit_NK = inputs_NK.mul(per_length_N1).trunc_()
         output_NO = rows.outputs_NO.double().mul(self._coarser * factor_N[:, None] * length_N1).trunc_()
         self._sum_OK.addmm_(output_NO.T, unit_NK)

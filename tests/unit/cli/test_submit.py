@@ -284,20 +284,20 @@ def test_plan_and_simulate_tell_the_rate_and_warn_where_it_never_worked(desk: De
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "sentence"),
     [
         ("mlp", r"gradients: \d\d% of .* values, of dense layers, are multiplied out for data.unit alone\n"),
         ("cnn", r"data\.unit alone; body\.\S*weight, .* are in any case\n"),
     ],
 )
 def test_a_plan_says_which_gradients_are_multiplied_out(
-    model: str, told: str, desk: Desk, chorale: Calls
+    model: str, sentence: str, desk: Desk, chorale: Calls
 ) -> None:
     records = {"clip_norm": 1.0, "sample_rate": 0.1, "noise_multiplier": 1.0}
     privacy = {"records": records, "statistics_noise_multiplier": 5.0}
     job = desk.job(model={"name": model, "norm": "group"}, privacy=privacy)
     planned = chorale("job", "plan", job)
-    assert re.search(told, planned.out), (planned.out, planned.err)
+    assert re.search(sentence, planned.out), (planned.out, planned.err)
 
 
 def test_a_plan_under_much_noise_says_that_all_gradients_are_multiplied_out(

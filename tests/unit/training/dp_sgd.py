@@ -20,6 +20,7 @@ from silo_agent.training.base.loss import LocalLoss
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.settings import DataSettings
+from silo_agent.training.dp_sgd.clipping import Clipped, ClippedSums
 from silo_agent.training.dp_sgd.micro_batches import Draws, MicroBatches
 from silo_agent.training.dp_sgd.records import NoisedGradients
 from silo_agent.training.dp_sgd.sample_gradients import SampleGradients
@@ -114,6 +115,14 @@ def gradient_of(
         step = NoisedGradients(batches, records=records, expected_batch=batch)
         step.write(0)
         return torch.cat([parameter.grad.flatten().clone() for parameter in gradients.parameters])
+
+
+def clipped_sum(rows: list[Tensor], *, count: int, clip_norm: float, clip_units: float) -> Clipped:
+    """Of one micro-batch. Shapes: (N, *shape) of each parameter -> (P,)."""
+    shapes, device = [each.shape[1:] for each in rows], rows[0].device
+    sums = ClippedSums(shapes, clip_norm=clip_norm, clip_units=clip_units, device=device)
+    sums.add(rows, count=count)
+    return sums.total()
 
 
 class Released(NoisedGradients):

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from chorale.privacy.products import DEVIATION
 from silo_agent.training.base.batches import Tensors
-from silo_agent.training.dp_sgd.clipping import clipped_sum
 from silo_agent.training.dp_sgd.micro_batches import Draws
 from silo_agent.training.loop.local_training import train_locally
 from silo_agent.training.torch_objective import TorchObjective
 from tests.support.objectives import cut_model
 from tests.unit.training.dp_sgd import (
     RARE,
+    clipped_sum,
     digits,
     fixed_random,
     gradient_of,

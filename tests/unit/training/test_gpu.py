@@ -14,7 +14,6 @@ import torch
 
 from crypto.errors import ConfigError
 from silo_agent.metrics import SiloMetrics
-from silo_agent.training.dp_sgd.clipping import clipped_sum
 from silo_agent.training.models.registry import OWN
 from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
@@ -22,7 +21,7 @@ from strategies.presets import PRESETS
 from strategies.published import PUBLISHED
 from tests.support.objectives import make_data, make_job, make_work
 from tests.support.simulation import simulate
-from tests.unit.training.dp_sgd import privacy
+from tests.unit.training.dp_sgd import clipped_sum, privacy
 from tests.unit.training.test_processes import settings_in, shared_training, work_of
 from tests.unit.training.test_rounded_sums import CLIP, HOSTILE, cut, rounded, some_rows
 
