@@ -1,6 +1,7 @@
 """The committed figures: ratios of the last accepted measurement, and their place on the page.
 
-Only ratios are compared between machines; next to them stand machine, versions, command and date.
+Only ratios are compared between machines; next to them stand machine, versions, command and date. The page
+leaves the versions to the file.
 """
 
 from __future__ import annotations
@@ -103,9 +104,8 @@ def versions() -> dict[str, str]:
 
 
 def _stood(moment: datetime, *, device: str = "cpu") -> str:
-    packages = ", ".join(f"{package} {version}" for package, version in versions().items())
     gpu = "" if device == "cpu" else f"{device}; "
-    return f"Measured on {moment.date().isoformat()}: {gpu}{machine()}; {packages}."
+    return f"Measured on {moment.date().isoformat()}: {gpu}{machine()}."
 
 
 def _processor() -> str:

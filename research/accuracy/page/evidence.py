@@ -13,7 +13,6 @@ from crypto.errors import ConfigError
 from research.accuracy.catalog import SUITES
 from research.accuracy.page import families, words
 from research.accuracy.page.families import Family
-from research.accuracy.paired import MARGIN
 from research.accuracy.report import Report
 
 FIGURES = Path("research") / "evidence"
@@ -72,9 +71,8 @@ def place(suite: str) -> str:
 def page_text(entry: Mapping[str, Any]) -> str:
     """A suite's part of the page, from what is committed."""
     report = Report.from_json(entry["report"])
-    packages = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
     stood = (
-        f"Written on {entry['date']}: {entry['machine']}; {packages}. Commit and arithmetic of the runs: "
+        f"Written on {entry['date']}: {entry['machine']}. Commit and arithmetic of the runs: "
         f"{', '.join(report.sources)}. Command: `{entry['command']}`."
     )
     return "\n\n".join((*_sections(report), stood))
@@ -107,17 +105,7 @@ def _sections(report: Report) -> list[str]:
             families.controls_at_common_rates(report),
             "Methods against their controls, both at the same learning rate, the presets' strengths",
         ),
-        *_family(
-            report,
-            families.baseline_at_common_rates(report),
-            "Methods against FedAvg, both at the same learning rate, the presets' strengths",
-        ),
-        *_family(
-            report,
-            families.controls_at_other_strengths(report),
-            "Methods against their controls at the same rate and strength, the other strengths",
-            is_short=True,
-        ),
+        *_other_strengths(report),
         *_family(report, families.controls_tuned(report), "Methods against their controls, each side tuned"),
         *_family(report, families.baseline_tuned(report), "Methods against FedAvg, each side tuned"),
     ]
@@ -152,31 +140,30 @@ def _setting(report: Report) -> str:
     )
     said = (
         f"{report.about[0].upper()}{report.about[1:]}. {seeds}, {report.planned} runs in all. {ended}; "
-        f"{report.seconds / 3600:.1f} hours of CPU so far."
+        f"{report.seconds / 3600:.1f} hours of CPU."
     )
     if not rows:
         return said
-    return (
-        f"{said} Classes whose rows a silo's default policy would send to FedDW and FedCSD, mean of the "
-        f"seeds: {rows}. Here all rows were sent."
-    )
+    return f"{said} Classes whose rows are sent by default: {rows}."
 
 
-def _family(report: Report, family: Family, title: str, *, is_short: bool = False) -> list[str]:
+def _other_strengths(report: Report) -> list[str]:
+    """One line: no reader decides by so many comparisons, but whether any of them decides is news."""
+    family = families.controls_at_other_strengths(report)
+    if not family.differences:
+        return []
+    return [
+        "Methods against their controls at the same rate and strength, the other strengths: "
+        f"{words.verdict_counts(family)}. {words.family_note(family, report)}"
+    ]
+
+
+def _family(report: Report, family: Family, title: str) -> list[str]:
     """Its table with a line above; nothing of a family that has not run."""
     if not family.differences:
         return []
     note = words.family_note(family, report)
-    if is_short:
-        legend = "difference in points at each rate, and the first letter of its verdict"
-        return [f"{title}: {legend}. {note}", words.strength_table(family, report.settings)]
-    legend = "difference in points (interval), verdict"
-    if words.has_marks(family, report):
-        note += (
-            f" + marks where a side does better by more than {MARGIN:g} points at another point that was "
-            "tested on these seeds."
-        )
-    return [f"{title}: {legend}. {note}", words.difference_table(family, report)]
+    return [f"{title}. {note}", words.difference_table(family, report)]
 
 
 def _tuned(report: Report) -> str:

@@ -90,18 +90,6 @@ def controls_at_other_strengths(report: Report) -> Family:
     return _common(report, lambda name: ARMS[name].grid[1:])
 
 
-def baseline_at_common_rates(report: Report) -> Family:
-    """Methods that are no control against FedAvg at the same rate, with the published strength."""
-    return Family(
-        rows=tuple(
-            _at(report, name, BASELINE, rate, ARMS[name].published)
-            for name in methods_in(report)
-            if name in report.common_arms
-            for rate in report.common
-        )
-    )
-
-
 def methods_in(report: Report) -> list[str]:
     """Arms that are neither FedAvg nor a control."""
     controls = {one.control for one in CONTRASTS}

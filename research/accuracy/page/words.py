@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from research.accuracy.arms import ARMS, Arm
 from research.accuracy.page.families import Family, Row
-from research.accuracy.paired import ALPHA, MARGIN
+from research.accuracy.paired import Verdict
 from research.accuracy.report import Cell, Missing, Report
 from research.accuracy.tuning import Choice
 
@@ -75,21 +76,10 @@ def difference_table(family: Family, report: Report) -> str:
     return _table(["comparison", *["rate"] * has_rates, *report.settings], lines)
 
 
-def has_marks(family: Family, report: Report) -> bool:
-    """Whether `difference_table` marks a comparison."""
-    return any(_mark(report, row, name) for row in family.rows for name in report.settings)
-
-
-def strength_table(family: Family, settings: Sequence[str]) -> str:
-    """A row for each comparison and strength: mean differences by rate, each with its verdict's letter."""
-    rows: dict[str, list[Row]] = {}
-    for row in family.rows:
-        rows.setdefault(f"{_pair(row)}, {ARMS[row.method].option} {row.strength:g}", []).append(row)
-    lines = [
-        [name, *(" / ".join(_short(family, row, setting) for row in at_rates) for setting in settings)]
-        for name, at_rates in rows.items()
-    ]
-    return _table(["comparison", *settings], lines)
+def verdict_counts(family: Family) -> str:
+    """How many comparisons end in each verdict."""
+    found = Counter(one.interval(family.level).verdict for one in family.differences)
+    return ", ".join(f"{found[verdict]} {verdict}" for verdict in Verdict)
 
 
 def family_note(family: Family, report: Report) -> str:
@@ -97,22 +87,15 @@ def family_note(family: Family, report: Report) -> str:
     count, share = len(family.differences), 100 * (1 - family.level)
     (fewest, most), (half, all_of_them) = family.seeds, family.detectable
     seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    note = (
-        f"{count} comparison{'s' * (count != 1)} of {seeds} seeds, {2 * count} tests (is it zero, is it "
-        f"within {MARGIN:g} points), decided together by Holm's procedure at {100 * ALPHA:g} %: intervals "
-        f"are of {share:.2f} %."
-    )
+    note = f"{count} comparison{'s' * (count != 1)} of {seeds} seeds, intervals of {share:.2f} %."
     if not family.is_whole(len(report.seeds)):
         return (
             f"{note} Runs are missing, so verdicts are provisional: the level is of one look, at all of them."
         )
-    largest = f"all of them one of {all_of_them:.1f}"
+    largest = f"all one of {all_of_them:.1f}"
     if all_of_them >= 100:
-        largest = "some of them none that two accuracies can have"
-    return (
-        f"{note} Half of the comparisons would find a true difference of {half:.1f} points with 80 % power, "
-        f"{largest}."
-    )
+        largest = "some none that two accuracies can have"
+    return f"{note} Half would find a true difference of {half:.1f} points with 80 % power, {largest}."
 
 
 def _mark(report: Report, row: Row, setting: str) -> str:
@@ -135,13 +118,6 @@ def _result(family: Family, row: Row, setting: str) -> str:
     if isinstance(found, Missing) or isinstance(interval, Missing):
         return str(found)
     return f"{found.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f}), {interval.verdict}"
-
-
-def _short(family: Family, row: Row, setting: str) -> str:
-    found, interval = row.found[setting], family.interval(row, setting)
-    if isinstance(found, Missing) or isinstance(interval, Missing):
-        return NOT_YET
-    return f"{found.mean:+.1f} {interval.verdict[0]}"
 
 
 def _accuracy(report: Report, cell: Cell | None) -> str:
