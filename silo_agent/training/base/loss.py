@@ -99,6 +99,12 @@ class Comparison:
         teacher = answers.take(places_N) if isinstance(answers, Outputs) else answers(inputs)
         return self.regularizer.per_sample(student, teacher, labels_N)
 
+    def terms(
+        self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor
+    ) -> list[tuple[float, Tensor]]:
+        """As LocalLoss has them: this one alone."""
+        return [(1.0, self.per_sample(student, inputs, labels_N, places_N))]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLoss:
@@ -123,14 +129,22 @@ class LocalLoss:
 
     def per_sample(self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor) -> Tensor:
         """Shapes: -> (N,). inputs: what the student was given. places: of the samples in the training set."""
-        loss_N = self.loss.per_sample(student, labels_N)
-        if self.loss_weight != 1.0:
-            loss_N = self.loss_weight * loss_N
-        if self.perturbation is not None:
-            return loss_N
-        for each in self.comparisons:
-            loss_N = loss_N.add(each.per_sample(student, inputs, labels_N, places_N), alpha=each.weight)
+        (weight, loss_N), *others = self.terms(student, inputs, labels_N, places_N)
+        if weight != 1.0:
+            loss_N = weight * loss_N
+        for weight, term_N in others:
+            loss_N = loss_N.add(term_N, alpha=weight)
         return loss_N
+
+    def terms(
+        self, student: Outputs, inputs: Tensor, labels_N: Tensor, places_N: Tensor
+    ) -> list[tuple[float, Tensor]]:
+        """What `per_sample` adds up, each with its weight: the loss, then the comparisons."""
+        compared = self.comparisons if self.perturbation is None else ()
+        return [
+            (self.loss_weight, self.loss.per_sample(student, labels_N)),
+            *((each.weight, each.per_sample(student, inputs, labels_N, places_N)) for each in compared),
+        ]
 
     def penalty(self, model: FederatedModel) -> Tensor | None:
         """Shapes: -> (); None where there is none."""

@@ -36,6 +36,7 @@ class VectorizedPass:
     def __init__(self, model: FederatedModel, parameters: Sequence[nn.Parameter]) -> None:
         same: dict[int, object] = {id(each): each for each in model.parameters()}
         self._unhooked = WholePass(copy.deepcopy(model, same))  # layers of its own, with the same weights
+        self._unhooked.model.is_vectorized = True
         chosen = {id(each) for each in parameters}
         self._named = {name: each for name, each in self._unhooked.named_parameters() if id(each) in chosen}
 

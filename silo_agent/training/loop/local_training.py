@@ -133,7 +133,7 @@ def train_locally(
     optimizer, plan = optimizer_of(model, spec, round), spec.training
     least = min_batch(model, len(samples), plan)
     model.train()
-    steps, loss_N = 0, torch.zeros(0)
+    steps, losses = 0, list[Tensor]()
     for epoch in epochs_of(plan):
         before = steps
         places = samples.shuffled(plan.batch_size, generator=generator, least=least)
@@ -143,18 +143,19 @@ def train_locally(
             batch = loss.augmented(drawn, step=epoch)
             optimizer.zero_grad()
             if loss.perturbation is None:
-                loss_N = _add_gradient(model, batch, loss.per_sample, shares=shares, least=least)
+                losses = _add_gradient(model, batch, loss.terms, shares=shares, least=least)
             else:
                 (moves,) = loss.comparisons
-                _add_gradient(model, batch, moves.per_sample, shares=shares, least=least)
+                _add_gradient(model, batch, moves.terms, shares=shares, least=least)
                 with loss.perturbation.moved(model):
                     optimizer.zero_grad()
-                    loss_N = _add_gradient(model, batch, loss.per_sample, shares=shares, least=least)
+                    losses = _add_gradient(model, batch, loss.terms, shares=shares, least=least)
             loss.add_penalty_gradient(model)
             optimizer.step()
             steps += 1
         # once an epoch: what is not finite makes the weights so, and all that follows
-        if is_summed and spec.privacy is None and not bool(loss_N.isfinite().all()):
+        is_finite = all(bool(each.isfinite().all()) for each in losses)
+        if is_summed and spec.privacy is None and not is_finite:
             why = "look at the task's loss and the data, or lower training.learning_rate"
             raise QuantizationError(f"training: the loss is not finite after {steps} steps; {why}")
         if steps_left(plan, taken=steps) == 0 or steps == before:
@@ -166,19 +167,24 @@ def train_locally(
 def _add_gradient(
     model: FederatedModel,
     batch: Batch,
-    per_sample: Callable[[Outputs, Tensor, Tensor, Tensor], Tensor],
+    terms: Callable[[Outputs, Tensor, Tensor, Tensor], list[tuple[float, Tensor]]],
     *,
     shares: BatchShares,
     least: int,
-) -> Tensor:
-    """The gradient of the batch's mean, without the mean; returns the last part's losses. Shapes: -> (N,)."""
-    loss_N = torch.zeros(0)
+) -> list[Tensor]:
+    """The gradient of the terms' means over the batch, without the means; returns the last part's terms.
+    Shapes: -> (N,) each."""
+    losses = list[Tensor]()
     for part in shares.parts(batch, least=least):
-        loss_N = per_sample(run_model(model, part.inputs), part.inputs, part.labels_N, part.places_N)
-        torch.autograd.backward(loss_N, torch.full_like(loss_N, 1.0 / batch.count))
+        found = terms(run_model(model, part.inputs), part.inputs, part.labels_N, part.places_N)
+        losses = [each for _, each in found]
+        # a comparison may be constant
+        roots = [pair for pair in found if pair is found[0] or pair[1].requires_grad]
+        gradients = [torch.full_like(each, weight / batch.count) for weight, each in roots]
+        torch.autograd.backward([each for _, each in roots], gradients)
     if shares.is_shared(batch, least=least):
         shares.add_up(model.parameters())
-    return loss_N
+    return losses
 
 
 def _train_on_records(

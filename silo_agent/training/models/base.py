@@ -18,11 +18,9 @@ from chorale.spec.plug_in_specs import MARK
 from chorale.spec.samples.image_specs import NormalizeSpec
 from chorale.spec.state import BUFFER_SUFFIXES
 from crypto.errors import ConfigError
+from silo_agent.training.models.row_functions import SMALLEST_NORM, unit_rows
 from strategies.parts.heads import RAW, TRAINED
 from strategies.recipe import Features, Head
-
-SMALLEST_NORM = 1e-12  # a ReLU network may give an all-zero feature
-
 
 BODY = "body."  # before the names of the author's module
 Normalization: TypeAlias = Callable[[Tensor], Tensor]
@@ -65,6 +63,7 @@ class FederatedModel(nn.Module):
         self.is_unit = features.is_unit
         self.is_bfloat16 = False  # models/forms.py
         self.is_channels_last = False
+        self.is_vectorized = False  # dp_sgd/vectorized_pass.py, where torch takes its own operations alone
         self.head_had_bias = last is not None and last.bias is not None
         if last is None:
             return
@@ -102,7 +101,11 @@ class FederatedModel(nn.Module):
     def embed(self, features_ND: Tensor) -> Tensor:
         """What the head is given: projected and at unit length where the method says so."""
         projected = features_ND if self.projection is None else self.projection(features_ND)
-        return normalize(projected, dim=1, eps=SMALLEST_NORM) if self.is_unit else projected
+        if not self.is_unit:
+            return projected
+        if self.is_vectorized:
+            return normalize(projected, dim=1, eps=SMALLEST_NORM)
+        return unit_rows(projected)
 
     def logits(self, features_ND: Tensor) -> Tensor:
         if not self.has_head:

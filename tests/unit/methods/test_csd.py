@@ -17,7 +17,12 @@ from torch import Tensor
 from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.base.setting import Setting
 from silo_agent.training.parts.computed_parts import REGULARIZERS
-from silo_agent.training.parts.regularizers.csd import ClassSimilarityDistillation, mask_of, similarities
+from silo_agent.training.parts.regularizers.csd import (
+    ClassSimilarityDistillation,
+    mask_of,
+    similarities,
+    unit_or_zero,
+)
 from strategies.methods import strategy_for, strategy_of
 from strategies.parts.csd import CSD, CsdOptions, Mask
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
@@ -92,14 +97,14 @@ def close(got: Tensor, expected: Any, *, within: float = PRINTED) -> None:
     ids=["Eq. 7 with zero rows", "mean over holders", "count-weighted", "a class that no silo holds"],
 )
 def test_w1_similarity_to_the_global_prototypes(prototypes: Any, cosines: Any, weights: Any) -> None:
-    delta_NC = similarities(STUDENT[:1], rows(prototypes))
+    delta_NC = similarities(STUDENT[:1], unit_or_zero(rows(prototypes)))
     close(delta_NC[0], cosines)
     close(torch.softmax(delta_NC, dim=1)[0], weights)
 
 
 def test_w2_similarities_mask_and_cross_entropy() -> None:
     close(
-        similarities(STUDENT, PROTOTYPES),
+        similarities(STUDENT, unit_or_zero(PROTOTYPES)),
         [[1, 0.175750, -0.324102], [0.195180, 0.960480, 0.398527], [-0.667105, 0.299873, 0.873156]],
     )
     assert mask_of(Mask.ADAPTIVE, TEACHER, LABELS).tolist() == [1, 0, 1]
@@ -193,7 +198,11 @@ def test_n4_weights_are_a_distribution_within_the_bounds_of_cosines(classes: int
     )
     extreme = torch.full((1, classes), -1.0)
     extreme[0, 0] = 1.0
-    for delta in (similarities(z.double(), prototypes.double()), extreme.double(), -extreme.double()):
+    for delta in (
+        similarities(z.double(), unit_or_zero(prototypes.double())),
+        extreme.double(),
+        -extreme.double(),
+    ):
         weights = torch.softmax(delta, dim=1)
         least = math.exp(-1) / (math.exp(-1) + (classes - 1) * math.e)
         most = math.e / (math.e + (classes - 1) * math.exp(-1))
@@ -210,7 +219,8 @@ def test_n5_lengths_of_prototypes_change_nothing() -> None:
 
 
 def test_n5_length_of_the_students_logits_leaves_the_weights() -> None:
-    close(similarities(3.7 * STUDENT, PROTOTYPES), similarities(STUDENT, PROTOTYPES), within=1e-12)
+    unit_CC = unit_or_zero(PROTOTYPES)
+    close(similarities(3.7 * STUDENT, unit_CC), similarities(STUDENT, unit_CC), within=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -262,7 +272,7 @@ def test_n8_masked_samples_stay_in_the_mean() -> None:
 @pytest.mark.parametrize("form", ["ce", "kl"])
 def test_n9_detached_gradient_is_the_difference_of_both_softmaxes(form: str) -> None:
     tau, mask = 4.0, mask_of(Mask.ADAPTIVE, TEACHER, LABELS)
-    weights = torch.softmax(similarities(STUDENT, PROTOTYPES), dim=1)
+    weights = torch.softmax(similarities(STUDENT, unit_or_zero(PROTOTYPES)), dim=1)
     target = torch.softmax(weights * TEACHER / tau, dim=1)
     expected = mask[:, None] / 3 * tau * (torch.softmax(STUDENT / tau, dim=1) - target)
     got = gradient(csd(tau=tau, form=form))
@@ -280,7 +290,7 @@ def test_n9_full_gradient_is_that_of_finite_differences(form: str) -> None:
 def test_n9_detached_gradient_is_that_of_finite_differences_with_fixed_targets() -> None:
     """The weights stand still while the student moves: what stopping the gradient means."""
     tau = 4.0
-    weights = torch.softmax(similarities(STUDENT, PROTOTYPES), dim=1)
+    weights = torch.softmax(similarities(STUDENT, unit_or_zero(PROTOTYPES)), dim=1)
     part = csd(tau=tau, similarity=False, mask="none")
     differences = gradient_by_differences(lambda z: losses(part, z, weights * TEACHER).mean(), STUDENT)
     close(gradient(csd(tau=tau, mask="none")), differences, within=1e-8)
@@ -288,7 +298,7 @@ def test_n9_detached_gradient_is_that_of_finite_differences_with_fixed_targets()
 
 def test_n10_both_forms_differ_by_the_targets_entropy() -> None:
     tau = 4.0
-    weights = torch.softmax(similarities(STUDENT, PROTOTYPES), dim=1)
+    weights = torch.softmax(similarities(STUDENT, unit_or_zero(PROTOTYPES)), dim=1)
     target = torch.softmax(weights * TEACHER / tau, dim=1)
     entropy = -(target * target.log()).sum(dim=1)
     gap = losses(csd(tau=tau)) - losses(csd(tau=tau, form="kl"))
@@ -297,7 +307,7 @@ def test_n10_both_forms_differ_by_the_targets_entropy() -> None:
 
 @pytest.mark.parametrize(("tau", "deviation"), [(10.0, 5.4e-3), (100.0, 5.4e-4), (1000.0, 5.4e-5)])
 def test_n11_at_high_temperature_centered_logits_are_pulled_together(tau: float, deviation: float) -> None:
-    weights = torch.softmax(similarities(STUDENT, PROTOTYPES), dim=1)
+    weights = torch.softmax(similarities(STUDENT, unit_or_zero(PROTOTYPES)), dim=1)
     gap = STUDENT - weights * TEACHER
     limit = mask_of(Mask.ADAPTIVE, TEACHER, LABELS)[:, None] / 9 * (gap - gap.mean(dim=1, keepdim=True))
     got = float((gradient(csd(tau=tau)) - limit).abs().max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from silo_agent.training.parts.regularizers.distillation import (
     KnowledgeDistillation,
     LogitDistillation,
     NotTrueDistillation,
-    not_true_places,
     softened_divergence,
 )
 from silo_agent.training.parts.regularizers.prox import Prox, prox
@@ -37,6 +37,7 @@ from tests.support.objectives import (
     simplex,
     task_loss,
 )
+from tests.support.small_methods import logits_alone
 
 # example A of the card: raw features before a simplex of 4 classes, label 1
 STUDENT = torch.tensor([[1.0, 2.0, -1.0, 0.5]], dtype=torch.float64)
@@ -92,10 +93,14 @@ def test_divergence_is_of_the_teacher_from_the_student() -> None:
     assert abs(found - float(softened_divergence(teacher, student, tau=1.0))) > 0.01
 
 
-def test_not_true_logits_leave_out_the_label_and_keep_their_order() -> None:
-    logits_NC = torch.arange(12.0).reshape(3, 4)
-    places_NK = not_true_places(torch.tensor([0, 3, 1]), classes=4)
-    assert logits_NC.gather(1, places_NK).tolist() == [[1, 2, 3], [4, 5, 6], [8, 10, 11]]
+def test_not_true_distillation_is_the_divergence_of_the_other_classes() -> None:
+    generator = torch.Generator().manual_seed(6)
+    student, teacher = (logits_alone(torch.randn(3, 4, generator=generator)) for _ in range(2))
+    found_N = NotTrueDistillation(tau=2.0).per_sample(student, teacher, torch.tensor([0, 3, 1]))
+    for sample, others in enumerate(([1, 2, 3], [0, 1, 2], [0, 2, 3])):
+        student_1K, teacher_1K = (each.logits_NC[sample, others][None] for each in (student, teacher))
+        alone_1 = softened_divergence(student_1K, teacher_1K, tau=2.0)
+        torch.testing.assert_close(found_N[sample], alone_1[0])
 
 
 def test_not_true_distillation_does_not_see_the_labels_logit() -> None:
@@ -268,3 +273,20 @@ def test_fedprox_does_not_hold_a_frozen_head() -> None:
 )
 def test_presets_have_the_cards_numbers(preset: str, options: dict[str, float]) -> None:
     assert dict(strategy_for(preset, {}).options) == options
+
+
+class Constant:
+    """What a part of a distribution may come to: nothing that moves."""
+
+    def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
+        return torch.ones(len(labels_N), dtype=torch.float64)
+
+
+def test_constant_comparison_moves_nothing() -> None:
+    plain, compared = local_round({"preset": "fedavg"}), local_round({"preset": "fedntd"})
+    (comparison,) = compared.loss.comparisons
+    compared.loss = replace(compared.loss, comparisons=(replace(comparison, regularizer=Constant()),))
+    for each in (plain, compared):
+        each.train()
+    for found, expected in zip(compared.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(found, expected)

@@ -135,6 +135,15 @@ class TestPenalty:
             torch.testing.assert_close(parameter.detach(), 0.95 * before[name], rtol=1e-6, atol=1e-6)
 
 
+class Stretched(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.linspace(0.5, 2.0, width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.factor
+
+
 class TestModel:
     @pytest.mark.parametrize(
         "of_job", [{"records": RECORDS}, {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}}]
@@ -191,6 +200,14 @@ class TestModel:
         torch.testing.assert_close(
             gradient_of(model, samples, clip_norm=clip), expected_P, rtol=1e-4, atol=1e-6
         )
+
+    def test_unit_features_pass_through_a_vectorized_gradient(self) -> None:
+        """Of a layer that no hook knows: torch vectorizes no function that states its own gradient."""
+        body, samples = nn.Sequential(nn.Linear(3, 5), Stretched(5)), make_samples()
+        model = cut_model(body, width=5, classes=4, features=PROJECTED_UNIT, head=FROZEN_ETF).train()
+        found_P = gradient_of(model, samples, clip_norm=1e2, noise_multiplier=1e-3)
+        expected_P = gradients_one_by_one(model, samples).sum(dim=0) / 8
+        torch.testing.assert_close(found_P, expected_P, rtol=1e-4, atol=1e-6)
 
 
 UNIT = {"head": "frozen-etf", "features": "unit", "loss": "dot-regression"}

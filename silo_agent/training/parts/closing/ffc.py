@@ -19,7 +19,7 @@ from torch.nn.functional import normalize, one_hot
 from silo_agent.training.base.batches import padded
 from silo_agent.training.base.passes import finite_rows
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.base import SMALLEST_NORM
+from silo_agent.training.models.row_functions import SMALLEST_NORM
 from silo_agent.training.objective import Cancelled
 from strategies.base import Array, FloatArray
 from strategies.parts.closing.ffc import packed

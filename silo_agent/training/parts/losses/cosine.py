@@ -15,13 +15,16 @@ Neither adds anything to what leaves the silo.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import huber_loss, nll_loss, one_hot
 
 from crypto.errors import Refusal, RemoteProtocolError
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.models.row_functions import mean_squares
 
 UNIT_TOLERANCE = 1e-4  # of a float32 row's length
 
@@ -32,15 +35,16 @@ class SphereMse:
     def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
         scores_NC = outputs.logits_NC
         targets_NC = one_hot(labels_N, scores_NC.shape[1]).to(scores_NC.dtype)
-        return (scores_NC - targets_NC).square().mean(dim=1)
+        return mean_squares(scores_NC, targets_NC)
 
 
 class DotRegression:
-    """1/2 (c - 1)^2."""
+    """1/2 (c - 1)^2, in two operations of torch: nll_loss is -c, and Huber's loss without its linear part
+    half a square."""
 
     def per_sample(self, outputs: Outputs, labels_N: Tensor) -> Tensor:
-        cosines_N = outputs.logits_NC.gather(1, labels_N[:, None]).squeeze(1)
-        return 0.5 * (cosines_N - 1.0).square()
+        opposite_N = nll_loss(outputs.logits_NC, labels_N, reduction="none")
+        return huber_loss(opposite_N, torch.full_like(opposite_N, -1.0), reduction="none", delta=math.inf)
 
 
 def dot_regression(setting: Setting) -> DotRegression:

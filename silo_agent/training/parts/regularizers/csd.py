@@ -32,13 +32,13 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, softmax
+from torch.nn.functional import log_softmax, nll_loss, softmax
 
 from crypto.errors import Refusal, RemoteProtocolError
 from silo_agent.training.base.batches import Batches
 from silo_agent.training.base.passes import Outputs, Run, frozen_copy, run_model
 from silo_agent.training.base.setting import Setting
-from silo_agent.training.models.base import SMALLEST_NORM
+from silo_agent.training.models.row_functions import SMALLEST_NORM
 from silo_agent.training.models.state import load_arrays
 from strategies.parts.csd import CsdOptions, Distance, Mask, teacher_state
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES, PROTOTYPES
@@ -48,27 +48,27 @@ class ClassSimilarityDistillation:
     """Shapes: prototypes (C, C), row = class; a class that no silo sent has a zero row. None: weights 1/C."""
 
     def __init__(self, prototypes_CC: Tensor | None, options: CsdOptions) -> None:
-        self._prototypes_CC = prototypes_CC
+        self._unit_CC = None if prototypes_CC is None else unit_or_zero(prototypes_CC)
         self._options = options
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
         tau, z_NC = self._options.tau, student.logits_NC
-        refined_NC = self._weights(z_NC) * teacher.logits_NC
+        compared_NC = z_NC if self._options.grad_through_delta else z_NC.detach()
+        refined_NC = self._weights(compared_NC) * teacher.logits_NC
         log_target_NC = log_softmax(refined_NC / tau, dim=1)
-        log_student_NC = log_softmax(z_NC / tau, dim=1)
-        is_kl = self._options.form is Distance.KL
-        gap_NC = log_target_NC - log_student_NC if is_kl else -log_student_NC
-        distance_N = (log_target_NC.exp() * gap_NC).sum(dim=1)
         judged_NC = refined_NC.detach() if self._options.mask is Mask.REFINED else teacher.logits_NC
-        return mask_of(self._options.mask, judged_NC, labels_N) * tau**2 * distance_N
+        taught_N = mask_of(self._options.mask, judged_NC, labels_N)
+        gap_NC = log_softmax(z_NC / tau, dim=1)
+        if self._options.form is Distance.KL:
+            gap_NC = gap_NC - log_target_NC
+        return (log_target_NC.exp() * (-(tau**2) * taught_N)[:, None] * gap_NC).sum(dim=1)
 
     def _weights(self, z_NC: Tensor) -> Tensor:
         if not self._options.similarity:
             return torch.ones_like(z_NC)
-        if self._prototypes_CC is None:
+        if self._unit_CC is None:
             return torch.full_like(z_NC, 1.0 / z_NC.shape[1])
-        weights_NC = softmax(similarities(z_NC, self._prototypes_CC), dim=1)
-        return weights_NC if self._options.grad_through_delta else weights_NC.detach()
+        return softmax(similarities(z_NC, self._unit_CC), dim=1)
 
 
 def class_similarity_distillation(setting: Setting) -> ClassSimilarityDistillation:
@@ -130,12 +130,12 @@ def teacher_logits(setting: Setting, samples: Batches) -> Tensor:
     return setting.cache.logits(key.digest(), run)
 
 
-def similarities(z_NC: Tensor, prototypes_CC: Tensor) -> Tensor:
+def similarities(z_NC: Tensor, unit_CC: Tensor) -> Tensor:
     """delta: cosines of each sample's logits with each class's prototype, 0 where either is zero.
 
-    Shapes: -> (N, C).
+    unit: the prototypes' `unit_or_zero`. Shapes: -> (N, C).
     """
-    return _unit_rows(z_NC) @ _unit_rows(prototypes_CC).T
+    return unit_or_zero(z_NC) @ unit_CC.T
 
 
 def mask_of(mask: Mask, teacher_NC: Tensor, labels_N: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def mask_of(mask: Mask, teacher_NC: Tensor, labels_N: Tensor) -> Tensor:
         case Mask.ADAPTIVE | Mask.REFINED:
             # softmax(z_xi)[y] > 1/C, as C exp(z[y]) > sum exp(z): exactly equal, so false, where all z are
             shares_NC = (teacher_NC - teacher_NC.amax(dim=1, keepdim=True)).exp()
-            own_N = shares_NC.gather(1, labels_N[:, None]).squeeze(1)
+            own_N = -nll_loss(shares_NC, labels_N, reduction="none")
             is_taught_N = teacher_NC.shape[1] * own_N > shares_NC.sum(dim=1)
         case Mask.FORCIBLE:
             is_taught_N = teacher_NC.argmax(dim=1) == labels_N
@@ -153,7 +153,7 @@ def mask_of(mask: Mask, teacher_NC: Tensor, labels_N: Tensor) -> Tensor:
     return is_taught_N.to(teacher_NC.dtype)
 
 
-def _unit_rows(rows_NC: Tensor) -> Tensor:
+def unit_or_zero(rows_NC: Tensor) -> Tensor:
     """Rows at unit length; a zero row stays zero and passes on no huge gradient."""
     norms_N1: Tensor = torch.linalg.vector_norm(rows_NC, dim=1, keepdim=True)
     return rows_NC / norms_N1.masked_fill(norms_N1 < SMALLEST_NORM, 1.0)

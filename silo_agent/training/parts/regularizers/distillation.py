@@ -35,15 +35,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax, mse_loss
+from torch.nn.functional import log_softmax
 
 from chorale.observability.logs import get_logger
 from silo_agent.training.base.passes import Outputs
 from silo_agent.training.base.setting import Setting
+from silo_agent.training.models.row_functions import mean_squares
 from silo_agent.training.objective import Work
 from strategies.parts.regularizers import NotTrueOptions, TemperatureOptions
 
 log = get_logger("silo_agent.training.parts")
+
+HIDDEN = -1e30  # of a class left out: beside it a logit is nothing, and its share is exactly 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +72,12 @@ class NotTrueDistillation:
     weight: float = 1.0
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
-        others_NK = not_true_places(labels_N, classes=student.logits_NC.shape[1])
-        student_NK, teacher_NK = (outputs.logits_NC.gather(1, others_NK) for outputs in (student, teacher))
-        return self.weight * softened_divergence(student_NK, teacher_NK, tau=self.tau)
+        hidden_NC = torch.zeros_like(teacher.logits_NC).scatter_(1, labels_N[:, None], HIDDEN)
+        student_NC, teacher_NC = (
+            hidden_NC.add(outputs.logits_NC, alpha=1.0 / self.tau) for outputs in (student, teacher)
+        )
+        divergence_N = divergence(student_NC, teacher_NC)
+        return divergence_N if self.weight == 1.0 else self.weight * divergence_N
 
 
 def not_true_distillation(setting: Setting) -> NotTrueDistillation:
@@ -83,27 +89,26 @@ class LogitDistillation:
     """Mean squared difference of the logits, over the classes."""
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
-        return mse_loss(student.logits_NC, teacher.logits_NC, reduction="none").mean(dim=1)
+        return mean_squares(student.logits_NC, teacher.logits_NC)
 
 
 class FeatureDistillation:
     """Mean squared difference of the raw features, over their coordinates."""
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
-        return mse_loss(student.features_ND, teacher.features_ND, reduction="none").mean(dim=1)
+        return mean_squares(student.features_ND, teacher.features_ND)
 
 
 def softened_divergence(student_NK: Tensor, teacher_NK: Tensor, *, tau: float) -> Tensor:
     """KL( softmax(teacher/tau) || softmax(student/tau) ). Shapes: -> (N,)."""
-    student_log_NK = log_softmax(student_NK / tau, dim=1)
-    teacher_log_NK = log_softmax(teacher_NK / tau, dim=1)
-    return kl_div(student_log_NK, teacher_log_NK, reduction="none", log_target=True).sum(dim=1)
+    return divergence(student_NK / tau, teacher_NK / tau)
 
 
-def not_true_places(labels_N: Tensor, *, classes: int) -> Tensor:
-    """Every class but the label, in order. Shapes: -> (N, C - 1) int64."""
-    others_K = torch.arange(classes - 1, device=labels_N.device)
-    return others_K + (others_K >= labels_N[:, None])
+def divergence(student_NK: Tensor, teacher_NK: Tensor) -> Tensor:
+    """KL( softmax(teacher) || softmax(student) ). Shapes: -> (N,)."""
+    log_NK = log_softmax(teacher_NK, dim=1)
+    share_NK = log_NK.exp()
+    return torch.addcmul(share_NK * log_NK, share_NK, log_softmax(student_NK, dim=1), value=-1.0).sum(dim=1)
 
 
 def log_feature_scale(

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn.functional import normalize, softplus
+from torch.nn.functional import softplus
 
 from silo_agent.training.base.passes import Outputs, Run, frozen_copy
 from silo_agent.training.base.setting import Setting, kept_model, model_to_keep
+from silo_agent.training.models.row_functions import unit_rows
 from strategies.base import METHOD
 
 PREVIOUS = METHOD + "previous/"  # prefix in the local state: the model that this silo trained last
@@ -29,28 +29,24 @@ PREVIOUS = METHOD + "previous/"  # prefix in the local state: the model that thi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContrast:
-    """tau: temperature of both cosines. The teacher's features are both models' side by side: (N, 2D)."""
+    """tau: temperature of both cosines. The teacher's features are z_p / |z_p| - z_g / |z_g|, because the
+    difference of two cosines of one vector is one product."""
 
     tau: float
 
     def per_sample(self, student: Outputs, teacher: Outputs, labels_N: Tensor) -> Tensor:
-        global_ND, previous_ND = (
-            normalize(each_ND.flatten(1), dim=1) for each_ND in teacher.features_ND.chunk(2, dim=1)
-        )
-        own_ND = normalize(student.features_ND.flatten(1), dim=1)
-        # the difference of two cosines of one vector is one product, which half as many kernels compute
-        gap_N = (own_ND * ((previous_ND - global_ND) / self.tau)).sum(dim=1)
-        return softplus(gap_N)
+        own_ND = unit_rows(student.features_ND.flatten(1))
+        return softplus((own_ND * (teacher.features_ND / self.tau)).sum(dim=1))
 
 
 def both_models(setting: Setting) -> Run:
-    """Features of the received and of the own last model. Raises ConfigError."""
+    """From the received model's unit features to the own last model's. Raises ConfigError."""
     received, previous = frozen_copy(setting.received), kept_model(setting, PREVIOUS)
 
     def features_of(inputs: Tensor) -> Outputs:
-        received_ND = received.features(inputs)
-        own_ND = received_ND if previous is None else previous.features(inputs)
-        features_ND = torch.cat([received_ND, own_ND], dim=1)
+        received_ND = unit_rows(received.features(inputs).flatten(1))
+        own_ND = received_ND if previous is None else unit_rows(previous.features(inputs).flatten(1))
+        features_ND = own_ND - received_ND
         return Outputs(features_ND=features_ND, logits_NC=features_ND.new_empty((len(inputs), 0)))
 
     return features_of
