@@ -43,6 +43,7 @@ BENCHMARKS = (
     Benchmark("compression", "bench.compression"),
     Benchmark("training", "bench.training"),
     Benchmark("training-gpu", "bench.training", ("--device", "cuda", "--turns", "3")),
+    Benchmark("commands", "bench.commands"),
     Benchmark("peers", "bench.peers"),
 )
 

@@ -76,11 +76,14 @@ def run(settings: SiloSettings, config: Path) -> None:
         federation=settings.federation,
         instance=settings.name,
     ):
-        asyncio.run(run_agent(settings, config))
+        is_loading = asyncio.run(run_agent(settings, config))
+    if is_loading:  # Python would wait for the thread that imports torch; all that is kept is closed
+        os._exit(0)
 
 
-async def run_agent(settings: SiloSettings, config: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. config: the file of the settings, which is read again.
+async def run_agent(settings: SiloSettings, config: Path | None = None) -> bool:
+    """Serve until SIGTERM or SIGINT. config: the file of the settings, which is read again. Returns whether
+    a thread still loads what jobs need.
 
     Raises ConfigError, AgentFailed, or what ends the stream.
     """
@@ -136,6 +139,7 @@ async def run_agent(settings: SiloSettings, config: Path | None = None) -> None:
         gc.freeze()  # what was loaded stays: a full collection would look through all of it every few rounds
         await agent.serve(held, config, stopping)
     log.info("stopped")
+    return agent.is_loading
 
 
 class _Agent:
@@ -162,6 +166,7 @@ class _Agent:
         self._audit = audit
         self._metrics = metrics
         self._stream: ControlStream | None = None
+        self._inputs: InputCache | None = None
         self._rosters = Rosters(
             credentials=credentials,
             ledger=ledger,
@@ -174,6 +179,10 @@ class _Agent:
     @property
     def is_connected(self) -> bool:
         return self._stream is not None and self._stream.is_connected
+
+    @property
+    def is_loading(self) -> bool:
+        return self._inputs is not None and self._inputs.is_loading_ahead
 
     async def serve(
         self, held: Mapping[str, HeldPolicy], config: Path | None, stopping: asyncio.Event
@@ -230,7 +239,7 @@ class _Agent:
         own, audit, metrics = self._credentials, self._audit, self._metrics
         local, known = LocalStates(settings.local_directory), self._ledger.known_states()
         states = StateFiles(settings.cache_directory)
-        inputs = InputCache(
+        inputs = self._inputs = InputCache(
             silo=settings.name,
             data_sets=data_sets,
             metrics=metrics,

@@ -9,7 +9,7 @@ from silo_agent.settings import SiloSettings
 from silo_agent.training.machine.entry_point import load_entry_point
 from silo_agent.training.objective import Objective
 
-# imports torch, so not before a job needs it
+# imports torch, so not before the agent is connected
 BUILT_IN = "silo_agent.training.built_in:objective_of"
 WORKER = "silo_agent.training_process"
 

@@ -151,7 +151,8 @@ class MessageHandler:
 
     def poll(self) -> None:
         """Take up phases whose job was decided on, or this silo's files changed, since they were refused;
-        tell who decided what."""
+        tell who decided what. The first one, of a line that came about, begins to load training."""
+        self._inputs.warm_ahead()
         try:
             self._jobs.tell_decisions(self._audit)
             self._checks.files.look()

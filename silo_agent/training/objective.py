@@ -1,6 +1,6 @@
 """What a silo computes for a phase, as the agent's core sees it: arrays in, arrays out.
 
-The built-in objective trains with torch and is imported only when a job needs it; a silo may
+The built-in objective trains with torch and is imported once the agent is connected; a silo may
 name its own `package.module:function` in its settings file. No peer ever names one.
 """
 

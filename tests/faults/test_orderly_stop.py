@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+import pytest
+
 from tests.faults.conftest import MakeFederation
 from tests.support import one_hot
 from tests.support.history import check_finished
+from tests.support.processes import wait_until
 
 VICTIM = "silo-1"
 
@@ -54,3 +58,25 @@ def test_coordinator_and_silos_stop_cleanly_when_nothing_runs(make_federation: M
     federation.wait_connected()
     codes = {service.name: service.stop() for service in federation.services.values()}
     assert codes == dict.fromkeys(federation.services, 0)
+
+
+@pytest.mark.parametrize("is_required", [False, True])  # loaded by a thread, or by another process
+def test_a_silo_stops_cleanly_while_what_jobs_need_is_loaded(
+    make_federation: MakeFederation, tmp_path: Path, is_required: bool
+) -> None:
+    """Python waits for its threads, and importing torch may take half a minute."""
+    silo = {"objective": "tests.support.one_hot:unloadable_objective"}
+    policy = {"privacy": {"required": is_required}}
+    federation = make_federation(silos=3, silo=silo, policy=policy, env={one_hot.RECORD: str(tmp_path)})
+    federation.start_coordinator()
+    service = federation.start_silo(VICTIM)
+    wait_until((tmp_path / one_hot.LOADING).exists, "the objective", detail=service.tail)
+    assert federation.scrape(VICTIM)["chorale_silo_connected"] == 1
+    others = psutil.Process(service.process.pid).children(recursive=True)
+
+    assert service.stop() == 0, service.tail()
+
+    assert service.records()[-1]["event"] == "stopped"
+    assert len(others) > 0 or not is_required
+    psutil.wait_procs(others, 60)
+    assert [each for each in others if each.is_running()] == []

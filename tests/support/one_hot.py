@@ -6,6 +6,7 @@ Named by `module:function` in the silos' own settings files, as an institution n
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ HOLDOUT = 20
 GATE = "CHORALE_TEST_GATE"  # while this file exists, training waits, from the round on that it holds
 KEPT = "method/kept"
 RECORD = "CHORALE_TEST_RECORD"  # folder where inputs are written as they go into the ring
+LOADING = "loading"  # in the same folder
 
 
 def data(settings: DataSettings) -> Data:
@@ -46,6 +48,13 @@ def counting_objective() -> Objective:
 
 def poisoned_objective() -> Objective:
     return OneHot(spoil=np.nan)
+
+
+def unloadable_objective() -> Objective:
+    """One that is never loaded, as torch from a disk that hangs; that it is begun is written down."""
+    (Path(os.environ[RECORD]) / LOADING).touch()
+    threading.Event().wait()
+    raise AssertionError
 
 
 class OneHot:

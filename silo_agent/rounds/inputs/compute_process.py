@@ -21,6 +21,7 @@ from typing import Protocol, TypeAlias
 
 from chorale.job import Job, SignedJob
 from chorale.observability import logs
+from chorale.runtime.machine import check_memory
 from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ChoraleError
@@ -89,27 +90,39 @@ Messages: TypeAlias = SimpleQueue[Asked | bytes | Word]  # bytes: of a job whose
 
 
 class ComputeProcess:
-    """Started for the first private job; ends with the agent. One input at a time."""
+    """Started before the first private job; ends with the agent. One input at a time."""
 
     def __init__(self, settings: SiloSettings, data: DataOfJobs) -> None:
         self._settings, self._data = settings, data
         self._running: tuple[multiprocessing.process.BaseProcess, Connection] | None = None
+        self._changing = threading.Lock()  # the agent may stop while a thread starts it
+        self._is_loaded = self._is_ended = False
 
     @property
     def is_warm(self) -> bool:
-        return self._running is not None
+        return self._is_loaded
 
     def warm_up(self) -> None:
-        """Start it where it does not run, until it has loaded its objective. Raises what that raises."""
-        if self._running is not None:
+        """Start it where it does not run, until it has loaded its objective. Raises what that raises, and
+        LimitTooLow where memory has no room for two processes."""
+        if self._is_loaded:
             return
+        check_memory(2 * self._settings.min_memory_bytes, what="the process of private jobs")
         spawning = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         pipe, theirs = spawning.Pipe()
         process = spawning.Process(target=serve, args=(theirs, self._settings))
-        process.start()
+        with self._changing:
+            if self._is_ended:
+                raise ComputingFailed("the agent stops")
+            process.start()
+            self._running = process, pipe
         theirs.close()
-        self._running = process, pipe
-        self._received()
+        try:
+            self._received()
+        except BaseException:
+            self.close()
+            raise
+        self._is_loaded = True
         log.info("private jobs have a process", process=process.pid)
 
     def values(
@@ -155,12 +168,20 @@ class ComputeProcess:
         if self._running is not None:
             self._send(job_digest)
 
+    def end(self) -> None:
+        """It is never started again."""
+        self._is_ended = True
+        self.close()
+
     def close(self) -> None:
-        running, self._running = self._running, None
+        with self._changing:
+            running, self._running = self._running, None
+            was_loaded, self._is_loaded = self._is_loaded, False
         if running is not None:
             process, pipe = running
-            pipe.close()
-            process.join(END_SECONDS)
+            if was_loaded:  # else it holds nothing, and a thread may be reading
+                pipe.close()
+                process.join(END_SECONDS)
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -199,7 +220,8 @@ class ComputeProcess:
         return answer
 
     def _gone(self) -> ComputingFailed:
-        assert self._running is not None
+        if self._running is None:
+            return ComputingFailed("the agent stops")
         process = self._running[0]
         self.close()
         return ComputingFailed(

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,6 +102,35 @@ class InputCache:
         self._data: dict[bytes, SiloData] = {}
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+        self._ahead: Future[None] | None = None
+
+    @property
+    def is_loading_ahead(self) -> bool:
+        """Whether a thread imports torch, which nothing can end but the end of this process."""
+        return self._ahead is not None and self._ahead.running()
+
+    def warm_ahead(self) -> None:
+        """Begin, once, to load what jobs need here: the process of private ones where every policy wants them
+        private, else the objective. Nobody waits for it.
+
+        Security: settings and policies alone decide, and no data are touched.
+        """
+        if self._ahead is None:
+            is_private = all(policy.privacy.required for policy in self._data_sets.policies.values())
+            self._ahead = self._worker.submit(self._warm_ahead, is_private)
+
+    def _warm_ahead(self, is_private: bool) -> None:
+        started = time.monotonic()
+        try:
+            self._computing(is_private).warm_up()
+        except Exception as error:  # an author's, torch's; the first task tries again and says it
+            if not self._is_closing.is_set():
+                log.warning("training not loaded", error=type(error).__name__, reason=str(error))
+        else:
+            log.info("training loaded", seconds=round(time.monotonic() - started, 3))
+
+    def _computing(self, is_private: bool) -> _MeasuredObjective | ComputeProcess:
+        return self._process if self._process is not None and is_private else self._objective
 
     async def warm_up(self, job: Job) -> None:
         """Load the objective, and torch with it, where the job's inputs are computed, and say so: that may
@@ -109,9 +138,7 @@ class InputCache:
 
         Security: before the data are touched, so that how long it took tells nothing of them.
         """
-        warm: _MeasuredObjective | ComputeProcess = self._objective
-        if self._process is not None and job.spec.privacy is not None:
-            warm = self._process
+        warm = self._computing(job.spec.privacy is not None)
         if warm.is_warm:
             return
         self._tell_stage(SiloStage.LOADING_TORCH)
@@ -201,7 +228,7 @@ class InputCache:
         self._is_closing.set()
         self._worker.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
-            self._process.close()
+            self._process.end()
 
     def _drop_unsent(self, job_digest: bytes) -> None:
         """Drop the job's unsent inputs: it has one phase at a time."""

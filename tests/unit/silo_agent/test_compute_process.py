@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from chorale.job import Job
+from chorale.runtime.machine import LimitTooLow
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.rounds.inputs.compute_process import Asked, ComputeProcess, ComputingFailed, _Computing
@@ -140,6 +141,41 @@ def test_a_process_that_ends_is_started_again(desk: Desk) -> None:
     desk.say("go")
     assert found.result()
     assert again != pid
+
+
+def test_what_cannot_be_loaded_is_tried_and_said_again(desk: Desk, tmp_path: Path) -> None:
+    """Red before: the second time it counted as running, and a job was told that memory ran out."""
+    settings = silo_settings(tmp_path, objective="tests.support.gated:nothing")
+    process = ComputeProcess(settings, desk)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="gated:nothing: module .* has no attribute"):
+            process.warm_up()
+        assert not process.is_warm
+
+
+def test_a_machine_without_room_for_two_processes_gets_no_second_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun ahead of any task, it would end the agent for memory."""
+    needed = 2 * desk.settings.min_memory_bytes
+    monkeypatch.setattr("chorale.runtime.machine.memory_limit_bytes", lambda: needed - 1)
+    with pytest.raises(LimitTooLow, match="the process of private jobs needs at least 192 MiB"):
+        desk.process.warm_up()
+    assert desk.process._running is None
+
+
+def test_an_agent_that_stops_ends_it_while_it_loads_and_for_good(desk: Desk, tmp_path: Path) -> None:
+    settings = silo_settings(tmp_path, objective="tests.support.gated:gated_too")
+    process = ComputeProcess(settings, desk)
+    loading = desk.thread.submit(process.warm_up)
+    pid = int((tmp_path / BEGUN).read_text())
+    process.end()
+    with pytest.raises(ComputingFailed, match="the agent stops"):
+        loading.result()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(ComputingFailed, match="the agent stops"):
+        process.warm_up()
 
 
 def test_a_signal_to_the_whole_group_is_no_failure_of_an_input(desk: Desk) -> None:
