@@ -23,6 +23,7 @@ from strategies.figure import Figure
 from strategies.intervals import ratio_interval
 from strategies.tasks.base import NO_NOISE, Metric, Sum, mean_of, shares
 from strategies.tasks.confusion import check_classes
+from strategies.tasks.recalibration import calibration_line, in_the_large
 
 BINS = 200
 FLATTENING = 3.0  # the root of the odds
@@ -46,11 +47,14 @@ class Curves(Metric):
         )
 
     def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
-        """Means over the classes that have samples and are not all there is, and means of their bounds."""
+        """Means over the classes that have samples and are not all there is, and means of their bounds; of
+        one curve also how well its scores are calibrated."""
         counts_K2B = _counts(sums)
         found = {**_roc(counts_K2B), **_precision_recall(counts_K2B)}
         anywhere = self._anywhere(noise)
         figures = {name: Figure(value=mean_of(value_K), noise=anywhere) for name, value_K in found.items()}
+        if len(counts_K2B) == 1:
+            figures |= self._calibration(counts_K2B[0], noise)
         if anywhere is not None:
             return figures
         # the variance of an area is at most A (1 - A) / min(positives, negatives), Birnbaum and Klose 1957
@@ -76,16 +80,35 @@ class Curves(Metric):
             "curve_thresholds": _edges()[::-1],
         }
 
+    def _calibration(self, counts_2B: FloatArray, noise: Mapping[str, float]) -> dict[str, Figure]:
+        middle_B = _log_odds((np.arange(BINS) + 0.5) / BINS)
+        negative_B, positive_B = counts_2B
+        slope, intercept = calibration_line(negative_B, positive_B, middle_B)
+        found = {
+            "calibration_slope": slope,
+            "calibration_intercept": intercept,
+            "calibration_in_the_large": in_the_large(negative_B, positive_B, middle_B),
+        }
+        anywhere = self._anywhere(noise, low=-math.inf, high=math.inf)
+        return {
+            name: Figure(value=each.value, noise=anywhere, sampling=None if anywhere else each.sampling)
+            for name, each in found.items()
+        }
+
 
 def _edges() -> FloatArray:
-    """The chances between bins, from 0 to 1, by bisection. Shapes: -> (B + 1,)."""
-    place_B = np.linspace(0.0, 1.0, BINS + 1)[1:-1]
-    low_B, high_B = np.full(BINS - 1, -100.0), np.full(BINS - 1, 100.0)
+    """The chances between bins, from 0 to 1. Shapes: -> (B + 1,)."""
+    return np.concatenate([[0.0], _chance(_log_odds(np.linspace(0.0, 1.0, BINS + 1)[1:-1])), [1.0]])
+
+
+def _log_odds(place_N: FloatArray) -> FloatArray:
+    """The log odds at those places of the bins' axis, by bisection. Shapes: (N,) -> (N,)."""
+    low_N, high_N = np.full(len(place_N), -100.0), np.full(len(place_N), 100.0)
     for _ in range(HALVINGS):
-        middle_B = (low_B + high_B) / 2
-        is_above = (_chance(middle_B) + _chance(middle_B / FLATTENING)) / 2 >= place_B
-        low_B, high_B = np.where(is_above, low_B, middle_B), np.where(is_above, middle_B, high_B)
-    return np.concatenate([[0.0], _chance(high_B), [1.0]])
+        middle_N = (low_N + high_N) / 2
+        is_above = (_chance(middle_N) + _chance(middle_N / FLATTENING)) / 2 >= place_N
+        low_N, high_N = np.where(is_above, low_N, middle_N), np.where(is_above, middle_N, high_N)
+    return high_N
 
 
 def _chance(log_odds_B: FloatArray) -> FloatArray:
