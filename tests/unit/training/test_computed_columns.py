@@ -18,9 +18,12 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, facts_of, read_model, with_facts
 from chorale.spec.samples.computed_columns import with_computed
 from chorale.spec.state import state_parts
+from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure
+from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL, PhaseContext
+from strategies.phases.arms import live_arms, state_of
 from strategies.phases.columns import COUNTS, MEANS, SCALES, ColumnMeansPhase, ColumnScalesPhase
 from tests.unit.cli.conftest import Calls, chorale  # noqa: F401
 
@@ -30,6 +33,9 @@ from silo_agent.training.computed_columns import column_sums, standardized  # no
 from silo_agent.training.data.base import Samples, SiloData  # noqa: E402
 from silo_agent.training.data.loading import load_data  # noqa: E402
 from silo_agent.training.data.settings import DataSettings  # noqa: E402
+from silo_agent.training.objective import PersonalModel  # noqa: E402
+from silo_agent.training.phase_input import PhaseRequest, phase_values  # noqa: E402
+from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
 from simulation.engine import Simulation  # noqa: E402
 from simulation.results import SimulationFailed  # noqa: E402
 from tests.support.objectives import make_job  # noqa: E402
@@ -178,6 +184,52 @@ def test_a_private_job_noises_the_sums_and_pays_for_them(tmp_path: Path) -> None
     values = trained_on(data_of(tmp_path, job(columns=declared())), 2, granularity=1)
     mean = values[values > -1e5].mean()
     assert 0 < abs(found.mean - mean) < 60  # six deviations of the noise at most
+
+
+def test_a_personal_models_file_says_how_its_inputs_are_read(tmp_path: Path) -> None:
+    spec = job(strategy={"preset": "fedper"}, rounds=1)
+    data = data_of(tmp_path, spec)
+    simulation = run(spec, data)
+    kept = list[PersonalModel]()
+    key = PhaseKey(job_digest=simulation.job.digest, round=1, phase="evaluate.0", attempt=1)
+    phase_values(
+        PhaseRequest.of(simulation.job, key, simulation.state, members=3),
+        silo="a",
+        rules=Policy(federation=spec.federation),
+        load_data=lambda: data["a"],
+        objective=TorchObjective(),
+        is_cancelled=lambda: False,
+        seed=1,
+        keep_personal=kept.append,
+    )
+    assert with_computed(spec, kept[0].arrays) == with_computed(spec, simulation.state)
+
+
+def test_every_arm_of_a_search_has_the_columns(tmp_path: Path) -> None:
+    search = {"values": {"training.learning_rate": [0.1, 0.05]}, "rounds": 2}
+    spec = job(search=search, rounds=3)
+    simulation = Simulation(spec, data_of(tmp_path, spec))
+    rounds = simulation.run()
+    next(rounds)
+    live = live_arms(simulation.state, 2)
+    assert len(live) == 2
+    assert [name for name in simulation.state if name.endswith("column_means")] == [MEANS]  # once for all
+    for arm in live:
+        assert with_computed(spec, state_of(simulation.state, arm, 2)).computed_columns == 0
+    for _ in rounds:
+        pass
+
+
+def test_a_fixed_test_set_is_read_by_what_was_computed(tmp_path: Path) -> None:
+    data = data_of(tmp_path, job())
+    held = [each.holdout.first(len(each.holdout) - len(each.holdout) % 10) for each in data.values()]
+    test_set = Samples(
+        features=np.concatenate([each.features for each in held]),
+        labels=np.concatenate([each.labels for each in held]),
+    )
+    simulation = Simulation(job(), data, test_set=test_set)
+    *_, last = simulation.run()
+    assert last.figures["test_loss"] == pytest.approx(simulation.closing["evaluate"]["loss"], rel=1e-5)
 
 
 def context(columns: int, **state: Any) -> PhaseContext:
