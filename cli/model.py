@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from chorale.runtime.software import own_software
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_job, read_model, temperature_of
 from chorale.spec.samples.column_specs import ColumnSpec
+from chorale.spec.samples.computed_columns import with_computed
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from cli.keys import check_new
 from client.errors import printable, require_extra, with_hint
@@ -47,9 +49,9 @@ def model() -> None:
 @FILE
 def show(file: Path) -> None:
     """Say what a model was trained on, and what it takes and gives."""
-    facts = read_model(file)[1]
+    spec, _, facts = _described(file)
     temperature = temperature_of(facts, source=str(file))
-    for line in _shown(described_job(facts, source=str(file)), facts, temperature):
+    for line in _shown(spec, facts, temperature):
         click.echo(printable(line))
 
 
@@ -164,8 +166,7 @@ def predict(
 
 def _opened(file: Path, run_code_of: str | None) -> tuple[JobSpec, Arrays, Mapping[str, str]]:
     """Raises ConfigError for a model that code of others builds, unless that is named."""
-    arrays, facts = read_model(file)
-    spec = described_job(facts, source=str(file))
+    spec, arrays, facts = _described(file)
     source = spec.model.source
     if source is not None and source != run_code_of:
         raise ConfigError(
@@ -174,6 +175,16 @@ def _opened(file: Path, run_code_of: str | None) -> tuple[JobSpec, Arrays, Mappi
         )
     if not any(name.startswith(MODEL) for name in arrays):
         raise ConfigError(f"{file}: it is exported already: its arrays have the names of the author's module")
+    return spec, arrays, facts
+
+
+def _described(file: Path) -> tuple[JobSpec, Arrays, Mapping[str, str]]:
+    """What a model's file says, with mean and scale of its inputs where silos computed them."""
+    arrays, facts = read_model(file)
+    described = described_job(facts, source=str(file))
+    spec = with_computed(described, arrays)
+    if spec is not described:
+        facts = {**facts, "columns": json.dumps(spec.model_dump(mode="json")["columns"])}
     return spec, arrays, facts
 
 

@@ -200,11 +200,12 @@ def sums_notes(spec: JobSpec) -> list[str]:
         for word, metric in spec.method.task.asked.items()
         if any(each.is_by_class for each in metric.sums)
     ]
-    if by_class and spec.privacy is None:
-        notes.append(
-            f"task.metrics: {', '.join(by_class)} are summed by class without noise: silos refuse the job "
-            "unless class_statistics in their policy says allow"
-        )
+    bare = [f"task.metrics: {', '.join(by_class)} are summed by class"] if by_class else []
+    if spec.computed_columns:
+        bare.append(f"standardize: computed: values of {spec.computed_columns} columns are summed")
+    if spec.privacy is None:
+        allowed = "silos refuse the job unless class_statistics in their policy says allow"
+        notes += [f"{what} without noise: {allowed}" for what in bare]
     statistic = spec.method.recipe.statistic
     if statistic is not None and spec.privacy is None and redraws(spec):
         notes.append(

@@ -30,6 +30,7 @@ class FailureReason(StrEnum):
     SKIPPED = "skipped"
     MIN_WEIGHT = "min-weight"
     NO_DATA = "no-data"
+    FEW_VALUES = "few-values"
     IMPLAUSIBLE = "implausible"
     ROSTER = "roster"
     RESTARTED = "restarted"

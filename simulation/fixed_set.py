@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from chorale.job import Job
 from chorale.spec.job_spec import phase_context
 from chorale.spec.state import GlobalState
+from silo_agent.training.computed_columns import standardized
 from silo_agent.training.data.base import SampleSet, SiloData
 from silo_agent.training.objective import Work
 from silo_agent.training.torch_objective import TorchObjective
@@ -38,7 +39,7 @@ class FixedTestSet:
             silo=self._data.name,
             state=state,
             context=phase_context(spec, spec.rounds, state, silos, public_seed=bytes(32)),
-            data=self._data,
+            data=standardized(self._data, spec, state),
             weight=0.0,
             seed=spec.seed,
             is_cancelled=lambda: False,

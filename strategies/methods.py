@@ -18,6 +18,7 @@ from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER, SECOND_WEIGHT, SecondWeight
 from strategies.phases.arms import Arm, ArmsPhase, Halving, live_arms, state_of
+from strategies.phases.columns import ColumnMeansPhase, ColumnScalesPhase
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
 from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
 from strategies.phases.step import GRADIENT, StepPhase
@@ -183,6 +184,16 @@ class Strategy:
         phases = {kind: phase for kind, phase in self.phases.items() if kind != CLASS_PRESENCE}
         return replace(self, opening=opening, phases=MappingProxyType(phases))
 
+    def standardizing(self, columns: int) -> Strategy:
+        """The method in a job that computes mean and scale of so many columns before its first round."""
+        first, *others = self.opening
+        added = (ColumnMeansPhase(columns=columns), ColumnScalesPhase(columns=columns))
+        return replace(
+            self,
+            opening=(first, *(phase.kind for phase in added), *others),
+            phases=MappingProxyType({**self.phases, **{phase.kind: phase for phase in added}}),
+        )
+
     def evaluated_between_rounds(self) -> Strategy:
         """The method in a job that tests its model on all silos' hold-outs between rounds."""
         tested = (Evaluation(task=self.task), *self.recipe.personalization.beside_evaluation)
@@ -315,7 +326,7 @@ def _check_stated(method: Strategy, task: StatedTask) -> None:
 def known_quantities() -> frozenset[str]:
     """Names of all that Chorale's own methods and tasks sum: of all presets, which have every part that sums
     something, and of the option that adds names."""
-    methods = [strategy_for(name, {}) for name in PRESETS]
+    methods = [strategy_for(name, {}).standardizing(1) for name in PRESETS]
     methods.append(strategy_for("fedcsd", {"count_weighted": True}))
     tasks = []
     for word, kind in TASKS.items():

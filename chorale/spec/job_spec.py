@@ -166,6 +166,11 @@ class JobSpec(JobFields):
         return tuple(expanded(self.columns or ()))
 
     @property
+    def computed_columns(self) -> int:
+        """How many of them are standardized by what all silos compute."""
+        return sum(column.standardize is not None for column in self.inputs)
+
+    @property
     def label_columns(self) -> tuple[str, ...]:
         """Headings of what a record's label is made of; none where the data is no table."""
         return tuple(name for heading in self.label_column or () for name in names_of(heading))
@@ -181,6 +186,8 @@ class JobSpec(JobFields):
         method = composed_method(strategy, task, self.sizes, allow_unusual=bool(self.allow_unusual))
         if self.trains == "head":
             method = replace(method, trains_head_alone=True)
+        if self.computed_columns:
+            method = method.standardizing(self.computed_columns)
         if self.evaluate_all_every is not None:
             method = method.evaluated_between_rounds()
         records = None if self.privacy is None else self.privacy.records
@@ -340,6 +347,20 @@ class JobSpec(JobFields):
             check_scans(self.scans, input_type=self.input_type, input_shape=self.input_shape)
         if self.columns is not None:
             check_columns(self.columns, self.label_column or (), input_shape=self.input_shape)
+            self._check_computed()
+
+    def _check_computed(self) -> None:
+        if not self.computed_columns:
+            return
+        if self.input_type != "float32":
+            raise ValueError(
+                f"columns: standardize: computed needs input_type float32, got {self.input_type}"
+            )
+        if self.rounds == 0:
+            raise ValueError(
+                "columns: standardize: computed not allowed with rounds: 0: a model that is evaluated has "
+                "its own mean and scale, which `model show` prints"
+            )
 
 
 @lru_cache(maxsize=HELD_JOBS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, Self
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from chorale.job import Job
 from chorale.spec.class_rows import sent_rows
+from chorale.spec.samples.computed_columns import computed_arrays
 from chorale.spec.state import GlobalState
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
@@ -25,10 +26,12 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.training.arm_values import computed_or_nothing, local_of_arm, propose_arms
+from silo_agent.training.computed_columns import PHASES as COLUMN_PHASES
+from silo_agent.training.computed_columns import column_sums, standardized
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.settings import SettingsFault
 from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
-from strategies.base import PRESENCE, TOTAL, Array, PhaseContext, total_of
+from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext, total_of
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.update_scale import with_mean_square
 
@@ -143,8 +146,14 @@ def phase_values(
             raise request.refusal(why, Refusal.DATA, kind=DataRefusal)
         if request.key.kind == ENROLLMENT:
             values: dict[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
+        elif request.key.kind in COLUMN_PHASES:
+            counted = data.train if spec.privacy is not None else data.train.first(samples)
+            values = dict(column_sums(request.key.kind, counted, request.context.state, spec))
         else:
             values = {}
+            data = standardized(data, spec, request.context.state)
+            columns = computed_arrays(request.context.state)
+            keep_personal = _with_columns(keep_personal, columns) if columns else keep_personal
             arms, local = request.job.arms(request.key.phase, request.context.state), local or LocalState()
             of_arms = {each.arm: local_of_arm(local, each.arm) for each in arms if each.arm is not None}
             compute = objective.compute if len(arms) == 1 else partial(computed_or_nothing, objective)
@@ -222,6 +231,11 @@ def _class_rows(request: PhaseRequest, rules: InputRules) -> NDArray[np.bool_] |
     has_row_rounds = spec.method.recipe.statistic is not None
     rule = request.rule if has_row_rounds else spec.rule(spec.row_members)
     return sent_rows(spec, holders_C, own=rules.min_class_holders, rule=rule)
+
+
+def _with_columns(keep: Callable[[PersonalModel], None], columns: Arrays) -> Callable[[PersonalModel], None]:
+    """A personal model's file holds mean and scale of its inputs, as a fetched one does."""
+    return lambda model: keep(replace(model, arrays={**model.arrays, **columns}))
 
 
 def _asked(request: PhaseRequest, values: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -36,7 +36,10 @@ VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "next_state.json"
 MEMBERS, ROUNDS, CLASSES, INPUTS, WIDTH = 4, 3, 10, 24, 16
 SAMPLES = 240  # whose features the Gram matrix is made of
 GRAIN = 12  # values are multiples of 2^-GRAIN: their words lose nothing at any scale
-SIGNED = ("delta", "gradient", "buffers", "control_delta", "prototypes", "prototype_sums", "feature_sums")
+SIGNED = (
+    *("delta", "gradient", "buffers", "control_delta", "prototypes", "prototype_sums", "feature_sums"),
+    "column_sums",
+)
 PRIVATE = {"delta": 1e-5, "statistics_noise_multiplier": 1.0, "weight": 0.25}
 RECORDS = {"records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}}
 SUMS = {"sums": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
@@ -59,6 +62,14 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "spherefed_no_ridge": ("spherefed", {"ridge": 0.0}, {}),
     "fedavg_16_bits": ("fedavg", {}, {"update_bits": 16}),
     "fedavg_64_bits": ("fedavg", {}, {"update_bits": 64}),
+    "fedavg_columns": (
+        "fedavg",
+        {},
+        {
+            "columns": [{"name": "x0..x23", "standardize": "computed", "plausible": [0.0, 1.0]}],
+            "label_column": "y",
+        },
+    ),
     "fedbn": ("fedbn", {}, {"model": {"name": "cnn", "norm": "batch"}}),
     "fedavg_batch_norm": ("fedavg", {}, {"model": {"name": "cnn", "norm": "batch"}}),
     "fedavg_noised_sums": ("fedavg", {}, {"privacy": {**PRIVATE, **SUMS}, "update_bits": 16}),
@@ -219,6 +230,8 @@ def grains(quantity: Quantity, seed: str) -> NDArray[np.int64]:
     """Values of a sum in units of 2^-GRAIN, as large as a training's."""
     if quantity.name == "weight":
         return np.array([3 << (GRAIN - 2)]) + numbers(seed, (1,), bits=GRAIN - 8)
+    if quantity.name == "column_counts":
+        return (numbers(seed, (quantity.size,), bits=5) + SAMPLES) << GRAIN
     if quantity.name == "samples":  # of a private job
         return np.array([SAMPLES << GRAIN])
     if quantity.name in ("gram", "moment"):

@@ -42,7 +42,8 @@ _RANGE = re.compile(r"(?P<stem>.*?)(?P<first>[0-9]{1,7})\.\.(?P=stem)(?P<last>[0
 class ColumnSpec(SpecPart):
     """One column of a table, or a range of them that are treated alike.
 
-    Numbers: x becomes (x - mean) / scale, a missing or implausible value becomes fill first. Categories: one
+    Numbers: x becomes (x - mean) / scale, a missing or implausible value becomes fill first; where mean and
+    scale are computed, a missing one becomes the mean (`computed_columns`). Categories: one
     input each, 1 for that of the record, all 0 where it is missing; or, with encoding index, their place as a
     number.
     """
@@ -53,6 +54,11 @@ class ColumnSpec(SpecPart):
     mean: Finite = Field(default=0.0, description="subtracted from every value")
     scale: Positive = Field(default=1.0, description="what is left is divided by it")
     fill: Finite = Field(default=0.0, description="replaces a missing value, in the column's own units")
+    standardize: Literal["computed"] | None = Field(
+        default=None,
+        description="computed: mean and scale are those of all silos' training records, summed before the "
+        "first round, and a missing value becomes the mean; needs plausible; null: those stated here",
+    )
     plausible: tuple[Finite, Finite] | None = Field(
         default=None,
         description="lowest and highest value that is believed, in the column's own units: one outside of "
@@ -91,6 +97,8 @@ class ColumnSpec(SpecPart):
             raise ValueError(f"plausible: expected the lowest value first, got {list(self.plausible)}")
         if self.categories is not None and (self.plausible, self.unit) != (None, None):
             raise ValueError("plausible and unit: not allowed with categories, which are no numbers")
+        if self.standardize is not None:
+            self._check_computed()
         if self.categories is None:
             if self.encoding is not None:
                 raise ValueError("encoding: needs categories")
@@ -102,6 +110,17 @@ class ColumnSpec(SpecPart):
         if self.is_one_hot and (self.mean, self.scale, self.fill) != (0.0, 1.0, 0.0):
             raise ValueError("mean, scale and fill: not allowed with one-hot categories")
         return self
+
+    def _check_computed(self) -> None:
+        if self.categories is not None:
+            raise ValueError("standardize: not allowed with categories, which are no numbers")
+        if (self.mean, self.scale, self.fill) != (0.0, 1.0, 0.0):
+            raise ValueError("mean, scale and fill: not allowed with standardize: computed")
+        if self.plausible is None or self.plausible[0] == self.plausible[1]:
+            raise ValueError(
+                "plausible: standardize: computed needs the lowest and the highest value, by which silos "
+                "bound what a record adds to the sums"
+            )
 
 
 def names_of(heading: str) -> tuple[str, ...]:

@@ -174,10 +174,16 @@ def _flow(raw: RawData, job: JobSpec, *, used: int) -> Flow | None:
 
 def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     """What the format's loader gives, or a function of the institution's own. Raises ConfigError."""
+    is_own = settings.source is not None or settings.module is not None
+    if job.computed_columns and is_own:
+        raise ConfigError(
+            f"data {settings.name}: columns with standardize: computed are read of a csv, a parquet file "
+            "or a database, not by a function of the silo's own"
+        )
     check_unit(settings.unit, job)
     check_units(settings.units, job)
     check_named(settings)
-    if settings.source is None and settings.module is None:
+    if not is_own:
         if job.scans is not None and settings.format not in scans.ENDINGS:
             raise ConfigError(
                 f"scans: the job wants DICOM or NIfTI, data.format of {settings.name} is {settings.format}"

@@ -71,6 +71,7 @@ DISCLOSED = {
     Disclosure.CLASS_STATISTIC: {
         *("class_presence", "class_counts", "prototypes", "prototype_sums", "moment"),
         *("class_feature_sums", "class_feature_products"),
+        *("column_counts", "column_sums", "column_squares"),
     },
     Disclosure.TRAINED_CLASS_STATISTIC: {"soft_labels", "feature_sums"},
     Disclosure.DIAGNOSTIC: {CLIPPED},
@@ -82,6 +83,7 @@ def test_every_quantity_says_what_it_discloses() -> None:
     methods = [
         *(strategy_for(preset, {}) for preset in PRESETS),
         strategy_for("fedcsd", {"count_weighted": True, "logit_clip": 10.0}),
+        strategy_for("fedavg", {}).standardizing(2),
         strategy_for("fedavg", {}).by_steps(TrainingSpec(learning_rate=0.1).step_optimizer(1.0, rounds=1)),
     ]
     found: dict[Disclosure, set[str]] = {}
@@ -98,7 +100,7 @@ COMPARED_OTHERWISE = {"enrollment", "train", "prototypes", "evaluate", "evaluate
 
 def test_every_kind_of_phase_is_refused_over_nearly_the_same_silos_or_compared_otherwise() -> None:
     """A new kind stands in one of the two lists before a silo takes part in two sums of it (protocol 6.3)."""
-    found = {kind for preset in PRESETS for kind in strategy_for(preset, {}).phases}
+    found = {kind for preset in PRESETS for kind in strategy_for(preset, {}).standardizing(1).phases}
     found |= set(make_job({"preset": "fedavg"}, rounds=2, evaluate_all_every=1).method.phases)
     assert found == DIFFERENCED_KINDS | COMPARED_OTHERWISE
 

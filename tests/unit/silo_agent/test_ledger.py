@@ -22,6 +22,7 @@ from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT
 from silo_agent.disclosure.ledger.decisions import Grants
 from silo_agent.disclosure.ledger.ledger import Ledger
 from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.ledger.signed_sets import DIFFERENCED_KINDS
 from tests.support.agents import Hub, make_members
 from tests.support.writers import at_once, outcome_of
 from tests.unit.silo_agent.reveal_book import FIVE, FULL, SECRET, Book, make_pending, refused
@@ -156,7 +157,7 @@ def test_the_file_is_the_owners_alone(book: Book) -> None:
 # overlapping cohorts
 
 
-@pytest.mark.parametrize("kind", ["class-presence", "calibrate", "fine-tune"])
+@pytest.mark.parametrize("kind", sorted(DIFFERENCED_KINDS))
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_a_statistic_over_nearly_the_same_silos_is_refused_in_any_job(
     book: Book, kind: str, missing: int
@@ -177,7 +178,7 @@ def test_a_statistic_over_the_same_or_over_other_silos_is_no_overlapping_cohort(
     book.reveal(far, phase="class-presence.0", round=0, job_digest=book.other_job.digest)
 
 
-@pytest.mark.parametrize("kind", ["class-presence", "calibrate", "fine-tune"])
+@pytest.mark.parametrize("kind", sorted(DIFFERENCED_KINDS))
 def test_a_statistic_of_a_job_is_taken_over_the_same_silos_alone(book: Book, kind: str) -> None:
     """Far apart in pairs, three sets of one job added up to one silo, bit for bit."""
     book.reveal(FULL[:4], phase=f"{kind}.0", round=0)

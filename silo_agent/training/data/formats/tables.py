@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.samples.column_specs import ColumnSpec
+from chorale.spec.samples.computed_columns import as_read
 from chorale_models.data import Identities
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import MAX_LABEL, NO_LABEL, Features, Labels, RawData, Samples
@@ -189,7 +190,7 @@ def inputs_of(table: Table, settings: DataSettings, job: JobSpec) -> Features:
         check_bytes(math.prod(shape) * np.dtype(np.float64).itemsize, source=f"columns: {table.rows} records")
     inputs_ND = np.empty(shape)
     start = 0
-    for column in job.inputs:
+    for column in map(as_read, job.inputs):
         missing = settings.missing.get(column.name, ())
         if column.categories is None:
             made = _numbers(table, column, missing, factor_of(column, settings.units))

@@ -1,0 +1,77 @@
+"""A table's columns by the mean and scale that all silos computed: what a silo adds to their sums, and its
+samples once they are known.
+
+N = samples, K = computed columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.samples.computed_columns import computed_places, standard_in
+from crypto.errors import ConfigError
+from silo_agent.training.data.base import Samples, SampleSet, SiloData
+from strategies.base import Array, Arrays
+from strategies.phases.columns import COLUMN_MEANS, COLUMN_SCALES, MEANS
+
+PHASES = (COLUMN_MEANS, COLUMN_SCALES)
+NO_VALUE = -2.0  # z below it is missing
+ROOM = 1e-5  # beyond 1, of rounding to float32
+WEIGHT_STEPS = 1 << 20  # sums of so fine weights are exact in float64
+
+
+def column_sums(kind: str, samples: SampleSet, state: Arrays, spec: JobSpec) -> Mapping[str, Array]:
+    """What this silo adds in such a phase. samples: as they were read. Each unit counts once.
+
+    Shapes: (K,) float64. Raises ConfigError for data that were not read by the columns' ranges; in a private
+    job they are cut to them.
+    """
+    places = computed_places(spec)
+    value_NK, has_value_NK = _values(samples, places)
+    if spec.privacy is None and (np.abs(value_NK) > 1.0 + ROOM).any():
+        raise ConfigError(
+            "columns: standardize: computed needs a table that Chorale reads, these data have other values"
+        )
+    value_NK = np.clip(value_NK, -1.0, 1.0)
+    weight_NK = samples.units.weights_N(WEIGHT_STEPS)[:, np.newaxis] * has_value_NK
+    if kind == COLUMN_MEANS:
+        return {"column_counts": weight_NK.sum(axis=0), "column_sums": (weight_NK * value_NK).sum(axis=0)}
+    mean_K = _means(state, len(places))
+    return {"column_squares": (weight_NK * ((value_NK - mean_K) / 2.0) ** 2).sum(axis=0)}
+
+
+def standardized(data: SiloData, spec: JobSpec, state: Arrays) -> SiloData:
+    """The data as the job's model takes them, in arrays of their own. Raises ConfigError for a state without
+    what was computed."""
+    if not (places := computed_places(spec)):
+        return data
+    standard = standard_in(state, len(places))
+
+    def of(samples: SampleSet) -> SampleSet:
+        value_NK, has_value_NK = _values(samples, places)
+        made_NK = np.where(has_value_NK, (value_NK - standard.mean_K) / standard.scale_K, 0.0)
+        features_ND = samples.features.copy()
+        features_ND[:, places] = made_NK
+        assert isinstance(samples, Samples)  # what is read by place has no features
+        return replace(samples, features=features_ND)
+
+    return data.mapped(of)
+
+
+def _values(samples: SampleSet, places: list[int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """z, 0 where there is no value, and where there is one. Shapes: (N, K)."""
+    value_NK = samples.features[:, places].astype(np.float64)
+    has_value_NK = value_NK > NO_VALUE
+    return np.where(has_value_NK, value_NK, 0.0), has_value_NK
+
+
+def _means(state: Arrays, columns: int) -> NDArray[np.float64]:
+    found = state.get(MEANS)
+    if found is None or found.shape != (columns,) or found.dtype != np.float64:
+        raise ConfigError(f"state: {MEANS}: expected {columns} numbers of float64")
+    return np.asarray(found)

@@ -1,0 +1,329 @@
+"""Columns whose mean and scale all silos compute: from csv files to a trained model and its answers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from chorale.privacy.job_releases import JobReleases
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.model_file import described_job, facts_of, read_model, with_facts
+from chorale.spec.samples.computed_columns import with_computed
+from chorale.spec.state import state_parts
+from chorale.transport.wire import PhaseKey
+from crypto.errors import ConfigError
+from crypto.fixed_point.layout import Disclosure
+from silo_agent.disclosure.policy.policy import Policy
+from strategies.base import TOTAL, PhaseContext
+from strategies.phases.arms import live_arms, state_of
+from strategies.phases.columns import COUNTS, MEANS, SCALES, ColumnMeansPhase, ColumnScalesPhase
+from tests.unit.cli.conftest import Calls, chorale  # noqa: F401
+
+torch = pytest.importorskip("torch", reason="needs the extra silo")
+
+from silo_agent.training.computed_columns import column_sums, standardized  # noqa: E402
+from silo_agent.training.data.base import Samples, SiloData  # noqa: E402
+from silo_agent.training.data.loading import load_data  # noqa: E402
+from silo_agent.training.data.settings import DataSettings  # noqa: E402
+from silo_agent.training.objective import PersonalModel  # noqa: E402
+from silo_agent.training.phase_input import PhaseRequest, phase_values  # noqa: E402
+from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
+from simulation.engine import Simulation  # noqa: E402
+from simulation.results import SimulationFailed  # noqa: E402
+from tests.support.objectives import make_job  # noqa: E402
+
+SILOS = {"a": 40, "b": 70, "c": 110}
+AGE = {"name": "age", "standardize": "computed", "plausible": (0.0, 120.0)}
+FAR = {"name": "far", "standardize": "computed", "plausible": (999_000.0, 1_001_000.0), "unit": "g"}
+SEX = {"name": "sex", "categories": ("f", "m")}
+COLUMNS = (SEX, AGE, FAR)
+HEADINGS = ("sex", "age", "far", "ill")
+PRIVACY = {
+    "delta": 1e-5,
+    "statistics_noise_multiplier": 2.0,
+    "records": {"clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2},
+}
+
+
+def job(**fields: Any) -> JobSpec:
+    made = {
+        "columns": COLUMNS,
+        "label_column": "ill",
+        "input_shape": None,
+        "model": {"name": "mlp", "hidden": (8,)},
+        "classes": 2,
+        "silos": tuple(SILOS),
+        "rounds": 2,
+    }
+    return make_job(**{**made, **fields})
+
+
+def rows_of(silo: str) -> list[tuple[str, ...]]:
+    """Some without an age, one whose age nobody has; far from 0 with a spread of 1."""
+    rng = np.random.default_rng(list(SILOS).index(silo))
+    rows = []
+    for number in range(SILOS[silo]):
+        age = rng.normal(55, 9)
+        cell = "" if number % 7 == 3 else "230" if number == 5 else f"{age:.1f}"
+        rows.append(("fm"[number % 2], cell, f"{1e6 + rng.normal():.4f}", str(int(age > 55))))
+    return rows
+
+
+def settings_of(folder: Path, silo: str, **fields: Any) -> DataSettings:
+    path = folder / f"{silo}.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([HEADINGS, *rows_of(silo)])
+    return DataSettings.model_validate({"name": silo, "format": "csv", "path": path, **fields})
+
+
+def data_of(folder: Path, spec: JobSpec) -> dict[str, SiloData]:
+    return {silo: load_data(settings_of(folder, silo), spec) for silo in SILOS}
+
+
+def trained_on(data: Mapping[str, SiloData], place: int, granularity: int = 10) -> NDArray[np.float64]:
+    """The values that the sums are of: the stated reading of training records, cut to the granularity."""
+    kept = [each.train.features[: len(each.train) - len(each.train) % granularity] for each in data.values()]
+    return np.concatenate(kept).astype(np.float64)[:, place]
+
+
+def declared(**numbers: Any) -> tuple[dict[str, Any], ...]:
+    """The same columns with numbers that the author states; -1e6 where there is no value."""
+    return tuple(
+        {key: value for key, value in {**each, "fill": -1e6, **numbers}.items() if key != "standardize"}
+        if "standardize" in each
+        else each
+        for each in COLUMNS
+    )
+
+
+def run(spec: JobSpec, data: Mapping[str, SiloData], **options: Any) -> Simulation:
+    simulation = Simulation(spec, data, **options)
+    for _ in simulation.run():
+        pass
+    return simulation
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain sums", "masked sums"])
+def test_mean_and_scale_are_those_of_all_silos_training_records(tmp_path: Path, is_secure: bool) -> None:
+    simulation = run(job(), data_of(tmp_path, job()), is_secure=is_secure)
+    found = with_computed(simulation.job.spec, simulation.state)
+    as_stated = data_of(tmp_path, job(columns=declared()))
+    for place, column in ((2, found.inputs[1]), (3, found.inputs[2])):
+        values = trained_on(as_stated, place)
+        values = values[values > -1e5]
+        assert column.mean == pytest.approx(values.mean(), rel=1e-6)
+        # far: a million with a spread of 1, read as float32 of a range of 2,000
+        assert column.scale == pytest.approx(values.std(ddof=1), rel=1e-3)
+        assert (column.fill, column.standardize) == (column.mean, None)
+    assert abs(found.inputs[2].mean - 1e6) < 0.5 < found.inputs[2].scale < 2.0
+    assert COUNTS not in simulation.state
+
+
+def test_the_model_trains_as_with_the_same_numbers_stated(tmp_path: Path) -> None:
+    computed = run(job(), data_of(tmp_path, job()))
+    spec = with_computed(computed.job.spec, computed.state).model_copy(
+        update={"nonce": None, "initial_state": None}
+    )
+    stated = run(spec, data_of(tmp_path, spec))
+    for name, array in stated.state.items():
+        if name.startswith("model/"):
+            np.testing.assert_allclose(computed.state[name], array, atol=2e-3)
+    assert computed.final_accuracy == pytest.approx(stated.final_accuracy, abs=0.03)
+
+
+def test_the_fetched_model_reads_new_rows_by_what_was_computed(
+    tmp_path: Path,
+    chorale: Calls,  # noqa: F811
+) -> None:
+    simulation = run(job(), data_of(tmp_path, job()))
+    facts = facts_of(simulation.job.spec, job_digest=simulation.job.digest, round=2)
+    file, new, out = (tmp_path / name for name in ("m.safetensors", "new.csv", "out.csv"))
+    file.write_bytes(b"".join(with_facts(state_parts(simulation.state), facts)))
+    arrays, read = read_model(file)
+    column = with_computed(described_job(read, source="file"), arrays).inputs[1]
+    shown = chorale("model", "show", file)
+    assert (
+        f"age: a number from 0 to 120, {column.mean:g} subtracted, divided by {column.scale:g}" in shown.out
+    )
+    new.write_text(f"sex,age,far\nf,,1000000\nf,{column.mean!r},1000000\n")
+    assert chorale("model", "predict", file, new, "--out", out).code == 0
+    first, second = list(csv.DictReader(out.read_text().splitlines()))
+    assert first["probability_0"] == pytest.approx(second["probability_0"])  # missing is the mean
+    folder = tmp_path / "exported"
+    exported = chorale("model", "export", file, "--out", folder)
+    assert exported.code == 0, exported.err
+    columns = json.loads((folder / "preprocessing.json").read_text())["columns"]
+    assert columns[1]["mean"] == pytest.approx(column.mean)
+    assert columns[1]["standardize"] is None
+
+
+def test_a_column_with_few_values_ends_the_job(tmp_path: Path) -> None:
+    few = {"name": "age", "standardize": "computed", "plausible": (75.0, 120.0)}  # 3 records
+    spec = job(columns=(SEX, few))
+    with pytest.raises(SimulationFailed, match="column-means.*few-values"):
+        run(spec, data_of(tmp_path, spec))
+
+
+def test_a_private_job_noises_the_sums_and_pays_for_them(tmp_path: Path) -> None:
+    spec = job(privacy=PRIVACY, rounds=1)
+    simulation = run(spec, data_of(tmp_path, spec))
+    releases = JobReleases(simulation.job.spec, simulation.state)
+    paid = [len(releases.of_input(kind, 3)) for kind in ("column-means", "column-scales")]
+    assert paid == [2, 1]
+    without = job(privacy=PRIVACY, rounds=1, columns=declared(mean=0.0))
+    assert releases.epsilon() > JobReleases(without, simulation.state).epsilon() + 0.1
+    found = with_computed(simulation.job.spec, simulation.state).inputs[1]
+    values = trained_on(data_of(tmp_path, job(columns=declared())), 2, granularity=1)
+    mean = values[values > -1e5].mean()
+    assert 0 < abs(found.mean - mean) < 60  # six deviations of the noise at most
+
+
+def test_a_personal_models_file_says_how_its_inputs_are_read(tmp_path: Path) -> None:
+    spec = job(strategy={"preset": "fedper"}, rounds=1)
+    data = data_of(tmp_path, spec)
+    simulation = run(spec, data)
+    kept = list[PersonalModel]()
+    key = PhaseKey(job_digest=simulation.job.digest, round=1, phase="evaluate.0", attempt=1)
+    phase_values(
+        PhaseRequest.of(simulation.job, key, simulation.state, members=3),
+        silo="a",
+        rules=Policy(federation=spec.federation),
+        load_data=lambda: data["a"],
+        objective=TorchObjective(),
+        is_cancelled=lambda: False,
+        seed=1,
+        keep_personal=kept.append,
+    )
+    assert with_computed(spec, kept[0].arrays) == with_computed(spec, simulation.state)
+
+
+def test_every_arm_of_a_search_has_the_columns(tmp_path: Path) -> None:
+    search = {"values": {"training.learning_rate": [0.1, 0.05]}, "rounds": 2}
+    spec = job(search=search, rounds=3)
+    simulation = Simulation(spec, data_of(tmp_path, spec))
+    rounds = simulation.run()
+    next(rounds)
+    live = live_arms(simulation.state, 2)
+    assert len(live) == 2
+    assert [name for name in simulation.state if name.endswith("column_means")] == [MEANS]  # once for all
+    for arm in live:
+        assert with_computed(spec, state_of(simulation.state, arm, 2)).computed_columns == 0
+    for _ in rounds:
+        pass
+
+
+def test_a_fixed_test_set_is_read_by_what_was_computed(tmp_path: Path) -> None:
+    data = data_of(tmp_path, job())
+    held = [each.holdout.first(len(each.holdout) - len(each.holdout) % 10) for each in data.values()]
+    test_set = Samples(
+        features=np.concatenate([each.features for each in held]),
+        labels=np.concatenate([each.labels for each in held]),
+    )
+    simulation = Simulation(job(), data, test_set=test_set)
+    *_, last = simulation.run()
+    assert last.figures["test_loss"] == pytest.approx(simulation.closing["evaluate"]["loss"], rel=1e-5)
+
+
+def context(columns: int, **state: Any) -> PhaseContext:
+    return PhaseContext(round=0, members=3, classes=2, state={TOTAL: np.array(50), **state}, trained=())
+
+
+def test_the_sums_are_bounded_by_twice_what_enrollment_counted() -> None:
+    for phase in (ColumnMeansPhase(columns=4), ColumnScalesPhase(columns=4)):
+        for each in phase.quantities(context(4)):
+            assert (each.shape, each.bound, each.sensitivity_l2, each.is_tagged) == ((4,), 100.0, 2.0, True)
+            assert each.discloses is Disclosure.CLASS_STATISTIC
+
+
+def test_a_column_of_one_value_and_one_of_noise_have_scale_1() -> None:
+    noisy = replace(context(3, **{COUNTS: np.full(3, 20.0)}), noise={"column_squares": 1.0}, survivors=3)
+    found = ColumnScalesPhase(columns=3).next_state(noisy, {"column_squares": np.array([0.0, 1.9, 19.0])})
+    assert found.state is not None
+    assert found.state[SCALES].tolist() == [1.0, 1.0, 2.0]
+    exact = context(1, **{COUNTS: np.full(1, 20.0)})
+    found = ColumnScalesPhase(columns=1).next_state(exact, {"column_squares": np.zeros(1)})
+    assert found.state is not None
+    assert found.state[SCALES].tolist() == [1.0]
+
+
+def samples(values: Sequence[float], units: Sequence[int] | None = None) -> Samples:
+    units_N = None if units is None else np.array(units)
+    rows = {"units_N": units_N, "rows_per_unit": 4}
+    return Samples(
+        features=np.array([[value] for value in values], np.float32),
+        labels=np.zeros(len(values), np.int64),
+        **rows,  # type: ignore[arg-type]
+    )
+
+
+ONE = {"columns": (AGE,), "input_shape": None}
+
+
+def test_a_unit_counts_once_however_many_rows_it_has() -> None:
+    of_units = samples([1.0, 1.0, 1.0, -1.0, -3.0], units=[0, 0, 0, 1, 1])
+    sums = column_sums("column-means", of_units, {}, job(**ONE, privacy=PRIVACY))
+    assert sums["column_counts"] == pytest.approx([1.5], abs=1e-5)  # half of the second has a value
+    assert sums["column_sums"] == pytest.approx([0.5], abs=1e-5)
+
+
+def test_one_record_moves_each_sum_by_no_more_than_its_sensitivity() -> None:
+    rng, spec = np.random.default_rng(7), job(columns=(AGE, FAR), privacy=PRIVACY)
+    state = {MEANS: np.array([0.9, -0.9])}
+    features = np.array(rng.choice([-1e6, -3.0, -1.0, 0.2, 1.0, 1e6], (200, 2)), np.float32)
+    rows = Samples(features=features, labels=np.zeros(200, np.int64))
+    for kind in ("column-means", "column-scales"):
+        all_of = column_sums(kind, rows, state, spec)
+        for left_out in range(200):
+            rest = column_sums(kind, rows.take(np.delete(np.arange(200), left_out)), state, spec)
+            for name, value in rest.items():
+                assert np.linalg.norm(all_of[name] - value) <= np.sqrt(2) + 1e-9
+
+
+def test_data_that_no_table_reader_gave_are_refused() -> None:
+    with pytest.raises(ConfigError, match="needs a table that Chorale reads"):
+        column_sums("column-means", samples([55.0]), {}, job(**ONE))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({}, "method/column_means: expected 1 numbers of float64, got none"),
+        ({MEANS: np.zeros(2), SCALES: np.ones(1)}, r"column_means: .* got float64 of shape \(2,\)"),
+        ({MEANS: np.zeros(1), SCALES: np.ones(1, np.float32)}, "column_scales: .* got float32"),
+        ({MEANS: np.zeros(1), SCALES: np.zeros(1)}, "expected finite numbers, scales above 0"),
+        ({MEANS: np.full(1, np.nan), SCALES: np.ones(1)}, "expected finite numbers"),
+    ],
+)
+def test_a_state_of_others_is_checked(arrays: Mapping[str, Any], expected: str) -> None:
+    data = SiloData(train=samples([0.5]), holdout=samples([0.5]), name="a")
+    with pytest.raises(ConfigError, match=expected):
+        standardized(data, job(**ONE), arrays)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"columns": ({**AGE, "plausible": None},)}, "plausible: standardize: computed needs the lowest"),
+        ({"columns": ({**AGE, "plausible": (1.0, 1.0)},)}, "plausible: standardize: computed needs"),
+        ({"columns": ({**AGE, "mean": 3.0},)}, "mean, scale and fill: not allowed with standardize"),
+        ({"columns": ({**SEX, "standardize": "computed"},)}, "standardize: not allowed with categories"),
+        ({"rounds": 0}, "not allowed with rounds: 0"),
+    ],
+)
+def test_a_job_that_cannot_compute_a_column_is_refused(fields: Mapping[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        job(**{**ONE, **fields})
+
+
+def test_data_of_a_silos_own_function_are_refused(tmp_path: Path) -> None:
+    own = DataSettings.model_validate({"name": "own", "format": "module", "module": "anything:load"})
+    with pytest.raises(ConfigError, match="not by a function of the silo's own"):
+        load_data(own, job())
