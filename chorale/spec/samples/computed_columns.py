@@ -2,8 +2,8 @@
 
 Until then a silo holds such a column by its plausible range: z = (x - middle) / half, from -1 to 1, and
 MISSING where there is no value. The sums of strategies/phases/columns.py are of z, and so are the mean and
-the scale that the state holds. A silo standardizes z by them; whoever uses the model has them in the column's
-own units, from `with_computed`.
+the scale that the state holds. A silo standardizes z by them; `with_computed` gives them in the column's own
+units, for use of the model.
 
 K = computed columns.
 """

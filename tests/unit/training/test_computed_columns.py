@@ -24,7 +24,7 @@ from crypto.fixed_point.layout import Disclosure
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL, PhaseContext
 from strategies.phases.arms import live_arms, state_of
-from strategies.phases.columns import COUNTS, MEANS, SCALES, ColumnMeansPhase, ColumnScalesPhase
+from strategies.phases.columns import MEANS, SCALES, ColumnMomentsPhase
 from tests.unit.cli.conftest import Calls, chorale  # noqa: F401
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
@@ -124,7 +124,6 @@ def test_mean_and_scale_are_those_of_all_silos_training_records(tmp_path: Path, 
         assert column.scale == pytest.approx(values.std(ddof=1), rel=1e-3)
         assert (column.fill, column.standardize) == (column.mean, None)
     assert abs(found.inputs[2].mean - 1e6) < 0.5 < found.inputs[2].scale < 2.0
-    assert COUNTS not in simulation.state
 
 
 def test_the_model_trains_as_with_the_same_numbers_stated(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_the_fetched_model_reads_new_rows_by_what_was_computed(
 def test_a_column_with_few_values_ends_the_job(tmp_path: Path) -> None:
     few = {"name": "age", "standardize": "computed", "plausible": (75.0, 120.0)}  # 3 records
     spec = job(columns=(SEX, few))
-    with pytest.raises(SimulationFailed, match="column-means.*few-values"):
+    with pytest.raises(SimulationFailed, match="column-moments.*few-values"):
         run(spec, data_of(tmp_path, spec))
 
 
@@ -176,8 +175,7 @@ def test_a_private_job_noises_the_sums_and_pays_for_them(tmp_path: Path) -> None
     spec = job(privacy=PRIVACY, rounds=1)
     simulation = run(spec, data_of(tmp_path, spec))
     releases = JobReleases(simulation.job.spec, simulation.state)
-    paid = [len(releases.of_input(kind, 3)) for kind in ("column-means", "column-scales")]
-    assert paid == [2, 1]
+    assert len(releases.of_input("column-moments", 3)) == 3
     without = job(privacy=PRIVACY, rounds=1, columns=declared(mean=0.0))
     assert releases.epsilon() > JobReleases(without, simulation.state).epsilon() + 0.1
     found = with_computed(simulation.job.spec, simulation.state).inputs[1]
@@ -232,26 +230,41 @@ def test_a_fixed_test_set_is_read_by_what_was_computed(tmp_path: Path) -> None:
     assert last.figures["test_loss"] == pytest.approx(simulation.closing["evaluate"]["loss"], rel=1e-5)
 
 
-def context(columns: int, **state: Any) -> PhaseContext:
-    return PhaseContext(round=0, members=3, classes=2, state={TOTAL: np.array(50), **state}, trained=())
+def context(columns: int) -> PhaseContext:
+    return PhaseContext(round=0, members=3, classes=2, state={TOTAL: np.array(50)}, trained=())
+
+
+def scale_of(values: Sequence[float], *, noise: float = 0.0, error: float = 0.0) -> float:
+    """By the sums of these values of z. noise: its deviation. error: of the sum of squares."""
+    z_N = np.array(values)
+    sums = {
+        "column_counts": np.array([float(len(z_N))]),
+        "column_sums": z_N.sum(keepdims=True),
+        "column_squares": (z_N**2).sum(keepdims=True) + error,
+    }
+    made = replace(context(1), noise={"column_squares": noise} if noise else {}, survivors=3)
+    found = ColumnMomentsPhase(columns=1).next_state(made, sums)
+    assert found.state is not None
+    return float(found.state[SCALES][0])
 
 
 def test_the_sums_are_bounded_by_twice_what_enrollment_counted() -> None:
-    for phase in (ColumnMeansPhase(columns=4), ColumnScalesPhase(columns=4)):
-        for each in phase.quantities(context(4)):
-            assert (each.shape, each.bound, each.sensitivity_l2, each.is_tagged) == ((4,), 100.0, 2.0, True)
-            assert each.discloses is Disclosure.CLASS_STATISTIC
+    for each in ColumnMomentsPhase(columns=4).quantities(context(4)):
+        assert (each.shape, each.bound, each.sensitivity_l2, each.is_tagged) == ((4,), 100.0, 2.0, True)
+        assert each.discloses is Disclosure.CLASS_STATISTIC
 
 
 def test_a_column_of_one_value_and_one_of_noise_have_scale_1() -> None:
-    noisy = replace(context(3, **{COUNTS: np.full(3, 20.0)}), noise={"column_squares": 1.0}, survivors=3)
-    found = ColumnScalesPhase(columns=3).next_state(noisy, {"column_squares": np.array([0.0, 1.9, 19.0])})
-    assert found.state is not None
-    assert found.state[SCALES].tolist() == [1.0, 1.0, 2.0]
-    exact = context(1, **{COUNTS: np.full(1, 20.0)})
-    found = ColumnScalesPhase(columns=1).next_state(exact, {"column_squares": np.zeros(1)})
-    assert found.state is not None
-    assert found.state[SCALES].tolist() == [1.0]
+    unlike = [0.2, -0.2] * 50  # squares around their mean: 4
+    assert scale_of([0.3] * 20) == scale_of([0.3] * 20, error=1e-11) == scale_of(unlike, noise=2.1) == 1.0
+    assert scale_of(unlike) == scale_of(unlike, noise=1.9) == pytest.approx(np.sqrt(4 / 99))
+    shifted = [0.7, 0.3] * 50  # an error of their sum counts, too
+    assert scale_of(shifted, noise=1.0) == 1.0
+    assert scale_of(shifted, noise=0.8) == pytest.approx(np.sqrt(4 / 99))
+
+
+def test_no_scale_is_larger_than_that_of_values_at_both_ends() -> None:
+    assert scale_of([0.0] * 10, error=1e4) == scale_of([1.0, -1.0] * 5) == pytest.approx(np.sqrt(10 / 9))
 
 
 def samples(values: Sequence[float], units: Sequence[int] | None = None) -> Samples:
@@ -269,27 +282,26 @@ ONE = {"columns": (AGE,), "input_shape": None}
 
 def test_a_unit_counts_once_however_many_rows_it_has() -> None:
     of_units = samples([1.0, 1.0, 1.0, -1.0, -3.0], units=[0, 0, 0, 1, 1])
-    sums = column_sums("column-means", of_units, {}, job(**ONE, privacy=PRIVACY))
+    sums = column_sums(of_units, job(**ONE, privacy=PRIVACY))
     assert sums["column_counts"] == pytest.approx([1.5], abs=1e-5)  # half of the second has a value
     assert sums["column_sums"] == pytest.approx([0.5], abs=1e-5)
+    assert sums["column_squares"] == pytest.approx([1.5], abs=1e-5)
 
 
 def test_one_record_moves_each_sum_by_no_more_than_its_sensitivity() -> None:
     rng, spec = np.random.default_rng(7), job(columns=(AGE, FAR), privacy=PRIVACY)
-    state = {MEANS: np.array([0.9, -0.9])}
     features = np.array(rng.choice([-1e6, -3.0, -1.0, 0.2, 1.0, 1e6], (200, 2)), np.float32)
     rows = Samples(features=features, labels=np.zeros(200, np.int64))
-    for kind in ("column-means", "column-scales"):
-        all_of = column_sums(kind, rows, state, spec)
-        for left_out in range(200):
-            rest = column_sums(kind, rows.take(np.delete(np.arange(200), left_out)), state, spec)
-            for name, value in rest.items():
-                assert np.linalg.norm(all_of[name] - value) <= np.sqrt(2) + 1e-9
+    all_of = column_sums(rows, spec)
+    for left_out in range(200):
+        rest = column_sums(rows.take(np.delete(np.arange(200), left_out)), spec)
+        for name, value in rest.items():
+            assert np.linalg.norm(all_of[name] - value) <= np.sqrt(2) + 1e-9
 
 
 def test_data_that_no_table_reader_gave_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs a table that Chorale reads"):
-        column_sums("column-means", samples([55.0]), {}, job(**ONE))
+        column_sums(samples([55.0]), job(**ONE))
 
 
 @pytest.mark.parametrize(
