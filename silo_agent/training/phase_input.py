@@ -147,7 +147,10 @@ def phase_values(
         if request.key.kind == ENROLLMENT:
             values: dict[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
         elif request.key.kind == COLUMN_MOMENTS:
-            counted = data.train if spec.privacy is not None else data.train.first(samples)
+            counted = data.train
+            if spec.privacy is None:
+                counted = data.train.first(samples)
+                _check_enrolled(request, samples, total_of(request.context.state))
             values = dict(column_sums(counted, spec))
         else:
             values = {}
@@ -269,7 +272,11 @@ def _weight(request: PhaseRequest, samples: int) -> float:
         total = total_of(state) if TOTAL in state else 0
     except ConfigError as error:  # whatever the data are
         raise request.refusal(str(error), Refusal.DATA) from error
+    _check_enrolled(request, samples, total)
+    return samples / total
+
+
+def _check_enrolled(request: PhaseRequest, samples: int, total: int) -> None:
     if samples > total:
         why = "more samples than enrollment counted in all silos"
         raise request.refusal(why, Refusal.NOT_ENROLLED, kind=DataRefusal)
-    return samples / total

@@ -19,7 +19,7 @@ from chorale.spec.model_file import described_job, facts_of, read_model, with_fa
 from chorale.spec.samples.computed_columns import with_computed
 from chorale.spec.state import state_parts
 from chorale.transport.wire import PhaseKey
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, Refusal
 from crypto.fixed_point.layout import Disclosure
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL, PhaseContext
@@ -34,7 +34,7 @@ from silo_agent.training.data.base import Samples, SiloData  # noqa: E402
 from silo_agent.training.data.loading import load_data  # noqa: E402
 from silo_agent.training.data.settings import DataSettings  # noqa: E402
 from silo_agent.training.objective import PersonalModel  # noqa: E402
-from silo_agent.training.phase_input import PhaseRequest, phase_values  # noqa: E402
+from silo_agent.training.phase_input import DataRefusal, PhaseRequest, phase_values  # noqa: E402
 from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
 from simulation.engine import Simulation  # noqa: E402
 from simulation.results import SimulationFailed  # noqa: E402
@@ -150,7 +150,8 @@ def test_the_fetched_model_reads_new_rows_by_what_was_computed(
     column = with_computed(described_job(read, source="file"), arrays).inputs[1]
     shown = chorale("model", "show", file)
     assert (
-        f"age: a number from 0 to 120, {column.mean:g} subtracted, divided by {column.scale:g}" in shown.out
+        f"age: a number from 0 to 120, {column.mean:.9g} subtracted, divided by {column.scale:.9g}"
+        in shown.out
     )
     new.write_text(f"sex,age,far\nf,,1000000\nf,{column.mean!r},1000000\n")
     assert chorale("model", "predict", file, new, "--out", out).code == 0
@@ -325,6 +326,8 @@ def test_a_state_of_others_is_checked(arrays: Mapping[str, Any], expected: str) 
     [
         ({"columns": ({**AGE, "plausible": None},)}, "plausible: standardize: computed needs the lowest"),
         ({"columns": ({**AGE, "plausible": (1.0, 1.0)},)}, "plausible: standardize: computed needs"),
+        ({"columns": ({**AGE, "plausible": (0.0, 5e-324)},)}, "plausible: standardize: computed needs"),
+        ({"columns": ({**AGE, "plausible": (-1e308, 1e308)},)}, "plausible: standardize: computed needs"),
         ({"columns": ({**AGE, "mean": 3.0},)}, "mean, scale and fill: not allowed with standardize"),
         ({"columns": ({**SEX, "standardize": "computed"},)}, "standardize: not allowed with categories"),
         ({"rounds": 0}, "not allowed with rounds: 0"),
@@ -335,7 +338,34 @@ def test_a_job_that_cannot_compute_a_column_is_refused(fields: Mapping[str, Any]
         job(**{**ONE, **fields})
 
 
-def test_data_of_a_silos_own_function_are_refused(tmp_path: Path) -> None:
-    own = DataSettings.model_validate({"name": "own", "format": "module", "module": "anything:load"})
-    with pytest.raises(ConfigError, match="not by a function of the silo's own"):
-        load_data(own, job())
+@pytest.mark.parametrize("fields", [{"format": "module", "module": "anything:load"}, {"format": "npz"}])
+@pytest.mark.parametrize("private", [{}, {"privacy": PRIVACY}], ids=["exact", "private"])
+def test_data_that_have_no_columns_are_refused(
+    tmp_path: Path, fields: Mapping[str, Any], private: Mapping[str, Any]
+) -> None:
+    # a silo's arrays within -1 to 1 were taken for values that the columns' ranges made
+    arrays = tmp_path / "data.npz"
+    np.savez(arrays, x=np.zeros((40, 4), np.float32), y=np.zeros(40, np.int64))
+    path = {} if "module" in fields else {"path": arrays}
+    own = DataSettings.model_validate({"name": "own", **path, **fields})
+    with pytest.raises(ConfigError, match="are read of a csv, a parquet file or a database"):
+        load_data(own, job(**private))
+
+
+def test_a_silo_with_more_records_than_all_that_enrolled_waits(tmp_path: Path) -> None:
+    # its counts alone were cut to the bound, so the mean was another one
+    data, spec = data_of(tmp_path, job()), job()
+    run = Simulation(spec, data)
+    key = PhaseKey(job_digest=run.job.digest, round=0, phase="column-moments.0", attempt=1)
+    state = {**run.state, TOTAL: np.array(20)}
+    with pytest.raises(DataRefusal, match="more samples than enrollment counted") as refused:
+        phase_values(
+            PhaseRequest.of(run.job, key, state, members=3),
+            silo="c",
+            rules=Policy(federation=spec.federation),
+            load_data=lambda: data["c"],
+            objective=TorchObjective(),
+            is_cancelled=lambda: False,
+            seed=1,
+        )
+    assert refused.value.code is Refusal.NOT_ENROLLED
