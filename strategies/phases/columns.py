@@ -29,6 +29,7 @@ MEANS = "method/column_means"  # (K,) float64, of z
 SCALES = "method/column_scales"  # (K,) float64, of z
 LEAST = 10.0  # values of a column, as noised
 FEW_VALUES = "few-values"
+TOO_FEW = f"a column with standardize: computed has fewer than {LEAST:g} values in all silos"
 NOISY = 2.0  # deviations of noise and rounding
 
 
