@@ -16,6 +16,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.samples.computed_columns import computed_places, standard_in
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Samples, SampleSet, SiloData
+from silo_agent.training.data.private import FARTHEST
 from strategies.base import Array, Arrays
 
 NO_VALUE = -2.0  # z below it is missing
@@ -53,9 +54,10 @@ def standardized(data: SiloData, spec: JobSpec, state: Arrays) -> SiloData:
 
     def of(samples: SampleSet) -> SampleSet:
         value_NK, has_value_NK = _values(samples, places)
-        made_NK = np.where(has_value_NK, (value_NK - standard.mean_K) / standard.scale_K, 0.0)
+        with np.errstate(over="ignore"):
+            made_NK = (value_NK - standard.mean_K) / standard.scale_K
         features_ND = samples.features.copy()
-        features_ND[:, places] = made_NK
+        features_ND[:, places] = np.where(has_value_NK, np.clip(made_NK, -FARTHEST, FARTHEST), 0.0)
         assert isinstance(samples, Samples)  # what is read by place has no features
         return replace(samples, features=features_ND)
 

@@ -60,8 +60,8 @@ def standard_in(state: Arrays, columns: int) -> Standard:
             got = "none" if array is None else f"{array.dtype} of shape {array.shape}"
             raise ConfigError(f"state: {name}: expected {columns} numbers of float64, got {got}")
     mean_K, scale_K = (np.asarray(array) for array in found)
-    if not (np.isfinite(mean_K).all() and np.isfinite(scale_K).all() and (scale_K > 0).all()):
-        raise ConfigError(f"state: {MEANS} and {SCALES}: expected finite numbers, scales above 0")
+    if not ((np.abs(mean_K) <= 1).all() and np.isfinite(scale_K).all() and (scale_K > 0).all()):
+        raise ConfigError(f"state: {MEANS} and {SCALES}: expected means of -1 to 1, scales above 0")
     return Standard(mean_K=mean_K, scale_K=scale_K)
 
 

@@ -32,6 +32,7 @@ torch = pytest.importorskip("torch", reason="needs the extra silo")
 from silo_agent.training.computed_columns import column_sums, standardized  # noqa: E402
 from silo_agent.training.data.base import Samples, SiloData  # noqa: E402
 from silo_agent.training.data.loading import load_data  # noqa: E402
+from silo_agent.training.data.private import FARTHEST  # noqa: E402
 from silo_agent.training.data.settings import DataSettings  # noqa: E402
 from silo_agent.training.objective import PersonalModel  # noqa: E402
 from silo_agent.training.phase_input import DataRefusal, PhaseRequest, phase_values  # noqa: E402
@@ -313,14 +314,24 @@ def test_data_that_no_table_reader_gave_are_refused() -> None:
         ({}, "method/column_means: expected 1 numbers of float64, got none"),
         ({MEANS: np.zeros(2), SCALES: np.ones(1)}, r"column_means: .* got float64 of shape \(2,\)"),
         ({MEANS: np.zeros(1), SCALES: np.ones(1, np.float32)}, "column_scales: .* got float32"),
-        ({MEANS: np.zeros(1), SCALES: np.zeros(1)}, "expected finite numbers, scales above 0"),
-        ({MEANS: np.full(1, np.nan), SCALES: np.ones(1)}, "expected finite numbers"),
+        ({MEANS: np.zeros(1), SCALES: np.zeros(1)}, "expected means of -1 to 1, scales above 0"),
+        ({MEANS: np.full(1, np.nan), SCALES: np.ones(1)}, "expected means of -1 to 1"),
+        ({MEANS: np.full(1, 1e300), SCALES: np.ones(1)}, "expected means of -1 to 1"),
+        ({MEANS: np.zeros(1), SCALES: np.full(1, np.inf)}, "expected means of -1 to 1"),
     ],
 )
 def test_a_state_of_others_is_checked(arrays: Mapping[str, Any], expected: str) -> None:
     data = SiloData(train=samples([0.5]), holdout=samples([0.5]), name="a")
     with pytest.raises(ConfigError, match=expected):
         standardized(data, job(**ONE), arrays)
+
+
+def test_no_input_is_beyond_the_farthest_of_a_private_job() -> None:
+    # a state with a scale of nearly 0 made infinities of what `boxed` had bounded
+    data = SiloData(train=samples([0.5, -3.0]), holdout=samples([-1.0]), name="a")
+    found = standardized(data, job(**ONE, privacy=PRIVACY), {MEANS: np.zeros(1), SCALES: np.full(1, 5e-324)})
+    assert found.train.features.tolist() == [[FARTHEST], [0.0]]
+    assert found.holdout.features.tolist() == [[-FARTHEST]]
 
 
 @pytest.mark.parametrize(
