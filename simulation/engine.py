@@ -47,6 +47,7 @@ from simulation.stored import KeptFile, Scratch
 from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.base import Array, PhaseResult
 from strategies.figure import Figure, figure_in
+from strategies.phases.columns import FEW_VALUES, TOO_FEW
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.evaluation import ACCURACY as PERSONAL_ACCURACY
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
@@ -286,7 +287,8 @@ class Simulation:
             return
         if report.reason:
             first_refusal = "".join(f" ({silo}: {why})" for silo, why in list(report.left_out.items())[:1])
-            raise SimulationFailed(f"{kind}: {report.reason}{first_refusal}")
+            few = f": {TOO_FEW}" if report.reason == FEW_VALUES else ""
+            raise SimulationFailed(f"{kind}: {report.reason}{few}{first_refusal}")
         closing, figures, tables = self.progress.closing, report.figures, report.tables
         if kind in self.job.strategy.closing:
             closing = {**closing, kind: figures}

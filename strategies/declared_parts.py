@@ -28,7 +28,7 @@ from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_DISTILLATION, CLASS_RELATIONS, SOFT_LABEL_SUMS
-from strategies.phases.columns import COLUMN_MEANS, COLUMN_SCALES
+from strategies.phases.columns import COLUMN_MOMENTS
 from strategies.phases.enrollment import CLASS_PRESENCE, ENROLLMENT
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
 from strategies.phases.training import TRAIN
@@ -55,8 +55,7 @@ PARTS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
 # every kind of phase that a method may have: metrics count by it
 PHASE_KINDS = (
     ENROLLMENT,
-    COLUMN_MEANS,
-    COLUMN_SCALES,
+    COLUMN_MOMENTS,
     CLASS_PRESENCE,
     *(phase.kind for statistic in STATISTICS for phase in statistic.before_training),
     TRAIN,

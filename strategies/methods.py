@@ -18,7 +18,7 @@ from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
 from strategies.parts.regularizers import NO_REGULARIZER, SECOND_WEIGHT, SecondWeight
 from strategies.phases.arms import Arm, ArmsPhase, Halving, live_arms, state_of
-from strategies.phases.columns import ColumnMeansPhase, ColumnScalesPhase
+from strategies.phases.columns import ColumnMomentsPhase
 from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, EnrollmentPhase
 from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
 from strategies.phases.step import GRADIENT, StepPhase
@@ -187,11 +187,11 @@ class Strategy:
     def standardizing(self, columns: int) -> Strategy:
         """The method in a job that computes mean and scale of so many columns before its first round."""
         first, *others = self.opening
-        added = (ColumnMeansPhase(columns=columns), ColumnScalesPhase(columns=columns))
+        added = ColumnMomentsPhase(columns=columns)
         return replace(
             self,
-            opening=(first, *(phase.kind for phase in added), *others),
-            phases=MappingProxyType({**self.phases, **{phase.kind: phase for phase in added}}),
+            opening=(first, added.kind, *others),
+            phases=MappingProxyType({**self.phases, added.kind: added}),
         )
 
     def evaluated_between_rounds(self) -> Strategy:

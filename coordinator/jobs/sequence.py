@@ -11,6 +11,7 @@ from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.phase_machine import GIVEN_UP_IN, PhaseState
 from coordinator.storage.store import JobStatus, PhaseRow, Store
 from crypto.errors import ChoraleError
+from strategies.phases.columns import FEW_VALUES, TOO_FEW
 
 Step = tuple[int, str]  # round and phase
 
@@ -82,9 +83,12 @@ def _has_sum_of(job: Job, rows: Sequence[PhaseRow], kind: str) -> bool:
 
 
 def _repeated(job: Job, rows: Sequence[PhaseRow]) -> Step:
-    """A phase outside rounds that was used up is retried under its next number, a few times."""
+    """A phase outside rounds that was used up is retried under its next number, a few times, but for columns
+    with few values."""
     last = rows[-1]
     kind = phase_kind(last.phase)
+    if last.record is not None and last.record.reason == FEW_VALUES:  # the same silos have no more
+        raise JobFailed(f"{kind}: {FEW_VALUES}: {TOO_FEW}")
     failed = takewhile(
         lambda row: phase_kind(row.phase) == kind and row.state is PhaseState.USED_UP, reversed(rows)
     )

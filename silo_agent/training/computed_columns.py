@@ -16,17 +16,16 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.samples.computed_columns import computed_places, standard_in
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Samples, SampleSet, SiloData
+from silo_agent.training.data.private import FARTHEST
 from strategies.base import Array, Arrays
-from strategies.phases.columns import COLUMN_MEANS, COLUMN_SCALES, MEANS
 
-PHASES = (COLUMN_MEANS, COLUMN_SCALES)
 NO_VALUE = -2.0  # z below it is missing
 ROOM = 1e-5  # beyond 1, of rounding to float32
 WEIGHT_STEPS = 1 << 20  # sums of so fine weights are exact in float64
 
 
-def column_sums(kind: str, samples: SampleSet, state: Arrays, spec: JobSpec) -> Mapping[str, Array]:
-    """What this silo adds in such a phase. samples: as they were read. Each unit counts once.
+def column_sums(samples: SampleSet, spec: JobSpec) -> Mapping[str, Array]:
+    """What this silo adds to the sums of columns. samples: as they were read. Each unit counts once.
 
     Shapes: (K,) float64. Raises ConfigError for data that were not read by the columns' ranges; in a private
     job they are cut to them.
@@ -39,10 +38,11 @@ def column_sums(kind: str, samples: SampleSet, state: Arrays, spec: JobSpec) -> 
         )
     value_NK = np.clip(value_NK, -1.0, 1.0)
     weight_NK = samples.units.weights_N(WEIGHT_STEPS)[:, np.newaxis] * has_value_NK
-    if kind == COLUMN_MEANS:
-        return {"column_counts": weight_NK.sum(axis=0), "column_sums": (weight_NK * value_NK).sum(axis=0)}
-    mean_K = _means(state, len(places))
-    return {"column_squares": (weight_NK * ((value_NK - mean_K) / 2.0) ** 2).sum(axis=0)}
+    return {
+        "column_counts": weight_NK.sum(axis=0),
+        "column_sums": (weight_NK * value_NK).sum(axis=0),
+        "column_squares": (weight_NK * value_NK**2).sum(axis=0),
+    }
 
 
 def standardized(data: SiloData, spec: JobSpec, state: Arrays) -> SiloData:
@@ -54,9 +54,10 @@ def standardized(data: SiloData, spec: JobSpec, state: Arrays) -> SiloData:
 
     def of(samples: SampleSet) -> SampleSet:
         value_NK, has_value_NK = _values(samples, places)
-        made_NK = np.where(has_value_NK, (value_NK - standard.mean_K) / standard.scale_K, 0.0)
+        with np.errstate(over="ignore"):
+            made_NK = (value_NK - standard.mean_K) / standard.scale_K
         features_ND = samples.features.copy()
-        features_ND[:, places] = made_NK
+        features_ND[:, places] = np.where(has_value_NK, np.clip(made_NK, -FARTHEST, FARTHEST), 0.0)
         assert isinstance(samples, Samples)  # what is read by place has no features
         return replace(samples, features=features_ND)
 
@@ -68,10 +69,3 @@ def _values(samples: SampleSet, places: list[int]) -> tuple[NDArray[np.float64],
     value_NK = samples.features[:, places].astype(np.float64)
     has_value_NK = value_NK > NO_VALUE
     return np.where(has_value_NK, value_NK, 0.0), has_value_NK
-
-
-def _means(state: Arrays, columns: int) -> NDArray[np.float64]:
-    found = state.get(MEANS)
-    if found is None or found.shape != (columns,) or found.dtype != np.float64:
-        raise ConfigError(f"state: {MEANS}: expected {columns} numbers of float64")
-    return np.asarray(found)

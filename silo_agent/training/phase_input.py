@@ -26,12 +26,12 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.training.arm_values import computed_or_nothing, local_of_arm, propose_arms
-from silo_agent.training.computed_columns import PHASES as COLUMN_PHASES
 from silo_agent.training.computed_columns import column_sums, standardized
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.settings import SettingsFault
 from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext, total_of
+from strategies.phases.columns import COLUMN_MOMENTS
 from strategies.phases.enrollment import ENROLLMENT
 from strategies.update_scale import with_mean_square
 
@@ -146,9 +146,12 @@ def phase_values(
             raise request.refusal(why, Refusal.DATA, kind=DataRefusal)
         if request.key.kind == ENROLLMENT:
             values: dict[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
-        elif request.key.kind in COLUMN_PHASES:
-            counted = data.train if spec.privacy is not None else data.train.first(samples)
-            values = dict(column_sums(request.key.kind, counted, request.context.state, spec))
+        elif request.key.kind == COLUMN_MOMENTS:
+            counted = data.train
+            if spec.privacy is None:
+                counted = data.train.first(samples)
+                _check_enrolled(request, samples, total_of(request.context.state))
+            values = dict(column_sums(counted, spec))
         else:
             values = {}
             data = standardized(data, spec, request.context.state)
@@ -269,7 +272,11 @@ def _weight(request: PhaseRequest, samples: int) -> float:
         total = total_of(state) if TOTAL in state else 0
     except ConfigError as error:  # whatever the data are
         raise request.refusal(str(error), Refusal.DATA) from error
+    _check_enrolled(request, samples, total)
+    return samples / total
+
+
+def _check_enrolled(request: PhaseRequest, samples: int, total: int) -> None:
     if samples > total:
         why = "more samples than enrollment counted in all silos"
         raise request.refusal(why, Refusal.NOT_ENROLLED, kind=DataRefusal)
-    return samples / total

@@ -34,7 +34,7 @@ def test_real_silos_find_the_pooled_mean_and_scale(tmp_path: Path) -> None:
         job_id = federation.submit(rounds=1, columns=COLUMNS, label_column="ill")
         assert federation.finish()["status"] == "done"
         phases = [phase["phase"] for phase in federation.report(job_id)["phases"]]
-        assert phases[:3] == ["enrollment.0", "column-means.0", "column-scales.0"]
+        assert phases[:3] == ["enrollment.0", "column-moments.0", "train"]
         state = federation.fetch(job_id)
     spec = federation.job_spec(rounds=1, columns=COLUMNS, label_column="ill")
     found = with_computed(spec, state)

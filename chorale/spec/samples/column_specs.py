@@ -32,6 +32,10 @@ from strategies.tasks.segmentation import Segmentation
 
 MAX_CLASSES = 1_000_000
 MAX_TABLE_INPUTS = 65_536  # values of one record of a table; ranges and categories expanded
+RANGES = (
+    1e-30,
+    1e30,
+)  # of plausible values that are standardized: ordinary numbers also when halved or tripled
 
 Heading = Annotated[str, Field(min_length=1, max_length=200)]
 Category = Annotated[str, Field(min_length=1, max_length=200)]
@@ -116,10 +120,11 @@ class ColumnSpec(SpecPart):
             raise ValueError("standardize: not allowed with categories, which are no numbers")
         if (self.mean, self.scale, self.fill) != (0.0, 1.0, 0.0):
             raise ValueError("mean, scale and fill: not allowed with standardize: computed")
-        if self.plausible is None or self.plausible[0] == self.plausible[1]:
+        low, high = self.plausible or (0.0, 0.0)
+        if not RANGES[0] <= high - low <= RANGES[1]:
             raise ValueError(
                 "plausible: standardize: computed needs the lowest and the highest value, by which silos "
-                "bound what a record adds to the sums"
+                f"bound what a record adds to the sums, {RANGES[0]:g} to {RANGES[1]:g} apart"
             )
 
 

@@ -2,8 +2,8 @@
 
 Until then a silo holds such a column by its plausible range: z = (x - middle) / half, from -1 to 1, and
 MISSING where there is no value. The sums of strategies/phases/columns.py are of z, and so are the mean and
-the scale that the state holds. A silo standardizes z by them; a user of the model has them in the column's
-own units, from `with_computed`.
+the scale that the state holds. A silo standardizes z by them; `with_computed` gives them in the column's own
+units, for use of the model.
 
 K = computed columns.
 """
@@ -60,8 +60,8 @@ def standard_in(state: Arrays, columns: int) -> Standard:
             got = "none" if array is None else f"{array.dtype} of shape {array.shape}"
             raise ConfigError(f"state: {name}: expected {columns} numbers of float64, got {got}")
     mean_K, scale_K = (np.asarray(array) for array in found)
-    if not (np.isfinite(mean_K).all() and np.isfinite(scale_K).all() and (scale_K > 0).all()):
-        raise ConfigError(f"state: {MEANS} and {SCALES}: expected finite numbers, scales above 0")
+    if not ((np.abs(mean_K) <= 1).all() and np.isfinite(scale_K).all() and (scale_K > 0).all()):
+        raise ConfigError(f"state: {MEANS} and {SCALES}: expected means of -1 to 1, scales above 0")
     return Standard(mean_K=mean_K, scale_K=scale_K)
 
 

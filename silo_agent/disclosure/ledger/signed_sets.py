@@ -36,7 +36,7 @@ TABLES: Migration = (
 )
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
-DIFFERENCED_KINDS = frozenset({"column-means", "column-scales", "class-presence", "calibrate", "fine-tune"})
+DIFFERENCED_KINDS = frozenset({"column-moments", "class-presence", "calibrate", "fine-tune"})
 SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 # Attempts at one phase exclude each other: quorums of t share an honest silo, and it
 # never adverts for a phase that it revealed (docs/protocol.md 3.1).

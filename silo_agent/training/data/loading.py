@@ -31,6 +31,7 @@ from silo_agent.training.data.partition import (
 from silo_agent.training.data.problems import Flow, Problems
 from silo_agent.training.data.scan import Scanned, scanned
 from silo_agent.training.data.settings import (
+    TABLE_FORMATS,
     DataFormat,
     DataSettings,
     PartitionKind,
@@ -130,6 +131,12 @@ def _parts(
     own: Data | None = None,
 ) -> Iterator[SiloData]:
     """The parts of those silos; all of it where there is no partition."""
+    is_table = own is None and settings.source is None and settings.format in TABLE_FORMATS
+    if job.computed_columns and not is_table:
+        raise ConfigError(
+            f"data {settings.name}: columns with standardize: computed are read of a csv, a parquet file or "
+            "a database, not of other files or by a function of the silo's own"
+        )
     raw = _raw(settings, job) if own is None else _raw_of(own)
     if problems is not None or own is not None:
         add_unsteady(raw)
@@ -174,16 +181,10 @@ def _flow(raw: RawData, job: JobSpec, *, used: int) -> Flow | None:
 
 def _raw(settings: DataSettings, job: JobSpec) -> RawData:
     """What the format's loader gives, or a function of the institution's own. Raises ConfigError."""
-    is_own = settings.source is not None or settings.module is not None
-    if job.computed_columns and is_own:
-        raise ConfigError(
-            f"data {settings.name}: columns with standardize: computed are read of a csv, a parquet file "
-            "or a database, not by a function of the silo's own"
-        )
     check_unit(settings.unit, job)
     check_units(settings.units, job)
     check_named(settings)
-    if not is_own:
+    if settings.source is None and settings.module is None:
         if job.scans is not None and settings.format not in scans.ENDINGS:
             raise ConfigError(
                 f"scans: the job wants DICOM or NIfTI, data.format of {settings.name} is {settings.format}"

@@ -58,6 +58,25 @@ def test_class_presence_that_is_used_up_every_time_ends_the_job() -> None:
         walk(make_job("fedcsd"), lost=[(0, "class-presence.0"), (0, "class-presence.1")])
 
 
+@pytest.mark.parametrize(
+    ("reason", "following"), [("few-values", None), ("too-few-silos", "column-moments.1")]
+)
+def test_a_column_with_few_values_ends_the_job_at_once(reason: str, following: str | None) -> None:
+    # the same sum was opened max_attempts times, in a private job with other noise each
+    age = {"name": "age", "standardize": "computed", "plausible": [0.0, 120.0]}
+    job = make_job("fedavg", columns=[age], label_column="ill", input_shape=[1], model={"name": "mlp"})
+    record = json_format.MessageToJson(records_pb2.PhaseRecord(reason=reason))
+    rows = [
+        make_row(1, (0, "enrollment.0"), PhaseState.APPLIED),
+        make_row(2, (0, "column-moments.0"), PhaseState.USED_UP, record_json=record),
+    ]
+    if following is not None:
+        assert next_step(job, rows, is_outdated=lambda _: False) == (0, following)
+        return
+    with pytest.raises(JobFailed, match="moments: few-values: a column .* fewer than 10 values in all silos"):
+        next_step(job, rows, is_outdated=lambda _: False)
+
+
 def test_an_opening_enrollment_that_was_used_up_is_repeated_before_class_presence() -> None:
     steps = walk(make_job("fedcsd"), lost=[(0, "enrollment.0")])
     assert steps[:3] == [(0, "enrollment.0"), (0, "enrollment.1"), (0, "class-presence.0")]

@@ -19,12 +19,12 @@ from chorale.spec.model_file import described_job, facts_of, read_model, with_fa
 from chorale.spec.samples.computed_columns import with_computed
 from chorale.spec.state import state_parts
 from chorale.transport.wire import PhaseKey
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, Refusal
 from crypto.fixed_point.layout import Disclosure
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL, PhaseContext
 from strategies.phases.arms import live_arms, state_of
-from strategies.phases.columns import COUNTS, MEANS, SCALES, ColumnMeansPhase, ColumnScalesPhase
+from strategies.phases.columns import MEANS, SCALES, ColumnMomentsPhase
 from tests.unit.cli.conftest import Calls, chorale  # noqa: F401
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
@@ -32,9 +32,10 @@ torch = pytest.importorskip("torch", reason="needs the extra silo")
 from silo_agent.training.computed_columns import column_sums, standardized  # noqa: E402
 from silo_agent.training.data.base import Samples, SiloData  # noqa: E402
 from silo_agent.training.data.loading import load_data  # noqa: E402
+from silo_agent.training.data.private import FARTHEST  # noqa: E402
 from silo_agent.training.data.settings import DataSettings  # noqa: E402
 from silo_agent.training.objective import PersonalModel  # noqa: E402
-from silo_agent.training.phase_input import PhaseRequest, phase_values  # noqa: E402
+from silo_agent.training.phase_input import DataRefusal, PhaseRequest, phase_values  # noqa: E402
 from silo_agent.training.torch_objective import TorchObjective  # noqa: E402
 from simulation.engine import Simulation  # noqa: E402
 from simulation.results import SimulationFailed  # noqa: E402
@@ -124,7 +125,6 @@ def test_mean_and_scale_are_those_of_all_silos_training_records(tmp_path: Path, 
         assert column.scale == pytest.approx(values.std(ddof=1), rel=1e-3)
         assert (column.fill, column.standardize) == (column.mean, None)
     assert abs(found.inputs[2].mean - 1e6) < 0.5 < found.inputs[2].scale < 2.0
-    assert COUNTS not in simulation.state
 
 
 def test_the_model_trains_as_with_the_same_numbers_stated(tmp_path: Path) -> None:
@@ -151,7 +151,8 @@ def test_the_fetched_model_reads_new_rows_by_what_was_computed(
     column = with_computed(described_job(read, source="file"), arrays).inputs[1]
     shown = chorale("model", "show", file)
     assert (
-        f"age: a number from 0 to 120, {column.mean:g} subtracted, divided by {column.scale:g}" in shown.out
+        f"age: a number from 0 to 120, {column.mean:.9g} subtracted, divided by {column.scale:.9g}"
+        in shown.out
     )
     new.write_text(f"sex,age,far\nf,,1000000\nf,{column.mean!r},1000000\n")
     assert chorale("model", "predict", file, new, "--out", out).code == 0
@@ -168,7 +169,9 @@ def test_the_fetched_model_reads_new_rows_by_what_was_computed(
 def test_a_column_with_few_values_ends_the_job(tmp_path: Path) -> None:
     few = {"name": "age", "standardize": "computed", "plausible": (75.0, 120.0)}  # 3 records
     spec = job(columns=(SEX, few))
-    with pytest.raises(SimulationFailed, match="column-means.*few-values"):
+    with pytest.raises(
+        SimulationFailed, match="column-moments: few-values: a column .* fewer than 10 values"
+    ):
         run(spec, data_of(tmp_path, spec))
 
 
@@ -176,8 +179,7 @@ def test_a_private_job_noises_the_sums_and_pays_for_them(tmp_path: Path) -> None
     spec = job(privacy=PRIVACY, rounds=1)
     simulation = run(spec, data_of(tmp_path, spec))
     releases = JobReleases(simulation.job.spec, simulation.state)
-    paid = [len(releases.of_input(kind, 3)) for kind in ("column-means", "column-scales")]
-    assert paid == [2, 1]
+    assert len(releases.of_input("column-moments", 3)) == 3
     without = job(privacy=PRIVACY, rounds=1, columns=declared(mean=0.0))
     assert releases.epsilon() > JobReleases(without, simulation.state).epsilon() + 0.1
     found = with_computed(simulation.job.spec, simulation.state).inputs[1]
@@ -232,26 +234,41 @@ def test_a_fixed_test_set_is_read_by_what_was_computed(tmp_path: Path) -> None:
     assert last.figures["test_loss"] == pytest.approx(simulation.closing["evaluate"]["loss"], rel=1e-5)
 
 
-def context(columns: int, **state: Any) -> PhaseContext:
-    return PhaseContext(round=0, members=3, classes=2, state={TOTAL: np.array(50), **state}, trained=())
+def context(columns: int) -> PhaseContext:
+    return PhaseContext(round=0, members=3, classes=2, state={TOTAL: np.array(50)}, trained=())
+
+
+def scale_of(values: Sequence[float], *, noise: float = 0.0, error: float = 0.0) -> float:
+    """By the sums of these values of z. noise: its deviation. error: of the sum of squares."""
+    z_N = np.array(values)
+    sums = {
+        "column_counts": np.array([float(len(z_N))]),
+        "column_sums": z_N.sum(keepdims=True),
+        "column_squares": (z_N**2).sum(keepdims=True) + error,
+    }
+    made = replace(context(1), noise={"column_squares": noise} if noise else {}, survivors=3)
+    found = ColumnMomentsPhase(columns=1).next_state(made, sums)
+    assert found.state is not None
+    return float(found.state[SCALES][0])
 
 
 def test_the_sums_are_bounded_by_twice_what_enrollment_counted() -> None:
-    for phase in (ColumnMeansPhase(columns=4), ColumnScalesPhase(columns=4)):
-        for each in phase.quantities(context(4)):
-            assert (each.shape, each.bound, each.sensitivity_l2, each.is_tagged) == ((4,), 100.0, 2.0, True)
-            assert each.discloses is Disclosure.CLASS_STATISTIC
+    for each in ColumnMomentsPhase(columns=4).quantities(context(4)):
+        assert (each.shape, each.bound, each.sensitivity_l2, each.is_tagged) == ((4,), 100.0, 2.0, True)
+        assert each.discloses is Disclosure.CLASS_STATISTIC
 
 
 def test_a_column_of_one_value_and_one_of_noise_have_scale_1() -> None:
-    noisy = replace(context(3, **{COUNTS: np.full(3, 20.0)}), noise={"column_squares": 1.0}, survivors=3)
-    found = ColumnScalesPhase(columns=3).next_state(noisy, {"column_squares": np.array([0.0, 1.9, 19.0])})
-    assert found.state is not None
-    assert found.state[SCALES].tolist() == [1.0, 1.0, 2.0]
-    exact = context(1, **{COUNTS: np.full(1, 20.0)})
-    found = ColumnScalesPhase(columns=1).next_state(exact, {"column_squares": np.zeros(1)})
-    assert found.state is not None
-    assert found.state[SCALES].tolist() == [1.0]
+    unlike = [0.2, -0.2] * 50  # squares around their mean: 4
+    assert scale_of([0.3] * 20) == scale_of([0.3] * 20, error=1e-11) == scale_of(unlike, noise=2.1) == 1.0
+    assert scale_of(unlike) == scale_of(unlike, noise=1.9) == pytest.approx(np.sqrt(4 / 99))
+    shifted = [0.7, 0.3] * 50  # an error of their sum counts, too
+    assert scale_of(shifted, noise=1.0) == 1.0
+    assert scale_of(shifted, noise=0.8) == pytest.approx(np.sqrt(4 / 99))
+
+
+def test_no_scale_is_larger_than_that_of_values_at_both_ends() -> None:
+    assert scale_of([0.0] * 10, error=1e4) == scale_of([1.0, -1.0] * 5) == pytest.approx(np.sqrt(10 / 9))
 
 
 def samples(values: Sequence[float], units: Sequence[int] | None = None) -> Samples:
@@ -269,27 +286,26 @@ ONE = {"columns": (AGE,), "input_shape": None}
 
 def test_a_unit_counts_once_however_many_rows_it_has() -> None:
     of_units = samples([1.0, 1.0, 1.0, -1.0, -3.0], units=[0, 0, 0, 1, 1])
-    sums = column_sums("column-means", of_units, {}, job(**ONE, privacy=PRIVACY))
+    sums = column_sums(of_units, job(**ONE, privacy=PRIVACY))
     assert sums["column_counts"] == pytest.approx([1.5], abs=1e-5)  # half of the second has a value
     assert sums["column_sums"] == pytest.approx([0.5], abs=1e-5)
+    assert sums["column_squares"] == pytest.approx([1.5], abs=1e-5)
 
 
 def test_one_record_moves_each_sum_by_no_more_than_its_sensitivity() -> None:
     rng, spec = np.random.default_rng(7), job(columns=(AGE, FAR), privacy=PRIVACY)
-    state = {MEANS: np.array([0.9, -0.9])}
     features = np.array(rng.choice([-1e6, -3.0, -1.0, 0.2, 1.0, 1e6], (200, 2)), np.float32)
     rows = Samples(features=features, labels=np.zeros(200, np.int64))
-    for kind in ("column-means", "column-scales"):
-        all_of = column_sums(kind, rows, state, spec)
-        for left_out in range(200):
-            rest = column_sums(kind, rows.take(np.delete(np.arange(200), left_out)), state, spec)
-            for name, value in rest.items():
-                assert np.linalg.norm(all_of[name] - value) <= np.sqrt(2) + 1e-9
+    all_of = column_sums(rows, spec)
+    for left_out in range(200):
+        rest = column_sums(rows.take(np.delete(np.arange(200), left_out)), spec)
+        for name, value in rest.items():
+            assert np.linalg.norm(all_of[name] - value) <= np.sqrt(2) + 1e-9
 
 
 def test_data_that_no_table_reader_gave_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs a table that Chorale reads"):
-        column_sums("column-means", samples([55.0]), {}, job(**ONE))
+        column_sums(samples([55.0]), job(**ONE))
 
 
 @pytest.mark.parametrize(
@@ -298,8 +314,10 @@ def test_data_that_no_table_reader_gave_are_refused() -> None:
         ({}, "method/column_means: expected 1 numbers of float64, got none"),
         ({MEANS: np.zeros(2), SCALES: np.ones(1)}, r"column_means: .* got float64 of shape \(2,\)"),
         ({MEANS: np.zeros(1), SCALES: np.ones(1, np.float32)}, "column_scales: .* got float32"),
-        ({MEANS: np.zeros(1), SCALES: np.zeros(1)}, "expected finite numbers, scales above 0"),
-        ({MEANS: np.full(1, np.nan), SCALES: np.ones(1)}, "expected finite numbers"),
+        ({MEANS: np.zeros(1), SCALES: np.zeros(1)}, "expected means of -1 to 1, scales above 0"),
+        ({MEANS: np.full(1, np.nan), SCALES: np.ones(1)}, "expected means of -1 to 1"),
+        ({MEANS: np.full(1, 1e300), SCALES: np.ones(1)}, "expected means of -1 to 1"),
+        ({MEANS: np.zeros(1), SCALES: np.full(1, np.inf)}, "expected means of -1 to 1"),
     ],
 )
 def test_a_state_of_others_is_checked(arrays: Mapping[str, Any], expected: str) -> None:
@@ -308,11 +326,21 @@ def test_a_state_of_others_is_checked(arrays: Mapping[str, Any], expected: str) 
         standardized(data, job(**ONE), arrays)
 
 
+def test_no_input_is_beyond_the_farthest_of_a_private_job() -> None:
+    # a state with a scale of nearly 0 made infinities of what `boxed` had bounded
+    data = SiloData(train=samples([0.5, -3.0]), holdout=samples([-1.0]), name="a")
+    found = standardized(data, job(**ONE, privacy=PRIVACY), {MEANS: np.zeros(1), SCALES: np.full(1, 5e-324)})
+    assert found.train.features.tolist() == [[FARTHEST], [0.0]]
+    assert found.holdout.features.tolist() == [[-FARTHEST]]
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({"columns": ({**AGE, "plausible": None},)}, "plausible: standardize: computed needs the lowest"),
         ({"columns": ({**AGE, "plausible": (1.0, 1.0)},)}, "plausible: standardize: computed needs"),
+        ({"columns": ({**AGE, "plausible": (0.0, 5e-324)},)}, "plausible: standardize: computed needs"),
+        ({"columns": ({**AGE, "plausible": (-1e308, 1e308)},)}, "plausible: standardize: computed needs"),
         ({"columns": ({**AGE, "mean": 3.0},)}, "mean, scale and fill: not allowed with standardize"),
         ({"columns": ({**SEX, "standardize": "computed"},)}, "standardize: not allowed with categories"),
         ({"rounds": 0}, "not allowed with rounds: 0"),
@@ -323,7 +351,34 @@ def test_a_job_that_cannot_compute_a_column_is_refused(fields: Mapping[str, Any]
         job(**{**ONE, **fields})
 
 
-def test_data_of_a_silos_own_function_are_refused(tmp_path: Path) -> None:
-    own = DataSettings.model_validate({"name": "own", "format": "module", "module": "anything:load"})
-    with pytest.raises(ConfigError, match="not by a function of the silo's own"):
-        load_data(own, job())
+@pytest.mark.parametrize("fields", [{"format": "module", "module": "anything:load"}, {"format": "npz"}])
+@pytest.mark.parametrize("private", [{}, {"privacy": PRIVACY}], ids=["exact", "private"])
+def test_data_that_have_no_columns_are_refused(
+    tmp_path: Path, fields: Mapping[str, Any], private: Mapping[str, Any]
+) -> None:
+    # a silo's arrays within -1 to 1 were taken for values that the columns' ranges made
+    arrays = tmp_path / "data.npz"
+    np.savez(arrays, x=np.zeros((40, 4), np.float32), y=np.zeros(40, np.int64))
+    path = {} if "module" in fields else {"path": arrays}
+    own = DataSettings.model_validate({"name": "own", **path, **fields})
+    with pytest.raises(ConfigError, match="are read of a csv, a parquet file or a database"):
+        load_data(own, job(**private))
+
+
+def test_a_silo_with_more_records_than_all_that_enrolled_waits(tmp_path: Path) -> None:
+    # its counts alone were cut to the bound, so the mean was another one
+    data, spec = data_of(tmp_path, job()), job()
+    run = Simulation(spec, data)
+    key = PhaseKey(job_digest=run.job.digest, round=0, phase="column-moments.0", attempt=1)
+    state = {**run.state, TOTAL: np.array(20)}
+    with pytest.raises(DataRefusal, match="more samples than enrollment counted") as refused:
+        phase_values(
+            PhaseRequest.of(run.job, key, state, members=3),
+            silo="c",
+            rules=Policy(federation=spec.federation),
+            load_data=lambda: data["c"],
+            objective=TorchObjective(),
+            is_cancelled=lambda: False,
+            seed=1,
+        )
+    assert refused.value.code is Refusal.NOT_ENROLLED
