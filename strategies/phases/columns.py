@@ -63,11 +63,12 @@ class ColumnMomentsPhase:
         if (count_K < LEAST).any():
             return PhaseResult(state=None, reason=FEW_VALUES)
         mean_K = np.clip(sums["column_sums"] / count_K, -1.0, 1.0)
-        square_K = np.minimum(sums["column_squares"] - count_K * mean_K**2, count_K)  # of z within -1 to 1
+        square_K = np.minimum(sums["column_squares"] - count_K * (mean_K * mean_K), count_K)  # of z within -1 to 1
         rounding = math.sqrt(context.members) / self.quantities(context)[0].scale(context.members)
         # an error of each sum makes at most (1 + |mean|)^2 times it of the squares around the mean
         error = max(rounding, context.noise_of_survivors.get("column_squares", 0.0))
-        has_spread_K = square_K > NOISY * error * (1.0 + np.abs(mean_K)) ** 2
+        reach_K = 1.0 + np.abs(mean_K)
+        has_spread_K = square_K > NOISY * error * (reach_K * reach_K)
         scale_K = np.sqrt(np.where(has_spread_K, square_K / (count_K - 1.0), 1.0))
         return PhaseResult(state={**context.state, MEANS: mean_K, SCALES: scale_K})
 

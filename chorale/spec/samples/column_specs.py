@@ -32,10 +32,7 @@ from strategies.tasks.segmentation import Segmentation
 
 MAX_CLASSES = 1_000_000
 MAX_TABLE_INPUTS = 65_536  # values of one record of a table; ranges and categories expanded
-RANGES = (
-    1e-30,
-    1e30,
-)  # of plausible values that are standardized: ordinary numbers also when halved or tripled
+RANGES = (1e-30, 1e30)  # of plausible that is standardized by: ordinary numbers also when tripled
 
 Heading = Annotated[str, Field(min_length=1, max_length=200)]
 Category = Annotated[str, Field(min_length=1, max_length=200)]
