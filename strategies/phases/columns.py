@@ -63,7 +63,8 @@ class ColumnMomentsPhase:
         if (count_K < LEAST).any():
             return PhaseResult(state=None, reason=FEW_VALUES)
         mean_K = np.clip(sums["column_sums"] / count_K, -1.0, 1.0)
-        square_K = np.minimum(sums["column_squares"] - count_K * (mean_K * mean_K), count_K)  # of z within -1 to 1
+        square_K = sums["column_squares"] - count_K * (mean_K * mean_K)
+        square_K = np.minimum(square_K, count_K)  # each z is within -1 to 1
         rounding = math.sqrt(context.members) / self.quantities(context)[0].scale(context.members)
         # an error of each sum makes at most (1 + |mean|)^2 times it of the squares around the mean
         error = max(rounding, context.noise_of_survivors.get("column_squares", 0.0))
