@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+from crypto.errors import ConfigError
 from silo_agent.settings import SiloSettings
 from silo_agent.training.machine.entry_point import load_entry_point
 from silo_agent.training.objective import Objective
@@ -18,6 +19,9 @@ def load_objective(settings: SiloSettings) -> Objective:
     """Raises ConfigError where it cannot be loaded, or for devices that this machine does not have."""
     if settings.objective is not None:
         own = cast(Callable[[], Objective], load_entry_point(settings.objective, field="objective"))
-        return own()
+        try:
+            return own()
+        except SystemExit as error:  # as a script does: it would end the agent
+            raise ConfigError(f"objective: {settings.objective} exits: {error}") from error
     built_in = cast(Callable[..., Objective], load_entry_point(BUILT_IN, field="objective"))
     return built_in(settings, folder=settings.processes_directory, worker=WORKER)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +49,15 @@ def gated_too() -> Gated:
     (folder / BEGUN).write_text(str(os.getpid()))
     (folder / GATE).read_text()
     return Gated()
+
+
+def exiting() -> Gated:
+    """One that is a script."""
+    raise SystemExit("not a module")
+
+
+def ending(pipe: Connection, settings: object) -> None:
+    """In place of the process's life: its pipe is closed long before it ends."""
+    pipe.close()
+    time.sleep(1.0)
+    os._exit(9)

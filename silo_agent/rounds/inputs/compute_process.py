@@ -223,10 +223,10 @@ class ComputeProcess:
         if self._running is None:
             return ComputingFailed("the agent stops")
         process = self._running[0]
+        process.join(END_SECONDS)  # its pipe is closed first: killed now, it would have our code
         self.close()
-        return ComputingFailed(
-            f"the process that computes ended with code {process.exitcode}; perhaps memory ran out"
-        )
+        perhaps = "; perhaps memory ran out" if process.exitcode == -signal.SIGKILL else ""
+        return ComputingFailed(f"the process that computes ended with code {process.exitcode}{perhaps}")
 
 
 def serve(pipe: Connection, settings: SiloSettings) -> None:
@@ -237,12 +237,13 @@ def serve(pipe: Connection, settings: SiloSettings) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     logs.configure(level=settings.log_level, silo=settings.name)
     is_cancelled, messages = threading.Event(), Messages()
+    # before anything is loaded: that may hang, and the agent be killed meanwhile
+    threading.Thread(target=_listen, args=(pipe, messages, is_cancelled), daemon=True).start()
     try:
         computing = _Computing(settings, is_cancelled.is_set)
     except Exception as error:
         return pipe.send(error)
     pipe.send(Word.READY)
-    threading.Thread(target=_listen, args=(pipe, messages, is_cancelled), daemon=True).start()
     while True:
         message = messages.get()
         if isinstance(message, bytes):

@@ -14,7 +14,7 @@ def load_entry_point(entry_point: str, *, field: str) -> Callable[..., object]:
     module_name, _, attribute = entry_point.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SystemExit) as error:  # the last: of a script
         raise ConfigError(f"{field}: cannot load {entry_point}: {error}") from error
     if not callable(found):
         raise ConfigError(f"{field}: {entry_point} is not a function")

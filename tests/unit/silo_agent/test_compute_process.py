@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import threading
@@ -18,14 +19,16 @@ from chorale.job import Job
 from chorale.runtime.machine import LimitTooLow
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
-from silo_agent.rounds.inputs.compute_process import Asked, ComputeProcess, ComputingFailed, _Computing
+from silo_agent.objective import load_objective
+from silo_agent.rounds.inputs.compute_process import Asked, ComputeProcess, ComputingFailed, _Computing, serve
 from silo_agent.training.data.settings import DataSettings
 from silo_agent.training.objective import Cancelled, LocalState
 from silo_agent.training.phase_input import PhaseRequest
-from tests.support.gated import BEGUN, FOLDER, GATE, gate
+from tests.support.gated import BEGUN, FOLDER, GATE, ending, gate
 from tests.support.settings import silo_settings
 from tests.unit.silo_agent.privacy_book import MEMBERS, STATE, SUMS, policy, private_job
 
+PATIENCE_SECONDS = 20.0
 SHORT_LOOK = partial(threading.Event().wait, 0.01)
 
 
@@ -143,14 +146,45 @@ def test_a_process_that_ends_is_started_again(desk: Desk) -> None:
     assert again != pid
 
 
-def test_what_cannot_be_loaded_is_tried_and_said_again(desk: Desk, tmp_path: Path) -> None:
-    """Red before: the second time it counted as running, and a job was told that memory ran out."""
-    settings = silo_settings(tmp_path, objective="tests.support.gated:nothing")
+@pytest.mark.parametrize(
+    ("name", "why"), [("nothing", "nothing: module .* has no attribute"), ("exiting", "exiting exits: not a")]
+)
+def test_what_cannot_be_loaded_is_tried_and_said_again(
+    desk: Desk, tmp_path: Path, name: str, why: str
+) -> None:
+    """Red before: the second time it counted as running, and a job was told that memory ran out. An
+    objective that exits ended the agent."""
+    settings = silo_settings(tmp_path, objective=f"tests.support.gated:{name}")
     process = ComputeProcess(settings, desk)
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="gated:nothing: module .* has no attribute"):
-            process.warm_up()
+    for load in (process.warm_up, process.warm_up, partial(load_objective, settings)):
+        with pytest.raises(ConfigError, match=why):
+            load()
         assert not process.is_warm
+
+
+def test_a_process_that_ends_while_it_loads_has_its_own_code(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: killed as it ended, it had code -9, and memory was said to have run out."""
+    monkeypatch.setattr("silo_agent.rounds.inputs.compute_process.serve", ending)
+    with pytest.raises(ComputingFailed, match="ended with code 9$"):
+        desk.process.warm_up()
+
+
+def test_a_process_ends_with_its_agent_while_it_loads(desk: Desk, tmp_path: Path) -> None:
+    """Red before: an agent that was killed left it behind, for good where loading hangs."""
+    spawning = multiprocessing.get_context("spawn")
+    pipe, theirs = spawning.Pipe()
+    settings = silo_settings(tmp_path, objective="tests.support.gated:gated_too")
+    process = spawning.Process(target=serve, args=(theirs, settings))
+    process.start()
+    (tmp_path / BEGUN).read_text()
+    theirs.close()
+    pipe.close()
+    process.join(PATIENCE_SECONDS)
+    code = process.exitcode
+    process.kill()
+    assert code == 0
 
 
 def test_a_machine_without_room_for_two_processes_gets_no_second_one(

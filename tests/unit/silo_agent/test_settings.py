@@ -116,3 +116,13 @@ def test_an_objective_of_ones_own_is_made_by_its_function(tmp_path: Path) -> Non
 def test_a_function_that_is_not_there_is_one_clear_line(entry_point: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"objective: .*{words}"):
         load_entry_point(entry_point, field="objective")
+
+
+def test_a_script_in_place_of_a_module_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: what it exits with ended the command, without a word of which file did."""
+    (tmp_path / "own_script.py").write_text("raise SystemExit('usage: own_script')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="objective: cannot load own_script:make: usage: own_script"):
+        load_entry_point("own_script:make", field="objective")
