@@ -252,7 +252,8 @@ def _privacy(epsilon: str | None, delta: str | None) -> str:
 
 def _column(column: ColumnSpec) -> str:
     if column.categories is not None:
-        return f"{column.name}: one of {_some(column.categories)}"
+        rare = f"; {_some(column.rare_texts)} read as missing" if column.rare_texts else ""
+        return f"{column.name}: one of {_some(column.categories)}{rare}"
     unit = "" if column.unit is None else f" in {column.unit}"
     believed = "" if column.plausible is None else " from {:g} to {:g}".format(*column.plausible)
     # 9 digits: stated in another job, they standardize alike

@@ -201,8 +201,9 @@ def sums_notes(spec: JobSpec) -> list[str]:
         if any(each.is_by_class for each in metric.sums)
     ]
     bare = [f"task.metrics: {', '.join(by_class)} are summed by class"] if by_class else []
-    if spec.computed_columns:
-        bare.append(f"standardize: computed: values of {spec.computed_columns} columns are summed")
+    if spec.computes_columns:
+        computed = [each.name for each in spec.inputs if "computed" in (each.standardize, each.rare)]
+        bare.append(f"columns: values of {len(computed)} computed ones, such as {computed[0]}, are summed")
     if spec.privacy is None:
         allowed = "silos refuse the job unless class_statistics in their policy says allow"
         notes += [f"{what} without noise: {allowed}" for what in bare]

@@ -184,10 +184,11 @@ class Strategy:
         phases = {kind: phase for kind, phase in self.phases.items() if kind != CLASS_PRESENCE}
         return replace(self, opening=opening, phases=MappingProxyType(phases))
 
-    def standardizing(self, columns: int) -> Strategy:
-        """The method in a job that computes mean and scale of so many columns before its first round."""
+    def standardizing(self, columns: int, categories: Sequence[int] = ()) -> Strategy:
+        """The method in a job that computes mean and scale of so many columns before its first round, and
+        counts the categories of others, so many each."""
         first, *others = self.opening
-        added = ColumnMomentsPhase(columns=columns)
+        added = ColumnMomentsPhase(columns=columns, categories=tuple(categories))
         return replace(
             self,
             opening=(first, added.kind, *others),
@@ -326,7 +327,7 @@ def _check_stated(method: Strategy, task: StatedTask) -> None:
 def known_quantities() -> frozenset[str]:
     """Names of all that Chorale's own methods and tasks sum: of all presets, which have every part that sums
     something, and of the option that adds names."""
-    methods = [strategy_for(name, {}).standardizing(1) for name in PRESETS]
+    methods = [strategy_for(name, {}).standardizing(1, [1]) for name in PRESETS]
     methods.append(strategy_for("fedcsd", {"count_weighted": True}))
     tasks = []
     for word, kind in TASKS.items():

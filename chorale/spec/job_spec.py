@@ -171,6 +171,11 @@ class JobSpec(JobFields):
         return sum(column.standardize is not None for column in self.inputs)
 
     @property
+    def computes_columns(self) -> bool:
+        """Whether silos sum something of columns before the first round."""
+        return self.computed_columns > 0 or any(column.rare == "computed" for column in self.inputs)
+
+    @property
     def label_columns(self) -> tuple[str, ...]:
         """Headings of what a record's label is made of; none where the data is no table."""
         return tuple(name for heading in self.label_column or () for name in names_of(heading))
@@ -186,8 +191,9 @@ class JobSpec(JobFields):
         method = composed_method(strategy, task, self.sizes, allow_unusual=bool(self.allow_unusual))
         if self.trains == "head":
             method = replace(method, trains_head_alone=True)
-        if self.computed_columns:
-            method = method.standardizing(self.computed_columns)
+        if self.computes_columns:
+            counted = [column.width for column in self.inputs if column.rare == "computed"]
+            method = method.standardizing(self.computed_columns, counted)
         if self.evaluate_all_every is not None:
             method = method.evaluated_between_rounds()
         records = None if self.privacy is None else self.privacy.records
@@ -350,16 +356,16 @@ class JobSpec(JobFields):
             self._check_computed()
 
     def _check_computed(self) -> None:
-        if not self.computed_columns:
+        if not self.computes_columns:
             return
         if self.input_type != "float32":
             raise ValueError(
-                f"columns: standardize: computed needs input_type float32, got {self.input_type}"
+                f"columns: standardize and rare: computed need input_type float32, got {self.input_type}"
             )
         if self.rounds == 0:
             raise ValueError(
-                "columns: standardize: computed not allowed with rounds: 0: a model that is evaluated has "
-                "its own mean and scale, which `model show` prints"
+                "columns: standardize and rare: computed not allowed with rounds: 0: a model that is "
+                "evaluated has its own, which `model show` prints"
             )
 
 

@@ -1,7 +1,7 @@
 """A table's columns by the mean and scale that all silos computed: what a silo adds to their sums, and its
 samples once they are known.
 
-N = samples, K = computed columns.
+N = samples, K = computed columns, G = counted categories of all columns.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.samples.computed_columns import computed_places, standard_in
+from chorale.spec.samples.computed_columns import computed_places, counted_places, kept_in, standard_in
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Samples, SampleSet, SiloData
 from silo_agent.training.data.private import FARTHEST
 from strategies.base import Array, Arrays
+from strategies.phases.columns import CATEGORY_COUNTS
 
 NO_VALUE = -2.0  # z below it is missing
 ROOM = 1e-5  # beyond 1, of rounding to float32
@@ -27,18 +28,24 @@ WEIGHT_STEPS = 1 << 20  # sums of so fine weights are exact in float64
 def column_sums(samples: SampleSet, spec: JobSpec) -> Mapping[str, Array]:
     """What this silo adds to the sums of columns. samples: as they were read. Each unit counts once.
 
-    Shapes: (K,) float64. Raises ConfigError for data that were not read by the columns' ranges; in a private
-    job they are cut to them.
+    Shapes: (K,) and (G,) float64. Raises ConfigError for data that were not read by the columns' ranges; in a
+    private job they are cut to them.
     """
-    places = computed_places(spec)
+    places, counted = computed_places(spec), counted_places(spec)
+    weight_N1 = samples.units.weights_N(WEIGHT_STEPS)[:, np.newaxis]
+    counts = (
+        {CATEGORY_COUNTS: (weight_N1 * (samples.features[:, counted] > 0)).sum(axis=0)} if counted else {}
+    )
+    if not places:
+        return counts
     value_NK, has_value_NK = _values(samples, places)
     if spec.privacy is None and (np.abs(value_NK) > 1.0 + ROOM).any():
         raise ConfigError(
             "columns: standardize: computed needs a table that Chorale reads, these data have other values"
         )
     value_NK = np.clip(value_NK, -1.0, 1.0)
-    weight_NK = samples.units.weights_N(WEIGHT_STEPS)[:, np.newaxis] * has_value_NK
-    return {
+    weight_NK = weight_N1 * has_value_NK
+    return counts | {
         "column_counts": weight_NK.sum(axis=0),
         "column_sums": (weight_NK * value_NK).sum(axis=0),
         "column_squares": (weight_NK * value_NK**2).sum(axis=0),
@@ -48,16 +55,20 @@ def column_sums(samples: SampleSet, spec: JobSpec) -> Mapping[str, Array]:
 def standardized(data: SiloData, spec: JobSpec, state: Arrays) -> SiloData:
     """The data as the job's model takes them, in arrays of their own. Raises ConfigError for a state without
     what was computed."""
-    if not (places := computed_places(spec)):
+    if not spec.computes_columns:
         return data
-    standard = standard_in(state, len(places))
+    places, counted = computed_places(spec), counted_places(spec)
+    standard = standard_in(state, len(places)) if places else None
+    rare = np.array(counted)[~kept_in(state, len(counted))] if counted else ()
 
     def of(samples: SampleSet) -> SampleSet:
-        value_NK, has_value_NK = _values(samples, places)
-        with np.errstate(over="ignore"):
-            made_NK = (value_NK - standard.mean_K) / standard.scale_K
         features_ND = samples.features.copy()
-        features_ND[:, places] = np.where(has_value_NK, np.clip(made_NK, -FARTHEST, FARTHEST), 0.0)
+        features_ND[:, rare] = 0.0
+        if standard is not None:
+            value_NK, has_value_NK = _values(samples, places)
+            with np.errstate(over="ignore"):
+                made_NK = (value_NK - standard.mean_K) / standard.scale_K
+            features_ND[:, places] = np.where(has_value_NK, np.clip(made_NK, -FARTHEST, FARTHEST), 0.0)
         assert isinstance(samples, Samples)  # what is read by place has no features
         return replace(samples, features=features_ND)
 

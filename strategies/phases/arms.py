@@ -36,7 +36,7 @@ from strategies.base import (
     Pieces,
     pieces_of,
 )
-from strategies.phases.columns import MEANS, SCALES
+from strategies.phases.columns import KEPT, MEANS, SCALES
 from strategies.phases.enrollment import MAX_SAMPLES
 from strategies.tasks.base import LOSS, LOSS_SUM, DeclaredTask, Ratio
 
@@ -48,7 +48,7 @@ ARM = "arm"  # a figure: the leading one
 WINNER = "winner"  # a figure: the arm that is left, once there is one
 MAX_ARMS = 8
 V = TypeVar("V")
-SHARED = (TOTAL, PRESENCE, DRAW_SEED, MEANS, SCALES)  # of the job, whatever its arms do
+SHARED = (TOTAL, PRESENCE, DRAW_SEED, MEANS, SCALES, KEPT)  # of the job, whatever its arms do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

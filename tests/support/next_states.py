@@ -66,7 +66,10 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         "fedavg",
         {},
         {
-            "columns": [{"name": "x0..x23", "standardize": "computed", "plausible": [0.0, 1.0]}],
+            "columns": [
+                {"name": "x0..x19", "standardize": "computed", "plausible": [0.0, 1.0]},
+                {"name": "kind", "categories": ["a", "b", "c", "d"], "rare": "computed"},
+            ],
             "label_column": "y",
         },
     ),
@@ -232,6 +235,8 @@ def grains(quantity: Quantity, seed: str) -> NDArray[np.int64]:
         return np.array([3 << (GRAIN - 2)]) + numbers(seed, (1,), bits=GRAIN - 8)
     if quantity.name == "column_counts":
         return (numbers(seed, (quantity.size,), bits=5) + SAMPLES) << GRAIN
+    if quantity.name == "category_counts":
+        return (numbers(seed, (quantity.size,), bits=5) + 10) << GRAIN
     if quantity.name == "samples":  # of a private job
         return np.array([SAMPLES << GRAIN])
     if quantity.name in ("gram", "moment"):

@@ -47,6 +47,7 @@ EXEMPT = {
     ("strategies/number_stream.py", "ordered_sum"): "a running sum adds one element after the other",
     ("strategies/parts/heads.py", "etf_head"): FIRST_STATE,
     ("strategies/base.py", "PhaseContext.trained_values"): SIZES,
+    ("strategies/phases/columns.py", "ColumnMomentsPhase.quantities"): SIZES,
     ("strategies/phases/training.py", "TrainPhase._values"): SIZES,
     ("strategies/phases/training.py", "_size"): SIZES,
     ("strategies/phases/training.py", "unflatten"): SIZES,

@@ -37,6 +37,11 @@ RANGES = (1e-30, 1e30)  # of plausible that is standardized by: ordinary numbers
 Heading = Annotated[str, Field(min_length=1, max_length=200)]
 Category = Annotated[str, Field(min_length=1, max_length=200)]
 
+Rare = Annotated[
+    Annotated[Literal["computed"], Tag(ONE)] | Annotated[tuple[Category, ...], Tag(MANY)],
+    Discriminator(one_or_many),
+]
+
 _RANGE = re.compile(r"(?P<stem>.*?)(?P<first>[0-9]{1,7})\.\.(?P=stem)(?P<last>[0-9]{1,7})")
 
 
@@ -76,6 +81,11 @@ class ColumnSpec(SpecPart):
         max_length=1_000,
         description="texts of the column, each one category; null: it holds numbers",
     )
+    rare: Rare | None = Field(
+        default=None,
+        description="one-hot categories that are read as missing, all inputs 0: computed, those that fewer "
+        "than 10 of all silos' training records have, counted before the first round; or these; null: none",
+    )
     encoding: Literal["one-hot", "index"] | None = Field(
         default=None,
         description="of categories: one-hot, an input for each of them; index, one input that is the "
@@ -85,6 +95,11 @@ class ColumnSpec(SpecPart):
     @property
     def is_one_hot(self) -> bool:
         return self.categories is not None and self.encoding != "index"
+
+    @property
+    def rare_texts(self) -> tuple[str, ...]:
+        """As stated, or as computed: none before."""
+        return self.rare if isinstance(self.rare, tuple) else ()
 
     @property
     def width(self) -> int:
@@ -100,10 +115,14 @@ class ColumnSpec(SpecPart):
             raise ValueError("plausible and unit: not allowed with categories, which are no numbers")
         if self.standardize is not None:
             self._check_computed()
+        if self.rare is not None and not self.is_one_hot:
+            raise ValueError("rare: needs categories that are one-hot")
         if self.categories is None:
             if self.encoding is not None:
                 raise ValueError("encoding: needs categories")
             return self
+        if odd := [text for text in self.rare_texts if text not in self.categories]:
+            raise ValueError(f"rare: expected computed or some of the categories, got {odd[0]!r}")
         if any(text != text.strip() for text in self.categories):
             raise ValueError("categories: expected texts without spaces at either end")
         if len(set(self.categories)) != len(self.categories):

@@ -132,10 +132,10 @@ def _parts(
 ) -> Iterator[SiloData]:
     """The parts of those silos; all of it where there is no partition."""
     is_table = own is None and settings.source is None and settings.format in TABLE_FORMATS
-    if job.computed_columns and not is_table:
+    if job.computes_columns and not is_table:
         raise ConfigError(
-            f"data {settings.name}: columns with standardize: computed are read of a csv, a parquet file or "
-            "a database, not of other files or by a function of the silo's own"
+            f"data {settings.name}: columns with standardize or rare: computed are read of a csv, a parquet "
+            "file or a database, not of other files or by a function of the silo's own"
         )
     raw = _raw(settings, job) if own is None else _raw_of(own)
     if problems is not None or own is not None:

@@ -29,7 +29,7 @@ def inputs_of(row: Mapping[str, str], columns: Sequence[Mapping[str, Any]]) -> I
     for column in columns:
         cell, known = (row[column["name"]] or "").strip(), column["categories"]
         if known is not None and column["encoding"] != "index":
-            yield from (float(cell == each) for each in known)
+            yield from (float(cell == each and cell not in (column["rare"] or ())) for each in known)
             continue
         if known is not None:
             value = float(known.index(cell)) if cell in known else math.nan

@@ -24,7 +24,7 @@ from crypto.fixed_point.layout import Disclosure
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.base import TOTAL, PhaseContext
 from strategies.phases.arms import live_arms, state_of
-from strategies.phases.columns import MEANS, SCALES, ColumnMomentsPhase
+from strategies.phases.columns import KEPT, MEANS, SCALES, ColumnMomentsPhase
 from tests.unit.cli.conftest import Calls, chorale  # noqa: F401
 
 torch = pytest.importorskip("torch", reason="needs the extra silo")
@@ -234,6 +234,72 @@ def test_a_fixed_test_set_is_read_by_what_was_computed(tmp_path: Path) -> None:
     assert last.figures["test_loss"] == pytest.approx(simulation.closing["evaluate"]["loss"], rel=1e-5)
 
 
+KIND = {"name": "kind", "categories": ("a", "b", "c", "d"), "rare": "computed"}
+
+
+def kinds_of(folder: Path, spec: JobSpec) -> dict[str, SiloData]:
+    """Of a and b many at each silo, of c four at each, of d nobody."""
+    kinds = ["a", "b"] * 30 + ["c"] * 4
+    rows = [f"{kind},{number},{number % 2}" for number, kind in enumerate(kinds)]
+    path = folder / "kinds.csv"
+    path.write_text("\n".join(["kind,age,ill", *rows]) + "\n")
+    settings = {silo: {"name": silo, "format": "csv", "path": path} for silo in SILOS}
+    return {silo: load_data(DataSettings.model_validate(each), spec) for silo, each in settings.items()}
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_categories_of_few_records_are_read_as_missing(
+    tmp_path: Path,
+    chorale: Calls,  # noqa: F811
+    is_alone: bool,
+) -> None:
+    spec = job(columns=(KIND,) if is_alone else (KIND, AGE))
+    data = kinds_of(tmp_path, spec)
+    simulation = run(spec, data, is_secure=True)
+    column = with_computed(simulation.job.spec, simulation.state).inputs[0]
+    trained = sum(int(each.train.features[: len(each.train) // 10 * 10, 2].sum()) for each in data.values())
+    assert 0 < trained < 10
+    assert column.rare == ("c", "d")
+    made = standardized(data["a"], simulation.job.spec, simulation.state)
+    assert made.train.features[:, 2:4].sum() == 0 < data["a"].train.features[:, 2].sum()
+    np.testing.assert_array_equal(made.train.features[:, :2], data["a"].train.features[:, :2])
+    facts = facts_of(simulation.job.spec, job_digest=simulation.job.digest, round=2)
+    file, new, out = (tmp_path / name for name in ("m.safetensors", "new.csv", "out.csv"))
+    file.write_bytes(b"".join(with_facts(state_parts(simulation.state), facts)))
+    assert "kind: one of a, b, c, d; c, d read as missing" in chorale("model", "show", file).out
+    new.write_text("kind,age\nc,50\n,50\n")
+    assert chorale("model", "predict", file, new, "--out", out).code == 0
+    first, second = list(csv.DictReader(out.read_text().splitlines()))
+    assert first["probability_0"] == second["probability_0"]
+    assert first["remarks"] == ""
+    exported = chorale("model", "export", file, "--out", tmp_path / "exported")  # runs predict.py on rows
+    assert exported.code == 0, exported.err
+    facts_there = json.loads((tmp_path / "exported" / "preprocessing.json").read_text())
+    assert facts_there["columns"][0]["rare"] == ["c", "d"]
+
+
+def test_categories_may_be_stated_as_rare(tmp_path: Path) -> None:
+    spec = job(columns=({**KIND, "rare": ("b",)}, {"name": "age"}))
+    found = kinds_of(tmp_path, spec)["a"].train.features
+    assert found[:, 1].sum() == 0 < found[:, 0].sum()
+    assert with_computed(spec, {}) is spec
+
+
+def test_a_private_job_noises_counts_of_categories_by_as_many_columns() -> None:
+    spec = job(columns=(KIND, {**KIND, "name": "other"}, AGE), privacy=PRIVACY)
+    found = {each.name: each for each in spec.method.phase("column-moments").quantities(context(1))}
+    counts = found["category_counts"]
+    assert (counts.shape, counts.sensitivity_l2) == ((8,), pytest.approx(2**0.5))
+    assert counts.discloses is Disclosure.CLASS_STATISTIC
+    assert found["column_sums"].shape == (1,)
+
+
+@pytest.mark.parametrize("kept", [{}, {KEPT: np.ones(3, np.uint8)}, {KEPT: np.ones(4)}])
+def test_kept_categories_of_others_are_checked(kept: Mapping[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="method/categories_kept: expected 4 numbers of uint8, got"):
+        with_computed(job(columns=(KIND,)), kept)
+
+
 def context(columns: int) -> PhaseContext:
     return PhaseContext(round=0, members=3, classes=2, state={TOTAL: np.array(50)}, trained=())
 
@@ -344,6 +410,13 @@ def test_no_input_is_beyond_the_farthest_of_a_private_job() -> None:
         ({"columns": ({**AGE, "mean": 3.0},)}, "mean, scale and fill: not allowed with standardize"),
         ({"columns": ({**SEX, "standardize": "computed"},)}, "standardize: not allowed with categories"),
         ({"rounds": 0}, "not allowed with rounds: 0"),
+        ({"columns": ({**AGE, "rare": "computed"},)}, "rare: needs categories that are one-hot"),
+        ({"columns": ({**KIND, "encoding": "index"},)}, "rare: needs categories that are one-hot"),
+        (
+            {"columns": ({**KIND, "rare": ("e",)},)},
+            "rare: expected computed or some of .* got 'e'",
+        ),
+        ({"columns": ({**KIND, "rare": "few"},)}, "rare"),
     ],
 )
 def test_a_job_that_cannot_compute_a_column_is_refused(fields: Mapping[str, Any], expected: str) -> None:

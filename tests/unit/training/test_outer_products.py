@@ -228,7 +228,7 @@ def test_where_rounding_would_cost_more_than_a_hundredth_gradients_are_multiplie
     assert square(found - few) <= 100**2
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "mobilenet"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lenet"])
 def test_matrices_of_our_own_networks_are_products_and_nothing_else_is(name: str) -> None:
     """`job plan` says by shapes which they are."""
     model = model_of(make_job(model={"name": name, "norm": "group", "seed": 1}))

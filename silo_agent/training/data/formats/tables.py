@@ -303,7 +303,12 @@ def _values(table: Table, name: str, missing: Collection[str], factor: float = 1
 def _categories(table: Table, column: ColumnSpec, missing: Collection[str]) -> NDArray[np.float64]:
     """One-hot, all 0 where the text is missing; or the place of the text. Shapes: -> (N, categories or 1)."""
     categories = column.categories or ()
-    places = {text: place for place, text in enumerate(categories) if text not in missing}
+    # one that is rare is read as missing, and is no problem
+    places = {
+        text: -1 if text in column.rare_texts else place
+        for place, text in enumerate(categories)
+        if text not in missing
+    }
     is_missing, read = MISSING.union(missing), table.texts(column.name)
     stored = read if table.values.get(column.name) is None else replace(table, values={}).texts(column.name)
     is_missing = is_missing - {*categories}.difference(missing)  # NA may be one, of which the job says so
