@@ -46,6 +46,7 @@ AGE = {"name": "age", "standardize": "computed", "plausible": (0.0, 120.0)}
 FAR = {"name": "far", "standardize": "computed", "plausible": (999_000.0, 1_001_000.0), "unit": "g"}
 SEX = {"name": "sex", "categories": ("f", "m")}
 COLUMNS = (SEX, AGE, FAR)
+ALL_COMPUTED = ({**SEX, "rare": "computed"}, AGE, FAR)
 HEADINGS = ("sex", "age", "far", "ill")
 PRIVACY = {
     "delta": 1e-5,
@@ -189,7 +190,7 @@ def test_a_private_job_noises_the_sums_and_pays_for_them(tmp_path: Path) -> None
 
 
 def test_a_personal_models_file_says_how_its_inputs_are_read(tmp_path: Path) -> None:
-    spec = job(strategy={"preset": "fedper"}, rounds=1)
+    spec = job(columns=ALL_COMPUTED, strategy={"preset": "fedper"}, rounds=1)
     data = data_of(tmp_path, spec)
     simulation = run(spec, data)
     kept = list[PersonalModel]()
@@ -209,13 +210,14 @@ def test_a_personal_models_file_says_how_its_inputs_are_read(tmp_path: Path) -> 
 
 def test_every_arm_of_a_search_has_the_columns(tmp_path: Path) -> None:
     search = {"values": {"training.learning_rate": [0.1, 0.05]}, "rounds": 2}
-    spec = job(search=search, rounds=3)
+    spec = job(columns=ALL_COMPUTED, search=search, rounds=3)
     simulation = Simulation(spec, data_of(tmp_path, spec))
     rounds = simulation.run()
     next(rounds)
     live = live_arms(simulation.state, 2)
     assert len(live) == 2
-    assert [name for name in simulation.state if name.endswith("column_means")] == [MEANS]  # once for all
+    computed = [name for name in simulation.state if name.endswith(("column_means", "categories_kept"))]
+    assert sorted(computed) == [KEPT, MEANS]  # once for all arms
     for arm in live:
         assert with_computed(spec, state_of(simulation.state, arm, 2)).computed_columns == 0
     for _ in rounds:
