@@ -231,10 +231,9 @@ def test_where_rounding_would_cost_more_than_a_hundredth_gradients_are_multiplie
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lenet"])
 def test_matrices_of_our_own_networks_are_products_and_nothing_else_is(name: str) -> None:
     """`job plan` says by shapes which they are."""
-    model = model_of(make_job(model={"name": name, "norm": "group", "seed": 1}))
-    tried = Probes(
-        input_shape=(1, 8, 8), target=Target(is_whole=True, low=0, high=9), device=torch.device("cpu")
-    )
+    shape = (1, 16, 16)
+    model = model_of(make_job(model={"name": name, "norm": "group", "seed": 1}, input_shape=shape))
+    tried = Probes(input_shape=shape, target=Target(is_whole=True, low=0, high=9), device=torch.device("cpu"))
     found = check_gradients(model.train(), tried, loss=CROSS_ENTROPY)
     assert found == {name: each.dim() == 2 for name, each in model.named_parameters()}
 
