@@ -23,7 +23,8 @@ def test_debug_is_turned_on_and_off_while_a_process_runs(tmp_path: Path) -> None
         federation.submit(rounds=1)
         federation.finish()
         for service in (hub, silo):
-            service.wait_for(lambda record: record.get("kind") == "heartbeat")  # the job may be over before one
+            # the job may be over before one is sent
+            service.wait_for(lambda record: record.get("kind") == "heartbeat")
             debug = of_level(service, "debug")
             assert {"heartbeat", "task"} <= {each["kind"] for each in debug if "message" in each["event"]}
             assert all(each.keys() <= {*NAMES} for each in debug), debug
