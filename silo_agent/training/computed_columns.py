@@ -1,5 +1,5 @@
-"""A table's columns by the mean and scale that all silos computed: what a silo adds to their sums, and its
-samples once they are known.
+"""Columns of a table by the mean, scale and rare categories that all silos compute: what a silo adds to their
+sums, and its samples once they are known.
 
 N = samples, K = computed columns, G = counted categories of all columns.
 """
@@ -17,12 +17,12 @@ from chorale.spec.samples.computed_columns import computed_places, counted_place
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Samples, SampleSet, SiloData
 from silo_agent.training.data.private import FARTHEST
+from silo_agent.training.data.units import WEIGHT_STEPS
 from strategies.base import Array, Arrays
 from strategies.phases.columns import CATEGORY_COUNTS
 
 NO_VALUE = -2.0  # z below it is missing
 ROOM = 1e-5  # beyond 1, of rounding to float32
-WEIGHT_STEPS = 1 << 20  # sums of so fine weights are exact in float64
 
 
 def column_sums(samples: SampleSet, spec: JobSpec) -> Mapping[str, Array]:
@@ -33,11 +33,11 @@ def column_sums(samples: SampleSet, spec: JobSpec) -> Mapping[str, Array]:
     """
     places, counted = computed_places(spec), counted_places(spec)
     weight_N1 = samples.units.weights_N(WEIGHT_STEPS)[:, np.newaxis]
-    counts = (
-        {CATEGORY_COUNTS: (weight_N1 * (samples.features[:, counted] > 0)).sum(axis=0)} if counted else {}
-    )
+    sums: dict[str, Array] = {}
+    if counted:
+        sums[CATEGORY_COUNTS] = (weight_N1 * (samples.features[:, counted] > 0)).sum(axis=0)
     if not places:
-        return counts
+        return sums
     value_NK, has_value_NK = _values(samples, places)
     if spec.privacy is None and (np.abs(value_NK) > 1.0 + ROOM).any():
         raise ConfigError(
@@ -45,7 +45,7 @@ def column_sums(samples: SampleSet, spec: JobSpec) -> Mapping[str, Array]:
         )
     value_NK = np.clip(value_NK, -1.0, 1.0)
     weight_NK = weight_N1 * has_value_NK
-    return counts | {
+    return sums | {
         "column_counts": weight_NK.sum(axis=0),
         "column_sums": (weight_NK * value_NK).sum(axis=0),
         "column_squares": (weight_NK * value_NK**2).sum(axis=0),

@@ -22,14 +22,13 @@ from silo_agent.training.base.batches import Batches, DeviceCopies
 from silo_agent.training.base.passes import Outputs, Run, frozen_copy, outputs_of, run_model
 from silo_agent.training.base.shares import ALONE, BatchShares
 from silo_agent.training.data.base import SampleSet
+from silo_agent.training.data.units import WEIGHT_STEPS
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.registry import build_task
 from silo_agent.training.models.state import load_arrays, model_arrays
 from silo_agent.training.objective import Work
 from strategies.base import MODEL, Array, PartOptions
 from strategies.phases.evaluation import EVALUATE
-
-WEIGHT_STEPS = 1 << 20  # sums of so fine weights are exact in float64
 
 Options = TypeVar("Options", bound=PartOptions)
 

@@ -25,6 +25,8 @@ from silo_agent.training.data.settings import SettingsFault
 
 Indices = NDArray[np.int64]
 
+WEIGHT_STEPS = 1 << 20  # of `Units.weights_N`: sums of so fine weights are exact in float64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Units:

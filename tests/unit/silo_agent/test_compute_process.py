@@ -152,8 +152,8 @@ def test_a_process_that_ends_is_started_again(desk: Desk) -> None:
 def test_what_cannot_be_loaded_is_tried_and_said_again(
     desk: Desk, tmp_path: Path, name: str, why: str
 ) -> None:
-    """Red before: the second time it counted as running, and a job was told that memory ran out. An
-    objective that exits ended the agent."""
+    """Red before: the second time it counted as running, and the error said that memory ran out.
+    An objective that exits ended the agent."""
     settings = silo_settings(tmp_path, objective=f"tests.support.gated:{name}")
     process = ComputeProcess(settings, desk)
     for load in (process.warm_up, process.warm_up, partial(load_objective, settings)):

@@ -144,6 +144,7 @@ def mask_of(mask: Mask, teacher_NC: Tensor, labels_N: Tensor) -> Tensor:
         case Mask.ADAPTIVE | Mask.REFINED:
             # softmax(z_xi)[y] > 1/C, as C exp(z[y]) > sum exp(z): exactly equal, so false, where all z are
             shares_NC = (teacher_NC - teacher_NC.amax(dim=1, keepdim=True)).exp()
+            # nll_loss takes the label's value, in less time than gather
             own_N = -nll_loss(shares_NC, labels_N, reduction="none")
             is_taught_N = teacher_NC.shape[1] * own_N > shares_NC.sum(dim=1)
         case Mask.FORCIBLE:
