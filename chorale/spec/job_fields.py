@@ -1,4 +1,4 @@
-"""The job file: everything a silo needs to know of a job, and all it lets decide about its input.
+"""The file of a training job: everything a silo needs to know of it, and all it lets decide about its input.
 
 Silos check these values and never infer them. Source: docs/protocol.md 3 and 7.
 """
@@ -9,16 +9,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chorale.spec.fields import (
-    MAX_SIMULATED_SILOS,
-    DataSetName,
-    Moment,
-    Name,
-    Nonce,
-    OneLine,
-    Sha256,
-    SpecPart,
-)
 from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, ModelSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.samples.column_specs import Classes, ColumnSpec, LabelColumns
@@ -26,40 +16,14 @@ from chorale.spec.samples.image_specs import NormalizeSpec, Transforms
 from chorale.spec.samples.scan_specs import ScanSpec
 from chorale.spec.search_spec import SearchSpec
 from chorale.spec.selection import MAX_ROUNDS, Draw, KeepSpec, StopSpec
+from chorale.spec.shared_fields import SharedFields
 from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
-from chorale.transport.wire import MAX_SILOS
-from crypto.session.cohort import SMALLEST_FEDERATION
 
 
-class JobFields(SpecPart, serialize_by_alias=True):
-    """Each field as it stands in the file, in its order. What must hold between them: `job_spec`."""
+class JobFields(SharedFields):
+    """Each further field of a training job as it stands in the file, in its order. What must hold between
+    them: `job_spec`."""
 
-    name: Name = Field(description="the job's name: lower-case letters, digits and inner hyphens")
-    federation: Name = Field(description="the federation it belongs to")
-    purpose: OneLine | None = Field(
-        default=None,
-        description="what the model is for, in a sentence; institutions read it first; null: not said",
-    )
-    reference: OneLine | None = Field(
-        default=None, description="number of the ethics vote or of the project; null: none"
-    )
-    nonce: Nonce | None = Field(
-        default=None,
-        description="32 random hex digits that keep two equal jobs apart; `job submit` fills them in",
-    )
-    not_after: Moment = Field(
-        description="no session starts after this time, such as 2027-01-31T00:00:00Z; where it is left out, "
-        "`job submit` takes the 30th day from then"
-    )
-    data: DataSetName | None = Field(
-        default=None,
-        description="name of the silos' data set that is trained on; null: the only one of each silo",
-    )
-    silos: tuple[Name, ...] = Field(
-        min_length=SMALLEST_FEDERATION,
-        max_length=MAX_SIMULATED_SILOS,
-        description=f"names of all silos of the job; at most {MAX_SILOS}, but in a simulation",
-    )
     rounds: int = Field(
         ge=0,
         le=MAX_ROUNDS,
@@ -109,18 +73,6 @@ class JobFields(SpecPart, serialize_by_alias=True):
         ge=1,
         le=MAX_ROUNDS,
         description="rounds between tests of the model on all silos' hold-outs; null: at the end alone",
-    )
-    threshold: int | None = Field(
-        default=None,
-        ge=SMALLEST_FEDERATION,
-        le=MAX_SIMULATED_SILOS,
-        description="silos needed to unmask a sum; null: two thirds of the named ones and one, never fewer",
-    )
-    min_cohort: int | None = Field(
-        default=None,
-        ge=SMALLEST_FEDERATION,
-        le=MAX_SIMULATED_SILOS,
-        description="fewest silos in a sum; null: a third of the named ones and two more, never fewer",
     )
     strategy: StrategySpec = Field(default=StrategySpec(), description="the training method")
     allow_unusual: bool | None = Field(
@@ -213,28 +165,12 @@ class JobFields(SpecPart, serialize_by_alias=True):
     min_weight: float = Field(
         default=0.0, ge=0, le=1, description="least share of the federation's data for a round to be applied"
     )
-    max_attempts: int = Field(
-        default=5, ge=1, le=100, description="sessions tried for one phase of one round"
-    )
     enrollment_every: int = Field(
         default=10, ge=1, le=100_000, description="rounds that must lie between two repeated enrollments"
-    )
-    train_deadline_seconds: float = Field(
-        default=600.0, ge=1, le=604_800, description="time to train; heartbeats of a silo at work extend it"
-    )
-    train_hard_cap_seconds: float = Field(
-        default=3_600.0,
-        ge=1,
-        le=604_800,
-        description="time after which even a silo at work is left out; not below train_deadline_seconds",
     )
     seed: int = Field(
         default=0,
         ge=0,
         lt=1 << 63,
         description="of shuffling and dropout in a simulation; a silo draws its own",
-    )
-    initial_state: Sha256 | None = Field(
-        default=None,
-        description="SHA-256 of the initial global state, the last line of a signed job",
     )

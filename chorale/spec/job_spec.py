@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import replace
@@ -11,8 +10,6 @@ from functools import lru_cache
 
 from pydantic import model_validator
 
-from chorale.runtime import plain_yaml
-from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.job_fields import JobFields
 from chorale.spec.learning_rates import check_rate, known_rates, with_rate
 from chorale.spec.plug_in_specs import GivenPartSpec, PlugInSpec, check_code, check_pinned
@@ -37,7 +34,7 @@ from chorale.spec.search_spec import (
     with_values,
 )
 from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps, with_test_share
-from chorale.spec.settings_file import check_values, parse_mapping
+from chorale.spec.settings_file import check_values
 from chorale.spec.state import GlobalState, buffer_names, trained_names
 from chorale.spec.strategy_spec import check_norm, composed_method, method_of, with_norm
 from crypto.errors import ConfigError
@@ -65,40 +62,15 @@ HELD_JOBS = 64  # as many as a silo opens at once
 class JobSpec(JobFields):
     """A job as its operator signs it."""
 
-    @classmethod
-    def from_yaml(cls, data: bytes, *, source: str) -> JobSpec:
-        """Raises ConfigError that names file, field and what is allowed."""
-        return check_values(cls, parse_mapping(data, source=source), source=source)
-
-    def to_yaml(self) -> bytes:
-        """The job as a file; these bytes are signed, and their SHA-256 is the job digest."""
-        values = self.model_dump(mode="json", exclude_none=True)
-        return plain_yaml.dump(values).encode()
-
-    def base(self) -> bytes:
-        """SHA-256 of the job as a file without `initial_state`, which is its last line: what the first state
-        follows from. Source: docs/protocol.md 7.12."""
-        unsigned = self.model_copy(update={"initial_state": None})
-        return hashlib.sha256(unsigned.to_yaml()).digest()
-
-    def filled(self, *, nonce: str | None, initial_state: bytes | None) -> JobSpec:
-        """The job as it is signed. initial_state: the state's digest; None where it is yet to be known."""
-        digest = None if initial_state is None else initial_state.hex()
-        values = self.model_dump() | {"nonce": nonce, "initial_state": digest}
-        return check_values(JobSpec, values, source=self.name)
-
     def check_submittable(self, *, now: datetime) -> None:
         """Raises ConfigError for a job that silos would refuse or that could not run."""
-        if self.nonce is None or self.initial_state is None:
-            raise ConfigError(f"job {self.name}: nonce and initial_state are required in a signed job")
+        super().check_submittable(now=now)
         if self.privacy is not None and self.privacy.unsolved:
             raise ConfigError(
                 f"job {self.name}: privacy.{self.privacy.unsolved[0]} is required in a signed job"
             )
-        check_federation(self.name, len(self.silos))
         parts = {"loss": self.strategy.loss, "regularizer": self.strategy.regularizer}
         check_pinned(self.name, self.code, self.distributions, task=self.task, parts=parts)
-        check_not_over(self.name, self.not_after, now=now)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -230,18 +202,6 @@ class JobSpec(JobFields):
     def quantity_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(quantity.name for quantity in self.quantities))
 
-    def rule(self, members: int) -> CohortRule:
-        """Sizes for m named silos; the job's own values raise the defaults, never lower them.
-
-        Raises ConfigError if m is below 3 or below what the job asks for. Source: docs/protocol.md 3.1.
-        """
-        default = CohortRule.for_members(members)
-        return CohortRule.for_members(
-            members,
-            threshold=max(default.threshold, self.threshold or 0),
-            min_cohort=max(default.min_cohort, self.min_cohort or 0),
-        )
-
     def min_class_holders(self, rule: CohortRule) -> int:
         """Fewest silos that must hold a class before its row is sent: dropouts and colluders then leave
         more than one. Source: docs/protocol.md 4."""
@@ -264,11 +224,7 @@ class JobSpec(JobFields):
     def _fits_together(self) -> JobSpec:
         check_named(self)
         self._check_data()
-        if self.train_hard_cap_seconds < self.train_deadline_seconds:
-            raise ValueError(
-                "train_hard_cap_seconds: expected at least train_deadline_seconds, "
-                f"{self.train_deadline_seconds:g}, got {self.train_hard_cap_seconds:g}"
-            )
+        self.check_deadlines()
         try:
             check_code(self.code, self.distributions, model=self.model, plug_ins=self.plug_ins)
             # the smallest named set decides: there the defaults are lowest and the room is least

@@ -41,6 +41,7 @@ class Disclosure(Enum):
     STATISTIC = "totals over records"
     CLASS_STATISTIC = "totals by class"  # and everything that is not classified
     TRAINED_CLASS_STATISTIC = "model's answers by class"  # that was just trained
+    CELL = "each cell of its tables"  # and values in it
     DIAGNOSTIC = "how many were cut off"  # no private job sums it
 
     @property

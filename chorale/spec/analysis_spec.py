@@ -1,0 +1,212 @@
+"""An analysis: a job that describes its silos' records and trains nothing.
+
+Source: docs/decisions/0041-analysis.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from datetime import datetime
+from functools import lru_cache
+from itertools import pairwise
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from chorale.spec.fields import Finite, OneLine, SpecPart
+from chorale.spec.samples.column_specs import ClassName, ColumnSpec, Heading
+from chorale.spec.settings_file import check_values
+from chorale.spec.shared_fields import SharedFields
+from chorale.spec.state import state_digest, state_to_bytes
+from crypto.errors import ConfigError
+from crypto.fixed_point.layout import Quantity
+from crypto.session.cohort import CohortRule
+from strategies.analysis.method import FIRST_STATE, Analysis
+from strategies.analysis.partition import Partition, Tables
+
+MOST_COLUMNS = 200
+MOST_CELLS = 10_000
+LEAST_CELL = 10
+NOTHING = -3.0  # in place of a missing number, as z, which is from -1 to 1
+NO_PLACE = -1.0  # in place of a missing category
+MOST_SMALLEST = 1_000_000
+
+Show = Literal["mean", "median", "counts"]
+
+
+class DescribedColumn(SpecPart):
+    """One column and the parts that its values fall into. What is in none of them is missing."""
+
+    name: Heading = Field(description="the column's heading")
+    edges: tuple[Finite, ...] | None = Field(
+        default=None,
+        min_length=2,
+        max_length=1_001,
+        description="of the parts of a column of numbers, rising: each part holds its lower edge and not its "
+        "upper one, the last one both; a number outside of them is missing; null: it has categories",
+    )
+    categories: tuple[ClassName, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1_000,
+        description="texts of the column, each one part; null: it has edges",
+    )
+    unit: OneLine | None = Field(
+        default=None,
+        description="of the edges, such as mmol/L: a silo whose settings state another one converts its "
+        "numbers by its factor, or refuses the job; null: not said",
+    )
+    show: tuple[Show, ...] = Field(
+        default=("counts",),
+        min_length=1,
+        description="what the results say of it. counts: of each part; median: median and quartiles, by the "
+        "counts of the parts; mean: mean and standard deviation, for which the values are summed, too",
+    )
+
+    @property
+    def has_mean(self) -> bool:
+        return "mean" in self.show
+
+    @property
+    def partition(self) -> Partition:
+        edges = self.edges or ()
+        count = len(self.categories or ()) or len(edges) - 1
+        return Partition(parts=count, edges=edges, has_mean=self.has_mean)
+
+    @property
+    def as_read(self) -> ColumnSpec:
+        """As tables are read: a category by its place or NO_PLACE, a number as z or NOTHING."""
+        if self.categories is not None:
+            values: dict[str, object] = {"categories": self.categories, "encoding": "index", "fill": NO_PLACE}
+        else:
+            assert self.edges is not None
+            low, high = self.edges[0], self.edges[-1]
+            middle, half = low + (high - low) / 2, (high - low) / 2
+            values = {
+                "plausible": (low, high),
+                "unit": self.unit,
+                "mean": middle,
+                "scale": half,
+                "fill": middle + NOTHING * half,
+            }
+        return check_values(ColumnSpec, {"name": self.name, **values}, source=self.name)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.edges is None) == (self.categories is None):
+            raise ValueError("expected either edges or categories")
+        if self.categories is not None:
+            self._check_categories(self.categories)
+            return self
+        assert self.edges is not None
+        if any(low >= high for low, high in pairwise(self.edges)):
+            raise ValueError(f"edges: expected rising numbers, got {list(self.edges)}")
+        if not math.isfinite(self.edges[-1] - self.edges[0]):
+            raise ValueError("edges: expected numbers that are nearer to each other")
+        return self
+
+    def _check_categories(self, categories: tuple[str, ...]) -> None:
+        if len(set(categories)) != len(categories):
+            raise ValueError("categories: expected each text once")
+        if self.unit is not None:
+            raise ValueError("unit: not allowed with categories, which are no numbers")
+        if self.show != ("counts",):
+            raise ValueError("show: expected counts alone with categories, which are no numbers")
+
+
+class AnalysisSpec(SharedFields):
+    """An analysis as its operator signs it."""
+
+    kind: Literal["analysis"] = Field(description="what kind of job it is, for it trains nothing")
+    columns: tuple[DescribedColumn, ...] = Field(
+        min_length=1, max_length=MOST_COLUMNS, description="the columns that are described"
+    )
+    group: Heading | None = Field(
+        default=None, description="one of the columns, by whose parts the others are described; null: none"
+    )
+    min_cell: int = Field(
+        default=LEAST_CELL,
+        ge=LEAST_CELL,
+        le=MOST_SMALLEST,
+        description="fewest records of a part or cell that results show; parts with fewer are merged",
+    )
+
+    # what is asked of every job, and is the same of all analyses
+    rounds: ClassVar[int] = 0
+    steps: ClassVar[None] = None
+    spare_steps: ClassVar[None] = None
+    fraction: ClassVar[float] = 1.0
+    draw: ClassVar[None] = None
+    keep: ClassVar[None] = None
+    stop: ClassVar[None] = None
+    search: ClassVar[None] = None
+    evaluate_all_every: ClassVar[None] = None
+    enrollment_every: ClassVar[int] = 1
+    min_weight: ClassVar[float] = 0.0
+    privacy: ClassVar[None] = None
+    draws_rounds: ClassVar[bool] = False
+    computes_columns: ClassVar[bool] = False
+    count: ClassVar[str] = "an analysis"
+    arms: ClassVar[tuple[AnalysisSpec, ...]] = ()
+    distributions: ClassVar[tuple[str, ...]] = ()
+    label_columns: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def inputs(self) -> tuple[ColumnSpec, ...]:
+        """The columns as tables are read."""
+        return tuple(column.as_read for column in self.columns)
+
+    @property
+    def named_per_round(self) -> int:
+        return len(self.silos)
+
+    @property
+    def tables(self) -> Tables:
+        names = [column.name for column in self.columns]
+        return Tables(
+            partitions=tuple(column.partition for column in self.columns),
+            group=None if self.group is None else names.index(self.group),
+            min_cell=self.min_cell,
+        )
+
+    @property
+    def method(self) -> Analysis:
+        return Analysis(tables=self.tables)
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """All that it sums, as far as it is known before parts are merged."""
+        return self.method.quantities
+
+    def check_submittable(self, *, now: datetime) -> None:
+        """Raises ConfigError for an analysis that silos would refuse."""
+        super().check_submittable(now=now)
+        if self.initial_state != first_digest().hex():
+            raise ConfigError(f"job {self.name}: initial_state: expected that of every analysis")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        self.check_deadlines()
+        if twice := [name for name, times in Counter(self.silos).items() if times > 1]:
+            raise ValueError(f"silos: expected each silo once, got {twice[0]} twice")
+        names = Counter(column.name for column in self.columns)
+        if twice := [name for name, times in names.items() if times > 1]:
+            raise ValueError(f"columns: {twice[0]} is named twice")
+        if self.group is not None and self.group not in names:
+            raise ValueError(f"group: expected one of the columns, got {self.group!r}")
+        if self.group is not None and len(names) == 1:
+            raise ValueError("columns: expected another one beside the group")
+        if (cells := self.tables.cells) > MOST_CELLS:
+            raise ValueError(f"columns: expected at most {MOST_CELLS} cells in all tables, got {cells}")
+        try:
+            CohortRule.for_members(len(self.silos), threshold=self.threshold, min_cohort=self.min_cohort)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+@lru_cache(maxsize=1)
+def first_digest() -> bytes:
+    """Of the state that every analysis begins with."""
+    return state_digest(state_to_bytes(FIRST_STATE))

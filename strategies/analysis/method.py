@@ -1,0 +1,76 @@
+"""An analysis as coordinator and silos run it: its phases, and the state that it begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from crypto.errors import ConfigError
+from crypto.fixed_point.layout import Quantity
+from strategies.analysis.counts import COUNTS, ROWS, CountsPhase
+from strategies.analysis.partition import Tables
+from strategies.analysis.values import VALUES, ValuesPhase
+from strategies.base import TOTAL, Array, Arrays, Phase, PhaseContext
+from strategies.phases.enrollment import ENROLLMENT, EnrollmentPhase
+
+ANALYSIS = "analysis"
+KINDS = (COUNTS, VALUES)
+# a state holds one array at least
+FIRST_STATE: Mapping[str, Array] = MappingProxyType({"method/analysis": np.zeros(0, np.uint8)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Counts first, values of published cells then. It has no rounds, and no model."""
+
+    tables: Tables
+    name: str = ANALYSIS
+    opening: tuple[str, ...] = (ENROLLMENT,)
+    round_phases: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
+    arms: tuple[Analysis, ...] = ()
+    kinds_before_training: tuple[str, ...] = ()
+
+    @property
+    def closing(self) -> tuple[str, ...]:
+        return KINDS if self.tables.measured else (COUNTS,)
+
+    @property
+    def phases(self) -> Mapping[str, Phase]:
+        found: tuple[Phase, ...] = (
+            EnrollmentPhase(),
+            CountsPhase(tables=self.tables),
+            ValuesPhase(tables=self.tables),
+        )
+        return {phase.kind: phase for phase in found if phase.kind in (*self.opening, *self.closing)}
+
+    def phase(self, kind: str) -> Phase:
+        """Raises ConfigError for a kind that it does not have."""
+        try:
+            return self.phases[kind]
+        except KeyError:
+            known = ", ".join(sorted(self.phases))
+            raise ConfigError(f"phase: expected one of {known} for {self.name}, got {kind}") from None
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """All that its phases sum, as if the group had no parts that are published apart."""
+        state = {TOTAL: np.array(1), ROWS: np.zeros(self.tables.group_size, np.int64)}
+        context = PhaseContext(round=0, members=1, classes=1, state=state, trained=())
+        return tuple(each for phase in self.phases.values() for each in phase.quantities(context))
+
+    def reads_state(self, kind: str) -> bool:
+        """No sum is over training arrays: which sums may be taken is the ledger's rule of analyses."""
+        return False
+
+    def moves_model(self, kind: str) -> bool:
+        return False
+
+    def live_arms(self, kind: str, state: Arrays) -> list[int]:
+        return []
+
+    def training_arrays(self, state: Arrays) -> list[str]:
+        return []
