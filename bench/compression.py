@@ -163,9 +163,9 @@ def _upload_share(setting: Settings) -> float:
 def _run(setting: str, seed: int, *, rounds: int) -> _Run:
     print(f"compression: {setting}, seed {seed}", file=sys.stderr, flush=True)
     job = _job(seed, rounds=rounds, setting=SETTINGS[setting])
-    data = [_data(job.spec, seed, index) for index in range(SILOS)]
+    data = [_data(job.training, seed, index) for index in range(SILOS)]
     samples = sum(len(each.train) for each in data)
-    state: Arrays = {**initial_state(job.spec), TOTAL: np.array(samples)}
+    state: Arrays = {**initial_state(job.training), TOTAL: np.array(samples)}
     silos = [TorchObjective(device="cpu", threads=1) for _ in data]
     correct, clipped = [], 0
     for round in range(1, rounds + 1):
@@ -193,7 +193,7 @@ def _sums(
     total = ring.zeros(layout)
     for place, (objective, own) in enumerate(zip(silos, data, strict=True)):
         work = Work(
-            spec=job.spec,
+            spec=job.training,
             phase_kind=phase_kind(key.phase),
             round=key.round,
             silo=f"silo-{place}",
@@ -201,7 +201,7 @@ def _sums(
             context=context,
             data=own,
             weight=len(own.train) / int(state[TOTAL]),
-            seed=training_seed(job_seed=job.spec.seed, silo=f"silo-{place}", round=key.round),
+            seed=training_seed(job_seed=job.training.seed, silo=f"silo-{place}", round=key.round),
             is_cancelled=lambda: False,
         )
         values = with_mean_square(context, objective.compute(work))
@@ -212,7 +212,7 @@ def _sums(
 
 def _rounding_bytes(job: Job, key: PhaseKey, place: int) -> Callable[[int], bytes]:
     """What a silo takes from its operating system; here so that the figures can be had again."""
-    start = hashlib.sha256(f"{job.spec.seed} {key.round} {key.phase} {place}".encode()).digest()
+    start = hashlib.sha256(f"{job.training.seed} {key.round} {key.phase} {place}".encode()).digest()
     return lambda size: start[:size]
 
 

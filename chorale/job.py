@@ -15,7 +15,9 @@ from functools import lru_cache, partial
 import numpy as np
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
-from chorale.spec.job_spec import JobSpec, phase_context
+from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec, any_context, any_spec
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.selection import is_by_groups, is_evaluated_after, tests_in
@@ -42,6 +44,7 @@ from crypto.identity.roster import Roster
 from crypto.masking.stored_sum import StoredSum
 from crypto.session.cohort import draw_seed, named_set
 from crypto.session.messages import SessionTerms
+from strategies.analysis.method import Analysis
 from strategies.base import DRAW_SEED, MODEL, Array, Phase, PhaseContext, PhaseResult
 from strategies.methods import Strategy
 from strategies.phases.arms import context_of_arm, of_arm, state_of, suffix_of
@@ -176,7 +179,7 @@ class ArmOfJob:
         """context: of all arms."""
         if self.arm is None:
             return context
-        return context_of_arm(context, self.state, self.job.strategy.options, self.suffix)
+        return context_of_arm(context, self.state, self.job.method.options, self.suffix)
 
     def values(self, values: Mapping[str, Array]) -> Mapping[str, Array]:
         """Of all arms' values those of this one, under their plain names."""
@@ -187,10 +190,10 @@ class ArmOfJob:
 class Job:
     """A job that was verified. operator: name of who signed it. strategy: the spec's method, made once."""
 
-    spec: JobSpec
+    spec: AnySpec
     signed: SignedJob = field(repr=False)
     operator: str
-    strategy: Strategy = field(init=False, repr=False, compare=False)
+    strategy: Strategy | Analysis = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strategy", self.spec.method)
@@ -206,6 +209,18 @@ class Job:
     @property
     def id(self) -> str:
         return self.signed.id
+
+    @property
+    def training(self) -> JobSpec:
+        """The text of a job that trains."""
+        assert isinstance(self.spec, JobSpec)
+        return self.spec
+
+    @property
+    def method(self) -> Strategy:
+        """Of a job that trains."""
+        assert isinstance(self.strategy, Strategy)
+        return self.strategy
 
     @property
     def opening(self) -> str:
@@ -283,6 +298,8 @@ class Job:
         """
         if (round, phase_kind(phase)) != (0, ENROLLMENT):
             raise ConfigError(f"state: the first one is for {ENROLLMENT} alone, got round {round} {phase}")
+        if isinstance(self.spec, AnalysisSpec):
+            return  # there is one for all analyses, and `check_submittable` compared its digest
         others = sorted(name for name in state if not name.startswith(MODEL))
         if others:
             raise ConfigError(f"state: expected {MODEL}... alone in the first one, got {others[0]}")
@@ -377,9 +394,10 @@ class Job:
         figures = self.phase(phase).figures(context, sums)
         if phase_kind(phase) != CLASS_PRESENCE:
             return figures
-        least = self.spec.min_class_holders(self.spec.rule(self.spec.row_members))
+        spec = self.training
+        least = spec.min_class_holders(spec.rule(spec.row_members))
         by_default = np.count_nonzero(sums["class_presence"] >= least)
-        return {**figures, "classes": float(self.spec.classes), "class_rows_by_default": float(by_default)}
+        return {**figures, "classes": float(spec.classes), "class_rows_by_default": float(by_default)}
 
     def tables(self, phase: str, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Arrays for the record of the closing evaluation, as the job's `task.metrics` asks for them."""
@@ -473,21 +491,21 @@ class Job:
         tests_model = self.names_everyone(key.phase) or tests_in(self.spec)
         live = self.strategy.live_arms(key.kind, state)
         spec = self.spec.arms[live[0]] if live else self.spec
-        return phase_context(spec, key.round, state, members, public_seed=seed, tests_model=tests_model)
+        return any_context(spec, key.round, state, members, public_seed=seed, tests_model=tests_model)
 
 
-def signed_spec(data: bytes, *, source: str) -> JobSpec:
+def signed_spec(data: bytes, *, source: str) -> AnySpec:
     """Of bytes in the form in which jobs are signed. Raises ConfigError as `JobSpec.from_yaml`.
 
     Security: a comment, or a value in other words, would tell people what no silo was asked.
     """
-    spec = JobSpec.from_yaml(data, source=source)
+    spec = any_spec(data, source=source)
     if spec.to_yaml() != data:
         raise ConfigError(f"{source}: expected a job as Chorale writes it, got other bytes")
     return spec
 
 
 @lru_cache(maxsize=HELD_SPECS)
-def _spec_of(spec_bytes: bytes) -> JobSpec:
+def _spec_of(spec_bytes: bytes) -> AnySpec:
     """What the bytes say, read once: they are the same at every phase, and reading takes 15 ms."""
     return signed_spec(spec_bytes, source=f"job {hashlib.sha256(spec_bytes).hexdigest()[:12]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chorale.runtime.distributions import installed
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.plug_in_specs import CodeSpec
 from crypto.errors import ConfigError
 
@@ -25,13 +26,13 @@ def pinned(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"code": tuple(code)})
 
 
-def check_code(spec: JobSpec) -> None:
+def check_code(spec: AnySpec) -> None:
     """Raises ConfigError where what is installed here is not what the job pins."""
     for fault in code_faults(spec).values():
         raise ConfigError(fault)
 
 
-def code_faults(spec: JobSpec) -> dict[str, str]:
+def code_faults(spec: AnySpec) -> dict[str, str]:
     """By distribution that is not here as the job pins it: what is wrong with it."""
     found = {}
     for each in spec.code or ():

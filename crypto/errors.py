@@ -79,6 +79,10 @@ class Rule(StrEnum):
     STATE_BYTES = "state_bytes"
     REQUIRED = "privacy.required"
     SHARED_NOISE = "privacy.shared_noise"
+    ANALYSES = "analyses.exact"
+    MOST_ANALYSES = "analyses.most"
+    MIN_CELL = "analyses.min_cell"
+    MEASUREMENTS = "analyses.measurements"
 
 
 class SiloStage(StrEnum):

@@ -12,7 +12,7 @@ from chorale import evidence
 from chorale.evidence import AuditExcerpt, Runs, SiloStatement
 from chorale.privacy.releases import releases_to_json
 from chorale.runtime.software import own_software
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import any_spec
 from crypto.errors import ConfigError
 from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT, SPENT_EVENT
 from silo_agent.disclosure.ledger.decisions import (
@@ -44,7 +44,7 @@ def silo_statement(settings: SiloSettings, ledger: Ledger, job_id: str) -> SiloS
     """
     job = _job(ledger, job_id)
     assert job.spec_bytes is not None
-    spec = JobSpec.from_yaml(job.spec_bytes, source=f"job {job.id}")
+    spec = any_spec(job.spec_bytes, source=f"job {job.id}")
     data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
     policy_digest, policy = read_policy(settings.policy_of(data_set))
     budget = ledger.budget(policy=policy, data_set=data_set.account)

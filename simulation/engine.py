@@ -161,7 +161,7 @@ class Simulation:
     @property
     def stopped(self) -> str:
         """Why there are fewer rounds than the job says; empty where there are not."""
-        return self.progress.measured.stalled(self.job.spec)
+        return self.progress.measured.stalled(self.job.training)
 
     @property
     def computed_by(self) -> str:
@@ -182,13 +182,13 @@ class Simulation:
     @property
     def shares_model(self) -> bool:
         """Whether silos train a common model, or a part of one."""
-        return not self.job.strategy.recipe.personalization.shares_nothing
+        return not self.job.method.recipe.personalization.shares_nothing
 
     @property
     def main_figure(self) -> str:
         """What the job's task tells first, such as accuracy or dice; of the silos' own models where they
         share none."""
-        return self.job.strategy.task.main if self.shares_model else PERSONAL_ACCURACY
+        return self.job.method.task.main if self.shares_model else PERSONAL_ACCURACY
 
     @property
     def final_figure(self) -> Figure | None:
@@ -232,14 +232,14 @@ class Simulation:
         """The model that the job hands out, as a state_dict of tensors: model_state_dict."""
         from silo_agent.training.models.plain import model_state_dict
 
-        return model_state_dict(self.job.spec, self.model[1])
+        return model_state_dict(self.job.training, self.model[1])
 
     def _results(self) -> JobResults:
-        task = self.job.strategy.task
+        task = self.job.method.task
         return JobResults(
             main=self.main_figure,
             measured=task.round_figures,
-            draws_rounds=self.job.spec.draws_rounds,
+            draws_rounds=self.job.training.draws_rounds,
             evaluations=self.progress.evaluations,
             rounds=tuple(self.ended),
             closing={name: value for figures in self.closing.values() for name, value in figures.items()},
@@ -290,13 +290,13 @@ class Simulation:
             few = f": {TOO_FEW}" if report.reason == FEW_VALUES else ""
             raise SimulationFailed(f"{kind}: {report.reason}{few}{first_refusal}")
         closing, figures, tables = self.progress.closing, report.figures, report.tables
-        if kind in self.job.strategy.closing:
+        if kind in self.job.method.closing:
             closing = {**closing, kind: figures}
         if kind == EVALUATE:
             measured = self.progress.measured.after_closing(self._watched(report.figures))
             self._keep(measured, self.state, report.figures)
-            is_calibrated = self.job.strategy.recipe.closing.before_evaluation is not None
-            if self.job.spec.evaluate_all_every is not None and not is_calibrated:
+            is_calibrated = self.job.method.recipe.closing.before_evaluation is not None
+            if self.job.training.evaluate_all_every is not None and not is_calibrated:
                 self._add_to_curve(report)
         following = self.job.next_after(round, phase)
         listed_tables = {name: listed(table) for name, table in tables.items()}
@@ -309,7 +309,7 @@ class Simulation:
 
     def _add_to_curve(self, report: PhaseReport) -> None:
         """Without the metrics that the closing evaluation alone has."""
-        names = {*self.job.strategy.task.round_figures, *PERSONAL}
+        names = {*self.job.method.task.round_figures, *PERSONAL}
         figures = {name: value for name, value in report.figures.items() if name in names}
         point = {self.progress.measured.trained: {"silos": len(report.silos), **figures}}
         self.progress = replace(self.progress, evaluations={**self.progress.evaluations, **point})
@@ -318,14 +318,14 @@ class Simulation:
         """All phases of the round; one that is used up uses up the round."""
         started = time.monotonic()
         reports: list[PhaseReport] = []
-        kinds = self.job.strategy.round_phases
+        kinds = self.job.method.round_phases
         for phase in kinds:
             before = self.state
             reports.append(self._run_phase(round, phase))
             if reports[-1].reason:
                 break
         else:
-            by_all = self.job.spec.evaluate_all_every is not None
+            by_all = self.job.training.evaluate_all_every is not None
             figures = None if by_all else reports[-1].figures
             watched = None if figures is None else self._watched(figures)
             self._keep(self.progress.measured.after_round(round, watched), before, figures)
@@ -341,24 +341,24 @@ class Simulation:
 
     def _watched(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Those that decide which model is handed out, or when rounds end."""
-        rules = (self.job.spec.keep, self.job.spec.stop)
+        rules = (self.job.training.keep, self.job.training.stop)
         wanted = {rule.metric for rule in rules if rule is not None}
         return {name: value for name, value in figures.items() if name in wanted}
 
     def _keep(self, measured: Measurements, tested: GlobalState, figures: Mapping[str, float] | None) -> None:
         """tested: the state whose model was measured last, the one after the last round that was applied.
         figures: what was measured of it; None where nothing was."""
-        rule, trained = self.job.spec.keep, self.progress.measured.trained
+        rule, trained = self.job.training.keep, self.progress.measured.trained
         found = None if rule is None else measured.best(rule)
         self.progress = replace(self.progress, measured=measured)
         if figures is not None and found is not None and found[0] == trained:
-            names = self.job.strategy.task.round_figures
+            names = self.job.method.task.round_figures
             of_model = {name: value for name, value in figures.items() if name in names}
             self.progress = replace(self.progress, best=(trained, tested), best_figures=of_model)
 
     def _run_phase(self, round: int, phase: str) -> PhaseReport:
         state = self.progress.state
-        names = self.job.named(self.job.spec.silos, round, phase, draw_seed_in(state))
+        names = self.job.named(self.job.training.silos, round, phase, draw_seed_in(state))
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=1)
         request = PhaseRequest.of(self.job, key, state, members=len(names))
         as_words = self._secure is not None or needs_words(request.layout)

@@ -31,7 +31,7 @@ class FixedTestSet:
 
     def figures(self, state: GlobalState) -> Mapping[str, float]:
         """Of the model as it is in this state: test_accuracy, test_loss, test_tested ..., without noise."""
-        spec, silos = self._job.spec, len(self._job.spec.silos)
+        spec, silos = self._job.training, len(self._job.training.silos)
         work = Work(
             spec=spec,
             phase_kind=EVALUATE_ALL,
@@ -44,5 +44,5 @@ class FixedTestSet:
             seed=spec.seed,
             is_cancelled=lambda: False,
         )
-        found = self._job.strategy.task.figures(self._objective.test(work))
+        found = self._job.method.task.figures(self._objective.test(work))
         return flat_figures({f"{PREFIX}{name}": each for name, each in found.items()})

@@ -143,7 +143,7 @@ class SimulationFolder:
         job, (round, state) = simulation.job, simulation.model
         closing = simulation.closing.get(EVALUATE)
         arm = job.arms(job.closing[1], state)[0].arm
-        facts = facts_of(job.spec, job_digest=job.digest, round=round, closing=closing, arm=arm)
+        facts = facts_of(job.training, job_digest=job.digest, round=round, closing=closing, arm=arm)
         write_atomic(self.model_path, with_facts(state_parts(state), facts))
         self.keep(simulation.progress)
 

@@ -110,7 +110,7 @@ class SilosHere:
                 load_data=lambda: cut_holdout(self._data[silo], job=self._job, rules=self._policy),
                 objective=self._objective,
                 is_cancelled=lambda: False,
-                seed=training_seed(job_seed=self._job.spec.seed, silo=silo, round=request.key.round),
+                seed=training_seed(job_seed=self._job.training.seed, silo=silo, round=request.key.round),
                 local=local,
                 random=rounding_bytes(request.key, silo),
             )

@@ -96,7 +96,7 @@ class Trial:
             step = self._job.next_after(*step)
 
     def _phase(self, round: int, phase: str) -> PhaseTrial:
-        job, spec = self._job, self._job.spec
+        job, spec = self._job, self._job.training
         members = len(spec.silos) if job.names_everyone(phase) else spec.named_per_round
         key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
         request = PhaseRequest.of(job, key, self._state, members=members)
@@ -133,6 +133,6 @@ class Trial:
             load_data=lambda: self._data,
             objective=self._objective,
             is_cancelled=lambda: False,
-            seed=training_seed(job_seed=self._job.spec.seed, silo=self._silo, round=request.key.round),
+            seed=training_seed(job_seed=self._job.training.seed, silo=self._silo, round=request.key.round),
             local=local,
         )

@@ -57,6 +57,11 @@ class Strategy:
     between: tuple[str, ...] = ()
     arms: tuple[Strategy, ...] = ()
 
+    @property
+    def main_figure(self) -> str:
+        """What its results tell first."""
+        return self.task.main
+
     def phase(self, kind: str) -> Phase:
         """Raises ConfigError for a kind that this method does not have."""
         try:

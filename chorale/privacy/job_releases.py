@@ -20,6 +20,7 @@ from chorale.privacy.batch_cap import CUT_FAILURE
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of, protected, sensitivity_of, solved
 from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from chorale.spec.job_spec import JobSpec, phase_context
+from chorale.spec.kinds import AnySpec
 from chorale.spec.privacy_spec import MAX_EPSILON, RecordsSpec
 from chorale.spec.selection import evaluations
 from chorale.spec.state import GlobalState
@@ -45,7 +46,7 @@ def _is_update(quantity: Quantity, release: Release) -> bool:
     return quantity.discloses is Disclosure.UPDATE
 
 
-def planned_phases(spec: JobSpec) -> list[tuple[str, int, int]]:
+def planned_phases(spec: AnySpec) -> list[tuple[str, int, int]]:
     """Kind, silos named and times of every phase, in order, of a job that loses no attempt.
 
     Enrollments count as often as `enrollment_every` allows.

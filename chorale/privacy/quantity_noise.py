@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.privacy_spec import PrivacySpec
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
@@ -58,13 +60,13 @@ def dp_sgd_steps(spec: JobSpec) -> int:
     return math.ceil(spec.training.local_epochs / records.sample_rate - 1e-9)
 
 
-def noised(quantities: Sequence[Quantity], spec: JobSpec, members: int) -> tuple[Quantity, ...]:
+def noised(quantities: Sequence[Quantity], spec: AnySpec, members: int) -> tuple[Quantity, ...]:
     """The quantities with the noise that the job promises; as they are where it promises none.
 
     No diagnostic is summed under noise. Raises ConfigError for a quantity that nothing protects, for a
     multiplier that is null, and where no scale leaves room for the noise.
     """
-    if spec.privacy is None:
+    if isinstance(spec, AnalysisSpec) or spec.privacy is None:
         return tuple(quantities)
     summed = [quantity for quantity in quantities if quantity.discloses is not Disclosure.DIAGNOSTIC]
     return tuple(protected(quantity, spec, members) for quantity in summed)

@@ -149,6 +149,7 @@ class AnalysisSpec(SharedFields):
     computes_columns: ClassVar[bool] = False
     count: ClassVar[str] = "an analysis"
     arms: ClassVar[tuple[AnalysisSpec, ...]] = ()
+    code: ClassVar[None] = None
     distributions: ClassVar[tuple[str, ...]] = ()
     label_columns: ClassVar[tuple[str, ...]] = ()
 
@@ -160,6 +161,18 @@ class AnalysisSpec(SharedFields):
     @property
     def named_per_round(self) -> int:
         return len(self.silos)
+
+    @property
+    def in_words(self) -> str:
+        """What it asks, for people who decide."""
+        groups = "" if self.group is None else f" by {self.group}"
+        means = [self.columns[place].name for place in self.tables.measured]
+        summed = f"; sums values of {', '.join(means)} for means" if means else ""
+        return (
+            f"analysis: counts {len(self.tables.described)} columns{groups}{summed}; the results show no "
+            f"cell of fewer than {self.min_cell} records, which are merged with others; the coordinator, and "
+            "silos that side with it, see every cell"
+        )
 
     @property
     def tables(self) -> Tables:

@@ -13,8 +13,10 @@ from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.releases import Release
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.files import read_limited
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec, any_spec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import MAX_STATE_BYTES, GlobalState, state_digest, state_from_bytes
 from client.errors import with_hint
@@ -95,7 +97,7 @@ def _signed(path: Path) -> bytes:
     """A job's signed text. Raises ConfigError for any other file: its digest would be that of no job."""
     spec_bytes, got = read_limited(path, MAX_BYTES), "a job as it was written"
     try:
-        spec = JobSpec.from_yaml(spec_bytes, source=str(path))
+        spec = any_spec(spec_bytes, source=str(path))
         if spec.nonce is not None and spec.initial_state is not None:
             return spec_bytes
     except ConfigError as error:
@@ -104,19 +106,19 @@ def _signed(path: Path) -> bytes:
     raise with_hint(ConfigError(message), "the operator saves that text by chorale job submit --save FILE")
 
 
-def _spec(digest: bytes, spec_bytes: bytes | None) -> JobSpec:
+def _spec(digest: bytes, spec_bytes: bytes | None) -> AnySpec:
     job_id = digest.hex()[:12]
     if spec_bytes is None:
         message = f"job {job_id}: a recovery recorded it without its text, so its plan is not known"
         raise with_hint(ConfigError(message), "name its file: --ran FILE")
-    return JobSpec.from_yaml(spec_bytes, source=f"job {job_id}")
+    return any_spec(spec_bytes, source=f"job {job_id}")
 
 
 def at_most_released(
-    digest: bytes, spec: JobSpec, weights: Mapping[str, bytes], restarts: int, colluders: int
+    digest: bytes, spec: AnySpec, weights: Mapping[str, bytes], restarts: int, colluders: int
 ) -> tuple[Release, ...] | None:
     """At least what left since the snapshot; None for a job without noise."""
-    if spec.privacy is None:
+    if isinstance(spec, AnalysisSpec) or spec.privacy is None:
         return None
     try:
         state = _first_state(spec, weights)

@@ -233,7 +233,7 @@ def simulate(
 
 
 def _run(simulation: Simulation, folder: SimulationFolder | None, shown: ProgressLine) -> None:
-    spec = simulation.job.spec
+    spec = simulation.job.training
     drawn = f"{spec.named_per_round} of {len(spec.silos)} silos"
     click.echo(f"{spec.strategy.name}, {spec.count} of {drawn}; {simulation.computed_by}", err=True)
     ended = [] if folder is None else folder.ended()

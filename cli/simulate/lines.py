@@ -76,7 +76,7 @@ def round_line(result: RoundResult, *, title: str, spec: JobSpec) -> str:
 
 def curve_line(simulation: Simulation, round: int) -> str:
     """The model after a round over all silos' hold-outs; the last one is tested by the closing evaluation."""
-    figures, main = simulation.progress.evaluations[round], simulation.job.strategy.task.main
+    figures, main = simulation.progress.evaluations[round], simulation.job.method.task.main
     kind = EVALUATE if simulation.progress.following is None else EVALUATE_ALL
     silos = f"{figures['silos']:.0f} silos"
     return f"{kind}  {silos}  model after round {round}, all silos' hold-outs: {_measured(figures, main)}"
@@ -105,7 +105,7 @@ def said_if_interrupted(spec: JobSpec, folder: SimulationFolder | None) -> Itera
 
 def last_line(simulation: Simulation, *, rows: RowRule | None, model: str | None) -> dict[str, Any]:
     """The document of the last line. model: where the model is written, if it is."""
-    spec, progress = simulation.job.spec, simulation.progress
+    spec, progress = simulation.job.training, simulation.progress
     closing = {
         kind: {name: finite(value) for name, value in figures.items()}
         for kind, figures in simulation.closing.items()
@@ -139,7 +139,7 @@ def last_line(simulation: Simulation, *, rows: RowRule | None, model: str | None
 
 def closing_lines(simulation: Simulation) -> Iterator[str]:
     """How the job ended, and what stands in no round's line."""
-    spec, main = simulation.job.spec, simulation.job.strategy.task.main
+    spec, main = simulation.job.training, simulation.job.method.task.main
     figures = {name: value for each in simulation.closing.values() for name, value in each.items()}
     if CALIBRATED in figures:
         yield f"calibrate  {_rows(figures[CALIBRATED], spec)}"
@@ -158,14 +158,14 @@ def closing_lines(simulation: Simulation) -> Iterator[str]:
 
 def _searched(simulation: Simulation) -> str:
     """Which arm of a search is left; "" where several are, and without one."""
-    spec, arms = simulation.job.spec, simulation.job.spec.arms
+    spec, arms = simulation.job.training, simulation.job.training.arms
     live = live_arms(simulation.state, len(arms)) if arms else []
     return spec.search.winner_in_words(live[0]) if spec.search is not None and len(live) == 1 else ""
 
 
 def _kept(simulation: Simulation) -> dict[str, Any] | None:
     """The model of the best round, where the job hands it out, by the test that made it the best."""
-    rule, best = simulation.job.spec.keep, simulation.progress.best
+    rule, best = simulation.job.training.keep, simulation.progress.best
     if rule is None or best is None:
         return None
     return {
@@ -188,7 +188,7 @@ def _kept_lines(simulation: Simulation, rule: KeepSpec) -> Iterator[str]:
     if kept != trained:
         last = _measured(simulation.closing[EVALUATE], main)
         yield f"the final figures are of the model after round {trained}: {last}"
-    if simulation.job.spec.test_part:
+    if simulation.job.training.test_part:
         yield "the final figures are of held-out records that no round tested on"
 
 

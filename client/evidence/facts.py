@@ -16,7 +16,8 @@ from chorale.job import Job
 from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import promise_of
 from chorale.privacy.quantity_noise import noised
-from chorale.spec.job_spec import phase_context
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec, any_context
 from chorale.spec.selection import draws
 from chorale.spec.state import GlobalState
 from client.evidence.phases import Chain, PhaseProof, shapes_of
@@ -162,9 +163,9 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> Facts:
         purpose=spec.purpose,
         reference=spec.reference,
         operator=job.operator,
-        method=spec.strategy.name,
-        model_name=spec.model.name,
-        task="classification" if spec.task is None else spec.task.name,
+        method=job.strategy.name,
+        model_name=_model_name(spec),
+        task=_task_name(spec),
         silos=spec.silos,
         rounds=spec.rounds,
         colluders=silos // 3,
@@ -192,6 +193,17 @@ def facts_of(job: Job, statement: CoordinatorStatement, chain: Chain) -> Facts:
             for kind, silos, times in planned_phases(spec)
         },
     )
+
+
+def _model_name(spec: AnySpec) -> str:
+    """ "" of an analysis, which has none."""
+    return spec.model.name if isinstance(spec, JobSpec) else ""
+
+
+def _task_name(spec: AnySpec) -> str:
+    if isinstance(spec, JobSpec):
+        return "classification" if spec.task is None else spec.task.name
+    return spec.kind
 
 
 def document_of(facts: Facts) -> dict[str, Any]:
@@ -258,7 +270,7 @@ def _epsilon(job: Job, shapes: GlobalState) -> dict[str, Any] | None:
     """What the plan of a private job costs; None where nothing bounds what its sums tell."""
     if job.spec.privacy is None:
         return None
-    promise = promise_of(job.spec, shapes)
+    promise = promise_of(job.training, shapes)
     collude = promise.epsilon_if_all_others_collude
     return {
         "planned": promise.epsilon,
@@ -273,7 +285,7 @@ def _epsilon(job: Job, shapes: GlobalState) -> dict[str, Any] | None:
 
 
 def _quantities(job: Job, kind: str, shapes: GlobalState, members: int) -> tuple[Quantity, ...]:
-    context = phase_context(job.spec, 1, shapes, members, public_seed=bytes(32))
+    context = any_context(job.spec, 1, shapes, members)
     return noised(job.strategy.phase(kind).quantities(context), job.spec, members)
 
 

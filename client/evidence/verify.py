@@ -278,7 +278,7 @@ def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model:
         if state_digest(state_to_bytes(arrays)).hex() != statement.model:
             raise EvidenceMismatch("this file is not the job's model: its arrays have another SHA-256")
         # Security: what inputs and outputs mean stands there, and programs go by it
-        facts = model_facts(job.spec, job_digest=job.digest, round=statement.model_round)
+        facts = model_facts(job.training, job_digest=job.digest, round=statement.model_round)
         names_found = sorted(found.keys() | facts.keys() if found else ())
         for name in names_found:
             if name != "chorale" and found.get(name) != facts.get(name):

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from chorale.job import Job, JobSpec, SignedJob, open_job
+from chorale.job import Job, SignedJob, open_job
 from chorale.observability.logs import get_logger
 from chorale.runtime import disk
 from chorale.runtime.machine import check_memory
+from chorale.spec.kinds import any_spec
 from chorale.spec.settings_file import parse_mapping
 from chorale.spec.state import float32_bytes, state_from_file
 from chorale.transport.wire import PhaseKey
@@ -330,8 +331,8 @@ class JobManager:
         kept = self._kept(row)
         return {
             "name": job.spec.name,
-            "strategy": job.spec.strategy.name,
-            "main_figure": job.strategy.task.main,
+            "strategy": job.strategy.name,
+            "main_figure": job.strategy.main_figure,
             "rounds": job.spec.rounds,
             "steps": job.spec.steps or 0,
             "silos": job.spec.silos,
@@ -351,7 +352,7 @@ class JobManager:
         """A job that was checked when it was submitted; phases check it again before they begin."""
         if row.digest not in self._known:
             try:
-                spec = JobSpec.from_yaml(row.signed.spec_bytes, source=f"job {row.signed.id}")
+                spec = any_spec(row.signed.spec_bytes, source=f"job {row.signed.id}")
             except ConfigError as error:
                 raise LocalProtocolError(f"store: {error}") from None
             self._known[row.digest] = Job(spec=spec, signed=row.signed, operator="")

@@ -16,6 +16,7 @@ from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
 from chorale.runtime import disk
 from chorale.spec.class_rows import rows_in_words
+from chorale.spec.job_spec import JobSpec
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2
@@ -365,7 +366,8 @@ class JobRunner:
                 "and none gives a second input: fetch the model, and submit a job that starts from it"
             )
             return JobFailed(message + lost, public=public + lost)
-        rows = rows_in_words(self.job.spec)
+        spec = self.job.spec
+        rows = rows_in_words(spec) if isinstance(spec, JobSpec) else ""
         if rows and any(absence.rule == Rule.MIN_CLASS_HOLDERS for absence in absences):
             return JobFailed(f"{message}; class rows: {rows}", public=f"{public}; class rows: {rows}")
         if record.reason != FailureReason.BUDGET:

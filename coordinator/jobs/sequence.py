@@ -51,7 +51,7 @@ def next_step(
         return _repeated(job, rows)
     # a phase that was used up uses up its round: what would follow in it lacks the phase's sum. An evaluation
     # between rounds is not repeated, nor taken of a model that stayed as it was
-    last_of_round = job.strategy.round_phases[-1]
+    last_of_round = last_phase_of_rounds(job)
     steps = sum(row.phase == last_of_round and row.state is PhaseState.APPLIED for row in rows)
     skips_round = is_lost and not is_between
     following = job.next_after(last.round, last_of_round if skips_round else last.phase, steps=steps)
@@ -100,7 +100,12 @@ def _repeated(job: Job, rows: Sequence[PhaseRow]) -> Step:
 
 def completed_rounds(store: Store, job: Job) -> int:
     """Rounds whose last phase was applied."""
-    return store.count_applied(job.digest, job.strategy.round_phases[-1])
+    return store.count_applied(job.digest, last_phase_of_rounds(job))
+
+
+def last_phase_of_rounds(job: Job) -> str:
+    """ "" of a job that has no rounds."""
+    return next(reversed(job.strategy.round_phases), "")
 
 
 def stood_in_the_way(rows: Sequence[PhaseRow]) -> dict[str, int]:

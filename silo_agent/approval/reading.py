@@ -13,8 +13,10 @@ from datetime import UTC, datetime
 from chorale.job import Job, SignedJob
 from chorale.pinned_code import code_faults
 from chorale.privacy.promise import Promise, promise_of
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.class_rows import rows_in_words
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec, any_spec
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, Refusal
 from silo_agent.account_units import account_budgets
@@ -96,11 +98,11 @@ def read_view(
     refusals += policy.refusals(spec, operator=job.operator)
     code = tuple(_own_code(spec, refusals))
     drawn = _drawn(job, spec, policy)
-    if drawn.origin is Origin.GIVEN and spec.model.is_built_in:
+    if drawn.origin is Origin.GIVEN and isinstance(spec, JobSpec) and spec.model.is_built_in:
         refusals += refusals_of(policy.check_given_state, spec, why=drawn.why)
     phases = _phases(spec, drawn.state, refusals)
     promise, no_promise = _promise(spec, drawn.state)
-    if promise is not None:
+    if promise is not None and isinstance(spec, JobSpec):
         cost = promise.epsilon_if_all_others_collude
         refusals += refusals_of(policy.privacy.check_collusion, spec, cost)
     budget: Budget | None = None
@@ -118,7 +120,7 @@ def read_view(
         job,
         spec,
         parameters=None if drawn.state is None else trained_values(drawn.state),
-        class_rows=rows_in_words(spec, own=policy.min_class_holders),
+        class_rows=rows_in_words(spec, own=policy.min_class_holders) if isinstance(spec, JobSpec) else "",
         phases=phases,
         weights=StartingWeights(origin=drawn.origin, sha256=spec.initial_state or "", description=drawn.why),
         promise=promise,
@@ -153,9 +155,9 @@ def signed_bytes(job: LedgerJob) -> bytes:
     return job.spec_bytes
 
 
-def _spec_of(job: LedgerJob) -> JobSpec:
+def _spec_of(job: LedgerJob) -> AnySpec:
     """Raises ConfigError."""
-    return JobSpec.from_yaml(signed_bytes(job), source=f"job {job.id}")
+    return any_spec(signed_bytes(job), source=f"job {job.id}")
 
 
 def _unsigned(job: LedgerJob) -> SignedJob:
@@ -163,11 +165,11 @@ def _unsigned(job: LedgerJob) -> SignedJob:
     return SignedJob(spec_bytes=job.spec_bytes or b"", signature=b"", operator_certificate=b"")
 
 
-def _as_signed(job: LedgerJob, spec: JobSpec) -> Job:
+def _as_signed(job: LedgerJob, spec: AnySpec) -> Job:
     return Job(spec=spec, signed=_unsigned(job), operator=job.operator)
 
 
-def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]:
+def _own_code(spec: AnySpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]:
     """Code that is not Chorale's, and how this silo's copy compares, by its files alone."""
     faults = code_faults(spec)
     refusals += [PolicyRefusal(fault, code=Refusal.CODE) for fault in faults.values()]
@@ -181,11 +183,11 @@ def _own_code(spec: JobSpec, refusals: list[PolicyRefusal]) -> Sequence[OwnCode]
             options=options_told(each.options),
             difference=faults.get(str(each.source), ""),
         )
-        for field, each in spec.plug_ins.items()
+        for field, each in (spec.plug_ins if isinstance(spec, JobSpec) else {}).items()
     ]
 
 
-def _drawn(job: LedgerJob, spec: JobSpec, policy: Policy) -> Drawn:
+def _drawn(job: LedgerJob, spec: AnySpec, policy: Policy) -> Drawn:
     if spec.distributions:  # to draw them runs code that nobody has allowed yet
         return Drawn(origin=Origin.UNKNOWN, why="its own code makes them, at its first phase")
     signed = _unsigned(job)
@@ -201,7 +203,7 @@ def _drawn(job: LedgerJob, spec: JobSpec, policy: Policy) -> Drawn:
 
 
 def _phases(
-    spec: JobSpec, state: GlobalState | None, refusals: list[PolicyRefusal]
+    spec: AnySpec, state: GlobalState | None, refusals: list[PolicyRefusal]
 ) -> tuple[SummedPhase, ...]:
     try:
         return summed_phases(spec, state)
@@ -210,9 +212,9 @@ def _phases(
         return ()
 
 
-def _promise(spec: JobSpec, state: GlobalState | None) -> tuple[Promise | None, str]:
+def _promise(spec: AnySpec, state: GlobalState | None) -> tuple[Promise | None, str]:
     """What a private job costs here, or why that is not known."""
-    if spec.privacy is None:
+    if isinstance(spec, AnalysisSpec) or spec.privacy is None:
         return None, ""
     if state is None:
         return None, f"what it costs is found out at its first phase: {NO_BUILT_IN}"
@@ -228,11 +230,14 @@ def _account_refusals(
     data_set: DataSettings,
     budget: Budget,
     job: LedgerJob,
-    spec: JobSpec,
+    spec: AnySpec,
     state: GlobalState | None,
 ) -> list[PolicyRefusal]:
     """What the data set has no room for."""
     is_private = spec.privacy is not None
+    if isinstance(spec, AnalysisSpec):
+        reveals = ledger.reveals(policy=policy, data_set=data_set.account)
+        return refusals_of(reveals.check_analysis, job.job_digest)
     counted = ledger.data_refusals(policy=policy, data_set=data_set.account, is_private=is_private)
     found = refusals_of(counted.check, job.job_digest)
     if is_private and state is not None:
@@ -258,7 +263,7 @@ def _previous(ledger: Ledger, job: LedgerJob) -> LedgerJob | None:
     return max(known, key=approved_at, default=None)
 
 
-def _reads(ledger: Ledger, data_set: DataSettings, spec: JobSpec) -> Reads:
+def _reads(ledger: Ledger, data_set: DataSettings, spec: AnySpec) -> Reads:
     contents = ledger.accounts().contents(data_set.name)
     return reads_of(spec, data_set, contents, record=_record_told(data_set))
 

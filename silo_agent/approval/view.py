@@ -19,7 +19,9 @@ import numpy as np
 from chorale.privacy.job_releases import planned_phases
 from chorale.privacy.promise import Promise
 from chorale.privacy.quantity_noise import noise_deviations, noised
-from chorale.spec.job_spec import JobSpec, phase_context
+from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec, any_context
 from chorale.spec.selection import is_by_groups
 from chorale.spec.state import GlobalState, trained_names
 from crypto.errors import PolicyRefusal, Refusal
@@ -32,6 +34,7 @@ from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.training.data.settings import LABELED_FORMATS, TABLE_FORMATS, DataSettings, reading_in_words
 from silo_agent.training.data.table.derived import stored_names
 from silo_agent.training.data.table.units import units_in_words
+from strategies.analysis.method import FIRST_STATE
 from strategies.base import MODEL, TOTAL
 from strategies.parts.heads import HEAD
 from strategies.phases.arms import without_arm
@@ -243,7 +246,7 @@ class JobView:
 
 def job_view(
     job: LedgerJob,
-    spec: JobSpec,
+    spec: AnySpec,
     *,
     parameters: int | None,
     class_rows: str,
@@ -258,7 +261,7 @@ def job_view(
     charge: PlannedCharge | None,
     refusals: Sequence[PolicyRefusal],
     code: Sequence[OwnCode],
-    previous: tuple[str, JobSpec] | None,
+    previous: tuple[str, AnySpec] | None,
     decisions: Sequence[PersonsDecision],
     required_approvals: int,
     policy: bytes,
@@ -290,7 +293,7 @@ def job_view(
         reads=reads,
         method=_method_told(spec),
         parameters=parameters,
-        unusual=spec.method.passed_over,
+        unusual=spec.method.passed_over if isinstance(spec, JobSpec) else (),
         class_rows=class_rows,
         phases=tuple(phases),
         is_private=spec.privacy is not None,
@@ -307,11 +310,13 @@ def job_view(
     )
 
 
-def reads_of(spec: JobSpec, settings: DataSettings, contents: Contents | None, *, record: str) -> Reads:
+def reads_of(spec: AnySpec, settings: DataSettings, contents: Contents | None, *, record: str) -> Reads:
     """What the job reads of a data set. Opens no data. As `Reads`."""
     has_names = settings.format in TABLE_FORMATS
     inputs = tuple(each.name for each in spec.columns or ()) if has_names else None
-    labels = spec.label_column if settings.format in LABELED_FORMATS else None
+    labels: tuple[str, ...] | None = ()
+    if isinstance(spec, JobSpec):
+        labels = spec.label_column if settings.format in LABELED_FORMATS else None
     unread = None
     if has_names and contents is not None and contents.columns is not None:
         wanted = [*(each.name for each in spec.inputs), *spec.label_columns]
@@ -324,7 +329,7 @@ def reads_of(spec: JobSpec, settings: DataSettings, contents: Contents | None, *
         unit=settings.unit,
         inputs=inputs,
         labels=labels,
-        classes=spec.class_names,
+        classes=spec.class_names if isinstance(spec, JobSpec) else (),
         mapped=settings.labels,
         dropped=settings.drop,
         unread=unread,
@@ -339,7 +344,7 @@ def in_order(fields: Iterable[str]) -> list[str]:
     return sorted(fields, key=lambda field: places.get(field.partition(".")[0], len(places)))
 
 
-def summed_phases(spec: JobSpec, state: GlobalState | None) -> tuple[SummedPhase, ...]:
+def summed_phases(spec: AnySpec, state: GlobalState | None) -> tuple[SummedPhase, ...]:
     """Every quantity that the job sums, phase by phase, as its method declares them.
 
     state: any of its global states, for the shapes; None where only the job's own code makes one. Raises
@@ -363,7 +368,7 @@ def trained_values(state: GlobalState) -> int:
     return sum(math.prod(state[MODEL + name].shape) for name in trained_names(state))
 
 
-def changed_fields(before: JobSpec, now: JobSpec) -> tuple[FieldChange, ...]:
+def changed_fields(before: AnySpec, now: AnySpec) -> tuple[FieldChange, ...]:
     """Every field that two jobs differ in, as `in_order`."""
     old, new = (_fields(each.model_dump(mode="json", by_alias=True)) for each in (before, now))
     return tuple(
@@ -394,15 +399,17 @@ def _fields(values: Mapping[str, Any], prefix: str = "", *, of_options: bool = F
     return found
 
 
-def _quantities(spec: JobSpec, kind: str, state: GlobalState, silos: int) -> tuple[Quantity, ...]:
+def _quantities(spec: AnySpec, kind: str, state: GlobalState, silos: int) -> tuple[Quantity, ...]:
     shapes = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no size
-    context = phase_context(spec, 1, shapes, silos, public_seed=bytes(32))
+    context = any_context(spec, 1, shapes, silos)
     summed = spec.method.phase(kind).quantities(context)
     of_one_arm = tuple(each for each in summed if without_arm(each.name) == each.name)  # as are the others
     return noised(of_one_arm, spec, silos)
 
 
-def _stand_in(spec: JobSpec, size: int) -> dict[str, Any]:
+def _stand_in(spec: AnySpec, size: int) -> dict[str, Any]:
+    if isinstance(spec, AnalysisSpec):
+        return dict(FIRST_STATE)
     has_means = spec.method.recipe.personalization.needs_running_means
     means = {f"{MODEL}norm.running_mean": np.ones(size, np.float32)} if has_means else {}
     return means | {
@@ -411,7 +418,7 @@ def _stand_in(spec: JobSpec, size: int) -> dict[str, Any]:
     }
 
 
-def _summed(quantity: Quantity, spec: JobSpec, silos: int, *, is_sized: bool = True) -> SummedQuantity:
+def _summed(quantity: Quantity, spec: AnySpec, silos: int, *, is_sized: bool = True) -> SummedQuantity:
     noise, clip_l2 = QuantityNoise.NONE, None
     if quantity.noise is not None:
         noise, clip_l2 = QuantityNoise.IN_SUM, quantity.noise.clip_l2
@@ -438,7 +445,9 @@ def _difference(refusal: PolicyRefusal) -> PolicyDifference:
     return PolicyDifference(field=field, message=str(refusal).removeprefix("policy: "))
 
 
-def _method_told(spec: JobSpec) -> str:
+def _method_told(spec: AnySpec) -> str:
+    if isinstance(spec, AnalysisSpec):
+        return spec.in_words
     searched = (
         "" if spec.search is None else f"; {spec.search.in_words(spec.rounds)}; each arm sums all of it"
     )
@@ -446,7 +455,7 @@ def _method_told(spec: JobSpec) -> str:
     return f"{spec.strategy.name}, task {task}; {spec.count}, {_named_told(spec)}{searched}"
 
 
-def _named_told(spec: JobSpec) -> str:
+def _named_told(spec: AnySpec) -> str:
     """Which silos a round is of."""
     if not spec.draws_rounds:
         return "all of the silos in each"

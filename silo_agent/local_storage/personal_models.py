@@ -62,7 +62,7 @@ class PersonalModels:
         for torn in self._directory.glob(f".{path.name}.*.tmp"):  # of a process that was killed
             torn.unlink()
         facts = {
-            **facts_of(job.spec, job_digest=job.digest, round=key.round),
+            **facts_of(job.training, job_digest=job.digest, round=key.round),
             "phase": key.phase,
             "global_model": global_model.hex(),
             "tuned": model.tuned,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
 
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.kinds import AnySpec, any_spec
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, Refusal, Rule
 from crypto.session.reveal import PendingReveal
@@ -130,7 +131,7 @@ class DataSets:
         """Whether a sum of the phase was revealed with this silo in it."""
         return self.any_reveals.is_revealed(key.job_digest, key.round, key.phase, silo=silo)
 
-    def named(self, spec: JobSpec) -> DataSet:
+    def named(self, spec: AnySpec) -> DataSet:
         """Raises PolicyRefusal(code=POLICY) for a job about none of this agent's, about an unnamed one of
         several, or that reads what the policy does not list. Security: a list is asked before every other
         rule, so its answer is one, whether or not there is such a column. The coordinator learns that field,
@@ -142,7 +143,7 @@ class DataSets:
             raise PolicyRefusal(str(error), rule=error.rule if spec.data is None else None) from None
         return found
 
-    def check_unit(self, spec: JobSpec) -> None:
+    def check_unit(self, spec: AnySpec) -> None:
         """Raises PolicyRefusal for a job that reads the column of its data set's units, or numbers in a unit
         without a factor. Security: the answer says which column that is, so it is for a job that was approved
         here."""
@@ -166,7 +167,7 @@ class DataSets:
         spec_bytes, job_id = self._ledger.spec_bytes(job_digest), job_digest.hex()[:12]
         if spec_bytes is not None:
             try:
-                return self.named(JobSpec.from_yaml(spec_bytes, source=f"job {job_id}"))
+                return self.named(any_spec(spec_bytes, source=f"job {job_id}"))
             except ConfigError as error:
                 raise PolicyRefusal(str(error), code=Refusal.JOB_INVALID) from None
         if len(self._by_name) == 1:  # recorded by a version that kept no text of jobs
@@ -174,15 +175,18 @@ class DataSets:
         raise PolicyRefusal(f"job {job_id}: was never offered", code=Refusal.JOB_INVALID)
 
 
-def check_read(spec: JobSpec, policy: Policy, *, data_set: str, format: str) -> None:
+def check_read(spec: AnySpec, policy: Policy, *, data_set: str, format: str) -> None:
     """Raises PolicyRefusal where the policy lists what jobs may read of the data set, and not all of this."""
     inputs = [each.name for each in spec.inputs] if format in TABLE_FORMATS else ()
     labels = spec.label_columns if format in LABELED_FORMATS else ()
     check_readable(policy.inputs, inputs, data_set=data_set, rule=Rule.INPUTS)
-    check_readable(policy.labels, labels, data_set=data_set, rule=Rule.LABELS)
+    if isinstance(spec, AnalysisSpec):
+        policy.analyses.check_measured(spec, data_set=data_set)
+    else:
+        check_readable(policy.labels, labels, data_set=data_set, rule=Rule.LABELS)
 
 
-def name_for(spec: JobSpec, names: Sequence[str]) -> str:
+def name_for(spec: AnySpec, names: Sequence[str]) -> str:
     """The data set that a job is about, of an agent's. Raises PolicyRefusal(code=POLICY)."""
     if spec.data is None and len(names) == 1:
         return names[0]

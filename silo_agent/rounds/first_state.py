@@ -15,13 +15,16 @@ from pathlib import Path
 from chorale.job import Job
 from chorale.observability.logs import get_logger
 from chorale.runtime.files import write_hashed
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.state import state_parts
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from silo_agent.disclosure.policy.policy import MAX_STATE_BYTES
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.training.machine.entry_point import load_entry_point
 from silo_agent.training.models.starting import initial_state
+from strategies.analysis.method import FIRST_STATE
 from strategies.base import Array
 
 SUFFIX = ".safetensors"
@@ -49,7 +52,7 @@ class FirstStates:
 
         Raises PolicyRefusal where it is given and policy does not allow it.
         """
-        if not job.spec.model.is_built_in:
+        if isinstance(job.spec, JobSpec) and not job.spec.model.is_built_in:
             return None  # given: `Policy.check_job` allowed it
         drawing = self._files.get(job.digest)
         if drawing is None or (drawing.done() and not _is_final(drawing)):
@@ -68,7 +71,7 @@ class FirstStates:
         started = time.monotonic()
         _try_code(job)
         try:
-            log.info("drawing the first state", job=job.id, model=job.spec.model.name)
+            log.info("drawing the first state", job=job.id, method=job.strategy.name)
             arrays = drawn_arrays(job.spec, job.signed.base, max_bytes=MAX_STATE_BYTES)
         except ConfigError as error:
             self._check_given(job, why=str(error))
@@ -98,8 +101,10 @@ def _try_code(job: Job) -> None:
         raise PolicyRefusal(f"job {job.id}: code: {error}", code=Refusal.CODE) from error
 
 
-def drawn_arrays(spec: JobSpec, base: bytes | None, *, max_bytes: int) -> Mapping[str, Array]:
+def drawn_arrays(spec: AnySpec, base: bytes | None, *, max_bytes: int) -> Mapping[str, Array]:
     """The first state that follows from the job. base: SignedJob.base. Raises ConfigError if none does."""
+    if isinstance(spec, AnalysisSpec):
+        return FIRST_STATE
     if not spec.model.is_built_in:
         raise ConfigError(f"model {spec.model.name} is not built in")
     if base is None:

@@ -228,9 +228,10 @@ def _class_rows(request: PhaseRequest, rules: InputRules) -> NDArray[np.bool_] |
 
     Raises PolicyRefusal where so few rows are left that the job would be another one.
     """
-    spec, holders_C = request.job.spec, request.context.state.get(PRESENCE)
+    holders_C = request.context.state.get(PRESENCE)
     if holders_C is None:
         return None
+    spec = request.job.training
     has_row_rounds = spec.method.recipe.statistic is not None
     rule = request.rule if has_row_rounds else spec.rule(spec.row_members)
     return sent_rows(spec, holders_C, own=rules.min_class_holders, rule=rule)
@@ -262,7 +263,7 @@ def _weight(request: PhaseRequest, samples: int) -> float:
     """
     if all(quantity.name != WEIGHT for quantity in request.layout.quantities):
         return 0.0
-    spec = request.job.spec
+    spec = request.job.training
     if spec.privacy is not None:
         return spec.privacy.declared_weight(request.rule.members)
     if spec.strategy.aggregate == "uniform":

@@ -28,6 +28,7 @@ class Analysis:
 
     tables: Tables
     name: str = ANALYSIS
+    main_figure: str = ""
     opening: tuple[str, ...] = (ENROLLMENT,)
     round_phases: tuple[str, ...] = ()
     between: tuple[str, ...] = ()

@@ -254,7 +254,7 @@ def comment_in_the_job(scene: Scene) -> Shown:
     """People read in the signed file what no silo was asked, and no screen showed."""
     run = scene.run()
     data = b"# every ethics board has approved this\n" + run.job.signed.spec_bytes
-    run.job = scene.federation.signed(run.job.spec, data)
+    run.job = scene.federation.signed(run.job.training, data)
     return shown(run.whole(scene.federation.publish()))
 
 

@@ -21,8 +21,9 @@ from pydantic import TypeAdapter
 from chorale.job import Job
 from chorale.observability import audit_head
 from chorale.runtime.database import Database, Migration
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.fields import Moment
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.settings_file import parse_mapping
 from crypto.errors import ConfigError, PolicyRefusal, Refusal
 from crypto.identity.certificates import Anchors
@@ -44,6 +45,7 @@ from silo_agent.disclosure.ledger import (
     steps,
 )
 from silo_agent.disclosure.ledger.accounts import Accounts
+from silo_agent.disclosure.ledger.analyses import note_recovered
 from silo_agent.disclosure.ledger.audit_trail import AuditTrail
 from silo_agent.disclosure.ledger.budget import Budget, Spend
 from silo_agent.disclosure.ledger.costs import Cost
@@ -140,7 +142,7 @@ class RecoveredCharge:
     """
 
     job_digest: bytes
-    spec: JobSpec = field(repr=False)
+    spec: AnySpec = field(repr=False)
     policy: Policy = field(repr=False)
     accounts: tuple[str, ...]
     releases: Cost | None = field(repr=False)
@@ -371,6 +373,8 @@ class Ledger:
                 for budget in of_accounts:
                     budget.charge_plan(connection, charge.job_digest, charge.releases)
                 spec = charge.spec
+                if isinstance(spec, AnalysisSpec):
+                    note_recovered(connection, charge.job_digest, charge.accounts)
                 connection.execute(  # one that the ledger does not hold must not be approved by itself
                     "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"
                     " offered_unix_seconds) VALUES (?, ?, '', ?, ?, ?, ?)"

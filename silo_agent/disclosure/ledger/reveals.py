@@ -18,6 +18,7 @@ from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import LedgerMark, SessionTerms
 from crypto.session.reveal import PendingReveal
+from silo_agent.disclosure.ledger.analyses import check_analysis, check_most
 from silo_agent.disclosure.ledger.costs import is_covered
 from silo_agent.disclosure.ledger.signed_sets import (
     SAME_PHASE,
@@ -124,6 +125,12 @@ class Reveals(Standing):
         with self._database.transaction() as connection:
             _check_attempt(connection, terms)
             self._check_openings(connection, terms)
+            self._check_analysis(connection, terms)
+
+    def check_analysis(self, job_digest: bytes) -> None:
+        """Raises PolicyRefusal where the data set has answered as many other analyses as policy allows."""
+        with self._database.reading() as connection:
+            check_most(connection, job_digest, data_set=self._data_set, most=self._policy.analyses.most)
 
     def begin_attempt(self, terms: SessionTerms) -> LedgerMark:
         """Bind the phase to roster and state, and erase what an earlier attempt left pending.
@@ -160,6 +167,7 @@ class Reveals(Standing):
             _check_not_revealed(connection, terms)
             self._check_openings(connection, terms)
             check_survivors(connection, phase_of(terms), survivors, data_set=self._data_set)
+            self._check_analysis(connection, terms, survivors)
             self._is_change(connection, terms, survivors, terms.rule.min_cohort)
 
     def write_pending(self, pending: PendingReveal) -> None:
@@ -174,6 +182,7 @@ class Reveals(Standing):
             _approved_job(connection, pending)
             _check_not_abandoned(connection, pending)
             check_survivors(connection, phase_of(pending), pending.survivors, data_set=self._data_set)
+            self._check_analysis(connection, pending, pending.survivors)
             values = phase_of(pending) | {
                 "attempt": pending.attempt,
                 "kind": phase_kind(pending.phase),
@@ -209,6 +218,7 @@ class Reveals(Standing):
                 return
             _approved_job(connection, pending)
             self._check_openings(connection, pending)  # several may have been signed before one is revealed
+            self._check_analysis(connection, pending, pending.survivors)
             _check_not_abandoned(connection, pending)
             connection.execute(
                 f"UPDATE reveals SET status = :revealed WHERE {SAME_PHASE}",
@@ -318,6 +328,15 @@ class Reveals(Standing):
                 "to go on: chorale silo approve",
                 Refusal.POLICY,
             )
+
+    def _check_analysis(
+        self,
+        connection: sqlite3.Connection,
+        key: SessionTerms | PendingReveal,
+        survivors: tuple[str, ...] | None = None,
+    ) -> None:
+        most = self._policy.analyses.most
+        check_analysis(connection, key, data_set=self._data_set, most=most, survivors=survivors)
 
     def _is_change(
         self,

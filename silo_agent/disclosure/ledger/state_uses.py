@@ -80,7 +80,7 @@ class StateUse:
             job_digest=key.job_digest,
             round=key.round,
             phase=key.phase,
-            training_digests=job.strategy.use_digests(key.kind, state),
+            training_digests=job.method.use_digests(key.kind, state),
             # a difference of two sums then holds two honest silos at least
             min_distance=max(rule.min_cohort, assumed_colluders + 2),
             members=rule.members,

@@ -17,7 +17,7 @@ from silo_agent.disclosure.policy.readable import readable_told
 def described(policy: Policy) -> str:
     """The effective policy field by field, then what it refuses."""
     fields = []
-    for prefix, settings in (("", policy), ("privacy.", policy.privacy)):
+    for prefix, settings in (("", policy), ("privacy.", policy.privacy), ("analyses.", policy.analyses)):
         for name, info in type(settings).model_fields.items():
             value = getattr(settings, name)
             if isinstance(value, BaseModel):
@@ -74,7 +74,7 @@ def refused(policy: Policy) -> list[str]:
     if policy.initial_state is not FirstState.GIVEN:
         listed = "" if policy.initial_state is FirstState.COMPUTED else " but those of initial_state"
         lines.append(f"starting weights that this silo does not draw itself{listed}")
-    lines += policy.privacy.refused() + readable_told("inputs", policy.inputs)
+    lines += policy.privacy.refused() + policy.analyses.refused() + readable_told("inputs", policy.inputs)
     lines += readable_told("labels", policy.labels)
     lists = {
         "operators": policy.operators,

@@ -20,15 +20,17 @@ from chorale.job import JobSpec
 from chorale.runtime.files import read_limited
 from chorale.spec.class_rows import check_reachable
 from chorale.spec.fields import Name, Sha256, in_words
+from chorale.spec.kinds import AnySpec
 from chorale.spec.selection import expected_cohort_changes
 from chorale.spec.settings_file import MAX_BYTES, check_whole, settings_of
 from crypto.errors import PolicyRefusal, Refusal, Rule
-from crypto.fixed_point.layout import Quantity
+from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import (
     SMALLEST_FEDERATION,
     default_colluders,
 )
 from crypto.session.messages import SessionTerms
+from silo_agent.disclosure.policy.analysis_policy import EXACT_REFUSED, AnalysisPolicy
 from silo_agent.disclosure.policy.drawn_rounds import check_drawn_rounds, check_redrawn_statistics
 from silo_agent.disclosure.policy.learning_rates import rate_refusals
 from silo_agent.disclosure.policy.privacy_policy import (
@@ -229,6 +231,7 @@ class Policy(BaseModel):
         f"hold; null: as much as there is, at most {MOST_RECORDS}",
     )
     privacy: PrivacyPolicy = Field(default=PrivacyPolicy(), description="what a data set may spend")
+    analyses: AnalysisPolicy = Field(default=AnalysisPolicy(), description="what analyses may show of it")
 
     @field_validator("initial_state", mode="before")
     @classmethod
@@ -257,13 +260,23 @@ class Policy(BaseModel):
                 raise ValueError(f"allowed_quantities: {error}") from None
         return self
 
-    def check_job(self, spec: JobSpec, *, operator: str) -> None:
+    def check_job(self, spec: AnySpec, *, operator: str) -> None:
         """Raises PolicyRefusal where the job as such is not allowed: the first of `refusals`."""
         for refusal in self.refusals(spec, operator=operator):
             raise refusal
 
-    def refusals(self, spec: JobSpec, *, operator: str) -> Iterator[PolicyRefusal]:
+    def refusals(self, spec: AnySpec, *, operator: str) -> Iterator[PolicyRefusal]:
         """Every rule by which the job as such is not allowed."""
+        yield from self._refusals_of_any(spec, operator=operator)
+        if isinstance(spec, JobSpec):
+            yield from self._refusals_of_training(spec)
+        else:
+            yield from self.analyses.refusals(spec)
+            for quantity in spec.quantities:
+                yield from refusals_of(self.check_listed, quantity)
+            yield from self.privacy.refusals(spec)
+
+    def _refusals_of_any(self, spec: AnySpec, *, operator: str) -> Iterator[PolicyRefusal]:
         if spec.federation != self.federation:
             yield refusal_by(f"federation {spec.federation}", self.federation, Rule.FEDERATION)
         if self.operators is not None and operator not in self.operators:
@@ -271,12 +284,14 @@ class Policy(BaseModel):
         if self.require_purpose and None in (spec.purpose, spec.reference):
             wanted = "purpose and reference (require_purpose)"
             yield refusal_by("a job without one of them", wanted, Rule.REQUIRE_PURPOSE)
+        if len(spec.silos) < self.min_silos:
+            yield refusal_by(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
+
+    def _refusals_of_training(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
         yield from refusals_of(self.check_distributions, spec)
         if spec.rounds > self.max_rounds:
             spare = "" if spec.spare_steps is None else f" and {spec.spare_steps} spare ones"
             yield refusal_by(f"{spec.count}{spare}", f"at most {self.max_rounds}", Rule.MAX_ROUNDS)
-        if len(spec.silos) < self.min_silos:
-            yield refusal_by(f"{len(spec.silos)} silos", f"at least {self.min_silos}", Rule.MIN_SILOS)
         expected = expected_cohort_changes(spec)
         if expected > self.max_cohort_changes:
             yield refusal_by(
@@ -320,7 +335,7 @@ class Policy(BaseModel):
                     Rule.DISTRIBUTIONS,
                 )
 
-    def check_given_state(self, spec: JobSpec, *, why: str) -> None:
+    def check_given_state(self, spec: AnySpec, *, why: str) -> None:
         """Raises PolicyRefusal where a first state that this silo did not draw itself is not allowed."""
         if self.initial_state is FirstState.GIVEN:
             return
@@ -331,7 +346,7 @@ class Policy(BaseModel):
         expected = f"an initial state that is {allowed} (initial_state)"
         raise refusal_by(f"the given one {spec.initial_state}: {why}", expected, Rule.INITIAL_STATE)
 
-    def colluders(self, spec: JobSpec) -> int:
+    def colluders(self, spec: AnySpec) -> int:
         """A: silos of the job that may side with the coordinator."""
         return (
             default_colluders(len(spec.silos)) if self.assumed_colluders is None else self.assumed_colluders
@@ -360,14 +375,21 @@ class Policy(BaseModel):
                 code=Refusal.COHORT_TOO_SMALL,
             )
 
+    def check_listed(self, quantity: Quantity) -> None:
+        """Raises PolicyRefusal where `allowed_quantities` does not list it."""
+        name = without_arm(quantity.name)
+        if self.allowed_quantities is not None and name not in self.allowed_quantities:
+            allowed = f"{', '.join(self.allowed_quantities)} (allowed_quantities)"
+            raise refusal_by(f"quantity {name}", allowed, Rule.ALLOWED_QUANTITIES)
+
     def check_quantities(self, quantities: Iterable[Quantity], *, is_private: bool = False) -> None:
         """Raises PolicyRefusal where a quantity may not be summed. is_private: they will carry noise, or be
         refused for it."""
         for quantity in quantities:
-            name = without_arm(quantity.name)
-            if self.allowed_quantities is not None and name not in self.allowed_quantities:
-                allowed = f"{', '.join(self.allowed_quantities)} (allowed_quantities)"
-                raise refusal_by(f"quantity {name}", allowed, Rule.ALLOWED_QUANTITIES)
+            self.check_listed(quantity)
+            if quantity.discloses is Disclosure.CELL and self.analyses.exact is Permission.REFUSE:
+                expected = f"no analyses {EXACT_REFUSED}"
+                raise refusal_by(f"quantity {quantity.name}", expected, Rule.ANALYSES)
             if quantity.is_shared and self.shared_sums is Permission.REFUSE:
                 raise refusal_by(
                     f"quantity {quantity.name}",

@@ -20,6 +20,7 @@ from chorale.privacy.quantity_noise import dp_sgd_steps
 from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
 from chorale.spec.fields import Number
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.privacy_spec import MAX_DELTA, MAX_EPSILON, MIN_DELTA
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from silo_agent.disclosure.policy.tightening import FIXED, HIGHER, LOWER, Tightens, toward
@@ -89,10 +90,10 @@ class PrivacyPolicy(BaseModel):
         for refusal in self.refusals(spec):
             raise refusal
 
-    def refusals(self, spec: JobSpec) -> Iterator[PolicyRefusal]:
+    def refusals(self, spec: AnySpec) -> Iterator[PolicyRefusal]:
         """POLICY where privacy is required or noise may not rest on other silos; BUDGET where training alone
         passes the whole budget."""
-        if spec.privacy is not None:
+        if isinstance(spec, JobSpec) and spec.privacy is not None:
             if spec.privacy.has_shared_noise and self.shared_noise is Permission.REFUSE:
                 yield refusal_by(
                     "privacy.records.noise sum, which rests on the other silos' noise",

@@ -143,7 +143,7 @@ class ComputeProcess:
             data = self._data.settings_of(request.job)
             if (held := self._data.records_of(data)) is not None:
                 check_records(held, policy.most_records, settings=data)
-            check_room(request.job.spec, request.context.state, data, most=policy.most_records)
+            check_room(request.job.training, request.context.state, data, most=policy.most_records)
         asked = Asked(
             signed=request.job.signed,
             operator=request.job.operator,
@@ -308,7 +308,7 @@ class _Computing:
             self.data.clear()  # how many jobs wait at a time is an operator's choice
             most = asked.policy.most_records
             admitted = admitted_records(self._settings, asked.data, most=most)
-            found = load_data(asked.data, job.spec, admitted=admitted, is_cancelled=self._is_cancelled)
+            found = load_data(asked.data, job.training, admitted=admitted, is_cancelled=self._is_cancelled)
             if found.rows_beyond:
                 log.warning(rows_beyond_in_words(asked.data, found.rows_beyond), job=job.id)
             check_records(found.records, most, settings=asked.data)

@@ -77,7 +77,7 @@ def _own_lengths(
     if own_weight <= 0.0:
         return {}
     scale, fewer_samples = 1.0 / own_weight, 1.0
-    if WEIGHT in values and job.spec.training.local_steps is None:
+    if WEIGHT in values and job.training.training.local_steps is None:
         fewer_samples = max(1.0, scale / len(job.spec.silos))
     result = job.next_state(key.phase, context, _Scaled(values, scale), survivors=1)
     if result.state is None:
@@ -91,7 +91,7 @@ def _own_lengths(
         prefix = f"{METHOD}{copy}/"
         names = [prefix + name for name in _under(prefix, after)]
         lengths |= _lifted(lengths, after, names, classes=context.classes)
-    stretch = job.strategy.recipe.server_update.stretch
+    stretch = job.method.recipe.server_update.stretch
     longer = fewer_samples * (1.0 if stretch is None else stretch(context.members))
     return {name: longer * length for name, length in lengths.items()}
 
@@ -133,12 +133,12 @@ def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:
     An optimizer that adapts to each parameter moves it by about its rate, whatever the update. Statistics by
     class have no length here: their sums keep the plausible box alone.
     """
-    privacy, training, server = job.spec.privacy, job.spec.training, job.strategy.recipe.server_update
+    privacy, training, server = job.spec.privacy, job.training.training, job.method.recipe.server_update
     assert privacy is not None
     sizes = {MODEL + name: context.state[MODEL + name].size for name in context.trained}
-    rate = job.spec.learning_rate_at(max(1, context.round))
-    if server.adapts(job.strategy.options):
-        return {name: job.strategy.server_rate * math.sqrt(size) for name, size in sizes.items()}
+    rate = job.training.learning_rate_at(max(1, context.round))
+    if server.adapts(job.method.options):
+        return {name: job.method.server_rate * math.sqrt(size) for name, size in sizes.items()}
     if privacy.has_shared_noise and training.optimizer == "adam":
         return {name: rate * math.sqrt(size) for name, size in sizes.items()}
     usual, clean, deviation = privacy.declared_weight(context.members), math.inf, 0.0
@@ -147,7 +147,7 @@ def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:
         deviation = context.noise.get("delta", 0.0) / (context.members * usual)
     if privacy.records is not None:
         # each of these steps sums clipped gradients and noise, and divides by the batch size
-        steps, clip_norm = dp_sgd_steps(job.spec), privacy.records.clip_norm
+        steps, clip_norm = dp_sgd_steps(job.training), privacy.records.clip_norm
         noise = clip_norm * (privacy.records.noise_multiplier or 0.0) / training.batch_size
         if privacy.has_shared_noise:
             noise = context.noise[GRADIENT] / (context.members * training.batch_size)
@@ -155,7 +155,7 @@ def _private_lengths(job: Job, context: PhaseContext) -> dict[str, float]:
         clean = min(clean, whole_rate * clip_norm * steps)
         deviation += whole_rate * noise * math.sqrt(steps)
     return {
-        name: job.strategy.server_rate * (clean + deviation * (math.sqrt(size) + NORMAL_TAIL))
+        name: job.method.server_rate * (clean + deviation * (math.sqrt(size) + NORMAL_TAIL))
         for name, size in sizes.items()
     }
 

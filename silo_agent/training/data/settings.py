@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.spec.fields import DataSetName, EntryPoint, in_words
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.plug_in_specs import Distribution, OptionValues, PlugInName
 from chorale.spec.samples.column_specs import ClassName
 from crypto.errors import ConfigError
@@ -326,7 +326,7 @@ def _wanted(is_needed: bool) -> str:
     return "a value is required" if is_needed else "not allowed"
 
 
-def check_unit(unit: str | None, job: JobSpec) -> None:
+def check_unit(unit: str | None, job: AnySpec) -> None:
     """Raises ConfigError where the job reads the column that says whose a row is: all people with the same
     label, or the same measurement, would be one."""
     if unit is None:

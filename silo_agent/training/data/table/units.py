@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chorale.spec.fields import OneLine, Positive
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError, printable
 
@@ -40,7 +40,7 @@ def factor_of(column: ColumnSpec, units: Units) -> float:
     return 1.0 if stated is None or column.unit is None else stated.factors.get(column.unit, 1.0)
 
 
-def check_units(units: Units, job: JobSpec) -> None:
+def check_units(units: Units, job: AnySpec) -> None:
     """Raises ConfigError for a job in a unit that the settings give no factor to."""
     for column in job.inputs:
         stated = units.get(column.name)
@@ -51,7 +51,7 @@ def check_units(units: Units, job: JobSpec) -> None:
             )
 
 
-def units_in_words(units: Units, job: JobSpec) -> list[str]:
+def units_in_words(units: Units, job: AnySpec) -> list[str]:
     """What becomes of the numbers that job or settings state a unit of, a line for all that are alike."""
     found: dict[str, list[str]] = {}
     for column in job.inputs:

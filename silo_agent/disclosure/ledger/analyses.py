@@ -1,0 +1,76 @@
+"""Which analyses a data set has answered: few in all, and all of them over the same silos.
+
+Two tables over other silos, or of parts that were cut otherwise, may be solved for a cell that neither shows.
+Source: docs/protocol.md 6.13, docs/decisions/0041-analysis.md.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from chorale.transport.wire import phase_kind
+from crypto.errors import Refusal, Rule
+from crypto.session.messages import SessionTerms
+from crypto.session.reveal import PendingReveal
+from silo_agent.disclosure.ledger.signed_sets import SAME_PHASE, joined, note_signed, phase_of, refusal
+from silo_agent.disclosure.policy.privacy_policy import refusal_by
+from strategies.analysis.method import KINDS
+
+_OF_ANALYSES = f"data_set = :data_set AND kind IN ({', '.join(map(repr, KINDS))})"
+
+
+def check_analysis(
+    connection: sqlite3.Connection,
+    key: SessionTerms | PendingReveal,
+    *,
+    data_set: str,
+    most: int,
+    survivors: tuple[str, ...] | None = None,
+) -> None:
+    """most: analyses of the data set, this one included. survivors: U3; None before it is known. Raises
+    PolicyRefusal, also where sums were only signed: others' shares may have revealed them."""
+    if phase_kind(key.phase) not in KINDS:
+        return
+    check_most(connection, key.job_digest, data_set=data_set, most=most)
+    if survivors is None:
+        return
+    found = connection.execute(
+        f"SELECT 1 FROM signed_sets WHERE {_OF_ANALYSES} AND NOT ({SAME_PHASE})"
+        " AND survivors != :survivors LIMIT 1",
+        {**phase_of(key), "data_set": data_set, "survivors": joined(survivors)},
+    ).fetchone()
+    if found is not None:
+        raise refusal(
+            key, "a sum of an analysis over other silos was signed before", Refusal.OVERLAPPING_COHORT
+        )
+
+
+def check_most(connection: sqlite3.Connection, job_digest: bytes, *, data_set: str, most: int) -> None:
+    """Raises PolicyRefusal where the data set has answered as many other analyses."""
+    (others,) = connection.execute(
+        f"SELECT count(DISTINCT job_digest) FROM signed_sets WHERE {_OF_ANALYSES} AND job_digest != :job",
+        {"data_set": data_set, "job": job_digest},
+    ).fetchone()
+    if others >= most:
+        raise refusal_by(
+            f"an analysis after {others} others of the data set", f"at most {most}", Rule.MOST_ANALYSES
+        )
+
+
+def note_recovered(connection: sqlite3.Connection, job_digest: bytes, data_sets: Iterable[str]) -> None:
+    """An analysis that may have run since a snapshot counts as one, over silos that are not known."""
+    for place, data_set in enumerate(data_sets):
+        values = {
+            "job": job_digest,
+            "round": 0,
+            "phase": f"{KINDS[0]}.0",
+            "attempt": -place,
+            "kind": KINDS[0],
+            "data_set": data_set,
+            "survivors": "",
+            "min_cohort": 0,
+            "is_change": False,
+            "is_covered": False,
+        }
+        note_signed(connection, values)
