@@ -18,6 +18,7 @@ from chorale.spec.class_rows import rows_in_words
 from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.model_file import read_model
 from chorale.spec.selection import draws, expected_cohort_changes, is_by_groups, redraws
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
@@ -27,6 +28,7 @@ from client.written import check_written
 from crypto.errors import ConfigError, PolicyRefusal
 from crypto.session.cohort import default_colluders, draw_risk
 from strategies.base import MODEL
+from strategies.expected import got
 
 # not_after of a simulated job that names none: its digest must not change
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -98,6 +100,9 @@ def spec_of(
     values: Mapping[str, object], *, source: str, not_after: datetime | None = None, silos: Sequence[str] = ()
 ) -> JobSpec:
     """The same of a file's fields. source: what errors call them."""
+    if "kind" in values:
+        message = f"{source}: kind: expected a training, which has none, got {got(values['kind'])}"
+        raise with_hint(ConfigError(message), "an analysis: chorale analysis submit")
     filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
     given = {"silos": list(silos)} if silos else {}
     spec = check_values(JobSpec, {**filled, **values, **given}, source=source)
@@ -224,7 +229,7 @@ def sums_notes(spec: JobSpec) -> list[str]:
     return notes
 
 
-def absent_notes(spec: JobSpec, connected: Mapping[str, bool]) -> list[str]:
+def absent_notes(spec: AnySpec, connected: Mapping[str, bool]) -> list[str]:
     """A job may wait for members to come; a misspelled one never comes."""
     unknown = [name for name in spec.silos if name not in connected]
     away = [name for name in spec.silos if not connected.get(name, True)]

@@ -248,6 +248,7 @@ class _Agent:
                 settings.personal_directory, is_revealed=partial(data_sets.is_revealed, silo=settings.name)
             ),
             load_data=self._data.load,
+            load_table=self._data.load_table,
             load_objective=partial(load_objective, settings),
             tell_stage=lambda stage: outbox.send(stage_to_wire(stage)),
             process=ComputeProcess(settings, self._data),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import click
 from chorale.job import sign_job
 from chorale.privacy.remembered import remembering
 from chorale.runtime.files import write_atomic
+from chorale.spec.kinds import AnySpec
 from cli.job.following import end_of, follow
 from cli.job.options import operator_options
 from cli.output.progress import PREPARING, said_if_slow
@@ -44,19 +46,38 @@ def submit(
             init=init,
             now=datetime.now(UTC),
         )
-    spec = submission.spec
     for note in submission.notes:
         click.echo(note, err=True)
+    hand_in(
+        settings,
+        submission.spec,
+        submission.state,
+        promised=submission.promised,
+        save=save,
+        is_watched=is_watched,
+    )
+
+
+def hand_in(
+    settings: OperatorSettings,
+    spec: AnySpec,
+    state: bytes,
+    *,
+    promised: Sequence[str] = (),
+    save: Path | None,
+    is_watched: bool,
+) -> None:
+    """Sign a job of either kind, send it, and say what it waits for. As `submit`."""
     with connect(settings) as (operations, identity):
         signed = sign_job(spec.to_yaml(), identity)
         if save is not None:  # before the job is in: what cannot be written ends the command
             write_atomic(save, signed.spec_bytes)
-        digest = operations.submit(signed, submission.state)
+        digest = operations.submit(signed, state)
         job_id = digest.hex()[:12]
         click.echo(f"{job_id}  {spec.name}  submitted to {settings.coordinator}")
         if save is not None:
             click.echo(f"{save}: the job as it was signed", err=True)
-        for line in submission.promised:
+        for line in promised:
             click.echo(line)
         connected = {silo.name: silo.connected for silo in operations.silos().silos}
         for note in absent_notes(spec, connected):

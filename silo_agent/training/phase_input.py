@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.job import Job
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.class_rows import sent_rows
 from chorale.spec.samples.computed_columns import computed_arrays
 from chorale.spec.state import GlobalState
@@ -30,6 +31,7 @@ from silo_agent.training.computed_columns import column_sums, standardized
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.settings import SettingsFault
 from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
+from strategies.analysis.counts import COUNTS
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext, total_of
 from strategies.phases.columns import COLUMN_MOMENTS
 from strategies.phases.enrollment import ENROLLMENT
@@ -137,13 +139,12 @@ def phase_values(
     decides whether data are refused: PolicyRefusal(code=DATA).
     """
     with faults_refused(request):
-        spec = request.job.spec
+        spec = request.job.training
         class_rows = _class_rows(request, rules)
         data = load_data()
         samples = _summed(request.job, rules, len(data.train.units))
         if samples == 0 and spec.privacy is None:  # in a private job a refusal would tell the last record
-            why = f"fewer than {rules.count_granularity} samples (count_granularity)"
-            raise request.refusal(why, Refusal.DATA, kind=DataRefusal)
+            raise _too_few(request, rules)
         if request.key.kind == ENROLLMENT:
             values: dict[str, Array] = {"silos": np.array(1), "samples": np.array(samples)}
         elif request.key.kind == COLUMN_MOMENTS:
@@ -162,7 +163,7 @@ def phase_values(
             compute = objective.compute if len(arms) == 1 else partial(computed_or_nothing, objective)
             for arm in arms:
                 work = Work(
-                    spec=arm.job.spec,
+                    spec=arm.job.training,
                     phase_kind=request.key.kind,
                     round=request.key.round,
                     silo=silo,
@@ -182,6 +183,24 @@ def phase_values(
                 values |= {name + arm.suffix: value for name, value in found.items()}
             propose_arms(local, of_arms)
         return taken_over(values)
+
+
+def described_values(
+    request: PhaseRequest, *, rules: InputRules, load_table: Callable[[], DescribedTable]
+) -> Mapping[str, Array]:
+    """As `phase_values`, of an analysis. load_table: gives all records, hold-outs too."""
+    with faults_refused(request):
+        assert isinstance(request.job.spec, AnalysisSpec)
+        table, tables = load_table(), request.job.spec.tables
+        samples = rules.rounded(table.records)
+        if samples == 0:
+            raise _too_few(request, rules)
+        if request.key.kind == ENROLLMENT:
+            return {"silos": np.array(1), "samples": np.array(samples)}
+        _check_enrolled(request, samples, total_of(request.context.state))
+        if request.key.kind == COUNTS:
+            return taken_over(cell_counts(table, tables))
+        return taken_over(cell_values(table, tables, request.context.state))
 
 
 def encoded(
@@ -248,6 +267,11 @@ def _asked(request: PhaseRequest, values: Mapping[str, Array]) -> Mapping[str, A
         return values
     asked = {quantity.name for quantity in request.layout.quantities}
     return {name: value for name, value in values.items() if name in asked}
+
+
+def _too_few(request: PhaseRequest, rules: InputRules) -> PolicyRefusal:
+    why = f"fewer than {rules.count_granularity} samples (count_granularity)"
+    return request.refusal(why, Refusal.DATA, kind=DataRefusal)
 
 
 def _summed(job: Job, rules: InputRules, samples: int) -> int:

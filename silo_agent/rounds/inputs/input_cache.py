@@ -18,6 +18,7 @@ from typing import Any
 
 from chorale.job import Job
 from chorale.observability.logs import get_logger
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError, SiloStage
 from crypto.fixed_point.encoder import Encoder
@@ -31,7 +32,14 @@ from silo_agent.rounds.inputs.own_steps import own_lengths
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.machine.seeding import fresh_seed
 from silo_agent.training.objective import Cancelled, Objective, Work
-from silo_agent.training.phase_input import DataRefusal, PhaseRequest, cut_holdout, encoded, phase_input
+from silo_agent.training.phase_input import (
+    DataRefusal,
+    PhaseRequest,
+    cut_holdout,
+    described_values,
+    encoded,
+    phase_input,
+)
 from strategies.base import Array
 
 log = get_logger("silo_agent.rounds.inputs.input_cache")
@@ -39,6 +47,7 @@ log = get_logger("silo_agent.rounds.inputs.input_cache")
 # answers to a private job leave at multiples of it since their task came: the time tells no number of records
 ANSWER_EVERY_SECONDS = 0.25
 LoadData = Callable[[Job, Callable[[], bool]], SiloData]  # the second: is_cancelled
+LoadTable = Callable[[Job, Callable[[], bool]], DescribedTable]
 PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
 
 
@@ -81,6 +90,7 @@ class InputCache:
         local: LocalStates,
         personal: PersonalModels,
         load_data: LoadData,
+        load_table: LoadTable,
         load_objective: Callable[[], Objective],
         tell_stage: Callable[[SiloStage | None], None],
         process: ComputeProcess | None = None,
@@ -93,13 +103,14 @@ class InputCache:
         self._metrics = metrics
         self._local = local
         self._personal = personal
-        self._load_data = load_data
+        self._load_data, self._load_table = load_data, load_table
         self._tell_stage = tell_stage
         self._objective = _MeasuredObjective(load=load_objective, metrics=metrics)
         self._is_closing = threading.Event()
         self._process, self._pause = process, pause or self._is_closing.wait
         self._clock, self._sleep = clock, sleep
         self._data: dict[bytes, SiloData] = {}
+        self._tables: dict[bytes, DescribedTable] = {}
         self._entries: dict[PhaseName, _Entry] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._ahead: Future[None] | None = None
@@ -138,6 +149,8 @@ class InputCache:
 
         Security: before the data are touched, so that how long it took tells nothing of them.
         """
+        if isinstance(job.spec, AnalysisSpec):
+            return
         warm = self._computing(job.spec.privacy is not None)
         if warm.is_warm:
             return
@@ -206,6 +219,7 @@ class InputCache:
 
     def drop_job(self, job_digest: bytes) -> None:
         self._data.pop(job_digest, None)
+        self._tables.pop(job_digest, None)
         if self._process is not None:
             with suppress(RuntimeError):  # closed meanwhile
                 self._worker.submit(self._process.forget, job_digest)
@@ -216,7 +230,8 @@ class InputCache:
         """Data are read again for each job, once what is being computed is done."""
         for name in list(self._entries):
             self._drop(name)
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._data.clear)
+        for held in (self._data, self._tables):
+            await asyncio.get_running_loop().run_in_executor(self._worker, held.clear)
         if self._process is not None:
             await asyncio.get_running_loop().run_in_executor(self._worker, self._process.close)
 
@@ -263,6 +278,8 @@ class InputCache:
             job, key, request.context.state, members=request.rule.members, use=data_set.use_of(request)
         )
         try:
+            if isinstance(job.spec, AnalysisSpec):
+                return Prepared(encoder=self._described(request, is_cancelled), charge=charge, own_steps={})
             local = self._local.begin(key.job_digest)
             tuned = job.arms(key.phase, request.context.state)[0].job  # of a search, whose model is tuned
             started = time.monotonic()
@@ -305,6 +322,18 @@ class InputCache:
                     raise Cancelled("the input is no longer wanted") from error
                 self._count(request, error)
             raise
+
+    def _described(self, request: PhaseRequest, is_cancelled: Callable[[], bool]) -> Encoder:
+        """The input of an analysis, which keeps nothing here between phases."""
+        started = time.monotonic()
+        values = described_values(
+            request,
+            rules=self._data_sets.of(request.job.digest).policy,
+            load_table=partial(self._own_table, request.job, is_cancelled),
+        )
+        encoder = encoded(request, values)
+        self._report(request, encoder, seconds=time.monotonic() - started)
+        return encoder
 
     def _until_look(self, asked_at: float) -> None:
         """Until the middle between two times at which an answer may leave, so that what is taken then, and
@@ -351,6 +380,13 @@ class InputCache:
             data, policy = self._load_data(job, is_cancelled), self._data_sets.of(job.digest).policy
             self._data[job.digest] = cut_holdout(data, job=job, rules=policy)
         return self._data[job.digest]
+
+    def _own_table(self, job: Job, is_cancelled: Callable[[], bool]) -> DescribedTable:
+        """As `_own_data`, of an analysis."""
+        held = self._tables.get(job.digest)
+        if held is None or not held.is_current:
+            held = self._tables[job.digest] = self._load_table(job, is_cancelled)
+        return held
 
 
 @dataclass(slots=True, kw_only=True)

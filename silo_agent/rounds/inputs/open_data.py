@@ -9,6 +9,7 @@ from functools import partial
 from chorale.job import Job
 from chorale.observability.logs import get_logger
 from chorale.runtime.audit import AuditLog
+from chorale.spec.analysis_spec import AnalysisSpec
 from crypto.session.reveal import PendingReveal
 from silo_agent.account_units import OpenedData, open_accounts
 from silo_agent.disclosure.ledger.audit_trail import REVEALED_EVENT, SPENT_EVENT, spend_fields
@@ -110,11 +111,20 @@ class OpenData:
         """Raises ConfigError, Cancelled."""
         settings = self.settings_of(job)
         admitted = self._opened[settings.name].admitted
-        data = load_data(settings, job.spec, admitted=admitted, is_cancelled=is_cancelled)
+        data = load_data(settings, job.training, admitted=admitted, is_cancelled=is_cancelled)
         self.note_records(settings, data.records)
         if data.rows_beyond:
             log.warning(rows_beyond_in_words(settings, data.rows_beyond), job=job.id)
         return data
+
+    def load_table(self, job: Job, is_cancelled: Callable[[], bool]) -> DescribedTable:
+        """Of an analysis. Raises ConfigError, Cancelled."""
+        assert isinstance(job.spec, AnalysisSpec)
+        settings = self.settings_of(job)
+        admitted = self._opened[settings.name].admitted
+        table = load_table(settings, job.spec, admitted=admitted, is_cancelled=is_cancelled)
+        self.note_records(settings, table.records)
+        return table
 
     def _charged(self, policies: Mapping[str, Policy]) -> list[DataSet]:
         charged = [
