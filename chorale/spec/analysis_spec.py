@@ -28,8 +28,6 @@ from strategies.analysis.partition import Partition, Tables
 MOST_COLUMNS = 200
 MOST_CELLS = 10_000
 LEAST_CELL = 10
-NOTHING = -3.0  # in place of a missing number, as z, which is from -1 to 1
-NO_PLACE = -1.0  # in place of a missing category
 MOST_SMALLEST = 1_000_000
 
 Show = Literal["mean", "median", "counts"]
@@ -76,20 +74,12 @@ class DescribedColumn(SpecPart):
 
     @property
     def as_read(self) -> ColumnSpec:
-        """As tables are read: a category by its place or NO_PLACE, a number as z or NOTHING."""
+        """As tables are read: a category by its place, a number between the outermost edges as it is."""
         if self.categories is not None:
-            values: dict[str, object] = {"categories": self.categories, "encoding": "index", "fill": NO_PLACE}
+            values: dict[str, object] = {"categories": self.categories, "encoding": "index"}
         else:
             assert self.edges is not None
-            low, high = self.edges[0], self.edges[-1]
-            middle, half = low + (high - low) / 2, (high - low) / 2
-            values = {
-                "plausible": (low, high),
-                "unit": self.unit,
-                "mean": middle,
-                "scale": half,
-                "fill": middle + NOTHING * half,
-            }
+            values = {"plausible": (self.edges[0], self.edges[-1]), "unit": self.unit}
         return check_values(ColumnSpec, {"name": self.name, **values}, source=self.name)
 
     @model_validator(mode="after")

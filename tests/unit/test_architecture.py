@@ -91,9 +91,9 @@ ROOMS = {
     "silo_agent.disclosure": "policy < ledger",
     "silo_agent.training.data": "table < settings < problems < units < own_data < base < private < fitting "
     "< workers < misfits < store < streamed < scan < partition < formats < records < loading",
-    "silo_agent.training": "machine < unit_marks < data < objective < arm_values < computed_columns "
-    "< phase_input < models < base < dp_sgd < loop < parts < local_loss < plug_ins < torch_objective "
-    "< processes < built_in < predicting < exporting",
+    "silo_agent.training": "machine < unit_marks < data < analysis < objective < arm_values "
+    "< computed_columns < phase_input < models < base < dp_sgd < loop < parts < local_loss < plug_ins "
+    "< torch_objective < processes < built_in < predicting < exporting",
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "

@@ -142,11 +142,11 @@ class RawData(Data):
     """What a format's loader gives, before partition and conversion: `Samples`, or what is read by place.
 
     No single record raises: one without a usable label has NO_LABEL, and `problems` has a line of it.
-    places: where each record of train stands, such as `table.csv, line 17`; None: its number says it.
+    place: where a record of train stands, such as `table.csv, line 17`; None: its number says it.
     lost: of a table, the places of those that cannot be read. excluded: units that are left out.
     """
 
-    places: Sequence[str] | None = None
+    place: Callable[[int], str] | None = None
     lost: Collection[int] | None = None
     problems: Problems = field(default_factory=Problems)
     excluded: Excluded | None = None

@@ -39,7 +39,7 @@ from silo_agent.training.data.settings import (
     check_unit,
 )
 from silo_agent.training.data.table.units import check_units
-from silo_agent.training.data.units import Excluded, grouped, unit_name
+from silo_agent.training.data.units import Excluded, admitted_names, grouped, unit_name
 from silo_agent.training.machine.seeding import derive_seed
 from silo_agent.training.unit_marks import Admitted, Split, Splits, unit_bytes
 
@@ -283,13 +283,14 @@ def _unit_by_unit(
                 f"data {settings.name}: expected no {what} beside units, each of which is on one side and at "
                 "one silo"
             )
-    names = [unit_name(each) for each in raw.units]
-    for place in (place for place, name in enumerate(names) if name is None):
-        where = f"record {place}" if raw.places is None else raw.places[place]
-        raw.problems.add(f"{where}: expected whose it is ({settings.unit or 'units'}), got nothing")
-    if raw.excluded is not None:
-        names = raw.excluded.without(names, raw.problems)
-    names = admitted.units(names)
+    names = admitted_names(
+        raw.units,
+        column=settings.unit or "units",
+        place=raw.place or "record {}".format,
+        excluded=raw.excluded,
+        admitted=admitted,
+        problems=raw.problems,
+    )
     chosen = [names[each] for each in found.places]
     is_private = job.privacy is not None
     if is_private and found.may_be_N2 is not None:

@@ -24,11 +24,11 @@ def add_misfits(raw: RawData, job: JobSpec) -> None:
 
     What is wrong with all of them, such as a type or a shape, is left to the checks of the whole.
     """
-    splits = [("record", raw.places, raw.train)]
+    splits = [("record", raw.place, raw.train)]
     if raw.holdout is not None:
         splits.append(("test record", None, raw.holdout))
     target = job.method.task.target
-    for what, places, samples in splits:
+    for what, place, samples in splits:
         if not isinstance(samples, Samples):
             continue  # each is looked at when it is read (scan)
         found = [
@@ -36,7 +36,7 @@ def add_misfits(raw: RawData, job: JobSpec) -> None:
         ]
         found += [(index, message, "") for index, message in _features(samples.features, job)]
         for index, message, alike in sorted(found):
-            where = f"{what} {index}" if places is None else places[index]
+            where = f"{what} {index}" if place is None else place(index)
             raw.problems.add(f"{where}: {message}", alike=alike)
 
 

@@ -65,7 +65,7 @@ def scanned(
     store = Store(
         source,
         what="test record" if of_holdout else "record",
-        names=None if of_holdout else raw.places,
+        name=None if of_holdout else raw.place,
         cache_bytes=0 if is_in_memory else bound * count // max(total, 1),
         workers=settings.workers,
         ahead=2 if 2 * settings.workers * batch_bytes <= bound // 4 else 1,

@@ -8,7 +8,7 @@ share of the data.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from chorale_models import data
@@ -21,7 +21,7 @@ KEPT_BYTES = 512  # of Python's, beside the values of a kept sample
 class Store:
     """A map-style data set.
 
-    names: where each sample stands, for messages; None: `what` and its number. cache_bytes: of the part that
+    name: where a sample stands, for messages; None: `what` and its number. cache_bytes: of the part that
     is kept, as the data set gave it. workers: processes that read; 0: this one. ahead: batches that each of
     them reads before they are wanted.
     """
@@ -31,12 +31,12 @@ class Store:
         source: data.Samples,
         *,
         what: str,
-        names: Sequence[str] | None,
+        name: Callable[[int], str] | None,
         cache_bytes: int,
         workers: int,
         ahead: int,
     ) -> None:
-        self._source, self._what, self._names = source, what, names
+        self._source, self._what, self._name = source, what, name
         self._cache_bytes, self._workers, self._ahead = cache_bytes, workers, ahead
         self._kept: dict[int, Found] = {}
         self._kept_bytes = 0
@@ -47,7 +47,7 @@ class Store:
         return {**self.__dict__, "_kept": {}, "_kept_bytes": 0, "_reading": None}
 
     def where(self, place: int) -> str:
-        return f"{self._what} {place}" if self._names is None else self._names[place]
+        return f"{self._what} {place}" if self._name is None else self._name(place)
 
     def read(self, plan: Sequence[Indices]) -> Iterator[list[Found]]:
         """The samples at each of the plan's places, or why one could not be read.

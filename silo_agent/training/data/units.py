@@ -10,7 +10,7 @@ N = rows, U = units.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import SettingsFault
+from silo_agent.training.unit_marks import Admitted
 
 Indices = NDArray[np.int64]
 
@@ -107,6 +108,25 @@ class Excluded:
         if unknown := len(self.names - {*names}):
             problems.counted[f"lines of {self.path} (data.exclude) are no unit of this data set"] += unknown
         return [None if name in self.names else name for name in names]
+
+
+def admitted_names(
+    units: Sequence[object],
+    *,
+    column: str,
+    place: Callable[[int], str],
+    excluded: Excluded | None,
+    admitted: Admitted,
+    problems: Problems,
+) -> list[str | None]:
+    """Whose each record is; None where it does not say, which is a problem, and where that one withdrew or
+    is not admitted."""
+    names = [unit_name(each) for each in units]
+    for row in (row for row, name in enumerate(names) if name is None):
+        problems.add(f"{place(row)}: expected whose it is ({column}), got nothing")
+    if excluded is not None:
+        names = excluded.without(names, problems)
+    return admitted.units(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

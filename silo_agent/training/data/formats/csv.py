@@ -19,6 +19,7 @@ from crypto.errors import ConfigError
 from silo_agent.training.data.base import RawData, Records, required_path
 from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
+    StoredTable,
     Table,
     check_own_headings,
     own_columns,
@@ -43,14 +44,17 @@ Found = tuple[int, tuple[str, ...], str]  # and what is wrong with it
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
-    """As `tables.raw_data`; what a row lacks is missing. Raises ConfigError for a file without columns."""
-    path, wanted = required_path(settings), wanted_columns(settings, job)
+    """As `tables.raw_data`. Raises ConfigError as `stored`."""
+    read = stored(settings, wanted_columns(settings, job), is_private=job.privacy is not None)
+    return raw_data(read, settings, job)
+
+
+def stored(settings: DataSettings, wanted: Sequence[str], *, is_private: bool = False) -> StoredTable:
+    """What a row lacks is missing. Raises ConfigError for a file without columns."""
     named = tuple(dict.fromkeys((*wanted, *unit_column(settings))))
-    table, texts = read_table(path, settings, named, is_private=job.privacy is not None)
+    table, texts = read_table(required_path(settings), settings, named, is_private=is_private)
     units = None if settings.unit is None else units_of(table.cells[settings.unit], settings)
-    identities = tuple(map(_identity, texts))
-    places = [table.place(row) for row in range(table.rows)]
-    return raw_data(table, settings, job, identities=identities, units=units, places=places)
+    return StoredTable(table=table, identities=tuple(map(_identity, texts)), units=units)
 
 
 def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
@@ -60,7 +64,7 @@ def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
 
 def records(settings: DataSettings) -> Records:
     """By line and, where a quote or an end of line may make other rows of it, also as jobs without privacy
-    read them. Raises ConfigError as `load`."""
+    read them. Raises ConfigError as `stored`."""
     path = required_path(settings)
     by_line = settings.dialect.has_lines_of_bytes
     read = [_read(path, settings, Problems(), is_private=by_line)]

@@ -84,7 +84,7 @@ def load(settings: DataSettings, job: JobSpec) -> RawData:
     return RawData(
         train=Images(files, labels, shape=job.input_shape),
         identities=Contents(files, root),
-        places=[str(path) for path in files],
+        place=[str(path) for path in files].__getitem__,
         problems=problems,
     )
 

@@ -20,6 +20,7 @@ from silo_agent.training.data.base import RawData, Records, required_path
 from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
     Cells,
+    StoredTable,
     Table,
     check_own_headings,
     identity,
@@ -43,14 +44,19 @@ BEYOND = "<value out of range"  # pyarrow's text of a time that no calendar has
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
-    """As `tables.raw_data`; null and NaN are missing. Raises ConfigError for a file without the columns."""
-    wanted, files = wanted_columns(settings, job), _Files(settings)
+    """As `tables.raw_data`. Raises ConfigError as `stored`."""
+    return raw_data(stored(settings, wanted_columns(settings, job)), settings, job)
+
+
+def stored(settings: DataSettings, wanted: Sequence[str]) -> StoredTable:
+    """Null and NaN are missing. Raises ConfigError for a file without the columns."""
+    files = _Files(settings)
     read = _table(files, settings, wanted)
-    return raw_data(read, settings, job, identities=_Rows(files), units=_units(files, settings))
+    return StoredTable(table=read, identities=_Rows(files), units=_units(files, settings))
 
 
 def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
-    """The columns that are wanted, or all that a job can read. Raises ConfigError as `load`."""
+    """The columns that are wanted, or all that a job can read. Raises ConfigError as `stored`."""
     files, problems = _Files(settings), Problems()
     if wanted is None:
         wanted = files.readable(problems)
@@ -74,7 +80,7 @@ def _table(files: _Files, settings: DataSettings, wanted: Sequence[str]) -> Tabl
 
 
 def records(settings: DataSettings) -> Records:
-    """Raises ConfigError as `load`."""
+    """Raises ConfigError as `stored`."""
     files = _Files(settings)
     rows, units = _Rows(files), _units(files, settings)
     rows.tables  # noqa: B018  # raises here; `every` would say of each record that it cannot be read

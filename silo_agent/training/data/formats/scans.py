@@ -197,7 +197,7 @@ def load_with(read: Read, settings: DataSettings, job: JobSpec, *, endings: Endi
     return RawData(
         train=Scans(images=images, targets=targets, read=read, shape=shape, classes=classes),
         identities=Files(images, root),
-        places=[str(path) for path in images],
+        place=[str(path) for path in images].__getitem__,
         problems=problems,
     )
 

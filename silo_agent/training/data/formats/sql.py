@@ -25,6 +25,7 @@ from silo_agent.training.data.base import RawData, Records
 from silo_agent.training.data.formats.memory import check_bytes
 from silo_agent.training.data.formats.tables import (
     Cells,
+    StoredTable,
     Table,
     check_own_headings,
     identity,
@@ -45,19 +46,24 @@ CHECKED_BYTES = 1 << 22  # come in between two checks
 
 
 def load(settings: DataSettings, job: JobSpec) -> RawData:
-    """As `tables.raw_data`; NULL is missing. Raises ConfigError for a database without table or columns."""
-    wanted, (names, rows) = wanted_columns(settings, job), _sorted(settings)
+    """As `tables.raw_data`. Raises ConfigError as `stored`."""
+    return raw_data(stored(settings, wanted_columns(settings, job)), settings, job)
+
+
+def stored(settings: DataSettings, wanted: Sequence[str]) -> StoredTable:
+    """NULL is missing. Raises ConfigError for a database without table or columns."""
+    names, rows = _sorted(settings)
     units = None
     if settings.unit is not None:
         check_own_headings(_source(settings), names, own_columns(settings))
         at = names.index(settings.unit)
         units = units_of([row[at] for row in rows], settings)
     read = _table(settings, names, rows, wanted)
-    return raw_data(read, settings, job, identities=tuple(map(identity, rows)), units=units)
+    return StoredTable(table=read, identities=tuple(map(identity, rows)), units=units)
 
 
 def table(settings: DataSettings, wanted: Sequence[str] | None = None) -> Table:
-    """The columns that are wanted, or all. Raises ConfigError as `load`."""
+    """The columns that are wanted, or all. Raises ConfigError as `stored`."""
     names, rows = _sorted(settings)
     return _table(settings, names, rows, names if wanted is None else wanted)
 
@@ -92,7 +98,7 @@ def _table(
 
 
 def records(settings: DataSettings) -> Records:
-    """Raises ConfigError as `load`."""
+    """Raises ConfigError as `stored`."""
     assert settings.database is not None
     names, rows = _sorted(settings)
     check_own_headings(_source(settings), names, unit_column(settings))

@@ -84,6 +84,25 @@ class Table:
         self.problems.counted[f"values of {column}: {what}"] += 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTable:
+    """The columns of a job, and what the file says of each row whatever the job reads.
+
+    identities: the whole rows. units: whose each is, None where it does not say; None: nobody's.
+    """
+
+    table: Table
+    identities: Identities
+    units: list[str | None] | None
+
+    def take(self, rows: Sequence[int]) -> StoredTable:
+        return StoredTable(
+            table=self.table.take(rows),
+            identities=[self.identities[row] for row in rows],
+            units=self.units and [self.units[row] for row in rows],
+        )
+
+
 def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
     """The columns that the job reads. Raises ConfigError where it declares none."""
     if job.columns is None or job.label_column is None:
@@ -149,53 +168,43 @@ def check_headings(source: str, names: Sequence[str], wanted: Sequence[str]) -> 
         raise ConfigError(f"{source}: no {what} {some(missing)}; it has {', '.join(names)}")
 
 
-def raw_data(
-    table: Table,
-    settings: DataSettings,
-    job: JobSpec,
-    *,
-    identities: Identities,
-    units: list[str | None] | None,
-    places: Sequence[str] | None = None,
-) -> RawData:
+def raw_data(stored: StoredTable, settings: DataSettings, job: JobSpec) -> RawData:
     """Shapes: features (N, D), float64 or the job's int64, a missing value its fill; labels (N, *target).
 
     A cell that is no number or none of its column's categories is missing; a label that is none is NO_LABEL,
     or NaN where labels are numbers. Each is a problem.
     """
-    table = _with_derived(table, settings, wanted_columns(settings, job))
-    if len(kept := kept_rows(table, settings, job)) < table.rows:
-        table = table.take(kept)
-        identities = [identities[row] for row in kept]
-        units = units and [units[row] for row in kept]
-        places = [table.place(row) for row in range(table.rows)]
+    stored = replace(stored, table=with_derived(stored.table, settings, wanted_columns(settings, job)))
+    if len(kept := kept_rows(stored.table, settings, job)) < stored.table.rows:
+        stored = stored.take(kept)
+    table = stored.table
     return RawData(
         train=Samples(
             features=inputs_of(table, settings, job),
             labels=labels_of(table, class_numbers(settings, job), job, settings.missing),
         ),
-        identities=identities,
-        units=units,
+        identities=stored.identities,
+        units=stored.units,
         lost=table.lost,
-        places=places,
+        place=table.place,
         problems=table.problems,
     )
 
 
 def inputs_of(table: Table, settings: DataSettings, job: JobSpec) -> Features:
     """As of `raw_data`. Shapes: -> (N, D)."""
-    table = _with_derived(table, settings, [column.name for column in job.inputs])
+    table = with_derived(table, settings, [column.name for column in job.inputs])
     shape = (table.rows, sum(column.width for column in job.inputs))
     if job.privacy is None:  # else who chooses the columns would count the records by what is refused
         check_bytes(math.prod(shape) * np.dtype(np.float64).itemsize, source=f"columns: {table.rows} records")
     inputs_ND = np.empty(shape)
     start = 0
     for column in map(as_read, job.inputs):
-        missing = settings.missing.get(column.name, ())
         if column.categories is None:
-            made = _numbers(table, column, missing, factor_of(column, settings.units))
+            values_N = numbers_of(table, column, settings)
+            made = _standardized(np.where(np.isnan(values_N), column.fill, values_N), column)
         else:
-            made = _categories(table, column, missing)
+            made = _encoded(places_of(table, column, settings), column)
         inputs_ND[:, start : start + column.width] = made
         start += column.width
     return inputs_ND if job.input_type == "float32" else _whole_inputs(table, inputs_ND)
@@ -220,7 +229,7 @@ def identity(values: Sequence[object]) -> bytes:
     return "\n".join(text_of(value) for value in values).encode("utf-8", "surrogatepass")
 
 
-def _with_derived(table: Table, settings: DataSettings, wanted: Sequence[str]) -> Table:
+def with_derived(table: Table, settings: DataSettings, wanted: Sequence[str]) -> Table:
     """With the columns that the settings derive, missing where one of the days is, or is none; and those that
     they say are absent, all missing."""
     absent = [name for name in settings.absent if name in wanted]
@@ -244,19 +253,17 @@ def _days(table: Table, name: str, settings: DataSettings) -> list[date | None]:
     return found
 
 
-def _numbers(
-    table: Table, column: ColumnSpec, missing: Collection[str], factor: float
-) -> NDArray[np.float64]:
-    """The standardized values. Shapes: -> (N, 1). factor: of what the table holds, to the job's unit."""
-    values_N = _values(table, column.name, MISSING.union(missing), factor)
+def numbers_of(table: Table, column: ColumnSpec, settings: DataSettings) -> NDArray[np.float64]:
+    """In the job's unit, NaN where one is missing or not plausible. Shapes: -> (N,)."""
+    missing = MISSING.union(settings.missing.get(column.name, ()))
+    values_N = _values(table, column.name, missing, factor_of(column, settings.units))
     if column.plausible is not None:
         low, high = column.plausible
         is_outside_N = (values_N < low) | (values_N > high)
         values_N[is_outside_N] = np.nan
         for row in np.flatnonzero(is_outside_N).tolist():
             table.count(row, column.name, f"outside of {low:g} to {high:g} (plausible), missing")
-    values_N[np.isnan(values_N)] = column.fill
-    return _standardized(values_N, column)
+    return values_N
 
 
 def _standardized(values_N: NDArray[np.float64], column: ColumnSpec) -> NDArray[np.float64]:
@@ -300,9 +307,9 @@ def _values(table: Table, name: str, missing: Collection[str], factor: float = 1
     return values_N
 
 
-def _categories(table: Table, column: ColumnSpec, missing: Collection[str]) -> NDArray[np.float64]:
-    """One-hot, all 0 where the text is missing; or the place of the text. Shapes: -> (N, categories or 1)."""
-    categories = column.categories or ()
+def places_of(table: Table, column: ColumnSpec, settings: DataSettings) -> NDArray[np.int64]:
+    """Of each text among the column's categories; -1 where it is missing. Shapes: -> (N,)."""
+    categories, missing = column.categories or (), settings.missing.get(column.name, ())
     # one that is rare is read as missing, and is no problem
     places = {
         text: -1 if text in column.rare_texts else place
@@ -319,9 +326,14 @@ def _categories(table: Table, column: ColumnSpec, missing: Collection[str]) -> N
         found_N[row] = places.get(text, -1)
         if text not in places:
             table.say(row, column.name, f"expected one of {some(categories)}, got {text[:40]!r}")
+    return found_N
+
+
+def _encoded(found_N: NDArray[np.int64], column: ColumnSpec) -> NDArray[np.float64]:
+    """One-hot, all 0 where the text is missing; or the place of the text. Shapes: -> (N, categories or 1)."""
     if not column.is_one_hot:
         return _standardized(np.where(found_N < 0, column.fill, found_N), column)
-    return np.asarray(found_N[:, np.newaxis] == np.arange(len(categories)), np.float64)
+    return np.asarray(found_N[:, np.newaxis] == np.arange(column.width), np.float64)
 
 
 def _whole_inputs(table: Table, inputs_ND: NDArray[np.float64]) -> Features:

@@ -1,0 +1,236 @@
+"""A silo's table as an analysis describes it: which part of each column a record is in, and its values.
+
+A record is a row. All rows count that the silo's settings admit: none is held out, a table has no test split
+of its own, and `data.drop` names labels, of which an analysis reads none.
+
+N = records, C = columns, K = measured columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorale.observability.logs import get_logger
+from chorale.spec.analysis_spec import AnalysisSpec
+from crypto.errors import ConfigError
+from silo_agent.training.data.base import Cancelled, Indices
+from silo_agent.training.data.formats import csv, parquet, sql
+from silo_agent.training.data.formats.memory import check_bytes
+from silo_agent.training.data.formats.tables import (
+    StoredTable,
+    Table,
+    numbers_of,
+    places_of,
+    with_derived,
+)
+from silo_agent.training.data.own_data import check_named
+from silo_agent.training.data.partition import cut_iid
+from silo_agent.training.data.private import row_hash
+from silo_agent.training.data.problems import Problems
+from silo_agent.training.data.settings import (
+    DataFormat,
+    DataSettings,
+    PartitionKind,
+    PartitionSettings,
+    check_unit,
+)
+from silo_agent.training.data.table.units import check_units
+from silo_agent.training.data.units import Excluded, admitted_names, grouped
+from silo_agent.training.machine.seeding import derive_seed
+from silo_agent.training.unit_marks import Admitted
+
+log = get_logger("silo_agent.training.analysis.table")
+
+READERS: dict[str, Callable[[DataSettings, Sequence[str]], StoredTable]] = {
+    DataFormat.CSV: csv.stored,
+    DataFormat.PARQUET: parquet.stored,
+    DataFormat.SQL: sql.stored,
+}
+VALUE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedTable:
+    """Shapes: parts (N, C) int64, the declared part of each column, its last one where a value is missing; z
+    (N, K) float64, from -1 to 1 between the outermost edges, NaN where it is missing.
+
+    name: of the data set. misfits: cells and rows that are not as job and settings say; they are missing, or
+    left out. rows_beyond, excluded: as of `SiloData`.
+    """
+
+    parts_NC: NDArray[np.int64]
+    z_NK: NDArray[np.float64]
+    name: str
+    misfits: int = 0
+    rows_beyond: int = 0
+    excluded: Excluded | None = None
+
+    @property
+    def records(self) -> int:
+        return len(self.parts_NC)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the same people are left out as by now; else the table is read again."""
+        return self.excluded is None or self.excluded.is_current
+
+
+def load_table(
+    settings: DataSettings,
+    spec: AnalysisSpec,
+    *,
+    admitted: Admitted | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> DescribedTable:
+    """This silo's records. Of a unit with more than `max_rows_per_unit` rows a choice by their hashes, as in
+    training; each row that is kept is a record.
+
+    A cell that is no number, none of the categories or not plausible is missing: a refusal would answer a
+    question about the records. The log of this silo alone says how many there are.
+    admitted: as of `load_data`. Raises ConfigError for data that are no table or lack a column; Cancelled.
+    """
+    index = 0 if settings.partition is None else settings.partition.index
+    return next(_tables(settings, spec, [index], admitted=admitted, is_cancelled=is_cancelled))
+
+
+def tables_of(settings: DataSettings, spec: AnalysisSpec) -> Iterator[DescribedTable]:
+    """Every silo's part of one table on this machine, as `load_table` gives it to each, read once. Raises
+    ConfigError as `load_table`, and without `partition`."""
+    if settings.partition is None:
+        raise ConfigError("data.partition: expected how a file is cut into silos")
+    yield from _tables(settings, spec, range(settings.partition.silos))
+
+
+def _tables(
+    settings: DataSettings,
+    spec: AnalysisSpec,
+    indices: Sequence[int],
+    *,
+    admitted: Admitted | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[DescribedTable]:
+    _check(settings, spec)
+    excluded = None if settings.exclude is None else Excluded.of(settings.exclude)
+    wanted = [column.name for column in spec.columns]
+    stored = READERS[settings.format](settings, wanted)
+    admitted = admitted or Admitted.everything(settings.name)
+    rows_N, beyond = _admitted_rows(stored, settings, admitted, excluded)
+    for mine_N in _cut(rows_N, settings.partition, indices):
+        problems = Problems()
+        table = replace(stored.table.take(mine_N.tolist()), problems=problems)
+        parts_NC, z_NK = _described(with_derived(table, settings, wanted), settings, spec, is_cancelled)
+        problems.take(stored.table.problems)
+        for what, times in problems.counted.items():
+            log.info(what, data=settings.name, times=times)
+        if problems.count:
+            left_out = stored.table.rows - len(rows_N)
+            counts = {"problems": problems.count, "rows_left_out": left_out}
+            log.warning("cells and rows that do not fit the analysis", data=settings.name, **counts)
+        yield DescribedTable(
+            parts_NC=parts_NC,
+            z_NK=z_NK,
+            name=settings.name,
+            misfits=problems.count,
+            rows_beyond=beyond,
+            excluded=excluded,
+        )
+
+
+def _check(settings: DataSettings, spec: AnalysisSpec) -> None:
+    """By settings and job alone. Raises ConfigError."""
+    own = settings.source is not None or settings.module is not None
+    if own or settings.format not in READERS:
+        what = "a function of the silo's own" if own else f"format {settings.format}"
+        raise ConfigError(
+            f"data {settings.name}: an analysis reads a csv, a parquet file or a database, not data of {what}"
+        )
+    check_unit(settings.unit, spec)
+    check_units(settings.units, spec)
+    check_named(settings)
+    if settings.partition is not None and settings.partition.kind is not PartitionKind.IID:
+        raise ConfigError(
+            f"data.partition.kind: expected iid, an analysis has no classes that {settings.partition.kind} "
+            "cuts by"
+        )
+
+
+def _admitted_rows(
+    stored: StoredTable, settings: DataSettings, admitted: Admitted, excluded: Excluded | None
+) -> tuple[Indices, int]:
+    """The rows that are read, in their order, and how many more their units have."""
+    table, count = stored.table, stored.table.rows
+
+    def records() -> Iterator[bytes]:
+        return map(stored.identities.__getitem__, range(count))
+
+    is_in_N = np.ones(count, np.bool_)
+    is_in_N[[*table.lost]] = False
+    if not admitted.is_everything:
+        is_in_N &= admitted.rows(records())
+    if stored.units is None:
+        return np.flatnonzero(is_in_N), 0
+    names = admitted_names(
+        stored.units,
+        column=settings.unit or "units",
+        place=table.place,
+        excluded=excluded,
+        admitted=admitted,
+        problems=table.problems,
+    )
+    chosen = [name if is_in else None for name, is_in in zip(names, is_in_N.tolist(), strict=True)]
+    kept = grouped(chosen, [*map(row_hash, records())], max_rows=settings.max_rows_per_unit)
+    return np.sort(kept.places_N), sum(name is not None for name in chosen) - len(kept.places_N)
+
+
+def _cut(rows_N: Indices, partition: PartitionSettings | None, indices: Sequence[int]) -> Iterator[Indices]:
+    """The rows of those silos; all where there is no partition. A training is cut after its hold-out, so a
+    silo has other rows there."""
+    if partition is None:
+        yield rows_N
+        return
+    rng = np.random.default_rng(derive_seed("partition", partition.seed))
+    dealt = cut_iid(rows_N, rows_N[:0], silos=partition.silos, rng=rng).train
+    for index in indices:
+        yield rows_N[dealt[index]]
+
+
+def _described(
+    table: Table, settings: DataSettings, spec: AnalysisSpec, is_cancelled: Callable[[], bool]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Shapes: -> (N, C), (N, K)."""
+    measured, columns = spec.tables.measured, spec.columns
+    values = table.rows * (len(columns) + len(measured))
+    check_bytes(VALUE_BYTES * values, source=f"columns: {table.rows} records")
+    # a column lies together: each is counted by itself
+    parts_NC = np.empty((table.rows, len(columns)), np.int64, order="F")
+    z_NK = np.empty((table.rows, len(measured)), np.float64, order="F")
+    for place, column in enumerate(columns):
+        if is_cancelled():
+            raise Cancelled("data: no longer wanted")
+        if column.edges is None:
+            place_N = places_of(table, column.as_read, settings)
+            parts_NC[:, place] = np.where(place_N < 0, column.partition.parts, place_N)
+            continue
+        value_N = numbers_of(table, column.as_read, settings)
+        parts_NC[:, place] = _parts(value_N, np.array(column.edges))
+        if place in measured:
+            z_NK[:, measured.index(place)] = _z(value_N, column.edges[0], column.edges[-1])
+    return parts_NC, z_NK
+
+
+def _parts(value_N: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Values are within the edges, or NaN. One that is an edge is in the part above it, the last edge in the
+    last part. Shapes: -> (N,)."""
+    parts = len(edges) - 1
+    part_N = np.minimum(np.searchsorted(edges, value_N, side="right") - 1, parts - 1)
+    return np.where(np.isnan(value_N), parts, part_N)
+
+
+def _z(value_N: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    """The clip is of rounding alone."""
+    half = (high - low) / 2
+    return np.clip((value_N - (low + half)) / half, -1.0, 1.0)
