@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 DRAFT = "https://json-schema.org/draft/2020-12/schema"  # as pydantic writes them
 MODELS = {
     "job": "chorale.spec.job_spec:JobSpec",
+    "analysis": "chorale.spec.analysis_spec:AnalysisSpec",
     "policy": "silo_agent.disclosure.policy.policy:Policy",
     "silo": "silo_agent.settings:SiloSettings",
     "coordinator": "coordinator.settings:CoordinatorSettings",
@@ -21,14 +22,15 @@ MODELS = {
     "console": "web.console.settings:ConsoleSettings",
 }
 FILLED_IN = {
-    "job": {"not_after", "rounds", "input_shape"}
+    "job": {"not_after", "rounds", "input_shape"},
+    "analysis": {"not_after"},
 }  # of the signed job; `job submit`, steps or columns give it
 
 
 @click.command()
 @click.argument("file", type=click.Choice(list(MODELS)), metavar="FILE")
 def schema(file: str) -> None:
-    """Print the JSON schema of a file: job, policy, silo, coordinator, operator or console.
+    """Print the JSON schema of a file: job, analysis, policy, silo, coordinator, operator or console.
 
     An editor with a YAML language server reads it by the first line of each file in docs/examples, which
     expects it next to the file: `chorale schema job > job.schema.json`.

@@ -179,7 +179,7 @@ class AnalysisSpec(SharedFields):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        """All that it sums, as far as it is known before parts are merged."""
+        """All that it sums."""
         return self.method.quantities
 
     def check_submittable(self, *, now: datetime) -> None:

@@ -26,6 +26,8 @@ from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
+from silo_agent.training.analysis.cells import cell_counts, cell_values
+from silo_agent.training.analysis.table import DescribedTable
 from silo_agent.training.arm_values import computed_or_nothing, local_of_arm, propose_arms
 from silo_agent.training.computed_columns import column_sums, standardized
 from silo_agent.training.data.base import SiloData

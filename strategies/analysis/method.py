@@ -10,7 +10,7 @@ import numpy as np
 
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
-from strategies.analysis.counts import COUNTS, ROWS, CountsPhase
+from strategies.analysis.counts import COUNTS, CountsPhase
 from strategies.analysis.partition import Tables
 from strategies.analysis.values import VALUES, ValuesPhase
 from strategies.base import TOTAL, Array, Arrays, Phase, PhaseContext
@@ -58,8 +58,8 @@ class Analysis:
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        """All that its phases sum, as if the group had no parts that are published apart."""
-        state = {TOTAL: np.array(1), ROWS: np.zeros(self.tables.group_size, np.int64)}
+        """All that its phases sum."""
+        state = {TOTAL: np.array(1)}
         context = PhaseContext(round=0, members=1, classes=1, state=state, trained=())
         return tuple(each for phase in self.phases.values() for each in phase.quantities(context))
 

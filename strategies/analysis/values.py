@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.counts import ROWS
 from strategies.analysis.partition import Tables
 from strategies.base import Array, PhaseContext, PhaseResult, total_of
 
@@ -32,8 +31,8 @@ class ValuesPhase:
     kind: str = VALUES
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        """Shapes: (K, R)."""
-        shape = (len(self.tables.measured), int(context.state[ROWS].max()) + 1)
+        """Shapes: (K, G), of which the first R are used: no size follows from what was counted."""
+        shape = (len(self.tables.measured), self.tables.group_size)
         bound = 2.0 * total_of(context.state)
         return (
             Quantity(

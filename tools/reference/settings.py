@@ -46,6 +46,7 @@ FILES = (
     File(title="Policy of a silo", kind="policy", prefix=POLICY_PREFIX),
     File(title="Operator", kind="operator", prefix=OPERATOR_PREFIX),
     File(title="Job", kind="job", prefix=None, note=METHODS),
+    File(title="Analysis", kind="analysis", prefix=None),
 )
 
 

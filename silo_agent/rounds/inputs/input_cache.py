@@ -29,6 +29,7 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.data_sets import DataSets
 from silo_agent.rounds.inputs.compute_process import ComputeProcess
 from silo_agent.rounds.inputs.own_steps import own_lengths
+from silo_agent.training.analysis.table import DescribedTable
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.machine.seeding import fresh_seed
 from silo_agent.training.objective import Cancelled, Objective, Work

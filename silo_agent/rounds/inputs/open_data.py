@@ -19,6 +19,7 @@ from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.metrics import SiloMetrics
 from silo_agent.rounds.data_sets import DataSet, DataSets
 from silo_agent.settings import SiloSettings
+from silo_agent.training.analysis.table import DescribedTable, load_table
 from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words

@@ -1,6 +1,6 @@
 """What a silo adds to the sums of an analysis: records by cell, and values by published part of the group.
 
-N = records, C = columns, K = measured columns; G = parts of the group, 1 without one, R = published ones.
+N = records, C = columns, K = measured columns; G = parts of the group, 1 without one, R = published ones, at most G.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def cell_values(table: DescribedTable, tables: Tables, state: Arrays) -> dict[st
     """How many values there are, their sum and that of their squares, of z. state: says which parts of the
     group are published as one.
 
-    Shapes: (K, R); numbers int64, sums and squares float64. Raises ConfigError for a state that does not: it
+    Shapes: (K, G), of which the first R are used; numbers int64, sums and squares float64. Raises ConfigError for a state that does not: it
     came from outside.
     """
     row_G = _published_rows(tables, state)
-    row_N, rows = row_G[_group(table, tables)], int(row_G.max()) + 1
+    row_N, rows = row_G[_group(table, tables)], tables.group_size
     shape = (len(tables.measured), rows)
     numbers, sums, squares = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape)
     for place in range(len(tables.measured)):
