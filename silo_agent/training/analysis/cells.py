@@ -1,6 +1,6 @@
 """What a silo adds to the sums of an analysis: records by cell, and values by published part of the group.
 
-N = records, C = columns, K = measured columns; G = parts of the group, 1 without one, R = published ones, at most G.
+N = records, C = columns, K = measured columns; G = parts of the group, 1 without one, R = published ones.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def cell_values(table: DescribedTable, tables: Tables, state: Arrays) -> dict[st
     """How many values there are, their sum and that of their squares, of z. state: says which parts of the
     group are published as one.
 
-    Shapes: (K, G), of which the first R are used; numbers int64, sums and squares float64. Raises ConfigError for a state that does not: it
-    came from outside.
+    Shapes: (K, G), of which the first R are used; numbers int64, sums and squares float64. Raises ConfigError
+    for a state that does not say so: it came from outside.
     """
     row_G = _published_rows(tables, state)
     row_N, rows = row_G[_group(table, tables)], tables.group_size

@@ -1,0 +1,166 @@
+"""A table 1 over silos with real processes, TLS and masks, against the pooled records."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.support.federation import LocalFederation, Settings
+
+MG_PER_MMOL = 38.67  # of cholesterol
+AGE_EDGES = [18.0, 40.0, 50.0, 60.0, 70.0, 110.0]
+CHOL_EDGES = [60.0, 160.0, 200.0, 240.0, 280.0, 700.0]
+UNEVEN = (150, 300, 80, 45)
+WITHOUT_CHOL, IN_MMOL = 2, 1  # places of silos
+POLICY = {"analyses": {"exact": "allow", "measurements": {"ward": None}}}
+
+
+@dataclass(kw_only=True)
+class Wards(LocalFederation):
+    """Each silo has a table of its own. data: further settings of a silo's data, by name."""
+
+    data: dict[str, Settings] = field(default_factory=dict)
+
+    def _silo_settings(self, name: str, policy: Path, address: str) -> Settings:
+        settings = super()._silo_settings(name, policy, address)
+        own = {"format": "csv", "path": str(self.folder / f"{name}.csv"), "name": "ward"}
+        return {**settings, "data": {**own, **self.data.get(name, {})}}
+
+    def analysis(self, **fields: Any) -> Path:
+        path = self.folder / "analysis.yaml"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "kind": "analysis",
+                    "name": "table-one",
+                    "federation": self.ceremony.federation,
+                    "silos": self.names,
+                    "group": "sex",
+                    "columns": [
+                        {"name": "sex", "categories": ["f", "m"]},
+                        {"name": "age", "edges": AGE_EDGES, "show": ["mean", "median"]},
+                        {"name": "chol", "unit": "mg/dL", "edges": CHOL_EDGES, "show": ["mean"]},
+                        {"name": "angina", "categories": ["typical", "atypical", "none"]},
+                    ],
+                    **fields,
+                }
+            )
+        )
+        return path
+
+    def results(self, job_id: str) -> dict[str, Any]:
+        done = self.cli("analysis", "results", job_id, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+
+Record = tuple[str, float | None, float | None, str]  # sex, age, cholesterol in mg/dL, angina
+
+
+def made_records(count: int, *, seed: int) -> list[Record]:
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            str(rng.choice(["f", "m"])),
+            None if rng.random() < 0.1 else round(float(rng.normal(58, 9)), 1),
+            None if rng.random() < 0.15 else float(round(rng.normal(225, 40))),
+            str(rng.choice(["typical", "atypical", "none"], p=[0.2, 0.3, 0.5])),
+        )
+        for _ in range(count)
+    ]
+
+
+def wards(folder: Path, **fields: Any) -> tuple[Wards, list[Record]]:
+    """Four silos, one without cholesterol and one that holds it in mmol/L; and all records, pooled."""
+    federation = Wards(folder=folder, silos=len(UNEVEN), **fields)
+    pooled = []
+    for place, (name, count) in enumerate(zip(federation.names, UNEVEN, strict=True)):
+        found = made_records(count, seed=place)
+        if place == WITHOUT_CHOL:
+            found = [(sex, age, None, angina) for sex, age, _, angina in found]
+            federation.data[name] = {"absent": ["chol"]}
+        factor = 1 / MG_PER_MMOL if place == IN_MMOL else 1.0
+        if place == IN_MMOL:
+            federation.data[name] = {"units": {"chol": {"unit": "mmol/L", "factors": {"mg/dL": MG_PER_MMOL}}}}
+        _write(folder / f"{name}.csv", found, factor=factor, has_chol=place != WITHOUT_CHOL)
+        pooled += found
+    return federation, pooled
+
+
+def _write(path: Path, records: list[Record], *, factor: float, has_chol: bool) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["sex", "age", *(["chol"] if has_chol else []), "angina"])
+        for sex, age, chol, angina in records:
+            converted = "" if chol is None else repr(chol * factor)
+            writer.writerow([sex, "" if age is None else age, *([converted] if has_chol else []), angina])
+
+
+def figures(results: dict[str, Any], column: str, figure: str, group: str = "overall") -> dict[str, Any]:
+    """By part, the values."""
+    return {
+        each["part"]: each["value"]
+        for each in results["figures"]
+        if (each["column"], each["figure"], each["group"]) == (column, figure, group)
+    }
+
+
+def test_a_table_of_real_silos_is_that_of_the_pooled_records(tmp_path: Path) -> None:
+    federation, pooled = wards(tmp_path, policy=POLICY)
+    with federation:
+        federation.start()
+        federation.wait_connected()
+        done = federation.cli("analysis", "submit", federation.analysis())
+        assert done.returncode == 0, done.stderr
+        job_id = done.stdout.split()[0]
+        assert federation.finish()["status"] == "done"
+        results = federation.results(job_id)
+        phases = [phase["phase"] for phase in federation.report(job_id)["phases"]]
+    assert phases == ["enrollment.0", "analysis-counts.0", "analysis-values.0"]
+    assert results["records"] == len(pooled)
+    for group in ("overall", "f", "m"):
+        mine = [each for each in pooled if group in ("overall", each[0])]
+        angina = figures(results, "angina", "count", group)
+        assert angina == {
+            part: sum(each[3] == part.removesuffix(" or missing") for each in mine) for part in angina
+        }
+        for column, place in (("age", 1), ("chol", 2)):
+            values = np.array([each[place] for each in mine if each[place] is not None], np.float64)
+            (mean,) = figures(results, column, "mean", group).values()
+            (deviation,) = figures(results, column, "standard deviation", group).values()
+            error = values.std(ddof=1) / np.sqrt(len(values))
+            assert mean == pytest.approx(values.mean(), abs=error / 4)
+            assert deviation == pytest.approx(values.std(ddof=1), abs=error / 4)
+
+
+def test_silos_refuse_analyses_by_default(tmp_path: Path) -> None:
+    federation, _ = wards(tmp_path)
+    with federation:
+        federation.start()
+        federation.wait_connected()
+        assert federation.cli("analysis", "submit", federation.analysis()).returncode == 0
+        ended = federation.finish()
+    assert ended["status"] == "failed"
+    assert "(policy: analyses.exact)" in ended["reason"]
+
+
+def test_a_second_analysis_of_a_data_set_is_refused(tmp_path: Path) -> None:
+    federation, _ = wards(tmp_path, policy=POLICY)
+    with federation:
+        federation.start()
+        federation.wait_connected()
+        assert federation.cli("analysis", "submit", federation.analysis()).returncode == 0
+        assert federation.finish()["status"] == "done"
+        other = federation.analysis(columns=[{"name": "age", "edges": [18.0, 45.0, 110.0]}], group=None)
+        assert federation.cli("analysis", "submit", other).returncode == 0
+        ended = federation.hub.wait_for(
+            lambda record: record.get("event") == "job ended" and record["status"] == "failed"
+        )
+    assert "(policy: analyses.most)" in ended["reason"]
