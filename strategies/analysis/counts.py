@@ -8,15 +8,19 @@ group, Q = of a column by itself, T = of a column in its table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.partition import Tables
+from strategies.analysis.merging import coarser_parts, finest_parts
+from strategies.analysis.partition import Partition, Tables
 from strategies.base import Array, PhaseContext, PhaseResult, total_of
 
 COUNTS = "analysis-counts"
 CELLS = "cell_counts"
+FEW_RECORDS, IMPLAUSIBLE_CELLS = "few-records", "implausible-cells"
 
 # in the state; of a column, followed by its place
 ROWS = "method/group_parts"  # (G,) int64: the published part that each part of the group is in; (1,) without
@@ -49,7 +53,62 @@ class CountsPhase:
         )
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        raise NotImplementedError
+        """Write the published parts and their counts; the cells that were summed are dropped.
+
+        A silo can send cells of other records table by table: what does not fit together is not applied.
+        """
+        cells = np.asarray(sums[CELLS], np.int64)
+        table_of = self._tables(cells)
+        rows_of = [_merged(table_GP.T, [0] * table_GP.shape[1])[0] for table_GP in table_of.values()]
+        if (cells < 0).any() or any((rows_G != rows_of[0]).any() for rows_G in rows_of):
+            return PhaseResult(state=None, reason=IMPLAUSIBLE_CELLS)
+        rows_G, least = rows_of[0], self.tables.min_cell
+        if int(_merged(rows_G, [0] * len(rows_G))[0]) < least:
+            return PhaseResult(state=None, reason=FEW_RECORDS)
+        rows = [0]
+        if self.tables.group is not None:
+            rows = _finest(rows_G, self.tables.partitions[self.tables.group], least)
+        state = {**context.state, ROWS: np.array(rows, np.int64), ROW_COUNTS: _merged(rows_G, rows)}
+        for place, table_GP in table_of.items():
+            partition = self.tables.partitions[place]
+            table_RP = _merged(table_GP, rows)
+            counts_P = _merged(table_RP, [0] * len(table_RP))[0]
+            parts = _finest(counts_P, partition, least)
+            cell_parts = _chained(table_RP, parts, partition, least)
+            state[PARTS + str(place)] = np.array(parts, np.int64)
+            state[PART_COUNTS + str(place)] = _merged(counts_P, parts)
+            state[CELL_PARTS + str(place)] = np.array(cell_parts, np.int64)
+            state[CELL_COUNTS + str(place)] = np.ascontiguousarray(_merged(table_RP.T, cell_parts).T)
+        return PhaseResult(state=state)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         return {}
+
+    def _tables(self, cells: Array) -> dict[int, Array]:
+        """By place of the column, (G, P)."""
+        found, end = {}, 0
+        for place in self.tables.described:
+            shape = (self.tables.group_size, self.tables.partitions[place].size)
+            first, end = end, end + shape[0] * shape[1]
+            found[place] = cells[first:end].reshape(shape)
+        return found
+
+
+def _finest(counts_P: Array, partition: Partition, least: int) -> list[int]:
+    return finest_parts(counts_P.tolist(), is_ordered=partition.is_ordered, least=least)
+
+
+def _chained(table_RP: Array, parts: Sequence[int], partition: Partition, least: int) -> list[int]:
+    """The first parts of the column, from its finest ones on, of which each cell holds enough."""
+    counts = _merged(_merged(table_RP, [0] * len(table_RP))[0], parts).tolist()
+    missing = parts[-1] if parts.count(parts[-1]) == 1 else None
+    steps = coarser_parts(parts, counts, is_ordered=partition.is_ordered, missing=missing)
+    return next(step for step in steps if (_merged(table_RP.T, step) >= least).all())
+
+
+def _merged(counts_N: Array, parts: Sequence[int]) -> Array:
+    """Whole numbers added by the part that each place of the first axis is in. Shapes: (N, ...) ->
+    (parts, ...)."""
+    merged = np.zeros((max(parts) + 1, *counts_N.shape[1:]), np.int64)
+    np.add.at(merged, np.asarray(parts), counts_N)
+    return merged

@@ -1,17 +1,30 @@
 """Mean and standard deviation of measured columns, over all records and by published part of the group.
 
 Values are z, from -1 to 1 between a column's outermost edges. Source: docs/decisions/0041-analysis.md.
-K = measured columns, R = published parts of the group, H = R + 1: all records, then by part.
+
+A figure is shown where the published parts, in each of which so many values are known to lie, already say
+how far these are spread, up to a factor. Without that mean + (n - 1) SD / sqrt(n) is the one of 87,000 beside
+nine near 100; and in two parts a column of zeros and ones would give its counts away: all its values may lie
+at the edge between them.
+
+K = measured columns, R = published parts of the group, H = R + 1: all records, then by part; V = published
+parts of a column that hold values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.partition import Tables
-from strategies.base import Array, PhaseContext, PhaseResult, total_of
+from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, PART_COUNTS, PARTS, ROW_COUNTS
+from strategies.analysis.partition import Partition, Tables
+from strategies.analysis.rounding import rounded, rounding_step
+from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
+from strategies.exact import total
 
 VALUES = "analysis-values"
 NUMBERS, SUMS, SQUARES = "value_counts", "value_sums", "value_squares"
@@ -20,6 +33,10 @@ NUMBERS, SUMS, SQUARES = "value_counts", "value_sums", "value_squares"
 MEANS = "method/means/"  # (H,) float64, in the column's units, rounded; 0 where none is shown
 DEVIATIONS = "method/deviations/"  # (H,) float64, likewise
 SHOWN = "method/means_shown/"  # (H,) uint8: 1 where mean and deviation are published
+
+IMPLAUSIBLE_VALUES = "implausible-values"
+DOMINATED = 4.0  # times the least sum of squares: a sample whose parts are wider than a deviation has 2 to 3
+NOISY = 2.0  # deviations of rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +67,126 @@ class ValuesPhase:
         )
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        raise NotImplementedError
+        """Write means and deviations where they are shown. Nothing where values are not of the counted
+        records: of fewer silos, or a silo's lie.
+
+        Beside rows of which some are shown, figures of all records would give the sum of the others.
+        """
+        error = math.sqrt(context.members) / self.quantities(context)[1].scale(context.members)
+        state = dict(context.state)
+        rows = len(state[ROW_COUNTS])
+        for number_R, sum_R, square_R, place in zip(
+            *(np.asarray(sums[name], np.float64)[:, :rows] for name in (NUMBERS, SUMS, SQUARES)),
+            self.tables.measured,
+            strict=True,
+        ):
+            parts = self._parts(context.state, place)
+            if any(not each.holds(number) for each, number in zip(parts[1:], number_R, strict=True)):
+                return PhaseResult(state=None, reason=IMPLAUSIBLE_VALUES)
+            number_H, sum_H, square_H = (_with_all(each_R) for each_R in (number_R, sum_R, square_R))
+            mean_H = np.clip(sum_H / np.maximum(number_H, 1.0), -1.0, 1.0)
+            square_H = np.clip(square_H - number_H * (mean_H * mean_H), 0.0, number_H)
+            # an error of each sum makes at most (1 + |mean|)^2 times it of the squares around the mean
+            reach_H = 1.0 + np.abs(mean_H)
+            has_spread_H = square_H > NOISY * error * len(number_R) * (reach_H * reach_H)
+            least_H = np.array([each.least_squares() for each in parts])
+            shown_H = has_spread_H & (number_H >= self.tables.min_cell) & (square_H <= DOMINATED * least_H)
+            shown_H[0] &= shown_H[1:].all() or not shown_H[1:].any()
+            deviation_H = np.sqrt(square_H / np.maximum(number_H - 1.0, 1.0))
+            figures_2H = _in_units(self.tables.partitions[place], number_H, mean_H, deviation_H)
+            state[MEANS + str(place)], state[DEVIATIONS + str(place)] = np.where(shown_H, figures_2H, 0.0)
+            state[SHOWN + str(place)] = shown_H.astype(np.uint8)
+        return PhaseResult(state=state)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         return {}
+
+    def _parts(self, state: Arrays, place: int) -> list[PublishedParts]:
+        """Of all records, where a column is in its finest parts, and of each row."""
+        finest, in_table = state[PARTS + str(place)].tolist(), state[CELL_PARTS + str(place)].tolist()
+        counts_Q = state[PART_COUNTS + str(place)]
+        is_alone = finest.count(finest[-1]) == 1
+        missing = int(counts_Q[-1]) if is_alone else self.tables.min_cell - 1
+        edges = self.tables.partitions[place].edges
+        return [
+            PublishedParts.of(part_of, counts.tolist(), edges=edges, most_missing=missing)
+            for part_of, counts in (
+                (finest, counts_Q),
+                *((in_table, row_T) for row_T in state[CELL_COUNTS + str(place)]),
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedParts:
+    """Where values of a column are known to lie: at least so many within each interval, as z, upwards.
+
+    fewest, most: values in all of them.
+    """
+
+    number_V: FloatArray
+    low_V: FloatArray
+    high_V: FloatArray
+    fewest: int
+    most: int
+
+    @classmethod
+    def of(
+        cls, part_of: Sequence[int], counts: Sequence[int], *, edges: Sequence[float], most_missing: int
+    ) -> PublishedParts:
+        """part_of: of each declared part, missing values last. most_missing: of those that a part holds
+        beside values."""
+        ends = [_as_z(edge, edges) for edge in edges]
+        fewest, most, intervals = 0, 0, []
+        for part, count in enumerate(counts):
+            places = [place for place, published in enumerate(part_of[:-1]) if published == part]
+            if not places:
+                continue
+            certain = max(count - most_missing, 0) if part == part_of[-1] else count
+            fewest, most = fewest + certain, most + count
+            intervals.append((float(certain), ends[places[0]], ends[places[-1] + 1]))
+        number_V, low_V, high_V = np.array(intervals).T
+        return cls(number_V=number_V, low_V=low_V, high_V=high_V, fewest=fewest, most=most)
+
+    def holds(self, number: float) -> bool:
+        return self.fewest <= number <= self.most
+
+    def least_squares(self) -> float:
+        """The least sum of squares around any center, each value as near to it as its interval lets it be.
+
+        It is convex, and one square within each interval: of the places where each of these would be least,
+        moved into its interval, one is the least of all.
+        """
+        is_below_VV = np.tri(len(self.number_V), k=-1).T > 0  # part by interval of the center
+        is_above_VV = np.tri(len(self.number_V), k=-1) > 0
+        near_VV = np.where(is_below_VV, self.high_V[:, None], self.low_V[:, None])
+        weight_VV = np.where(is_below_VV | is_above_VV, self.number_V[:, None], 0.0)
+        center_V = total(weight_VV * near_VV) / np.maximum(total(weight_VV), 1.0)
+        center_V = np.clip(center_V, self.low_V, self.high_V)
+        gap_VV = np.maximum(self.low_V[:, None] - center_V, center_V - self.high_V[:, None])
+        gap_VV = np.maximum(gap_VV, 0.0)
+        return float(total(self.number_V[:, None] * (gap_VV * gap_VV)).min())
+
+
+def _with_all(number_R: FloatArray) -> FloatArray:
+    """Their sum, then they. Shapes: (R,) -> (H,)."""
+    return np.concatenate([total(number_R)[None], number_R])
+
+
+def _as_z(edge: float, edges: Sequence[float]) -> float:
+    return (edge - edges[0]) / (edges[-1] - edges[0]) * 2.0 - 1.0
+
+
+def _in_units(
+    partition: Partition, number_H: FloatArray, mean_H: FloatArray, deviation_H: FloatArray
+) -> list[list[float]]:
+    """Means and deviations in the column's units, each rounded by its own standard error."""
+    low, width = partition.edges[0], partition.edges[-1] - partition.edges[0]
+    means, deviations = [], []
+    for number, mean, deviation in zip(
+        number_H.tolist(), mean_H.tolist(), (width / 2.0 * deviation_H).tolist(), strict=True
+    ):
+        step = rounding_step(deviation, deviation / math.sqrt(max(number, 1.0)))
+        means.append(rounded(low + width * ((mean + 1.0) / 2.0), step))
+        deviations.append(rounded(deviation, step))
+    return [means, deviations]

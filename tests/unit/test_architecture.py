@@ -78,8 +78,8 @@ ARROWS = {
 ROOMS = {
     "crypto": "errors < encoding < envelope_tree < prg < identity < noise < fixed_point < masking < session",
     "strategies": "expected < base < intervals < figure < number_stream < exact < server_optimizer "
-    "< update_scale < recipe < tasks < phases < parts < checks < presets < published < declared_parts "
-    "< methods",
+    "< update_scale < recipe < tasks < phases < analysis < parts < checks < presets < published "
+    "< declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
     "chorale": "results < v1 < runtime < transport < spec < pinned_code < observability < credentials "
     "< privacy < job < evidence",
