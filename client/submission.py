@@ -14,7 +14,6 @@ from chorale.pinned_code import pinned
 from chorale.privacy.promise import promise_of
 from chorale.privacy.solve import solve
 from chorale.runtime.files import read_limited
-from chorale.spec.class_rows import rows_in_words
 from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
@@ -23,6 +22,7 @@ from chorale.spec.model_file import read_model
 from chorale.spec.selection import draws, expected_cohort_changes, is_by_groups, redraws
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes, state_to_bytes
+from chorale.spec.training.class_rows import rows_in_words
 from client.errors import about, require_extra, with_hint
 from client.written import check_written
 from crypto.errors import ConfigError, PolicyRefusal

@@ -10,8 +10,6 @@ from functools import lru_cache
 
 from pydantic import model_validator
 
-from chorale.spec.job_fields import JobFields
-from chorale.spec.learning_rates import check_rate, known_rates, with_rate
 from chorale.spec.plug_in_specs import GivenPartSpec, PlugInSpec, check_code, check_pinned
 from chorale.spec.privacy_spec import PrivacySpec, check_aggregate
 from chorale.spec.samples.column_specs import (
@@ -25,7 +23,13 @@ from chorale.spec.samples.column_specs import (
 )
 from chorale.spec.samples.image_specs import check_images
 from chorale.spec.samples.scan_specs import check_scans
-from chorale.spec.search_spec import (
+from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps, with_test_share
+from chorale.spec.settings_file import check_values
+from chorale.spec.state import GlobalState, buffer_names, trained_names
+from chorale.spec.strategy_spec import check_norm, composed_method, method_of, with_norm
+from chorale.spec.training.job_fields import JobFields
+from chorale.spec.training.learning_rates import check_rate, known_rates, with_rate
+from chorale.spec.training.search_spec import (
     SearchSpec,
     check_private_search,
     check_search,
@@ -33,10 +37,6 @@ from chorale.spec.search_spec import (
     with_search,
     with_values,
 )
-from chorale.spec.selection import check_count, check_ends, check_named, with_rounds_of_steps, with_test_share
-from chorale.spec.settings_file import check_values
-from chorale.spec.state import GlobalState, buffer_names, trained_names
-from chorale.spec.strategy_spec import check_norm, composed_method, method_of, with_norm
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import CohortRule, drawn_count

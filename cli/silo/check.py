@@ -24,11 +24,11 @@ from chorale.job import SignedJob
 from chorale.privacy.job_releases import JobReleases
 from chorale.runtime.files import check_folder, read_limited
 from chorale.runtime.software import check_own_digest, own_software
-from chorale.spec.class_rows import rows_in_words
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
+from chorale.spec.training.class_rows import rows_in_words
 from cli.errors import CommandFailed
 from cli.output.facts import print_json
 from client.errors import require_extra

@@ -15,8 +15,8 @@ from chorale.observability import tracing
 from chorale.observability.logs import get_logger
 from chorale.observability.tracing import Span
 from chorale.runtime import disk
-from chorale.spec.class_rows import rows_in_words
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.training.class_rows import rows_in_words
 from chorale.transport import wire
 from chorale.v1 import federation_pb2 as pb
 from chorale.v1 import records_pb2

@@ -14,10 +14,10 @@ from chorale.job import Job, SignedJob
 from chorale.pinned_code import code_faults
 from chorale.privacy.promise import Promise, promise_of
 from chorale.spec.analysis_spec import AnalysisSpec
-from chorale.spec.class_rows import rows_in_words
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec, any_spec
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
+from chorale.spec.training.class_rows import rows_in_words
 from crypto.errors import ChoraleError, ConfigError, PolicyRefusal, Refusal
 from silo_agent.account_units import account_budgets
 from silo_agent.approval.view import (

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from chorale.job import Job
 from chorale.spec.analysis_spec import AnalysisSpec
-from chorale.spec.class_rows import sent_rows
 from chorale.spec.samples.computed_columns import computed_arrays
 from chorale.spec.state import GlobalState
+from chorale.spec.training.class_rows import sent_rows
 from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
 from crypto.fixed_point.encoder import Encoder

@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from chorale.job import JobSpec
 from chorale.runtime.files import read_limited
-from chorale.spec.class_rows import check_reachable
 from chorale.spec.fields import Name, Sha256, in_words
 from chorale.spec.kinds import AnySpec
 from chorale.spec.selection import expected_cohort_changes
 from chorale.spec.settings_file import MAX_BYTES, check_whole, settings_of
+from chorale.spec.training.class_rows import check_reachable
 from crypto.errors import PolicyRefusal, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import (

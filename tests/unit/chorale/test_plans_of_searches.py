@@ -14,7 +14,7 @@ from chorale.privacy.job_releases import JobReleases, planned_rungs
 from chorale.privacy.releases import DpSgd, Gaussian
 from chorale.privacy.solve import solve
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.search_spec import SearchSpec
+from chorale.spec.training.search_spec import SearchSpec
 from cli.silo.recovery import at_most_released
 from crypto.errors import ConfigError, PolicyRefusal
 from silo_agent.disclosure.policy.privacy_policy import PrivacyPolicy

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import check_values, parse_mapping
 from cli.schema import MODELS, model_of
@@ -37,6 +38,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job-images.yaml", JobSpec),
     ("job-scans.yaml", JobSpec),
     ("job-text.yaml", JobSpec),
+    ("analysis.yaml", AnalysisSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
     ("silo-data-sets.yaml", SiloSettings),

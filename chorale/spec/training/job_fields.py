@@ -14,10 +14,10 @@ from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.samples.column_specs import Classes, ColumnSpec, LabelColumns
 from chorale.spec.samples.image_specs import NormalizeSpec, Transforms
 from chorale.spec.samples.scan_specs import ScanSpec
-from chorale.spec.search_spec import SearchSpec
 from chorale.spec.selection import MAX_ROUNDS, Draw, KeepSpec, StopSpec
 from chorale.spec.shared_fields import SharedFields
 from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
+from chorale.spec.training.search_spec import SearchSpec
 
 
 class JobFields(SharedFields):

@@ -1,0 +1,1 @@
+"""What the file of a training says, part by part: `job_spec` joins them."""
