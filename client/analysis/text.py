@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from chorale.results import spreadsheet_cell
 from client.analysis.tables import Line, Table
 from crypto.errors import printable
 
@@ -47,14 +48,12 @@ def comma_separated(rows: Sequence[Mapping[str, object]], fields: Sequence[str])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(fields)
-    writer.writerows([cell(row[field]) for field in fields] for row in rows)
+    writer.writerows([_cell(row[field]) for field in fields] for row in rows)
     return text.getvalue()
 
 
-def cell(value: object) -> object:
-    """Security: a spreadsheet runs a text that begins so, and the words may be anybody's."""
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else value
+def _cell(value: object) -> object:
+    return spreadsheet_cell(printable(value) if isinstance(value, str) else value)
 
 
 def _label(line: Line) -> str:

@@ -22,7 +22,7 @@ def analysis_page(results: DescribedResults) -> str:
             label = f"{column.title}: percent of records by part"
             chart = bars(drawn.parts, drawn.groups, drawn.percent_GP, label=label)
             charts.append((column.title, chart))
-    return template.render(
+    rendered = template.render(
         name=results.spec.name,
         purpose=results.spec.purpose,
         table=results.table(),
@@ -31,3 +31,4 @@ def analysis_page(results: DescribedResults) -> str:
         least=results.spec.min_cell,
         style=Markup(SITE.read_text()),  # ours
     )
+    return f"{rendered}\n"
