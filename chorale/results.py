@@ -194,3 +194,9 @@ def library(module: str, what: str) -> Any:
 def finite(value: float | None) -> float | None:
     """JSON has no NaN and no infinity: they are null."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def spreadsheet_cell(value: object) -> object:
+    """Security: a spreadsheet runs what begins so, and words in a table may be anybody's."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value

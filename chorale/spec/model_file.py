@@ -6,6 +6,7 @@ people; the states that coordinator and silos exchange have none, so their diges
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.runtime.files import Part, read_limited
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import MAX_HEADER_BYTES, state_from_bytes
 from crypto.errors import ConfigError, RemoteProtocolError
@@ -23,6 +25,7 @@ from strategies.expected import got
 from strategies.tasks.temperature import LEAST, MOST, TEMPERATURE
 
 METADATA = "__metadata__"  # of a safetensors header
+ANALYSIS = "analysis"  # fact of a file of results: the job as it was signed
 MAX_MODEL_BYTES = 4 << 30
 # fields of the job that say how the model is built and what its inputs are, each as JSON; who trained it is
 # not among them, so that a model can be given away
@@ -143,6 +146,29 @@ def described_job(facts: Mapping[str, str], *, source: str) -> JobSpec:
     if unpinned:
         raise ConfigError(f"{source}: its metadata: code: expected the SHA-256 of {', '.join(unpinned)}")
     return described
+
+
+def analysis_facts(signed: bytes) -> dict[str, str]:
+    """Of a file of results: the analysis as it was signed, and its digest. Raises ConfigError."""
+    AnalysisSpec.from_yaml(signed, source="job")
+    try:
+        return {"job": hashlib.sha256(signed).hexdigest(), ANALYSIS: signed.decode()}
+    except UnicodeDecodeError:  # YAML may be UTF-16, Chorale's own is not
+        raise ConfigError("job: expected UTF-8") from None
+
+
+def described_analysis(facts: Mapping[str, str], *, source: str) -> AnalysisSpec:
+    """The analysis whose results a file holds.
+
+    Raises ConfigError for a file of anything else. Security: the job is the one of the digest in the facts;
+    whether that was signed they do not say.
+    """
+    if not {"job", ANALYSIS} <= set(facts):
+        raise ConfigError(f"{source}: its metadata describe no analysis; expected the results of one")
+    signed = facts[ANALYSIS].encode(errors="surrogatepass")
+    if hashlib.sha256(signed).hexdigest() != facts["job"]:
+        raise ConfigError(f"{source}: its metadata: {ANALYSIS}: expected the job of the digest beside it")
+    return AnalysisSpec.from_yaml(signed, source=source)
 
 
 def with_facts(parts: Iterable[Part], facts: Mapping[str, str]) -> Iterator[Part]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from chorale.results import APPLIED
+from chorale.results import APPLIED, spreadsheet_cell
 from strategies.figure import figure_in
 from strategies.phases.training import TRAIN
 from web.shared.templating import plain
@@ -58,17 +58,11 @@ def phases_csv(phases: Sequence[Document]) -> str:
     more = ("wall_seconds", "verified_by", "threshold")
     rows = io.StringIO()
     writer = csv.writer(rows, lineterminator="\n")
-    writer.writerow([*fixed, *more, "silos", "cohort", "left_out", *map(_cell, figures)])
+    writer.writerow([*fixed, *more, "silos", "cohort", "left_out", *map(spreadsheet_cell, figures)])
     for phase in phases:
         left_out = "; ".join(
             f"{left['silo']} ({left['stage']}: {left['reason']})" for left in phase["left_out"]
         )
         cells = [*(phase[name] for name in (*fixed, *more)), len(phase["cohort"]), " ".join(phase["cohort"])]
-        writer.writerow(map(_cell, [*cells, left_out, *map(phase["figures"].get, figures)]))
+        writer.writerow(map(spreadsheet_cell, [*cells, left_out, *map(phase["figures"].get, figures)]))
     return rows.getvalue()
-
-
-def _cell(value: object) -> object:
-    """Security: a spreadsheet runs what begins so, and words in here are the coordinator's."""
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else value

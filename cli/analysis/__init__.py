@@ -1,0 +1,1 @@
+"""`chorale analysis`: jobs that describe records and train nothing."""

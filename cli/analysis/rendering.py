@@ -1,0 +1,36 @@
+"""The forms in which `chorale analysis results` writes what was published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from client.analysis.described import DescribedResults
+from crypto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chorale.spec.analysis_spec import AnalysisSpec
+    from strategies.base import Arrays
+
+
+def _html(results: DescribedResults) -> str:
+    from web.report.analysis import analysis_page
+
+    return analysis_page(results)
+
+
+FORMS: dict[str, Callable[[DescribedResults], str]] = {
+    "text": DescribedResults.to_text,
+    "csv": DescribedResults.to_csv,
+    "md": DescribedResults.to_markdown,
+    "html": _html,
+    "json": lambda results: json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n",
+}
+
+
+def render(spec: AnalysisSpec, state: Arrays, form: str) -> str:
+    """form: of FORMS. Raises ConfigError for another one, and for a state that is no result of the job."""
+    if form not in FORMS:
+        raise ConfigError(f"format: expected one of {', '.join(FORMS)}, got {form}")
+    return FORMS[form](DescribedResults.of(spec, state))

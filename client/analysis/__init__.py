@@ -1,0 +1,1 @@
+"""What an analysis published, as tables, charts and files."""

@@ -1,0 +1,157 @@
+"""The results of an analysis: table 1 of all silos' records, from the figures that were published.
+
+pandas and matplotlib come with the extra `notebook` and are imported where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from chorale.results import library
+from chorale.spec.analysis_spec import AnalysisSpec
+from client.analysis.columns import ColumnFigures, Head, figures_of, heads_of
+from client.analysis.parts import Part, published_parts
+from client.analysis.published import counted_in, has_counts, rows_in, spreads_in
+from client.analysis.records import FIELDS, INDEX, Record, records_of, records_of_group
+from client.analysis.tables import Table, table_of
+from client.analysis.text import comma_separated, markdown, plain_text
+from crypto.errors import ConfigError
+from strategies.base import Arrays
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedResults:
+    """heads: all records, then each published part of the group where there are several. parts_R: of the
+    group. columns: all but the group, in the job's order."""
+
+    spec: AnalysisSpec
+    heads: tuple[Head, ...]
+    parts_R: tuple[Part, ...]
+    columns: tuple[ColumnFigures, ...]
+
+    @classmethod
+    def of(cls, spec: AnalysisSpec, state: Arrays) -> Self:
+        """Raises ConfigError for a state without results, and for one that the job's rules cannot give."""
+        if not has_counts(state):
+            raise ConfigError(f"job {spec.name}: there are no results: its records were not counted yet")
+        tables = spec.tables
+        rows = rows_in(state, spec)
+        group = None if tables.group is None else spec.columns[tables.group]
+        parts_R = () if group is None else published_parts(group, rows.parts_G)
+        heads = heads_of(parts_R, rows.counts_R)
+        columns = []
+        for place in tables.described:
+            counted = counted_in(state, spec, place, rows)
+            spreads = spreads_in(state, spec, place, rows) if place in tables.measured else None
+            columns.append(figures_of(spec.columns[place], counted, spreads, heads))
+        return cls(spec=spec, heads=heads, parts_R=parts_R, columns=tuple(columns))
+
+    @property
+    def title(self) -> str:
+        """Of the table, in one line."""
+        by = "" if self.spec.group is None else f" by {self.spec.group}"
+        if self.parts_R and len(self.heads) == 1:
+            by += " (not shown: its parts hold too few records)"
+        return (
+            f"{self.spec.name}{by}: {self.heads[0].records} records of {len(self.spec.silos)} silos at most"
+        )
+
+    def table(self) -> Table:
+        """As journals print it."""
+        spec = self.spec
+        return table_of(self.columns, self.heads, title=self.title, group=spec.group, least=spec.min_cell)
+
+    def to_text(self) -> str:
+        """The table in aligned columns, for a terminal."""
+        return plain_text(self.table())
+
+    def to_markdown(self) -> str:
+        """The table in GitHub's Markdown."""
+        return markdown(self.table())
+
+    def to_csv(self) -> str:
+        """The rows of `frame`, which see; value is empty where a figure is withheld."""
+        return comma_separated(list(self.records()), FIELDS)
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures as the rows of `frame`, and what each published part holds."""
+        spec = self.spec
+        group = None if spec.group is None else {"column": spec.group, "parts": _parts(self.parts_R)}
+        return {
+            "job": spec.name,
+            "federation": spec.federation,
+            "silos": list(spec.silos),
+            "min_cell": spec.min_cell,
+            "records": self.heads[0].records,
+            "group": group,
+            "columns": [
+                {
+                    "column": each.column.name,
+                    "unit": each.column.unit,
+                    "parts": _parts(each.parts_Q),
+                    "parts_by_group": _parts(each.parts_T),
+                }
+                for each in self.columns
+            ],
+            "figures": list(self.records()),
+            "notes": list(self.table().notes),
+        }
+
+    def frame(self) -> DataFrame:
+        """A row a figure, indexed by column, figure, part and group; value is NaN where one is withheld.
+
+        figure: count, percent (of the records of the group, or of all), mean, standard deviation, lower
+        quartile, median, upper quartile, and the standardized differences of two groups. part: of a count.
+        group: `overall`, or a part of the group. note: how the figure is rounded, or that it is withheld.
+        Raises ConfigError without the extra `notebook`.
+        """
+        pandas = library("pandas", "a table of results")
+        frame: DataFrame = pandas.DataFrame(list(self.records()), columns=list(FIELDS))
+        return frame.astype({"value": "float64"}).set_index(list(INDEX))
+
+    def plot(self, column: str, *, ax: Axes | None = None) -> Axes:
+        """Bars of a column: percent of records by part, the groups beside one another. ax: where to draw it.
+
+        Raises ConfigError for a column that is not described, and without the extra `notebook`.
+        """
+        found = {each.column.name: each for each in self.columns}
+        if column not in found:
+            raise ConfigError(f"column {column}: expected one of {', '.join(found)}")
+        if ax is None:
+            ax = library("matplotlib.pyplot", "a plot").subplots()[1]
+        bars = found[column].bars(self.heads)
+        places = range(len(bars.parts))
+        width = 0.8 / len(bars.groups)
+        for number, (group, percent_P) in enumerate(zip(bars.groups, bars.percent_GP, strict=True)):
+            left = (number - (len(bars.groups) - 1) / 2) * width
+            ax.bar([place + left for place in places], percent_P, width, label=_drawn(group))
+        ax.set_xticks(places, [_drawn(part) for part in bars.parts], rotation=45, ha="right")
+        ax.set_xlabel(_drawn(found[column].title))
+        ax.set_ylabel("percent of records")
+        if len(bars.groups) > 1:
+            ax.legend()
+        return ax
+
+    def records(self) -> Iterator[Record]:
+        """A figure each, by FIELDS."""
+        if self.spec.group is not None:
+            yield from records_of_group(self.spec.group, self.parts_R, self.heads)
+        for each in self.columns:
+            yield from records_of(each, self.heads)
+
+
+def _parts(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
+    return [
+        {"part": part.label, "members": list(part.members), "has_missing": part.has_missing} for part in parts
+    ]
+
+
+def _drawn(text: str) -> str:
+    """matplotlib would read what stands between dollars as a formula."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,87 @@
+"""Figures that follow from published ones alone: quartiles by parts, and differences between two groups.
+
+T = published parts of a column in its table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.analysis.parts import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and standard deviation, rounded where they were published."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quartiles:
+    """By the counts of parts, each taken as evenly filled. narrowest, widest: the parts that hold the three;
+    a quartile is off by less than the width of its part. has_missing: a part counts missing values, too."""
+
+    low: float
+    median: float
+    high: float
+    narrowest: float
+    widest: float
+    has_missing: bool
+
+
+def quartiles(parts_T: Sequence[Part], counts_T: Sequence[int]) -> Quartiles | None:
+    """None where fewer than two parts hold values. A part of missing values alone is left out."""
+    held = [
+        (part.low, part.high, count)
+        for part, count in zip(parts_T, counts_T, strict=True)
+        if part.low is not None and part.high is not None
+    ]
+    if len(held) < 2:
+        return None
+    ends, widths = zip(*(_quarter(held, number) for number in (1, 2, 3)), strict=True)
+    return Quartiles(
+        low=ends[0],
+        median=ends[1],
+        high=ends[2],
+        narrowest=min(widths),
+        widest=max(widths),
+        has_missing=any(part.has_missing and not part.is_missing for part in parts_T),
+    )
+
+
+def _quarter(held: Sequence[tuple[float, float, int]], number: int) -> tuple[float, float]:
+    """Value below which that many quarters of all lie, and the width of the part that holds it. held: low,
+    high and count of each part, rising."""
+    place, below = number * sum(count for _, _, count in held) / 4, 0
+    low, high, count = next(each for each in held if place <= (below := below + each[2]))
+    return low + (high - low) * (place - below + count) / count, high - low
+
+
+def difference_of_means(first: Spread, second: Spread) -> float | None:
+    """Standardized: in standard deviations, the root of the mean of both variances. None without any."""
+    deviation = math.hypot(first.deviation, second.deviation) / math.sqrt(2)
+    return abs(first.mean - second.mean) / deviation if deviation > 0 else None
+
+
+def difference_of_parts(first_T: Sequence[int], second_T: Sequence[int]) -> float | None:
+    """Standardized, of two multinomials; of two parts that of proportions. None of a single part.
+
+    Source: Yang and Dalton, "A unified approach to measuring the effect size between two groups using SAS",
+    SAS Global Forum 2012, paper 335.
+    """
+    if len(first_T) < 2:
+        return None
+    shares = [np.array(counts[1:]) / sum(counts) for counts in (first_T, second_T)]
+    covariances = [np.diag(share) - np.outer(share, share) for share in shares]
+    apart = shares[0] - shares[1]
+    try:
+        square = float(apart @ np.linalg.solve((covariances[0] + covariances[1]) / 2, apart))
+    except np.linalg.LinAlgError:
+        return None
+    return math.sqrt(max(square, 0.0)) if math.isfinite(square) else None

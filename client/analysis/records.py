@@ -1,0 +1,69 @@
+"""Results as rows of one figure each: of data frames, CSV and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from client.analysis.columns import ColumnFigures, Head
+from client.analysis.parts import Part
+from client.analysis.tables import NOT_SHOWN, NOT_YET, width_in_words
+
+INDEX = ("column", "figure", "part", "group")
+FIELDS = (*INDEX, "value", "unit", "note")
+QUARTILES = ("lower quartile", "median", "upper quartile")
+
+Record = dict[str, Any]
+
+
+def records_of_group(name: str, parts_R: Sequence[Part], heads: Sequence[Head]) -> Iterator[Record]:
+    """Of the group itself, where several parts are published."""
+    counts = [head.records for head in heads[1:]]
+    if counts:
+        yield from _counts(name, parts_R, counts, heads[0])
+
+
+def records_of(column: ColumnFigures, heads: Sequence[Head]) -> Iterator[Record]:
+    """A value is None where it is withheld, and its note says so."""
+    name, unit = column.column.name, column.column.unit or ""
+    for place, head in enumerate(heads):
+        if column.column.has_mean:
+            spread = None if column.means_H is None else column.means_H[place]
+            why = NOT_YET if column.means_H is None else NOT_SHOWN
+            values = {
+                "mean": None if spread is None else spread.mean,
+                "standard deviation": None if spread is None else spread.deviation,
+            }
+            for figure, value in values.items():
+                yield _record(name, figure, head.label, value, unit=unit, note="rounded" if spread else why)
+        if column.quartiles_H is not None:
+            found = column.quartiles_H[place]
+            note = NOT_SHOWN if found is None else f"by {width_in_words(found)}"
+            note += ", missing values among them" if found and found.has_missing else ""
+            ends = (None, None, None) if found is None else (found.low, found.median, found.high)
+            for figure, value in zip(QUARTILES, ends, strict=True):
+                yield _record(name, figure, head.label, value, unit=unit, note=note)
+    if column.has_counts:
+        yield from _counts(name, column.parts_Q, column.counts_Q, heads[0])
+        for head, cells_T in zip(heads[1:], column.cells_HT[1:], strict=True):
+            yield from _counts(name, column.parts_T, cells_T, head)
+    for figure, value in (
+        ("standardized mean difference", column.difference_of_means),
+        ("standardized difference of parts", column.difference_of_parts),
+    ):
+        if value is not None:
+            yield _record(name, figure, "", value, note="from the published figures")
+
+
+def _counts(name: str, parts: Sequence[Part], counts: Sequence[int], head: Head) -> Iterator[Record]:
+    for part, count in zip(parts, counts, strict=True):
+        note = "merged" if part.is_merged else ""
+        for figure, value in (("count", count), ("percent", 100 * count / head.records)):
+            yield _record(name, figure, head.label, value, part=part.label, note=note)
+
+
+def _record(
+    name: str, figure: str, group: str, value: float | None, *, part: str = "", unit: str = "", note: str
+) -> Record:
+    values = (name, figure, part, group, value, unit, note)
+    return dict(zip(FIELDS, values, strict=True))

@@ -1,0 +1,94 @@
+"""`chorale analysis results`: of a file that says which job's results it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import cli.analysis.results
+from chorale.spec.model_file import ANALYSIS, analysis_facts, described_analysis
+from chorale.spec.state import state_to_bytes
+from chorale.v1 import operations_pb2
+from cli.analysis.rendering import FORMS, render
+from client.operations import Operations
+from crypto.errors import ConfigError
+from tests.support.described import by_sex
+from tests.unit.cli.conftest import Calls, Desk
+
+BEGINS = {
+    "text": "table-one by sex",
+    "csv": "column,figure,",
+    "md": "**table-one",
+    "html": "<!doctype",
+    "json": "{",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_results_are_written_in_each_form(form: str) -> None:
+    text = render(*by_sex(), form)
+    assert text.startswith(BEGINS[form])
+    assert text.endswith("\n")
+    if form == "json":
+        assert json.loads(text)["records"] == 172
+
+
+def test_an_unknown_form_is_refused() -> None:
+    with pytest.raises(ConfigError, match="format: expected one of text, csv, md, html, json, got pdf"):
+        render(*by_sex(), "pdf")
+
+
+def test_a_file_says_which_analysis_its_results_are_of() -> None:
+    spec, _ = by_sex()
+    facts = analysis_facts(spec.to_yaml())
+    assert facts["job"] == hashlib.sha256(spec.to_yaml()).hexdigest()
+    assert described_analysis(facts, source="file") == spec
+    changed = facts | {ANALYSIS: facts[ANALYSIS].replace("women", "woman")}
+    with pytest.raises(ConfigError, match="file: its metadata: analysis: expected the job of the digest"):
+        described_analysis(changed, source="file")
+    with pytest.raises(ConfigError, match="file: its metadata describe no analysis"):
+        described_analysis({"job": facts["job"]}, source="file")
+    with pytest.raises(ConfigError, match="expected UTF-8"):
+        analysis_facts(spec.to_yaml().decode().encode("utf-16"))
+
+
+@pytest.fixture
+def job_id(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of an analysis that a coordinator hands out."""
+    spec, state = by_sex()
+    first, chunk = operations_pb2.FetchMessage(), operations_pb2.FetchMessage()
+    first.summary.name, first.job.spec = spec.name, spec.to_yaml()
+    chunk.chunk.data = state_to_bytes(state)
+    digest = hashlib.sha256(first.job.spec).digest()
+    jobs = operations_pb2.ListJobsReply()
+    jobs.jobs.add(job_digest=digest)
+    operations = Operations.__new__(Operations)
+    operations._stub = SimpleNamespace(  # type: ignore[assignment]
+        FetchModel=lambda _: iter([first, chunk]), ListJobs=lambda _: jobs
+    )
+
+    @contextmanager
+    def connect(_settings: object) -> Iterator[tuple[Operations, None]]:
+        yield operations, None
+
+    monkeypatch.setattr(cli.analysis.results, "connect", connect)
+    return digest.hex()[:12]
+
+
+def test_table_stands_in_the_terminal_or_in_a_file(chorale: Calls, desk: Desk, job_id: str) -> None:
+    config = ["--config", str(desk.operator())]
+    shown = chorale("analysis", "results", job_id, *config)
+    assert (shown.code, shown.err, shown.out) == (0, "", render(*by_sex(), "text"))
+    out = desk.folder / "table.html"
+    written = chorale("analysis", "results", job_id, "--format", "html", "--out", str(out), *config)
+    assert (written.code, written.out) == (0, f"{out}: what job {job_id} published, as html\n")
+    assert out.read_text() == render(*by_sex(), "html")
+    folder = chorale("analysis", "results", job_id, "--out", str(Path(desk.folder)), *config)
+    assert folder.code == 2
+    assert "is a folder, expected a file" in folder.err
