@@ -29,7 +29,8 @@ from importlib import metadata
 from cryptography import x509
 
 from chorale.evidence import CoordinatorStatement
-from chorale.job import PURPOSE, Job, signed_spec
+from chorale.job import PURPOSE, Job
+from chorale.spec.kinds import signed_spec
 from chorale.spec.model_file import facts_of as model_facts
 from chorale.spec.model_file import open_model
 from chorale.spec.state import state_digest, state_to_bytes
