@@ -289,7 +289,7 @@ def job_view(
         policy=policy,
         data_set=None if reads is None else reads.data_set,
         has_unit=has_unit,
-        objective=objective,
+        objective=objective if isinstance(spec, JobSpec) else None,
         reads=reads,
         method=_method_told(spec),
         parameters=parameters,

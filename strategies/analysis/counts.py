@@ -8,6 +8,7 @@ group, Q = of a column by itself, T = of a column in its table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,7 @@ class CountsPhase:
                 shape=(self.tables.cells,),
                 bound=2.0 * total_of(context.state),
                 is_count=True,
+                sensitivity_l2=math.sqrt(len(self.tables.described)),
                 is_tagged=True,
                 discloses=Disclosure.CELL,
             ),

@@ -50,20 +50,17 @@ class ValuesPhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: (K, G), of which the first R are used: no size follows from what was counted."""
         shape = (len(self.tables.measured), self.tables.group_size)
-        bound = 2.0 * total_of(context.state)
-        return (
+        return tuple(
             Quantity(
-                name=NUMBERS,
+                name=name,
                 shape=shape,
-                bound=bound,
-                is_count=True,
+                bound=2.0 * total_of(context.state),
+                is_count=name == NUMBERS,
+                sensitivity_l2=math.sqrt(shape[0]),
                 is_tagged=True,
                 discloses=Disclosure.CELL,
-            ),
-            *(
-                Quantity(name=name, shape=shape, bound=bound, is_tagged=True, discloses=Disclosure.CELL)
-                for name in (SUMS, SQUARES)
-            ),
+            )
+            for name in (NUMBERS, SUMS, SQUARES)
         )
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:

@@ -148,7 +148,7 @@ def test_silos_refuse_analyses_by_default(tmp_path: Path) -> None:
         assert federation.cli("analysis", "submit", federation.analysis()).returncode == 0
         ended = federation.finish()
     assert ended["status"] == "failed"
-    assert "(policy: analyses.exact)" in ended["reason"]
+    assert "(policy: analyses.measurements)" in ended["reason"]
 
 
 def test_a_second_analysis_of_a_data_set_is_refused(tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
     "< on_ray < sums < engine < folder < trial",
-    "client": "errors < settings < row_figures < history < results < analysis < operations < written "
-    "< submission < planning < evidence < mlflow_export < federation < notebook",
-    "client.analysis": "parts < figures < published < columns < tables < records < text < described",
+    "client": "errors < settings < row_figures < history < results < operations < written "
+    "< submission < planning < analysis < evidence < mlflow_export < federation < notebook",
+    "client.analysis": "parts < figures < published < columns < tables < records < text < described < submission",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
