@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, PART_COUNTS, PARTS, ROW_COUNTS
+from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, IMPLAUSIBLE, PART_COUNTS, PARTS, ROW_COUNTS
 from strategies.analysis.partition import Partition, Tables
 from strategies.analysis.rounding import rounded, rounding_step
 from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
@@ -34,7 +34,6 @@ MEANS = "method/means/"  # (H,) float64, in the column's units, rounded; 0 where
 DEVIATIONS = "method/deviations/"  # (H,) float64, likewise
 SHOWN = "method/means_shown/"  # (H,) uint8: 1 where mean and deviation are published
 
-IMPLAUSIBLE_VALUES = "implausible-values"
 DOMINATED = 4.0  # times the least sum of squares: a sample whose parts are wider than a deviation has 2 to 3
 NOISY = 2.0  # deviations of rounding
 
@@ -79,7 +78,7 @@ class ValuesPhase:
         ):
             parts = self._parts(context.state, place)
             if any(not each.holds(number) for each, number in zip(parts[1:], number_R, strict=True)):
-                return PhaseResult(state=None, reason=IMPLAUSIBLE_VALUES)
+                return PhaseResult(state=None, reason=IMPLAUSIBLE)
             number_H, sum_H, square_H = (_with_all(each_R) for each_R in (number_R, sum_R, square_R))
             mean_H = np.clip(sum_H / np.maximum(number_H, 1.0), -1.0, 1.0)
             square_H = np.clip(square_H - number_H * (mean_H * mean_H), 0.0, number_H)
