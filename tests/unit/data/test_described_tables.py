@@ -156,7 +156,7 @@ def test_units_have_no_more_rows_than_in_training_and_who_withdrew_has_none(
 ) -> None:
     (tmp_path / "left.txt").write_text("p3\n")
     rows = [*ROWS, (None, "f", 50.0)]
-    fields = {"unit": "patient", "max_rows_per_unit": 1, "exclude": tmp_path / "left.txt"}
+    fields: dict[str, Any] = {"unit": "patient", "max_rows_per_unit": 1, "exclude": tmp_path / "left.txt"}
     table = load_table(written(tmp_path, rows, kind=kind, **fields), by_sex())
     assert parts_of(table) in ([[0, 0], [1, 1]], [[0, 0], [2, 2]])
     assert (table.rows_beyond, table.misfits, table.is_current) == (1, 1, True)
