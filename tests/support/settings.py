@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
 from silo_agent.settings import SiloSettings
 
@@ -41,16 +40,3 @@ def job_spec(*, training: dict[str, Any] | None = None, **fields: Any) -> JobSpe
         "input_shape": (1, 8, 8),
     }
     return JobSpec.model_validate(values | fields)
-
-
-def analysis_spec(*columns: dict[str, Any], **fields: Any) -> AnalysisSpec:
-    """Of three silos."""
-    values = {
-        "kind": "analysis",
-        "name": "test",
-        "federation": "test",
-        "not_after": datetime(2100, 1, 1, tzinfo=UTC),
-        "silos": ("a", "b", "c"),
-        "columns": columns,
-    }
-    return AnalysisSpec.model_validate(values | fields)

@@ -21,7 +21,7 @@ from silo_agent.training.data.base import Cancelled
 from silo_agent.training.data.settings import DataSettings, SettingsFault
 from silo_agent.training.unit_marks import Admitted, SideMarks, UnitKey
 from tests.support.databases import write_table
-from tests.support.settings import analysis_spec
+from tests.support.described import analysis
 
 SEX = {"name": "sex", "categories": ("f", "m")}
 AGE = {"name": "age", "edges": (0.0, 40.0, 60.0, 120.0), "show": ("mean", "counts")}
@@ -31,7 +31,7 @@ PARTS = [[0, 0], [1, 1], [2, 2], [0, 3], [1, 0]]
 
 
 def by_sex() -> AnalysisSpec:
-    return analysis_spec(SEX, AGE, group="sex")
+    return analysis(SEX, AGE, group="sex")
 
 
 def written(
@@ -77,7 +77,7 @@ def test_a_value_that_is_an_edge_is_in_the_part_above_it(tmp_path: Path) -> None
     cells = [0.1, 0.3, 0.6, 0.7, *(np.nextafter(edge, 0.0) for edge in edges), np.nextafter(0.7, 1.0)]
     column = {"name": "x", "edges": edges, "show": ("mean",)}
     settings = written(tmp_path, [[repr(float(cell))] for cell in cells], headings=["x"])
-    table = load_table(settings, analysis_spec(column))
+    table = load_table(settings, analysis(column))
     assert table.parts_NC[:, 0].tolist() == [0, 1, 2, 2, 3, 0, 1, 2, 3]
     assert np.nanmax(np.abs(table.z_NK)) == 1.0
 
@@ -135,7 +135,7 @@ def test_columns_are_renamed_derived_and_read_in_the_tables_own_writing(tmp_path
         }
     )
     glucose = {"name": "glucose", "edges": (0.0, 99.0, 20_000.0), "unit": "mg/dL", "show": ("mean",)}
-    table = load_table(settings, analysis_spec(SEX, AGE, glucose))
+    table = load_table(settings, analysis(SEX, AGE, glucose))
     assert table.parts_NC.tolist() == [[0, 0, 1], [1, 1, 1]]
     assert table.z_NK[:, 1] * 10_000 + 10_000 == pytest.approx([99.0, 18_009.0])
 
@@ -143,11 +143,11 @@ def test_columns_are_renamed_derived_and_read_in_the_tables_own_writing(tmp_path
 def test_a_column_that_the_settings_call_absent_is_missing_throughout(tmp_path: Path) -> None:
     rows, smoker = [row[:2] for row in ROWS], {"name": "smoker", "categories": ("no", "yes")}
     settings = written(tmp_path, rows, headings=HEADINGS[:2], absent=("age", "smoker"))
-    table = load_table(settings, analysis_spec(AGE, smoker))
+    table = load_table(settings, analysis(AGE, smoker))
     assert table.parts_NC.tolist() == [[3, 2]] * 5
     assert np.isnan(table.z_NK).all()
     with pytest.raises(ConfigError, match="no column 'smoker'; it has patient, sex, age"):
-        load_table(written(tmp_path), analysis_spec(AGE, smoker))
+        load_table(written(tmp_path), analysis(AGE, smoker))
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "sql"])
@@ -179,10 +179,10 @@ def test_a_partition_gives_each_record_to_one_silo(tmp_path: Path) -> None:
     ages = {"name": "age", "edges": tuple(map(float, range(101))), "show": ("mean",)}
     cut = {"kind": "iid", "silos": 3, "index": 1, "seed": 4}
     settings = written(tmp_path, rows, partition=cut)
-    parts = [*tables_of(settings, analysis_spec(SEX, ages))]
+    parts = [*tables_of(settings, analysis(SEX, ages))]
     assert [part.records for part in parts] == [34, 33, 33]
     assert sorted(age for part in parts for age in part.parts_NC[:, 1]) == [*range(100)]
-    mine = load_table(settings, analysis_spec(SEX, ages))
+    mine = load_table(settings, analysis(SEX, ages))
     assert mine.parts_NC.tolist() == parts[1].parts_NC.tolist()
     assert parts_of(mine) != parts_of(parts[0])
     by_class = settings.model_validate(settings.model_dump() | {"partition": {**cut, "kind": "shards"}})
@@ -201,7 +201,7 @@ def test_settings_that_no_analysis_can_use_are_refused(tmp_path: Path) -> None:
         load_table(written(tmp_path, unit="sex"), by_sex())
     in_units = written(tmp_path, units={"age": {"unit": "months"}})
     with pytest.raises(ConfigError, match="the job reads years, the data hold months: expected a factor"):
-        load_table(in_units, analysis_spec({**AGE, "unit": "years"}))
+        load_table(in_units, analysis({**AGE, "unit": "years"}))
     with pytest.raises(SettingsFault, match="data.exclude"):
         load_table(written(tmp_path, unit="patient", exclude=tmp_path / "none.txt"), by_sex())
 
@@ -220,4 +220,4 @@ def test_reading_ends_when_it_is_no_longer_wanted(tmp_path: Path) -> None:
 )
 def test_columns_that_no_silo_could_read_are_no_analysis(column: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError, match=expected):
-        analysis_spec(column)
+        analysis(column)
