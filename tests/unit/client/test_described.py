@@ -159,14 +159,14 @@ def test_quartiles_are_interpolated_in_the_part_that_holds_them() -> None:
 
 
 def test_a_quartile_between_two_parts_is_their_common_end() -> None:
-    spec = analysis({"name": "x", "edges": [0, 1, 2, 3, 4], "show": ["median"]})
+    spec = analysis({"name": "x", "edges": [0, 1, 2, 3, 5], "show": ["median"]})
     state = rows([0], [40]) | counted(
         0, [0, 1, 2, 3, 3], [10, 10, 10, 10], [0, 1, 2, 3, 3], [[10, 10, 10, 10]]
     )
     found = DescribedResults.of(spec, state)
     (quarters,) = column("x", found).quartiles_H or ()
     assert quarters is not None
-    assert (quarters.low, quarters.median, quarters.high) == (1.0, 2.0, 3.0)
+    assert (quarters.low, quarters.median, quarters.high, quarters.widest) == (1.0, 2.0, 3.0, 1.0)
     assert quarters.has_missing
     assert "These quartiles count missing values" in notes_of("median [quartiles]", found)[1]
     assert "n (%)" not in found.to_text()  # shown are medians alone
@@ -280,6 +280,8 @@ def test_bars_stand_by_group_at_the_percent_of_its_records() -> None:
     ax = results().plot("age", ax=Figure().subplots())
     heights = [[round(bar.get_height(), 1) for bar in bars] for bars in ax.containers]
     assert heights == [[50.0, 40.0, 10.0], [41.7, 44.4, 13.9]]
+    (women, *_), (men, *_) = ax.containers
+    assert women.get_x() + women.get_width() == pytest.approx(men.get_x()) == pytest.approx(0)
     assert [each.get_text() for each in ax.get_xticklabels()] == ["30 to 50", "50 to 70", "missing"]
     assert [each.get_text() for each in ax.get_legend().get_texts()] == ["women", "men or missing"]
     with pytest.raises(ConfigError, match="column sex: expected one of age, pain"):
