@@ -8,6 +8,8 @@ from prometheus_client import generate_latest
 from crypto.errors import Refusal
 from silo_agent.connection.backoff import Backoff
 from silo_agent.metrics import SiloMetrics, phase_label
+from strategies.analysis.method import Analysis
+from strategies.analysis.partition import Partition, Tables
 from strategies.declared_parts import PHASE_KINDS
 from strategies.methods import strategy_for
 from strategies.presets import PRESETS
@@ -61,7 +63,10 @@ def test_every_metric_has_help_and_the_prefix() -> None:
 def test_the_closed_list_of_phase_kinds_is_that_of_the_methods() -> None:
     methods = [strategy_for(preset, {}) for preset in PRESETS]
     evaluated = strategy_for("fedavg", {}).evaluated_between_rounds().standardizing(1)
-    assert set().union(*(method.phases for method in [*methods, evaluated])) == set(PHASE_KINDS)
+    measured = Partition(parts=1, edges=(0.0, 1.0), has_mean=True)
+    analysis = Analysis(tables=Tables(partitions=(measured,), group=None, min_cell=10))
+    found = set().union(*(method.phases for method in [*methods, evaluated, analysis]))
+    assert found == set(PHASE_KINDS)
 
 
 def test_a_phase_kind_outside_the_closed_list_gets_no_label() -> None:

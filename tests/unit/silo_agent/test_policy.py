@@ -17,6 +17,7 @@ from crypto.errors import ConfigError, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.noise.sensitivity import Noise
 from silo_agent.disclosure.policy import drawn_rounds
+from silo_agent.disclosure.policy.analysis_policy import AnalysisPolicy
 from silo_agent.disclosure.policy.in_words import described
 from silo_agent.disclosure.policy.policy import Policy, load_policy
 from silo_agent.disclosure.policy.privacy_policy import PrivacyPolicy
@@ -307,6 +308,10 @@ def test_a_policy_refuses_by_what_a_quantity_discloses(discloses: Disclosure) ->
     if discloses in (Disclosure.CLASS_STATISTIC, Disclosure.TRAINED_CLASS_STATISTIC):
         refused("no class statistics", lambda: policy().check_quantities([bare]))
         policy().check_quantities([bare], is_private=True)
+    elif discloses is Disclosure.CELL:
+        refused("no analyses without noise", lambda: policy().check_quantities([bare]))
+        policy(analyses={"exact": "allow"}).check_quantities([bare])
+        return
     else:
         policy().check_quantities([bare])
     policy().check_quantities([replace(bare, noise=Noise(variance=64.0, scale=1.0))])
@@ -319,8 +324,10 @@ def test_sample_counts_are_rounded_down() -> None:
 
 def test_the_description_shows_every_field_and_what_is_refused() -> None:
     text = described(policy(operators=["alice"], max_cohort_changes=0))
-    for name in Policy.model_fields.keys() - {"privacy"}:
+    for name in Policy.model_fields.keys() - {"privacy", "analyses"}:
         assert f"{name}: " in text
+    for name in AnalysisPolicy.model_fields:
+        assert f"analyses.{name}: " in text
     for name in PrivacyPolicy.model_fields:
         assert f"privacy.{name}: " in text
     assert "operators: [alice]" in text
@@ -328,6 +335,7 @@ def test_the_description_shows_every_field_and_what_is_refused() -> None:
     assert "labels: null" in text
     assert "- every job that is not approved here (chorale silo approve)" in text
     assert "- every statistic by class" in text
+    assert "- every analysis without noise" in text
     assert "- every method with local state whose sums have no noise" in text
     assert "- operators other than alice" in text
     assert "more than 0 overlapping cohorts" in text

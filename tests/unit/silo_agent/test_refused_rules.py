@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from chorale.transport import wire
 from crypto.errors import PolicyRefusal, Refusal, RemoteProtocolError, Rule
+from silo_agent.disclosure.policy.analysis_policy import AnalysisPolicy
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.privacy_policy import PrivacyPolicy
 
 
 def fields() -> set[str]:
-    own = set(Policy.model_fields) - {"privacy"}
-    return own | {f"privacy.{name}" for name in PrivacyPolicy.model_fields}
+    parts = {"privacy": PrivacyPolicy, "analyses": AnalysisPolicy}
+    own = set(Policy.model_fields) - set(parts)
+    return own | {f"{part}.{name}" for part, model in parts.items() for name in model.model_fields}
 
 
 # bounds of the job that no institution sets
