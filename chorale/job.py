@@ -17,7 +17,7 @@ import numpy as np
 from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.kinds import AnySpec, any_context, any_spec
+from chorale.spec.kinds import AnySpec, any_context, signed_spec
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.selection import is_by_groups, is_evaluated_after, tests_in
@@ -492,17 +492,6 @@ class Job:
         live = self.strategy.live_arms(key.kind, state)
         spec = self.spec.arms[live[0]] if live else self.spec
         return any_context(spec, key.round, state, members, public_seed=seed, tests_model=tests_model)
-
-
-def signed_spec(data: bytes, *, source: str) -> AnySpec:
-    """Of bytes in the form in which jobs are signed. Raises ConfigError as `JobSpec.from_yaml`.
-
-    Security: a comment, or a value in other words, would tell people what no silo was asked.
-    """
-    spec = any_spec(data, source=source)
-    if spec.to_yaml() != data:
-        raise ConfigError(f"{source}: expected a job as Chorale writes it, got other bytes")
-    return spec
 
 
 @lru_cache(maxsize=HELD_SPECS)

@@ -28,8 +28,10 @@ from chorale.job import sign_job
 from chorale.results import JobResults, RoundResult
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import described_job, open_model
+from chorale.spec.model_file import described_analysis, described_job, open_model
 from chorale.transport.tls import load_authority
+from client.analysis.described import DescribedResults
+from client.analysis.submission import analysis_of, prepared_analysis, read_analysis
 from client.history import JobHistory, check_done, silo_facts, summary_facts
 from client.operations import Operations, connect
 from client.planning import Plan, plan_of, with_timing
@@ -107,6 +109,35 @@ class Federation:
             connected = {silo.name: silo.connected for silo in operations.silos().silos}
         notes = (*ready.notes, *absent_notes(ready.spec, connected))
         return SubmittedJob(id=digest.hex(), name=ready.spec.name, promised=ready.promised, notes=notes)
+
+    def analyze(self, analysis: JobFile) -> DescribedResults:
+        """Sign and submit an analysis, wait until it ends, and read what it published.
+
+        analysis: a YAML file, or a mapping with its fields (docs/examples/analysis.yaml). Results have
+        `frame()`, `plot(column)` and `to_text()`. Where institutions approve by hand it waits for them:
+        `analysis_results` reads an analysis that was submitted before. Raises as `submit` and `watch`.
+        """
+        if isinstance(analysis, Mapping):
+            source, spec = "analysis", analysis_of(analysis, source="analysis")
+        else:
+            source, spec = str(analysis), read_analysis(Path(analysis))
+        now = datetime.now(UTC)
+        ready = prepared_analysis(spec, source=source, federation=self.settings.federation, now=now)
+        with connect(self.settings) as (operations, identity):
+            digest = operations.submit(sign_job(ready.spec.to_yaml(), identity), ready.state)
+        for _ in self.watch(digest.hex()):
+            pass  # it has no rounds
+        return self.analysis_results(digest.hex())
+
+    def analysis_results(self, job: JobId) -> DescribedResults:
+        """What an analysis of one's own published so far: `chorale analysis results`.
+
+        Raises ConfigError for another kind of job, and before anything was counted.
+        """
+        with connect(self.settings) as (operations, _):
+            digest = _find(operations, job)
+            state, facts = open_model(b"".join(operations.fetch(digest)[1]))
+        return DescribedResults.of(described_analysis(facts, source=f"job {digest.hex()[:SHORT]}"), state)
 
     def watch(self, job: JobId) -> Iterator[RoundResult]:
         """Each round of a job as it ends, those that have ended first; waits until the job ends.
@@ -250,6 +281,14 @@ class AsyncFederation:
     async def submit(self, job: JobFile, *, init: File | None = None) -> SubmittedJob:
         """Federation.submit."""
         return await asyncio.to_thread(self._federation.submit, job, init=init)
+
+    async def analyze(self, analysis: JobFile) -> DescribedResults:
+        """Federation.analyze."""
+        return await asyncio.to_thread(self._federation.analyze, analysis)
+
+    async def analysis_results(self, job: JobId) -> DescribedResults:
+        """Federation.analysis_results."""
+        return await asyncio.to_thread(self._federation.analysis_results, job)
 
     async def watch(self, job: JobId) -> AsyncIterator[RoundResult]:
         """Federation.watch, for `async for`. A task that is cancelled closes its connection."""

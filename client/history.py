@@ -187,7 +187,7 @@ def arm_in(figures: Mapping[str, float], name: str, spec: JobSpec) -> int | None
 
 
 def _readable(spec_bytes: bytes) -> JobSpec | None:
-    """None for a job of another release, whose text this one does not read."""
+    """None for an analysis, and for a job of another release, whose text this one does not read."""
     try:
         return JobSpec.from_yaml(spec_bytes, source="job")
     except ConfigError:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import any_spec
 from client.errors import PeerFailed, require_extra
 from client.history import JobHistory
 from client.results import results_of
@@ -91,7 +91,7 @@ def _params(history: JobHistory) -> Iterator[tuple[str, str]]:
         return
     yield "operator", history.signed.operator
     try:
-        spec = JobSpec.from_yaml(history.signed.spec_bytes, source="job")
+        spec = any_spec(history.signed.spec_bytes, source="job")
     except ConfigError:  # not readable by this version
         return
     fields = spec.model_dump(mode="json", exclude_unset=True, by_alias=True)

@@ -21,7 +21,8 @@ from google.protobuf.message import Message
 from chorale.credentials import CredentialFiles
 from chorale.job import SignedJob
 from chorale.runtime.files import Part
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.kinds import any_spec
 from chorale.spec.line_settings import LineSettings
 from chorale.spec.model_file import analysis_facts, facts_of, with_facts
 from chorale.transport import tls
@@ -163,9 +164,11 @@ class Operations:
         if hashlib.sha256(spec_bytes).digest() != job_digest:
             raise RemoteProtocolError("coordinator: the model comes with another job than the one asked for")
         try:
-            spec = JobSpec.from_yaml(spec_bytes, source=f"job {job_digest.hex()[:12]}")
-        except ConfigError:
-            return printed(first.summary), with_facts(_model_bytes(stream), _of_analysis(spec_bytes))
+            spec = any_spec(spec_bytes, source=f"job {job_digest.hex()[:12]}")
+        except ConfigError:  # not readable by this version
+            return printed(first.summary), with_facts(_model_bytes(stream), {})
+        if isinstance(spec, AnalysisSpec):
+            return printed(first.summary), with_facts(_model_bytes(stream), analysis_facts(spec_bytes))
         closing: Mapping[str, float | None] = {}
         round, arm = first.summary.model_round, None
         if TEMPERATURE in spec.method.task.asked or spec.arms:
@@ -173,14 +176,6 @@ class Operations:
             closing, arm = results_of(history).closing, history.arm_after(round, spec)
         facts = facts_of(spec, job_digest=job_digest, round=round, closing=closing, arm=arm)
         return printed(first.summary), with_facts(_model_bytes(stream), facts)
-
-
-def _of_analysis(spec_bytes: bytes) -> dict[str, str]:
-    """Facts of a job that trains nothing; none of one that this version does not read."""
-    try:
-        return analysis_facts(spec_bytes)
-    except ConfigError:
-        return {}
 
 
 def of_job(event: operations_pb2.JobEvent, job_digest: bytes) -> operations_pb2.JobEvent:

@@ -61,7 +61,8 @@ def results_of(history: JobHistory) -> JobResults:
 
 
 def _method(history: JobHistory) -> _Method:
-    """Of a job of another release, whose text this one does not read: that of the plain methods."""
+    """Of an analysis, and of a job of another release, whose text this one does not read: that of the plain
+    methods."""
     if history.signed is not None:
         try:
             spec = JobSpec.from_yaml(history.signed.spec_bytes, source="job")

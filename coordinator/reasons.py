@@ -31,6 +31,7 @@ class FailureReason(StrEnum):
     MIN_WEIGHT = "min-weight"
     NO_DATA = "no-data"
     FEW_VALUES = "few-values"
+    FEW_RECORDS = "few-records"
     IMPLAUSIBLE = "implausible"
     ROSTER = "roster"
     RESTARTED = "restarted"

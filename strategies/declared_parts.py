@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crypto.errors import ConfigError
+from strategies.analysis.method import KINDS
 from strategies.expected import did_you_mean
 from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC, calibration
@@ -63,6 +64,7 @@ PHASE_KINDS = (
     *(phase.kind for phase in calibration({})),
     EVALUATE,
     *(phase.kind for phase in FINE_TUNING.after_evaluation),
+    *KINDS,
 )
 
 

@@ -5,7 +5,6 @@ Source: docs/decisions/0041-analysis.md.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from datetime import datetime
 from functools import lru_cache
@@ -15,7 +14,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from chorale.spec.fields import Finite, OneLine, SpecPart
-from chorale.spec.samples.column_specs import ClassName, ColumnSpec, Heading
+from chorale.spec.samples.column_specs import RANGES, ClassName, ColumnSpec, Heading, names_of
 from chorale.spec.settings_file import check_values
 from chorale.spec.shared_fields import SharedFields
 from chorale.spec.state import state_digest, state_to_bytes
@@ -86,14 +85,16 @@ class DescribedColumn(SpecPart):
     def _fits_together(self) -> Self:
         if (self.edges is None) == (self.categories is None):
             raise ValueError("expected either edges or categories")
+        if names_of(self.name) != (self.name,):
+            raise ValueError("name: expected one column, got a range of them")
         if self.categories is not None:
             self._check_categories(self.categories)
             return self
         assert self.edges is not None
         if any(low >= high for low, high in pairwise(self.edges)):
             raise ValueError(f"edges: expected rising numbers, got {list(self.edges)}")
-        if not math.isfinite(self.edges[-1] - self.edges[0]):
-            raise ValueError("edges: expected numbers that are nearer to each other")
+        if not RANGES[0] <= self.edges[-1] - self.edges[0] <= RANGES[1]:
+            raise ValueError(f"edges: expected the outermost ones {RANGES[0]:g} to {RANGES[1]:g} apart")
         return self
 
     def _check_categories(self, categories: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec, phase_context
 from chorale.spec.settings_file import check_values, parse_mapping
 from chorale.spec.state import GlobalState
+from crypto.errors import ConfigError
 from strategies.base import PhaseContext
 
 AnySpec: TypeAlias = JobSpec | AnalysisSpec
@@ -17,6 +18,17 @@ AnySpec: TypeAlias = JobSpec | AnalysisSpec
 def any_spec(data: bytes, *, source: str) -> AnySpec:
     """A job's file. Raises ConfigError that names file, field and what is allowed."""
     return any_spec_of(parse_mapping(data, source=source), source=source)
+
+
+def signed_spec(data: bytes, *, source: str) -> AnySpec:
+    """Of bytes in the form in which jobs are signed. Raises ConfigError as `JobSpec.from_yaml`.
+
+    Security: a comment, or a value in other words, would tell people what no silo was asked.
+    """
+    spec = any_spec(data, source=source)
+    if spec.to_yaml() != data:
+        raise ConfigError(f"{source}: expected a job as Chorale writes it, got other bytes")
+    return spec
 
 
 def any_context(

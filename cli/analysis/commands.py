@@ -6,9 +6,9 @@ import click
 
 from cli.startup.lazy import LazyGroup
 
-ENTRIES = {"results": "cli.analysis.results:results"}
+ENTRIES = {name: f"cli.analysis.{name}:{name}" for name in ("plan", "submit", "results")}
 
 
 @click.group(cls=LazyGroup, entries=ENTRIES)
 def analysis() -> None:
-    """Read what an analysis published."""
+    """Plan and submit analyses, and read what they published."""

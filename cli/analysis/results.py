@@ -29,7 +29,8 @@ from client.settings import OperatorSettings
 def results(settings: OperatorSettings, job_id: str, form: str, out: Path | None) -> None:
     """Show what an analysis of one's own published. ID: the first digits of the job digest.
 
-    text, md and html are a table 1, html with charts; csv and json have one line or object a figure.
+    text, md and html are a table 1, html with charts. csv and json have each figure by itself, with a note of
+    how it is rounded or that it is withheld.
     """
     if out is not None:
         check_out_file(out)

@@ -66,7 +66,9 @@ def _quarter(held: Sequence[tuple[float, float, int]], number: int) -> tuple[flo
 def difference_of_means(first: Spread, second: Spread) -> float | None:
     """Standardized: in standard deviations, the root of the mean of both variances. None without any."""
     deviation = math.hypot(first.deviation, second.deviation) / math.sqrt(2)
-    return abs(first.mean - second.mean) / deviation if deviation > 0 else None
+    apart = abs(first.mean - second.mean)
+    # an edge may be of any size
+    return apart / deviation if 0 < deviation < math.inf and apart < math.inf else None
 
 
 def difference_of_parts(first_T: Sequence[int], second_T: Sequence[int]) -> float | None:

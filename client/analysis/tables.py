@@ -22,7 +22,7 @@ COARSER = (
 )
 NO_TABLE = "Not shown by {group}: each table of both has a cell of fewer than {least} records."
 ROUNDED = "Mean (standard deviation), each rounded to a power of ten below half a standard error."
-WITHHELD = "Not shown: too few values, too few parts, or one value dominates."
+WITHHELD = "Not shown: too few values or parts, one value dominates, or what is withheld beside would follow."
 BY_PARTS = (
     "Median [quartiles] by the counts of the parts, as if each were evenly filled: known no better than "
 )

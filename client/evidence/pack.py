@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from chorale import evidence
 from chorale.evidence import FORMAT, CoordinatorStatement, Manifest, SiloStatement
 from chorale.job import Job, SignedJob
-from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import any_spec
 from chorale.transport import wire
 from chorale.transport.chunks import chunk_of
 from chorale.v1.operations_pb2 import EvidenceMessage
@@ -118,7 +118,7 @@ def archive_of(
         )
     statement = coordinator.statement
     with fits(names.JOB):
-        spec = JobSpec.from_yaml(shown.job.spec_bytes, source="it")
+        spec = any_spec(shown.job.spec_bytes, source="it")
     job = Job(spec=spec, signed=shown.job, operator=shown.job.operator)
     rosters = {
         version: read_roster(signed, authority=authority, federation=spec.federation)

@@ -29,9 +29,11 @@ from importlib import metadata
 from cryptography import x509
 
 from chorale.evidence import CoordinatorStatement
-from chorale.job import PURPOSE, Job, signed_spec
+from chorale.job import PURPOSE, Job
+from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.kinds import signed_spec
+from chorale.spec.model_file import analysis_facts, open_model
 from chorale.spec.model_file import facts_of as model_facts
-from chorale.spec.model_file import open_model
 from chorale.spec.state import state_digest, state_to_bytes
 from chorale.transport.wire import phase_kind
 from client.errors import require_extra
@@ -278,11 +280,18 @@ def _check_model(job: Job, statement: CoordinatorStatement, chain: Chain, model:
         if state_digest(state_to_bytes(arrays)).hex() != statement.model:
             raise EvidenceMismatch("this file is not the job's model: its arrays have another SHA-256")
         # Security: what inputs and outputs mean stands there, and programs go by it
-        facts = model_facts(job.training, job_digest=job.digest, round=statement.model_round)
+        facts = _facts_of(job, statement)
         names_found = sorted(found.keys() | facts.keys() if found else ())
         for name in names_found:
             if name != "chorale" and found.get(name) != facts.get(name):
                 raise EvidenceMismatch(f"its metadata say otherwise than the job: {name[:80]}")
+
+
+def _facts_of(job: Job, statement: CoordinatorStatement) -> dict[str, str]:
+    """What a file of the job's last state says of it."""
+    if isinstance(job.spec, AnalysisSpec):
+        return analysis_facts(job.signed.spec_bytes)
+    return model_facts(job.training, job_digest=job.digest, round=statement.model_round)
 
 
 def _tested(job: Job, statement: CoordinatorStatement) -> dict[int, str]:

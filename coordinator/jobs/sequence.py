@@ -11,9 +11,12 @@ from chorale.v1.records_pb2 import PhaseRecord
 from coordinator.phase_machine import GIVEN_UP_IN, PhaseState
 from coordinator.storage.store import JobStatus, PhaseRow, Store
 from crypto.errors import ChoraleError
+from strategies.analysis.counts import FEW_RECORDS, TOO_FEW_RECORDS
 from strategies.phases.columns import FEW_VALUES, TOO_FEW
 
 Step = tuple[int, str]  # round and phase
+# the same silos have no more: why a job ends at once
+FINAL = {FEW_VALUES: TOO_FEW, FEW_RECORDS: TOO_FEW_RECORDS}
 
 
 class JobFailed(ChoraleError):
@@ -83,12 +86,12 @@ def _has_sum_of(job: Job, rows: Sequence[PhaseRow], kind: str) -> bool:
 
 
 def _repeated(job: Job, rows: Sequence[PhaseRow]) -> Step:
-    """A phase outside rounds that was used up is retried under its next number, a few times, but for columns
-    with few values."""
+    """A phase outside rounds that was used up is retried under its next number, a few times, but where silos
+    hold too little."""
     last = rows[-1]
     kind = phase_kind(last.phase)
-    if last.record is not None and last.record.reason == FEW_VALUES:  # the same silos have no more
-        raise JobFailed(f"{kind}: {FEW_VALUES}: {TOO_FEW}")
+    if last.record is not None and (why := FINAL.get(last.record.reason)) is not None:
+        raise JobFailed(f"{kind}: {last.record.reason}: {why}")
     failed = takewhile(
         lambda row: phase_kind(row.phase) == kind and row.state is PhaseState.USED_UP, reversed(rows)
     )

@@ -292,7 +292,7 @@ def job_view(
         policy=policy,
         data_set=None if reads is None else reads.data_set,
         has_unit=has_unit,
-        objective=objective,
+        objective=objective if isinstance(spec, JobSpec) else None,
         reads=reads,
         asks=asked_columns(spec),
         method=_method_told(spec),

@@ -8,6 +8,7 @@ group, Q = of a column by itself, T = of a column in its table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,8 @@ from strategies.base import Array, PhaseContext, PhaseResult, total_of
 
 COUNTS = "analysis-counts"
 CELLS = "cell_counts"
-FEW_RECORDS, IMPLAUSIBLE_CELLS = "few-records", "implausible-cells"
+FEW_RECORDS, IMPLAUSIBLE = "few-records", "implausible"
+TOO_FEW_RECORDS = "all silos together hold fewer records than min_cell"
 
 # in the state; of a column, followed by its place
 ROWS = "method/group_parts"  # (G,) int64: the published part that each part of the group is in; (1,) without
@@ -47,6 +49,7 @@ class CountsPhase:
                 shape=(self.tables.cells,),
                 bound=2.0 * total_of(context.state),
                 is_count=True,
+                sensitivity_l2=math.sqrt(len(self.tables.described)),
                 is_tagged=True,
                 discloses=Disclosure.CELL,
             ),
@@ -61,7 +64,7 @@ class CountsPhase:
         table_of = self._tables(cells)
         rows_of = [_merged(table_GP.T, [0] * table_GP.shape[1])[0] for table_GP in table_of.values()]
         if (cells < 0).any() or any((rows_G != rows_of[0]).any() for rows_G in rows_of):
-            return PhaseResult(state=None, reason=IMPLAUSIBLE_CELLS)
+            return PhaseResult(state=None, reason=IMPLAUSIBLE)
         rows_G, least = rows_of[0], self.tables.min_cell
         if int(_merged(rows_G, [0] * len(rows_G))[0]) < least:
             return PhaseResult(state=None, reason=FEW_RECORDS)

@@ -2,10 +2,12 @@
 
 Values are z, from -1 to 1 between a column's outermost edges. Source: docs/decisions/0041-analysis.md.
 
-A figure is shown where the published parts, in each of which so many values are known to lie, already say
-how far these are spread, up to a factor. Without that mean + (n - 1) SD / sqrt(n) is the one of 87,000 beside
-nine near 100; and in two parts a column of zeros and ones would give its counts away: all its values may lie
-at the edge between them.
+Mean and deviation together bound the farthest value: mean + (n - 1) SD / sqrt(n) is the one of 87,000 beside
+nine near 100. So they are shown where even to one who knows a value no other makes more than three quarters
+of the rest of the squares around the mean: the remaining ones make at least a quarter, by the published parts
+that they are known to be in; or all together make so much that none within the outermost edges can. And where
+the parts that hold values are three: of zeros and ones the mean would give the counts, and so how many values
+are missing.
 
 K = measured columns, R = published parts of the group, H = R + 1: all records, then by part; V = published
 parts of a column that hold values.
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, PART_COUNTS, PARTS, ROW_COUNTS
+from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, IMPLAUSIBLE, PART_COUNTS, PARTS, ROW_COUNTS
 from strategies.analysis.partition import Partition, Tables
 from strategies.analysis.rounding import rounded, rounding_step
 from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
@@ -34,8 +36,8 @@ MEANS = "method/means/"  # (H,) float64, in the column's units, rounded; 0 where
 DEVIATIONS = "method/deviations/"  # (H,) float64, likewise
 SHOWN = "method/means_shown/"  # (H,) uint8: 1 where mean and deviation are published
 
-IMPLAUSIBLE_VALUES = "implausible-values"
-DOMINATED = 4.0  # times the least sum of squares: a sample whose parts are wider than a deviation has 2 to 3
+SHARE = 0.75  # of the squares without those of one value, the most that another one makes
+FEWEST_PARTS = 3
 NOISY = 2.0  # deviations of rounding
 
 
@@ -50,20 +52,17 @@ class ValuesPhase:
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: (K, G), of which the first R are used: no size follows from what was counted."""
         shape = (len(self.tables.measured), self.tables.group_size)
-        bound = 2.0 * total_of(context.state)
-        return (
+        return tuple(
             Quantity(
-                name=NUMBERS,
+                name=name,
                 shape=shape,
-                bound=bound,
-                is_count=True,
+                bound=2.0 * total_of(context.state),
+                is_count=name == NUMBERS,
+                sensitivity_l2=math.sqrt(shape[0]),
                 is_tagged=True,
                 discloses=Disclosure.CELL,
-            ),
-            *(
-                Quantity(name=name, shape=shape, bound=bound, is_tagged=True, discloses=Disclosure.CELL)
-                for name in (SUMS, SQUARES)
-            ),
+            )
+            for name in (NUMBERS, SUMS, SQUARES)
         )
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
@@ -82,15 +81,18 @@ class ValuesPhase:
         ):
             parts = self._parts(context.state, place)
             if any(not each.holds(number) for each, number in zip(parts[1:], number_R, strict=True)):
-                return PhaseResult(state=None, reason=IMPLAUSIBLE_VALUES)
+                return PhaseResult(state=None, reason=IMPLAUSIBLE)
             number_H, sum_H, square_H = (_with_all(each_R) for each_R in (number_R, sum_R, square_R))
             mean_H = np.clip(sum_H / np.maximum(number_H, 1.0), -1.0, 1.0)
             square_H = np.clip(square_H - number_H * (mean_H * mean_H), 0.0, number_H)
             # an error of each sum makes at most (1 + |mean|)^2 times it of the squares around the mean
             reach_H = 1.0 + np.abs(mean_H)
             has_spread_H = square_H > NOISY * error * len(number_R) * (reach_H * reach_H)
-            least_H = np.array([each.least_squares() for each in parts])
-            shown_H = has_spread_H & (number_H >= self.tables.min_cell) & (square_H <= DOMINATED * least_H)
+            least_H = np.array([each.least_squares_of_others() for each in parts])
+            is_of_many_H = (1.0 - SHARE) * square_H <= least_H
+            is_of_many_H |= square_H >= (1.0 + 1.0 / SHARE) * (reach_H * reach_H)
+            has_parts_H = np.array([len(each.number_V) >= FEWEST_PARTS for each in parts])
+            shown_H = has_spread_H & (number_H >= self.tables.min_cell) & has_parts_H & is_of_many_H
             shown_H[0] &= shown_H[1:].all() or not shown_H[1:].any()
             deviation_H = np.sqrt(square_H / np.maximum(number_H - 1.0, 1.0))
             figures_2H = _in_units(self.tables.partitions[place], number_H, mean_H, deviation_H)
@@ -105,8 +107,9 @@ class ValuesPhase:
         """Of all records, where a column is in its finest parts, and of each row."""
         finest, in_table = state[PARTS + str(place)].tolist(), state[CELL_PARTS + str(place)].tolist()
         counts_Q = state[PART_COUNTS + str(place)]
-        is_alone = finest.count(finest[-1]) == 1
-        missing = int(counts_Q[-1]) if is_alone else self.tables.min_cell - 1
+        # missing values that are published with others are few, unless nothing else is published
+        is_known = finest.count(finest[-1]) == 1 or len(counts_Q) == 1
+        missing = int(counts_Q[-1]) if is_known else self.tables.min_cell - 1
         edges = self.tables.partitions[place].edges
         return [
             PublishedParts.of(part_of, counts.tolist(), edges=edges, most_missing=missing)
@@ -151,21 +154,23 @@ class PublishedParts:
     def holds(self, number: float) -> bool:
         return self.fewest <= number <= self.most
 
-    def least_squares(self) -> float:
-        """The least sum of squares around any center, each value as near to it as its interval lets it be.
+    def least_squares_of_others(self) -> float:
+        """The least sum of squares around any center of all but two values of each interval, each as near
+        to it as its interval lets it be.
 
         It is convex, and one square within each interval: of the places where each of these would be least,
         moved into its interval, one is the least of all.
         """
         is_below_VV = np.tri(len(self.number_V), k=-1).T > 0  # part by interval of the center
         is_above_VV = np.tri(len(self.number_V), k=-1) > 0
+        other_V = np.maximum(self.number_V - 2.0, 0.0)
         near_VV = np.where(is_below_VV, self.high_V[:, None], self.low_V[:, None])
-        weight_VV = np.where(is_below_VV | is_above_VV, self.number_V[:, None], 0.0)
+        weight_VV = np.where(is_below_VV | is_above_VV, other_V[:, None], 0.0)
         center_V = total(weight_VV * near_VV) / np.maximum(total(weight_VV), 1.0)
         center_V = np.clip(center_V, self.low_V, self.high_V)
         gap_VV = np.maximum(self.low_V[:, None] - center_V, center_V - self.high_V[:, None])
         gap_VV = np.maximum(gap_VV, 0.0)
-        return float(total(self.number_V[:, None] * (gap_VV * gap_VV)).min())
+        return float(total(other_V[:, None] * (gap_VV * gap_VV)).min())
 
 
 def _with_all(number_R: FloatArray) -> FloatArray:

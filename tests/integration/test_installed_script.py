@@ -32,6 +32,11 @@ RUNS: dict[str, tuple[str, int, str]] = {
     ),
     "operator": ("csr --name you --federation f --out you", 0, "you/you.csr"),
     "job": ("list --config operator.yaml", 2, "chorale: error: operator.yaml: no such file or directory"),
+    "analysis": (
+        "results 00 --config operator.yaml",
+        2,
+        "chorale: error: operator.yaml: no such file or directory",
+    ),
     "model": (
         "export m.safetensors --out out",
         2,

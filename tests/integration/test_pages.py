@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+from client.analysis.described import DescribedResults
 from tests.support.browser import DESKTOP, PHONE, chromium, serious, visit
+from tests.support.described import by_sex
 from tests.support.gallery import gallery
 from tests.support.node import axe
+from web.report.analysis import analysis_page
 
 SHOTS = os.environ.get("SCREENSHOTS")
 LOOKS = [(device, scheme) for device in ("desktop", "phone") for scheme in ("light", "dark")]
@@ -138,3 +141,30 @@ def test_pages_are_heard_in_order_and_nothing_is_cut(tmp_path: Path) -> None:
             page.emulate_media(color_scheme="light")
             seen.add(shown.name)
     assert seen == LISTENED.keys()
+
+
+@pytest.mark.gate
+def test_results_of_an_analysis_are_heard_as_a_table_and_fit_a_phone(tmp_path: Path) -> None:
+    path = tmp_path / "results.html"
+    path.write_text(analysis_page(DescribedResults.of(*by_sex())))
+    with chromium() as browser, visit(browser, "") as person:
+        page = person.page
+        page.goto(path.as_uri())
+        for device, scheme in LOOKS:
+            page.set_viewport_size(DESKTOP if device == "desktop" else PHONE)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            assert _heard(page) == [
+                "main",
+                'heading "Chorale: table-one" [level=1]',
+                'region "Table 1"',
+                'table "Table 1. table-one by sex: 172 records of 3 silos at most"',
+                'heading "age (years)" [level=2]',
+                'img "age (years): percent of records by part"',
+                'heading "pain" [level=2]',
+                'img "pain: percent of records by part"',
+                'heading "What was shared" [level=2]',
+            ]
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert page.evaluate(CUT) == 0
+            assert serious(page, axe()) == []
+        assert person.said == []

@@ -61,6 +61,7 @@ from silo_agent.rounds.rosters import Rosters
 from silo_agent.rounds.state_chain import StateChain
 from silo_agent.rounds.task_checks import TaskChecks
 from silo_agent.settings import SiloSettings
+from silo_agent.training.analysis.table import DescribedTable
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.objective import Work
 from strategies.base import Array, Arrays, PhaseResult
@@ -296,6 +297,7 @@ class Agent:
                 local=self.local,
                 personal=self.personal,
                 load_data=lambda job, _: self._data(job),
+                load_table=_no_table,
                 load_objective=lambda: self.objective,
                 tell_stage=self.stages.append,
                 clock=lambda: self.seconds,
@@ -767,3 +769,7 @@ def other_attempt(key: PhaseKey, attempt: int) -> PhaseKey:
 
 def _zeros(count: int) -> Samples:
     return Samples(features=np.zeros((count, 2), np.float32), labels=np.zeros(count, np.int64))
+
+
+def _no_table(job: Job, is_cancelled: Callable[[], bool]) -> DescribedTable:
+    raise AssertionError(f"job {job.id}: analyses are tested with real silos")

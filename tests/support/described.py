@@ -64,7 +64,7 @@ def by_sex() -> tuple[AnalysisSpec, dict[str, Array]]:
     state = {
         **rows([0, 1, 1], [100, 72]),
         **counted(0, [0, 1, 2, 3], [20, 60, 72, 20], [0, 0, 1, 2], [[50, 40, 10], [30, 32, 10]]),
-        **spreads(0, [(49.5, 9.0), (48.0, 8.0), None]),
+        **spreads(0, [None, (48.0, 8.0), None]),
         **counted(2, [0, 1, 1, 0], [52, 120], [0, 1, 1, 0], [[32, 68], [20, 52]]),
     }
     return spec, state

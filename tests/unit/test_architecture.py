@@ -98,16 +98,17 @@ ROOMS = {
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
     "< on_ray < sums < engine < analysis < folder < trial",
-    "client": "errors < settings < row_figures < history < results < analysis < operations < written "
-    "< submission < planning < evidence < mlflow_export < federation < notebook",
-    "client.analysis": "parts < figures < published < columns < tables < records < text < described",
+    "client": "errors < settings < row_figures < history < results < operations < written "
+    "< submission < planning < analysis < evidence < mlflow_export < federation < notebook",
+    "client.analysis": "parts < figures < published < columns < tables < records < text < described "
+    "< submission",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
     "web.shared": "templating < phases < charts < bars < serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < steering "
     "< commands",
-    "cli.analysis": "rendering < results < commands",
+    "cli.analysis": "rendering < plan < submit < results < commands",
     "cli.authority": "history < folder < rotation < show < commands",
     "cli": "startup < errors < schema < keys < output < authority < settings_files < coordinator "
     "< operator < evidence < model < package < job < analysis < tune < console < given_data < silo < doctor "

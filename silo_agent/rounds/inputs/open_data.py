@@ -125,6 +125,8 @@ class OpenData:
         admitted = self._opened[settings.name].admitted
         table = load_table(settings, job.spec, admitted=admitted, is_cancelled=is_cancelled)
         self.note_records(settings, table.records)
+        if table.rows_beyond:
+            log.warning(rows_beyond_in_words(settings, table.rows_beyond), job=job.id)
         return table
 
     def _charged(self, policies: Mapping[str, Policy]) -> list[DataSet]:

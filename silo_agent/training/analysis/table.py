@@ -127,7 +127,9 @@ def _tables(
     rows_N, beyond = _admitted_rows(stored, settings, admitted, excluded)
     for mine_N in _cut(rows_N, settings.partition, indices):
         problems = Problems()
-        table = replace(stored.table.take(mine_N.tolist()), problems=problems)
+        is_whole = len(mine_N) == stored.table.rows
+        table = stored.table if is_whole else stored.table.take(mine_N.tolist())
+        table = replace(table, problems=problems)
         parts_NC, z_NK = _described(with_derived(table, settings, wanted), settings, spec, is_cancelled)
         problems.take(stored.table.problems)
         if take_problems is None:

@@ -20,6 +20,7 @@ from crypto.errors import ConfigError
 from strategies.analysis.counts import CELL_COUNTS, PART_COUNTS, PARTS, ROW_COUNTS, ROWS
 from strategies.analysis.values import DEVIATIONS, MEANS, SHOWN
 from strategies.base import Array
+from tests.support.analysis_records import described, numbers
 from tests.support.described import AGE, PAIN, SEX, analysis, by_sex, counted, rows, spreads, whole
 
 State = dict[str, Array]
@@ -126,7 +127,7 @@ def test_notes_say_what_is_merged_rounded_withheld_and_by_parts() -> None:
     assert notes_of("30 to 50", found) == []  # by itself no part of it is small
     rounded, withheld = notes_of("mean (SD)", found)
     assert "rounded to a power of ten below half a standard error" in rounded
-    assert withheld == "Not shown: too few values, too few parts, or one value dominates."
+    assert withheld.startswith("Not shown: too few values or parts, one value dominates")
     (by_parts,) = notes_of("median [quartiles]", found)
     assert "known no better than the width of the part" in by_parts
 
@@ -159,14 +160,14 @@ def test_quartiles_are_interpolated_in_the_part_that_holds_them() -> None:
 
 
 def test_a_quartile_between_two_parts_is_their_common_end() -> None:
-    spec = analysis({"name": "x", "edges": [0, 1, 2, 3, 4], "show": ["median"]})
+    spec = analysis({"name": "x", "edges": [0, 1, 2, 3, 5], "show": ["median"]})
     state = rows([0], [40]) | counted(
         0, [0, 1, 2, 3, 3], [10, 10, 10, 10], [0, 1, 2, 3, 3], [[10, 10, 10, 10]]
     )
     found = DescribedResults.of(spec, state)
     (quarters,) = column("x", found).quartiles_H or ()
     assert quarters is not None
-    assert (quarters.low, quarters.median, quarters.high) == (1.0, 2.0, 3.0)
+    assert (quarters.low, quarters.median, quarters.high, quarters.widest) == (1.0, 2.0, 3.0, 1.0)
     assert quarters.has_missing
     assert "These quartiles count missing values" in notes_of("median [quartiles]", found)[1]
     assert "n (%)" not in found.to_text()  # shown are medians alone
@@ -194,6 +195,8 @@ def test_standardized_differences_are_those_of_the_formulas() -> None:
         Spread(mean=49, deviation=9), Spread(mean=48, deviation=12)
     ) == close(1 / np.sqrt(112.5))  # fmt: skip
     assert difference_of_means(Spread(mean=1, deviation=0), Spread(mean=2, deviation=0)) is None
+    huge = Spread(mean=1.7e308, deviation=1.7e308), Spread(mean=-1.7e308, deviation=1.7e308)
+    assert difference_of_means(*huge) is None
     # two parts: |p - q| / sqrt((p (1 - p) + q (1 - q)) / 2), of 1/4 and 1/2
     assert difference_of_parts([10, 30], [20, 20]) == close(0.25 / np.sqrt((3 / 16 + 1 / 4) / 2))
     # three: with the first two shares (-1/4, 0) apart the square is 1/16 x 0.1875 / 0.0322265625 = 4/11
@@ -280,6 +283,8 @@ def test_bars_stand_by_group_at_the_percent_of_its_records() -> None:
     ax = results().plot("age", ax=Figure().subplots())
     heights = [[round(bar.get_height(), 1) for bar in bars] for bars in ax.containers]
     assert heights == [[50.0, 40.0, 10.0], [41.7, 44.4, 13.9]]
+    (women, *_), (men, *_) = ax.containers
+    assert women.get_x() + women.get_width() == pytest.approx(men.get_x()) == pytest.approx(0)
     assert [each.get_text() for each in ax.get_xticklabels()] == ["30 to 50", "50 to 70", "missing"]
     assert [each.get_text() for each in ax.get_legend().get_texts()] == ["women", "men or missing"]
     with pytest.raises(ConfigError, match="column sex: expected one of age, pain"):
@@ -364,6 +369,34 @@ def test_a_state_that_the_rules_cannot_give_is_refused(lie: str) -> None:
     change(state)
     with pytest.raises(ConfigError, match=message):
         DescribedResults.of(spec, state)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_every_state_that_the_phases_give_is_read(groups: int) -> None:
+    """Uneven groups and tails, values that are missing, and in the end too few for any part."""
+    draw, labels = np.random.default_rng(41), set()
+    edges = (0.0, 10.0, 20.0, 40.0, 80.0)
+    spec = analysis(
+        {"name": "x", "edges": edges, "show": ["mean", "median", "counts"]},
+        *([{"name": "g", "categories": ["a", "b", "c"]}] if groups > 1 else []),
+        group="g" if groups > 1 else None,
+    )
+    for records in (10, 11, 15, 20, 30, 40, 60, 100, 300, 3_000) * 5:
+        value_N = draw.gamma(2.0, 12.0, records)
+        value_N[draw.random(records) < 0.1] = np.nan
+        group_N = draw.choice(4, records, p=[0.6, 0.25, 0.1, 0.05]) if groups > 1 else None
+        state = described(numbers(*edges), value_N, group_N, groups=groups)
+        found = DescribedResults.of(spec, state)
+        (x,) = found.columns
+        assert sum(x.counts_Q) == found.heads[0].records == records
+        assert sum(found.to_text().count(each) for each in ("nan", "inf")) == 0
+        labels |= {record["part"] for record in found.records()}
+        for place, spread in enumerate(x.means_H or ()):
+            if spread is not None and place == 0:
+                assert spread.mean == pytest.approx(
+                    np.nanmean(np.where(value_N > 80, np.nan, value_N)), rel=0.3
+                )
+    assert {"any", "0 to 10", "40 to 80", "missing"} <= labels
 
 
 ODD = {
