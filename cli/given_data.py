@@ -23,7 +23,10 @@ from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words
 from simulation.stored import StoredSilos
 
 if TYPE_CHECKING:
+    from chorale.spec.analysis_spec import AnalysisSpec
     from chorale.spec.job_spec import JobSpec
+    from chorale.spec.kinds import AnySpec
+    from silo_agent.training.analysis.table import DescribedTable
     from silo_agent.training.data.base import SampleSet, SiloData
     from simulation.stored import Scratch
 
@@ -202,12 +205,34 @@ class DataOptions:
                 hint = "--data, --partition and --silos say what is cut, and how"
                 raise with_hint(error, hint) from None
             return
-        settings = [_data_set(_values_of(path), spec, source=path) for path in self.silo_files]
-        for name, each in zip(spec.silos, settings, strict=True):
+        for name, each in zip(spec.silos, self.data_sets(spec), strict=True):
             data = load_data(each, spec)
             if data.rows_beyond:
                 click.echo(f"{name}: {rows_beyond_in_words(each, data.rows_beyond)}", err=True)
             yield data
+
+    def tables(self, spec: AnalysisSpec) -> Iterator[DescribedTable]:
+        """Every silo's table, as its agent would read it, in the order of the job's silos. Raises
+        ConfigError."""
+        from silo_agent.training.analysis.table import load_table, tables_of
+
+        if not self.silo_files:
+            try:
+                yield from tables_of(self._settings(len(spec.silos), name=spec.data), spec)
+            except ConfigError as error:
+                raise with_hint(error, "--data, --path and --silos say what is cut, and how") from None
+            return
+        for name, settings in zip(spec.silos, self.data_sets(spec), strict=True):
+            table = load_table(settings, spec)
+            if table.rows_beyond:
+                click.echo(f"{name}: {rows_beyond_in_words(settings, table.rows_beyond)}", err=True)
+            yield table
+
+    def data_sets(self, spec: AnySpec) -> list[DataSettings]:
+        """Of the silos' files, in their order; or the one that is cut. Raises ConfigError."""
+        if not self.silo_files:
+            return [self._settings(len(spec.silos), name=spec.data)]
+        return [_data_set(_values_of(path), spec, source=path) for path in self.silo_files]
 
     def check_cut(self, spec: JobSpec) -> None:
         """Load and cut the data as the silos will, each by itself. Raises ConfigError; nothing is checked of
@@ -267,7 +292,7 @@ def _data_in(path: Path) -> dict[str, Any]:
     return values["data"] if isinstance(values.get("data"), dict) else values
 
 
-def _data_set(values: Mapping[str, Any], spec: JobSpec, *, source: Path) -> DataSettings:
+def _data_set(values: Mapping[str, Any], spec: AnySpec, *, source: Path) -> DataSettings:
     """The data set of a silo's settings that the job is about. Raises ConfigError."""
     listed = values["data"] if isinstance(values["data"], list) else [values["data"]]
     found = [check_values(DataSettings, each, source=f"{source}: data") for each in listed]

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from chorale.job import Job, SignedJob
 from chorale.results import JobResults, RoundResult
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.selection import Measurements
 from chorale.spec.state import GlobalState, state_digest, state_to_bytes
 from chorale.transport.wire import PhaseKey, phase_kind
@@ -417,7 +418,7 @@ class Simulation:
         return plain_sums(request.layout, here)
 
 
-def unsigned_job(spec: JobSpec, state: GlobalState) -> Job:
+def unsigned_job(spec: AnySpec, state: GlobalState) -> Job:
     """The job as it would be signed, with no operator behind it. Raises ConfigError."""
     digest = state_digest(state_to_bytes(state))
     filled = spec.filled(nonce=spec.nonce or NO_NONCE, initial_state=digest)

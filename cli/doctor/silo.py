@@ -16,6 +16,7 @@ from cli.doctor.findings import Findings
 from cli.doctor.line import ask_as_silo, reaches
 from cli.doctor.machine import Machine, check_clock, check_directory, check_torch
 from cli.silo import check
+from cli.silo.checks import findings as checked
 from crypto.identity.certificates import Role
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.settings import SiloSettings
@@ -34,6 +35,7 @@ FIXES = {
     "data": "correct this cell, file or label, or leave its record out; where it is right and the job lacks "
     "it, ask the operator to add it to the job's categories or classes; or, if it is a label or a folder, "
     "name it in data.labels or data.drop here",
+    "column": "say what the file holds, in data.units, data.values or data.dialect, or correct the file",
     "model": "correct model in the job file, or give --init",
     "refusals": "raise max_data_refusals in the policy, once it is known why the data were refused",
     "budget": "wait for a job with less epsilon, or raise privacy.epsilon in the policy",
@@ -42,7 +44,7 @@ FIXES = {
 
 
 @dataclass(slots=True, kw_only=True)
-class _Checked(check.Findings):
+class _Checked(checked.Findings):
     """Lines of `silo check`, each with its fix."""
 
     found: Findings

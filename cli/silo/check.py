@@ -7,15 +7,12 @@ printed is for the institution's own eyes, in private jobs too.
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,26 +21,30 @@ from chorale.job import SignedJob
 from chorale.privacy.job_releases import JobReleases
 from chorale.runtime.files import check_folder, read_limited
 from chorale.runtime.software import check_own_digest, own_software
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.first_state import SEED_ALONE
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState, state_digest, state_from_bytes
 from chorale.spec.training.class_rows import rows_in_words
 from cli.errors import CommandFailed
 from cli.output.facts import print_json
+from cli.silo.checks.described import check_analysis
+from cli.silo.checks.findings import Findings, propose, read_ledger
+from client.analysis.submission import read_job
 from client.errors import require_extra
-from client.submission import initial_bytes, read_spec, solved, start_notes, with_code
-from crypto.errors import ChoraleError, ConfigError
+from client.submission import initial_bytes, solved, start_notes, with_code
+from crypto.errors import ConfigError
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.account_units import account_budgets
-from silo_agent.disclosure.policy.policy import Approval, Policy
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.in_force import Held, HeldPolicy, not_in_force
 from silo_agent.objective import load_objective
 from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB
 from silo_agent.settings import SiloSettings, load_silo_settings
 from silo_agent.training.data.formats.memory import check_records, check_room
-from silo_agent.training.data.formats.proposals import proposed_dialect
 from silo_agent.training.data.loading import load_data
 from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import TABLE_FORMATS, DataSettings, rows_beyond_in_words, unit_told
@@ -54,56 +55,9 @@ from simulation.trial import PhaseTrial, Trial
 from strategies.phases.training import TRAIN
 
 if TYPE_CHECKING:
-    from silo_agent.disclosure.ledger.ledger import Ledger
     from silo_agent.training.data.base import SampleSet, SiloData
 
 MEGABYTE = 1 << 20
-
-
-@dataclass(slots=True)
-class Findings:
-    """What was looked at, a line each as it is known, and how many problems there were."""
-
-    problems: int = 0
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def fine(self, what: str, message: str) -> None:
-        self._tell(what, message, is_fine=True)
-
-    def problem(self, what: str, message: str) -> None:
-        self.problems += 1
-        self._tell(what, message, is_fine=False)
-
-    def _tell(self, what: str, message: str, *, is_fine: bool) -> None:
-        self.rows.append({"what": what, "is_fine": is_fine, "message": message})
-        click.echo(f"{'ok' if is_fine else 'problem':<8} {what}: {message}")
-
-    def step(self, what: str, *, slow: str = "") -> Step:
-        """An error in it is a problem, and the next step follows. slow: what to say before it begins."""
-        if slow:
-            click.echo(slow, err=True)
-        return Step(self, what)
-
-
-@dataclass(frozen=True, slots=True)
-class Step(AbstractContextManager[None]):
-    """One thing that is looked at."""
-
-    findings: Findings
-    what: str
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return error is None
-        # a data function, a model or an objective of this institution may raise anything
-        message = str(error) if isinstance(error, ChoraleError) else f"{type(error).__name__}: {error}"
-        message = message.removeprefix(f"{self.what}: ")  # which the finding begins with
-        self.findings.problem(
-            self.what, " ".join("; ".join([message, *getattr(error, "__notes__", ())]).split())
-        )
-        return True
 
 
 def check_silo(config: Path, job_file: Path | None, init: Path | None, *, is_json: bool = False) -> None:
@@ -172,7 +126,7 @@ def check_own_files(settings: SiloSettings, findings: Findings) -> dict[str, Pol
     """
     with findings.step("directory"):
         check_folder(settings.directory, field="directory")
-        with _ledger(settings):
+        with read_ledger(settings):
             pass
         findings.fine("directory", str(settings.directory))
     policies: dict[str, Policy] = {}
@@ -218,22 +172,39 @@ def check_job(
     findings: Findings,
 ) -> None:
     """Whether its policy accepts the job, every record against it, and one batch of each phase."""
-    spec: JobSpec | None = None
+    read: AnySpec | None = None
     data_set: DataSettings | None = None
     with findings.step("job"):
-        spec = read_spec(file)
-        summary = f"{file}: {spec.strategy.name}, {spec.count}, silos {len(spec.silos)}"
-        if settings.name not in spec.silos:
+        read = read_job(file)
+        if isinstance(read, AnalysisSpec) and init is not None:
+            raise ConfigError("--init: not allowed with an analysis, which has no model")
+        what = read.count if isinstance(read, AnalysisSpec) else f"{read.strategy.name}, {read.count}"
+        if settings.name not in read.silos:
             raise ConfigError(f"{file}: silos: it does not list {settings.name}")
-        if spec.not_after <= datetime.now(UTC):
-            raise ConfigError(f"{file}: not_after: {spec.not_after.isoformat()} has passed")
-        data_set = settings.data_set(name_for(spec, [each.name for each in settings.data_sets]))
-        findings.fine("job", summary)
-        for note in start_notes(spec, init):
-            click.echo(note)
-    if spec is None or data_set is None:
+        if read.not_after <= datetime.now(UTC):
+            raise ConfigError(f"{file}: not_after: {read.not_after.isoformat()} has passed")
+        data_set = settings.data_set(name_for(read, [each.name for each in settings.data_sets]))
+        findings.fine("job", f"{file}: {what}, silos {len(read.silos)}")
+    if read is None or data_set is None:
         return
     policy = policies.get(data_set.name)
+    if isinstance(read, AnalysisSpec):
+        check_analysis(file, read, settings, data_set, policy, findings)
+    else:
+        _check_training(file, init, read, settings, data_set, policy, findings)
+
+
+def _check_training(
+    file: Path,
+    init: Path | None,
+    spec: JobSpec,
+    settings: SiloSettings,
+    data_set: DataSettings,
+    policy: Policy | None,
+    findings: Findings,
+) -> None:
+    for note in start_notes(spec, init):
+        click.echo(note)
     if settings.objective is None:
         require_extra("silo", "torch", what="training here")
     if spec.distributions:
@@ -266,7 +237,7 @@ def check_job(
     if data is None or state is None or policy is None:
         return
     if spec.privacy is None:
-        with findings.step("refusals"), _ledger(settings) as ledger:
+        with findings.step("refusals"), read_ledger(settings) as ledger:
             counted = ledger.data_refusals(policy=policy, data_set=data_set.account).check()
             findings.fine(
                 "refusals",
@@ -278,7 +249,7 @@ def check_job(
             check_records(data.records, policy.most_records, settings=data_set)
             check_room(spec, state, data_set, most=policy.most_records)
             findings.fine("memory", f"the job fits with {policy.most_records} records")
-        with findings.step("budget"), _ledger(settings) as ledger:
+        with findings.step("budget"), read_ledger(settings) as ledger:
             budgets = account_budgets(settings, data_set.account)
             budget = ledger.budget(policy=policy, data_set=data_set.account, budgets=budgets)
             budget.check_plan(unsigned_job(spec, state), state)
@@ -309,9 +280,7 @@ def _accept(spec: JobSpec, policy: Policy | None, data_set: DataSettings, findin
         raise ConfigError("the policy cannot be read, so every job is refused")
     check_read(spec, policy, data_set=data_set.name, format=data_set.format)
     policy.check_job(spec, operator=policy.operators[0] if policy.operators else "")
-    by = f", signed by {' or '.join(policy.operators)}" if policy.operators else ""
-    waits = ", once it is approved (chorale silo approve)" if policy.approval is Approval.MANUAL else ""
-    findings.fine("acceptance", f"the policy accepts this job{by}{waits}")
+    findings.accepted(policy)
 
 
 def _first_state(spec: JobSpec, file: Path, init: Path | None, policy: Policy | None) -> bytes:
@@ -341,7 +310,7 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     try:
         data = load_data(data_set, spec, problems=problems)
     except ConfigError:
-        _propose(data_set, spec)
+        propose(data_set, spec)
         raise
     finally:
         for line in problems.lines:
@@ -366,17 +335,11 @@ def _data(data_set: DataSettings, spec: JobSpec, findings: Findings) -> SiloData
     if data.flow is not None:
         click.echo(f"data: {data.flow.in_words()}")
     if problems.count:
-        _propose(data_set, spec)
+        propose(data_set, spec)
         click.echo(f"data: {counts} where a wrong cell counts as missing and a wrong record is left out")
     else:
         findings.fine("data", counts)
     return data
-
-
-def _propose(data_set: DataSettings, spec: JobSpec) -> None:
-    """A person decides: what is proposed is never read by."""
-    if proposed := proposed_dialect(data_set, spec):
-        click.echo(f"data: {data_set.path} may be written otherwise; by its first lines: {proposed}")
 
 
 def _counted(samples: SampleSet) -> str:
@@ -404,16 +367,3 @@ def _run(trial: Trial, spec: JobSpec, samples: int, findings: Findings) -> None:
         arms = f", of each of at first {len(spec.arms)} arms" if spec.arms else ""
         message = f"at most about {seconds:.1f} s, {rate:.0f} samples/s, {size:.3f} MB to send{arms}"
         findings.fine("round", message)
-
-
-@contextmanager
-def _ledger(settings: SiloSettings) -> Iterator[Ledger]:
-    """The silo's ledger, to read; where no agent has run yet, an empty one that is gone afterwards."""
-    from silo_agent.disclosure.ledger.ledger import Ledger
-
-    if settings.ledger_path.exists():
-        with closing(Ledger(settings.ledger_path, is_read_only=True)) as ledger:
-            yield ledger
-        return
-    with tempfile.TemporaryDirectory() as folder, closing(Ledger(Path(folder) / "ledger.sqlite")) as empty:
-        yield empty

@@ -11,7 +11,7 @@ import re
 import shutil
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from itertools import zip_longest
@@ -21,6 +21,7 @@ from chorale.privacy.job_releases import rows_in_words
 from chorale.privacy.promise import Promise, if_all_others_collude, units
 from chorale.spec.samples.column_specs import names_of
 from crypto.errors import printable
+from silo_agent.approval.asked import AskedColumn
 from silo_agent.approval.view import (
     OPTIONS,
     FieldChange,
@@ -54,6 +55,7 @@ def screen(view: JobView) -> list[str]:
         *_labelled("purpose", [_said(view, "purpose")]),
         *_labelled("reference", [_said(view, "reference")]),
         *reads_lines(view.reads),
+        *_labelled("asks", _asked_lines(view.asks)),
         "",
         *_table(view),
         *_labelled("noise", _noise_lines(view)),
@@ -63,7 +65,7 @@ def screen(view: JobView) -> list[str]:
         *_labelled("unusual", [f"passes over a rule: {rule}" for rule in view.unusual]),
         *_labelled("class rows", [view.class_rows] if view.class_rows else []),
         *_labelled("code", _code_lines(view)),
-        *_labelled("weights", [_weights_told(view.weights) + parameters]),
+        *_labelled("weights", [] if view.asks else [_weights_told(view.weights) + parameters]),
         *_labelled("policy", _policy_lines(view)),
         *_labelled("changed", _change_lines(view)),
         *_labelled("said", _said_lines(view)),
@@ -89,6 +91,8 @@ def reads_lines(reads: Reads | None) -> list[str]:
         ("inputs", reads.inputs, everything),
         ("label", reads.labels, "of each record, whatever it is"),
     ):
+        if label == "label" and names == ():  # an analysis has none
+            continue
         shown += _labelled(label, [unnamed if names is None else _listed(names)])
     own = [f"{_told(text)} is {_told(meant)}" for text, meant in reads.mapped.items()]
     own += [f"{_told(text)} is left out" for text in reads.dropped]
@@ -107,13 +111,29 @@ def reads_lines(reads: Reads | None) -> list[str]:
     return shown
 
 
+def _asked_lines(asks: Sequence[AskedColumn]) -> Iterator[str]:
+    """In which parts an analysis counts the records, a column a line."""
+    if not asks:
+        return
+    by = f", by the parts of {_told(asks[0].name)}" if asks[0].is_group else ""
+    yield f"how many records are in each part of these columns{by}; what is in no part counts as missing"
+    for each in asks:
+        parts = f"{len(each.categories)} parts, {', '.join(map(_told, each.categories))}"
+        if each.edges:
+            unit = "" if each.unit is None else f" {_told(each.unit)}"
+            edges = ", ".join(f"{edge:.15g}" for edge in each.edges)
+            parts = f"{len(each.edges) - 1} parts between the edges {edges}{unit}"
+        role, summed = ", the group" if each.is_group else "", "; values are summed" if each.has_mean else ""
+        yield f"{_told(each.name)}{role}: {parts}{summed}"
+
+
 def read_told(reads: Reads | None) -> str:
     """In a question that stands far below the lines of `reads_lines`."""
     if reads is None:
         return "nothing"
     inputs = "all inputs" if reads.inputs is None else f"{_count(reads.inputs)} inputs"
-    labels = "the labels" if reads.labels is None else f"label {_listed(reads.labels)}"
-    return f"{inputs} and {labels} of data set {reads.data_set}"
+    labels = " and the labels" if reads.labels is None else f" and label {_listed(reads.labels)}"
+    return f"{inputs}{'' if reads.labels == () else labels} of data set {reads.data_set}"
 
 
 def _count(names: Sequence[str]) -> int:

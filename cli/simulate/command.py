@@ -21,6 +21,7 @@ from chorale.spec.settings_file import MAX_BYTES, parse_mapping
 from chorale.spec.state import GlobalState, state_from_bytes
 from cli.demo.plan import OPEN_POLICY
 from cli.given_data import DataOptions, data_options
+from cli.simulate.analysis import is_analysis, simulate_analysis
 from cli.simulate.lines import (
     RowRule,
     after,
@@ -173,8 +174,19 @@ def simulate(
     """Run the rounds of JOB.yaml on this machine or on Ray: the agents' own training, without network or
     ledger.
 
-    Prints one JSON line a round, or writes them to rounds.jsonl in the --out folder.
+    Prints one JSON line a round, or writes them to rounds.jsonl in the --out folder. Of an analysis it prints
+    the table of results, or writes it there in every form.
     """
+    if is_analysis(file):
+        return simulate_analysis(
+            click.get_current_context(),
+            file,
+            data_options,
+            silos=silos,
+            policy=policy,
+            is_secure=is_secure,
+            out=out,
+        )
     require_extra("silo", "torch", what="simulate, whose silos train in this process,")
     options = data_options
     options.check_used()

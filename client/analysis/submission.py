@@ -16,12 +16,13 @@ from chorale.privacy.job_releases import planned_phases
 from chorale.runtime.files import read_limited
 from chorale.spec.analysis_spec import AnalysisSpec, first_digest
 from chorale.spec.fields import check_federation, check_not_over
+from chorale.spec.kinds import AnySpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
 from client.errors import about, with_hint
 from client.planning import RECEIVED_BYTES, SENT_BYTES, PlannedPhase, message_bytes
-from client.submission import DEFAULT_LIFE
+from client.submission import DEFAULT_LIFE, spec_of
 from crypto.errors import ConfigError
 from strategies.analysis.method import FIRST_STATE
 from strategies.base import TOTAL
@@ -58,6 +59,12 @@ class AnalysisPlan:
 def read_analysis(file: Path) -> AnalysisSpec:
     """The file; not_after is filled in where it is left out. Raises ConfigError."""
     return analysis_of(parse_mapping(read_limited(file, MAX_BYTES), source=str(file)), source=str(file))
+
+
+def read_job(file: Path) -> AnySpec:
+    """The file of a job of any kind, likewise."""
+    values, source = parse_mapping(read_limited(file, MAX_BYTES), source=str(file)), str(file)
+    return analysis_of(values, source=source) if "kind" in values else spec_of(values, source=source)
 
 
 def analysis_of(values: Mapping[str, object], *, source: str, silos: Sequence[str] = ()) -> AnalysisSpec:

@@ -26,6 +26,7 @@ from chorale.spec.selection import is_by_groups
 from chorale.spec.state import GlobalState, trained_names
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.fixed_point.layout import Disclosure, Quantity
+from silo_agent.approval.asked import AskedColumn, asked_columns
 from silo_agent.disclosure.ledger.accounts import Contents
 from silo_agent.disclosure.ledger.costs import BudgetBalance, PlannedCharge
 from silo_agent.disclosure.ledger.decisions import Given, PersonsDecision
@@ -185,17 +186,17 @@ class Reads:
 class JobView:
     """A job as it is put before a person.
 
-    job: every field of it, as signed. reads: None where this silo has no data set for the job. method: its
-    name, task and rounds. parameters: of the model; None where only the job's own code knows. unusual: rules
-    that the job's parts break and that it passes over. class_rows: which this silo sends; "" where it holds
-    none back. promise: what a private job's plan costs; None without
-    noise, or where it is not known, and `no_promise` says why. balance: of the data set; None where this silo
-    has none for the job. charge: what it would add there; None where that is not known. has_unit: a record
-    there is all rows of one unit, such as a patient. objective: what trains in place of Chorale by the silo's
-    settings. refusals: what the policy refuses, so that an approval
-    changes nothing. previous: id of the last approved job of this operator. decisions: by people, oldest
-    first. is_over, stops_data: as LedgerJob has them. approved_by: people whose approval waits for another
-    person's. taken_back: those whose approval was under another policy. policy: digest of its file.
+    job: every field of it, as signed. reads: None where this silo has no data set for the job. asks: of an
+    analysis. method: its name, task and rounds. parameters: of the model; None where only the job's own code
+    knows. unusual: rules that the job's parts break and that it passes over. class_rows: which this silo
+    sends; "" where it holds none back. promise: what a private job's plan costs; None without noise, or where
+    it is not known, and `no_promise` says why. balance: of the data set; None where this silo has none for
+    the job. charge: what it would add there; None where that is not known. has_unit: a record there is all
+    rows of one unit, such as a patient. objective: what trains in place of Chorale by the silo's settings.
+    refusals: what the policy refuses, so that an approval changes nothing. previous: id of the last approved
+    job of this operator. decisions: by people, oldest first. is_over, stops_data: as LedgerJob has them.
+    approved_by: people whose approval waits for another person's. taken_back: those whose approval was under
+    another policy. policy: digest of its file.
     """
 
     id: str
@@ -216,6 +217,7 @@ class JobView:
     has_unit: bool
     objective: str | None
     reads: Reads | None
+    asks: tuple[AskedColumn, ...]
     method: str
     parameters: int | None
     unusual: tuple[str, ...]
@@ -238,8 +240,9 @@ class JobView:
         """Whether the sums carry noise, and what they can tell without it."""
         if self.is_private:
             return "its sums carry noise, or follow from training with noise"
+        records = "records" if self.asks else "training records"
         return (
-            "it has no noise, so its sums can hold single training records and tell who was in the data "
+            f"it has no noise, so its sums can hold single {records} and tell who was in the data "
             "(privacy.required in the policy refuses such jobs)"
         )
 
@@ -291,6 +294,7 @@ def job_view(
         has_unit=has_unit,
         objective=objective if isinstance(spec, JobSpec) else None,
         reads=reads,
+        asks=asked_columns(spec),
         method=_method_told(spec),
         parameters=parameters,
         unusual=spec.method.passed_over if isinstance(spec, JobSpec) else (),

@@ -97,7 +97,7 @@ ROOMS = {
     "silo_agent.training.parts": "given < losses < regularizers < statistics < server_updates < closing "
     "< personalization < computed_parts",
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
-    "< on_ray < sums < engine < folder < trial",
+    "< on_ray < sums < engine < analysis < folder < trial",
     "client": "errors < settings < row_figures < history < results < operations < written "
     "< submission < planning < analysis < evidence < mlflow_export < federation < notebook",
     "client.analysis": "parts < figures < published < columns < tables < records < text < described "

@@ -39,7 +39,8 @@ def check_readable(
     if readable is None:
         return
     if data_set not in readable:  # a data set that was renamed is not open by that
-        raise refusal_by(f"data set {data_set}", f"one of {', '.join(readable)} ({rule.value})", rule)
+        expected = f"one of {', '.join(readable)}" if readable else "none"
+        raise refusal_by(f"data set {data_set}", f"{expected} ({rule.value})", rule)
     listed = readable[data_set]
     if listed is None:
         return

@@ -85,16 +85,21 @@ def load_table(
     *,
     admitted: Admitted | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
+    take_problems: Callable[[Problems], None] | None = None,
 ) -> DescribedTable:
     """This silo's records. Of a unit with more than `max_rows_per_unit` rows a choice by their hashes, as in
     training; each row that is kept is a record.
 
     A cell that is no number, none of the categories or not plausible is missing: a refusal would answer a
     question about the records. The log of this silo alone says how many there are.
-    admitted: as of `load_data`. Raises ConfigError for data that are no table or lack a column; Cancelled.
+    admitted: as of `load_data`. take_problems: is given them instead. Raises ConfigError for
+    data that are no table or lack a column; Cancelled.
     """
     index = 0 if settings.partition is None else settings.partition.index
-    return next(_tables(settings, spec, [index], admitted=admitted, is_cancelled=is_cancelled))
+    tables = _tables(
+        settings, spec, [index], admitted=admitted, is_cancelled=is_cancelled, take_problems=take_problems
+    )
+    return next(tables)
 
 
 def tables_of(settings: DataSettings, spec: AnalysisSpec) -> Iterator[DescribedTable]:
@@ -112,6 +117,7 @@ def _tables(
     *,
     admitted: Admitted | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
+    take_problems: Callable[[Problems], None] | None = None,
 ) -> Iterator[DescribedTable]:
     _check(settings, spec)
     excluded = None if settings.exclude is None else Excluded.of(settings.exclude)
@@ -126,12 +132,10 @@ def _tables(
         table = replace(table, problems=problems)
         parts_NC, z_NK = _described(with_derived(table, settings, wanted), settings, spec, is_cancelled)
         problems.take(stored.table.problems)
-        for what, times in problems.counted.items():
-            log.info(what, data=settings.name, times=times)
-        if problems.count:
-            left_out = stored.table.rows - len(rows_N)
-            counts = {"problems": problems.count, "rows_left_out": left_out}
-            log.warning("cells and rows that do not fit the analysis", data=settings.name, **counts)
+        if take_problems is None:
+            _log(problems, name=settings.name, left_out=stored.table.rows - len(rows_N))
+        else:
+            take_problems(problems)
         yield DescribedTable(
             parts_NC=parts_NC,
             z_NK=z_NK,
@@ -140,6 +144,14 @@ def _tables(
             rows_beyond=beyond,
             excluded=excluded,
         )
+
+
+def _log(problems: Problems, *, name: str, left_out: int) -> None:
+    for what, times in problems.counted.items():
+        log.info(what, data=name, times=times)
+    if problems.count:
+        counts = {"problems": problems.count, "rows_left_out": left_out}
+        log.warning("cells and rows that do not fit the analysis", data=name, **counts)
 
 
 def _check(settings: DataSettings, spec: AnalysisSpec) -> None:

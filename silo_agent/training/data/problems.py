@@ -17,7 +17,8 @@ class Problems:
     lists them. lines: the first MAX_LINES, where problems that are alike share one; count: of all problems.
     notes: how many records of each folder are used and why not the others; nothing is refused for these.
     dropped: records that the settings leave out, by their label; no problem. counted: how often something
-    happens that job or settings ask for, by its words.
+    happens that job or settings ask for, by its words. misread, implausible: by column, cells that hold
+    something and are missing all the same: no value of the column, and a number beyond its limits.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,8 @@ class Problems:
         self.notes: list[str] = []
         self.dropped: Counter[str] = Counter()
         self.counted: Counter[str] = Counter()
+        self.misread: Counter[str] = Counter()
+        self.implausible: Counter[str] = Counter()
 
     def say(self, note: str) -> None:
         self.notes.append(note)
@@ -43,6 +46,8 @@ class Problems:
         self.notes += other.notes
         self.dropped += other.dropped
         self.counted += other.counted
+        self.misread += other.misread
+        self.implausible += other.implausible
         for alike, line in other._first.items():
             self._keep(alike, line, times=other._times[alike])
 

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from chorale.spec.job_spec import JobSpec
-from silo_agent.training.data.formats.tables import MISSING, wanted_columns
+from chorale.spec.kinds import AnySpec
+from silo_agent.training.data.formats.tables import MISSING
 from silo_agent.training.data.settings import DataFormat, DataSettings
 from silo_agent.training.data.table.dialect import TableDialect
 
@@ -33,14 +33,15 @@ NUMBERS: tuple[tuple[Any, Any], ...] = (
 DATES = ("DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY", "YYYY/MM/DD", "DD-MM-YYYY")  # ISO 8601 needs no word
 
 
-def proposed_dialect(settings: DataSettings, job: JobSpec) -> str:
+def proposed_dialect(settings: DataSettings, job: AnySpec) -> str:
     """The line of the silo's settings by which more of the job's columns and numbers are read; empty where
     there is none better."""
     if settings.format is not DataFormat.CSV or settings.path is None or job.columns is None:
         return ""
     numbers = [column.name for column in job.inputs if column.categories is None]
     try:
-        best, _ = likely_dialect(settings, wanted=wanted_columns(settings, job), numbers=numbers)
+        wanted = [*(column.name for column in job.inputs), *job.label_columns]
+        best, _ = likely_dialect(settings, wanted=wanted, numbers=numbers)
     except OSError:
         return ""
     return "" if best == settings.dialect else f"dialect: {in_line(best)}"

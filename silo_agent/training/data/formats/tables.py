@@ -78,6 +78,7 @@ class Table:
     def say(self, row: int, column: str, message: str) -> None:
         if row not in self.lost:
             self.problems.add(f"{self.place(row)}, column {column}: {message}", alike=f"{column}: {message}")
+            self.problems.misread[column] += 1
 
     def count(self, row: int, column: str, what: str) -> None:
         """Nothing is wrong with it, and it is not read as it stands."""
@@ -261,6 +262,7 @@ def numbers_of(table: Table, column: ColumnSpec, settings: DataSettings) -> NDAr
         low, high = column.plausible
         is_outside_N = (values_N < low) | (values_N > high)
         values_N[is_outside_N] = np.nan
+        table.problems.implausible[column.name] += int(is_outside_N.sum())
         for row in np.flatnonzero(is_outside_N).tolist():
             table.count(row, column.name, f"outside of {low:g} to {high:g} (plausible), missing")
     return values_N

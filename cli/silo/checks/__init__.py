@@ -1,0 +1,1 @@
+"""What `chorale silo check` finds."""

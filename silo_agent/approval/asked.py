@@ -1,0 +1,40 @@
+"""What an analysis asks of each column, for people who decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.kinds import AnySpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedColumn:
+    """edges, categories: of its parts, one of them empty. is_group: the other columns are counted by its
+    parts. has_mean: its values are summed, too."""
+
+    name: str
+    unit: str | None
+    edges: tuple[float, ...]
+    categories: tuple[str, ...]
+    is_group: bool
+    has_mean: bool
+
+
+def asked_columns(spec: AnySpec) -> tuple[AskedColumn, ...]:
+    """The group first, then as the job has them; none of a training."""
+    if not isinstance(spec, AnalysisSpec):
+        return ()
+    measured = spec.tables.measured
+    asked = [
+        AskedColumn(
+            name=column.name,
+            unit=column.unit,
+            edges=column.edges or (),
+            categories=column.categories or (),
+            is_group=column.name == spec.group,
+            has_mean=place in measured,
+        )
+        for place, column in enumerate(spec.columns)
+    ]
+    return tuple(sorted(asked, key=lambda column: not column.is_group))

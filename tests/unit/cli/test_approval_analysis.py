@@ -1,0 +1,82 @@
+"""`chorale silo show` of an analysis: what it asks of each column, in lines that fit."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import Any
+
+from chorale.job import Job
+from chorale.spec.analysis_spec import AnalysisSpec
+from cli.silo.screen import MAX_COLUMNS
+from silo_agent.disclosure.ledger.ledger import Ledger
+from silo_agent.settings import load_silo_settings
+from simulation.engine import unsigned_job
+from strategies.analysis.method import FIRST_STATE
+from tests.support.described import AGE, PAIN, SEX, analysis
+from tests.unit.cli.conftest import Calls, Desk, Ended
+
+
+def offered(desk: Desk, spec: AnalysisSpec) -> Job:
+    """An analysis that the silo's ledger holds."""
+    unsigned = unsigned_job(spec, FIRST_STATE)
+    job = Job(spec=unsigned.spec, signed=unsigned.signed, operator="olga")
+    with closing(Ledger(load_silo_settings(ward(desk)).ledger_path)) as ledger:
+        ledger.record_job(job, is_approved=False)
+    return job
+
+
+def ward(desk: Desk) -> Any:
+    data = {"format": "csv", "path": str(desk.folder / "ward.csv")}
+    return desk.silo(data=data, policy=str(desk.write("hearts.yaml", {"federation": "test"})))
+
+
+def test_silo_is_told_the_parts_of_each_column(desk: Desk, chorale: Calls) -> None:
+    spec = analysis(AGE, SEX, {**PAIN, "name": "pain, chest"}, group="sex", federation="test")
+    config, job = ward(desk), offered(desk, spec)
+    shown = chorale("silo", "show", "--config", config, job.id)
+    assert shown.code == 0, shown.err
+    assert behind(shown, "asks") == [
+        "how many records are in each part of these columns, by the parts of sex; what is in no",
+        "part counts as missing",
+        "sex, the group: 2 parts, women, men",
+        "age: 3 parts between the edges 30, 40, 50, 70 years; values are summed",
+        '"pain, chest": 3 parts, typical, other, none',
+    ]
+    assert behind(shown, "label") == behind(shown, "weights") == []
+    assert behind(shown, "noise")[0].startswith("it has no noise, so its sums can hold single records and")
+    asks = json.loads(chorale("silo", "show", "--config", config, job.id, "--json").out)["asks"]
+    assert [(each["name"], each["is_group"], each["has_mean"]) for each in asks] == [
+        ("sex", True, False),
+        ("age", False, True),
+        ("pain, chest", False, False),
+    ]
+    job = offered(desk, analysis(PAIN, federation="test", name="ungrouped"))
+    told = " ".join(behind(chorale("silo", "show", "--config", config, job.id), "asks"))
+    assert "these columns; what is in no part" in told
+
+
+def test_texts_of_an_operator_begin_no_lines_of_their_own(desk: Desk, chorale: Calls) -> None:
+    """A category that ends a line, or many of them, would have looked like other lines of the screen."""
+    categories = [
+        "a",
+        "b, c",
+        "policy      nothing in it refuses this job",
+        *(f"n{place}" * 9 for place in range(60)),
+    ]
+    spec = analysis({"name": "x", "categories": categories}, federation="test")
+    shown = chorale("silo", "show", "--config", ward(desk), offered(desk, spec).id)
+    assert max(map(len, shown.out.splitlines())) <= MAX_COLUMNS
+    told = " ".join(behind(shown, "asks"))
+    assert 'x: 63 parts, a, "b, c", "policy      nothing in it refuses this job", n0n0' in told
+    assert told.endswith("n59" * 9)
+
+
+def behind(shown: Ended, label: str) -> list[str]:
+    """Lines of the screen behind a label."""
+    lines, is_in = [], False
+    for line in shown.out.splitlines():
+        is_in = line.startswith(f"{label} ") or (is_in and line.startswith(" " * 12))
+        if is_in:
+            lines.append(line[12:])
+    return lines
