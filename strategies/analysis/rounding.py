@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
 # beyond them 10^k or a product with it is no ordinary float64
@@ -19,7 +20,10 @@ def rounding_step(deviation: float, standard_error: float) -> int:
 def rounded(figure: float, exponent: int) -> float:
     """The nearest multiple of 10^exponent, as the float64 nearest to its decimal digits."""
     power = POWERS[abs(exponent) - LEAST]
-    return round(figure * power) / power if exponent < 0 else round(figure / power) * power
+    if exponent >= 0:
+        return round(figure / power) * power
+    multiple = figure * power
+    return figure if math.isinf(multiple) else round(multiple) / power  # inf: it has no such digits
 
 
 def _exponent(figure: float) -> int:

@@ -222,7 +222,12 @@ def test_sums_that_no_values_have_leave_finite_figures(total: float, squares: fl
 
 @pytest.mark.parametrize(
     "edges",
-    [(0.0, 5e-324, 1e-323, 1.5e-323), (-8e307, 0.0, 1.0, 8e307), (1e16, 1e16 + 2, 1e16 + 4, 1e16 + 8)],
+    [
+        (0.0, 5e-324, 1e-323, 1.5e-323),
+        (-8e307, 0.0, 1.0, 8e307),
+        (1e16, 1e16 + 2, 1e16 + 4, 1e16 + 8),
+        (1e25, 2e25, 3e25, 4e25),
+    ],
 )
 def test_edges_at_the_ends_of_float64_leave_finite_figures(edges: tuple[float, ...]) -> None:
     tables = Tables(partitions=(Partition(parts=3, edges=edges, has_mean=True),), group=None, min_cell=10)
@@ -233,6 +238,14 @@ def test_edges_at_the_ends_of_float64_leave_finite_figures(edges: tuple[float, .
     assert result.state is not None
     assert shown(result.state) == [1, 1]
     assert np.isfinite(np.concatenate([result.state[MEANS + "0"], result.state[DEVIATIONS + "0"]])).all()
+    # of values that are all alike, 1e25 to 290 digits behind the point stopped silos and coordinator
+    result = ValuesPhase(tables=tables).next_state(context(state), {**sums, **zeros(SUMS, SQUARES)})
+    assert result.state is not None
+    assert shown(result.state) == [0, 0]
+
+
+def zeros(*names: str) -> dict[str, Array]:
+    return {name: np.zeros((1, 1)) for name in names}
 
 
 def test_the_same_sums_lead_to_the_same_bytes() -> None:
