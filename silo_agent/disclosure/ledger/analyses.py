@@ -1,7 +1,7 @@
 """Which analyses a data set has answered: few in all, and all of them over the same silos.
 
 Two tables over other silos, or of parts that were cut otherwise, may be solved for a cell that neither shows.
-Source: docs/protocol.md 6.13, docs/decisions/0041-analysis.md.
+Source: docs/protocol.md 6.14, docs/decisions/0041-analysis.md.
 """
 
 from __future__ import annotations
@@ -59,8 +59,14 @@ def check_most(connection: sqlite3.Connection, job_digest: bytes, *, data_set: s
 
 
 def note_recovered(connection: sqlite3.Connection, job_digest: bytes, data_sets: Iterable[str]) -> None:
-    """An analysis that may have run since a snapshot counts as one, over silos that are not known."""
-    for place, data_set in enumerate(data_sets):
+    """An analysis that may have run since a snapshot counts as one, over silos that are not known; once,
+    however often it is recovered."""
+    noted = connection.execute(
+        "SELECT data_set FROM signed_sets WHERE job_digest = ? AND survivors = ''", (job_digest,)
+    ).fetchall()
+    held = [row["data_set"] for row in noted]
+    new = [each for each in dict.fromkeys(data_sets) if each not in held]
+    for place, data_set in enumerate(new, start=len(held)):
         values = {
             "job": job_digest,
             "round": 0,

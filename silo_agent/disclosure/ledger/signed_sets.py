@@ -15,6 +15,7 @@ from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import SessionTerms
 from crypto.session.reveal import PendingReveal
 from silo_agent.disclosure.ledger.costs import is_covered
+from strategies.analysis.method import KINDS
 
 TABLES: Migration = (
     """
@@ -37,6 +38,8 @@ TABLES: Migration = (
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
 DIFFERENCED_KINDS = frozenset({"column-moments", "class-presence", "calibrate", "fine-tune"})
+# Sums of these kinds tell of the same values and categories, so they are compared with one another.
+OF_COLUMNS = frozenset({"column-moments", *KINDS})
 SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
 # Attempts at one phase exclude each other: quorums of t share an honest silo, and it
 # never adverts for a phase that it revealed (docs/protocol.md 3.1).
@@ -100,13 +103,13 @@ def is_change(
     """
     kind = phase_kind(key.phase)
     of = {**phase_of(key), "kind": kind, "data_set": data_set}
-    of_kind = f"{_OTHER_SETS} AND kind = :kind"
-    if kind in DIFFERENCED_KINDS and _is_near(connection, of_kind, of, survivors, min_cohort):
-        raise refusal(
-            key, f"a {kind} sum over nearly the same silos was signed before", Refusal.OVERLAPPING_COHORT
-        )
+    alike = OF_COLUMNS if kind in OF_COLUMNS else DIFFERENCED_KINDS & {kind}
+    of_alike = f"{_OTHER_SETS} AND kind IN ({', '.join(map(repr, alike))})"
+    if alike and _is_near(connection, of_alike, of, survivors, min_cohort):
+        why = f"a sum of {' or '.join(sorted(alike))} over nearly the same silos was signed before"
+        raise refusal(key, why, Refusal.OVERLAPPING_COHORT)
     # of three sets of one job, however far apart, sums may add up to one silo
-    of_job = f"{of_kind} AND job_digest = :job"
+    of_job = f"{_OTHER_SETS} AND kind = :kind AND job_digest = :job"
     if kind in DIFFERENCED_KINDS and _is_other(connection, of_job, of, survivors):
         raise refusal(
             key, f"a {kind} sum of the job over other silos was signed before", Refusal.OVERLAPPING_COHORT
