@@ -1,4 +1,4 @@
-"""Which analyses a data set has answered: few in all, and all of them over the same silos.
+"""Which analyses a data set has answered: few in all, over the same silos, and each of the same records.
 
 Two tables over other silos, or of parts that were cut otherwise, may be solved for a cell that neither shows.
 Source: docs/protocol.md 6.14, docs/decisions/0041-analysis.md.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
+from chorale.runtime.database import Migration
 from chorale.transport.wire import phase_kind
 from crypto.errors import Refusal, Rule
 from crypto.session.messages import SessionTerms
@@ -16,6 +17,17 @@ from crypto.session.reveal import PendingReveal
 from silo_agent.disclosure.ledger.signed_sets import SAME_PHASE, joined, note_signed, phase_of, refusal
 from silo_agent.disclosure.policy.privacy_policy import refusal_by
 from strategies.analysis.method import KINDS
+
+TABLES: Migration = (
+    """
+    CREATE TABLE described_records ( -- of each analysis, as they were when its first sum was made
+        job_digest BLOB NOT NULL,
+        data_set VARCHAR NOT NULL,
+        records_digest BLOB NOT NULL,
+        UNIQUE (job_digest, data_set)
+    )
+    """,
+)
 
 _OF_ANALYSES = f"data_set = :data_set AND kind IN ({', '.join(map(repr, KINDS))})"
 
@@ -56,6 +68,24 @@ def check_most(connection: sqlite3.Connection, job_digest: bytes, *, data_set: s
         raise refusal_by(
             f"an analysis after {others} others of the data set", f"at most {most}", Rule.MOST_ANALYSES
         )
+
+
+def are_first_records(
+    connection: sqlite3.Connection, job_digest: bytes, records_digest: bytes, *, data_set: str
+) -> bool:
+    """Whether the job's sums are of these records alone; from the first on, sent or not."""
+    of = {"job": job_digest, "data_set": data_set, "digest": records_digest}
+    connection.execute(
+        "INSERT INTO described_records (job_digest, data_set, records_digest)"
+        " VALUES (:job, :data_set, :digest) ON CONFLICT DO NOTHING",
+        of,
+    )
+    found = connection.execute(
+        "SELECT records_digest = :digest FROM described_records"
+        " WHERE job_digest = :job AND data_set = :data_set",
+        of,
+    ).fetchone()
+    return bool(found[0])
 
 
 def note_recovered(connection: sqlite3.Connection, job_digest: bytes, data_sets: Iterable[str]) -> None:

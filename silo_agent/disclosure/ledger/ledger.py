@@ -32,6 +32,7 @@ from crypto.identity.roster_memory import RosterChanges
 from crypto.session.reveal import PendingReveal
 from silo_agent.disclosure.ledger import (
     accounts,
+    analyses,
     budget,
     costs,
     data_refusals,
@@ -76,6 +77,7 @@ TABLES: Migration = (
 WRITERS = (
     reveals,
     signed_sets,
+    analyses,
     state_uses,
     steps,
     known_states,

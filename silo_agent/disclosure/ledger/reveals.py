@@ -18,7 +18,7 @@ from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import LedgerMark, SessionTerms
 from crypto.session.reveal import PendingReveal
-from silo_agent.disclosure.ledger.analyses import check_analysis, check_most
+from silo_agent.disclosure.ledger.analyses import are_first_records, check_analysis, check_most
 from silo_agent.disclosure.ledger.costs import is_covered
 from silo_agent.disclosure.ledger.signed_sets import (
     SAME_PHASE,
@@ -131,6 +131,11 @@ class Reveals(Standing):
         """Raises PolicyRefusal where the data set has answered as many other analyses as policy allows."""
         with self._database.reading() as connection:
             check_most(connection, job_digest, data_set=self._data_set, most=self._policy.analyses.most)
+
+    def are_first_records(self, job_digest: bytes, records_digest: bytes) -> bool:
+        """Whether an analysis may sum these records: it counted no others before. Durable."""
+        with self._database.transaction() as connection:
+            return are_first_records(connection, job_digest, records_digest, data_set=self._data_set)
 
     def begin_attempt(self, terms: SessionTerms) -> LedgerMark:
         """Bind the phase to roster and state, and erase what an earlier attempt left pending.

@@ -41,6 +41,7 @@ from silo_agent.training.phase_input import (
     encoded,
     phase_input,
 )
+from strategies.analysis.method import KINDS
 from strategies.base import Array
 
 log = get_logger("silo_agent.rounds.inputs.input_cache")
@@ -330,7 +331,7 @@ class InputCache:
         values = described_values(
             request,
             rules=self._data_sets.of(request.job.digest).policy,
-            load_table=partial(self._own_table, request.job, is_cancelled),
+            load_table=partial(self._own_table, request, is_cancelled),
         )
         encoder = encoded(request, values)
         self._report(request, encoder, seconds=time.monotonic() - started)
@@ -382,11 +383,17 @@ class InputCache:
             self._data[job.digest] = cut_holdout(data, job=job, rules=policy)
         return self._data[job.digest]
 
-    def _own_table(self, job: Job, is_cancelled: Callable[[], bool]) -> DescribedTable:
-        """As `_own_data`, of an analysis."""
+    def _own_table(self, request: PhaseRequest, is_cancelled: Callable[[], bool]) -> DescribedTable:
+        """As `_own_data`, of an analysis, whose sums are all of the same records: counts with and without one
+        would be that record."""
+        job = request.job
         held = self._tables.get(job.digest)
         if held is None or not held.is_current:
             held = self._tables[job.digest] = self._load_table(job, is_cancelled)
+        reveals = self._data_sets.of(job.digest).reveals
+        if request.key.kind in KINDS and not reveals.are_first_records(job.digest, held.digest):
+            why = "other records than the analysis counted first"
+            raise request.refusal(why, Refusal.DATA, kind=DataRefusal)
         return held
 
 

@@ -8,6 +8,7 @@ N = records, C = columns, K = measured columns.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,6 +52,8 @@ READERS: dict[str, Callable[[DataSettings, Sequence[str]], StoredTable]] = {
     DataFormat.SQL: sql.stored,
 }
 VALUE_BYTES = 8
+# the multipliers of SplitMix64 (Steele, Lea and Flood 2014): records of one mark are 2^-64 of all pairs
+MIX = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,14 @@ class DescribedTable:
     @property
     def records(self) -> int:
         return len(self.parts_NC)
+
+    @property
+    def digest(self) -> bytes:
+        """Of the records as the job describes them, in any order: a database keeps none."""
+        mark_N = np.zeros(self.records, np.uint64)
+        for column_N in (*self.parts_NC.T, *self.z_NK.T):
+            mark_N = _mixed(mark_N * MIX[0] + np.ascontiguousarray(column_N).view(np.uint64))
+        return hashlib.sha256(np.sort(mark_N).tobytes()).digest()
 
     @property
     def is_current(self) -> bool:
@@ -248,3 +259,10 @@ def _z(value_N: NDArray[np.float64], low: float, high: float) -> NDArray[np.floa
     """The clip is of rounding alone."""
     half = (high - low) / 2
     return np.clip((value_N - (low + half)) / half, -1.0, 1.0)
+
+
+def _mixed(mark_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each bit of the result depends on all bits."""
+    mark_N = (mark_N ^ (mark_N >> np.uint64(30))) * MIX[1]
+    mark_N = (mark_N ^ (mark_N >> np.uint64(27))) * MIX[2]
+    return mark_N ^ (mark_N >> np.uint64(31))

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import pytest
 
 from chorale.job import Job
+from chorale.spec.analysis_spec import first_digest
+from chorale.transport.wire import PhaseKey
 from crypto.errors import Refusal
 from silo_agent.disclosure.ledger.ledger import RecoveredCharge
+from silo_agent.disclosure.ledger.reveals import Decision
+from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.local_storage.local_state import LocalStates
+from silo_agent.local_storage.personal_models import PersonalModels
+from silo_agent.metrics import SiloMetrics
+from silo_agent.rounds.data_sets import DataSet, DataSets
+from silo_agent.rounds.inputs.input_cache import InputCache
+from silo_agent.training.analysis.table import DescribedTable
+from silo_agent.training.phase_input import DataRefusal, PhaseRequest
 from simulation.engine import unsigned_job
 from strategies.analysis.method import COUNTS, FIRST_STATE, KINDS, VALUES
+from strategies.base import TOTAL
+from tests.support.agents import OneHot
 from tests.support.described import AGE, SEX, analysis
 from tests.unit.silo_agent.reveal_book import FIVE, FULL, NAMES, Book, refused
 
@@ -97,3 +112,79 @@ def test_an_analysis_is_recovered_as_often_as_the_ledger_is_put_back(book: Book)
         reveals = book.reveals_of(data_set)
         refused(Refusal.POLICY, "at most 1", lambda reveals=reveals: reveals.check_analysis(later.digest))
     book.reveals_of("a third").check_analysis(later.digest)
+
+
+def table_of(records: int, *, seed: int = 0) -> DescribedTable:
+    """Of AGE and SEX."""
+    rng = np.random.default_rng(seed)
+    parts_NC = np.stack([rng.integers(0, 3, records), rng.integers(0, 2, records)], axis=1)
+    return DescribedTable(parts_NC=parts_NC, z_NK=rng.uniform(-1, 1, (records, 1)), name="data")
+
+
+def inputs_over(book: Book, tables: list[DescribedTable]) -> InputCache:
+    """Of a silo that has just started. tables: what it finds each time that it reads its data."""
+    allowing = {"exact": "allow", "measurements": {"data": None}}
+    policy = Policy.model_validate({"federation": "test", "analyses": allowing})
+    data_set = DataSet.of(book.ledger, name="data", policy=policy, format="csv")
+    data_set.budget.open_account()
+
+    def no_data(*_: object) -> NoReturn:
+        raise AssertionError("an analysis reads a table")
+
+    return InputCache(
+        silo="silo-0",
+        data_sets=DataSets([data_set], ledger=book.ledger),
+        metrics=SiloMetrics(),
+        local=LocalStates(book.folder / "local"),
+        personal=PersonalModels(book.folder / "personal", is_revealed=lambda key: False),
+        load_data=no_data,
+        load_table=lambda job, _: tables.pop(0),
+        load_objective=OneHot,
+        tell_stage=lambda stage: None,
+    )
+
+
+async def test_the_sums_of_an_analysis_are_all_of_the_same_records(book: Book) -> None:
+    """A coordinator asked for the counts again under the next number, as after a loss, once somebody had been
+    withdrawn: the difference was that person."""
+    job = analysis_in(book)
+    state = {**FIRST_STATE, TOTAL: np.array(600)}
+
+    async def asked(inputs: InputCache, phase: str) -> None:
+        key = PhaseKey(job_digest=job.digest, round=0, phase=phase, attempt=1)
+        request = PhaseRequest.of(job, key, state, members=6)
+        prepared = await inputs.get(request, state_digest=first_digest())
+        prepared.charge.release()
+        inputs.drop_phase(key)
+
+    whole = table_of(60)
+    shuffled = np.random.default_rng(1).permutation(60)
+    again = DescribedTable(parts_NC=whole.parts_NC[shuffled], z_NK=whole.z_NK[shuffled], name="data")
+    fewer = DescribedTable(parts_NC=whole.parts_NC[1:], z_NK=whole.z_NK[1:], name="data")
+    for tables, phases in (
+        ([whole], [f"{COUNTS}.0", f"{COUNTS}.1"]),
+        ([again], [f"{COUNTS}.2"]),  # a database in another order
+    ):
+        inputs = inputs_over(book, tables)
+        for phase in phases:
+            await asked(inputs, phase)
+        inputs.close()
+    inputs = inputs_over(book, [fewer, whole])
+    with pytest.raises(DataRefusal, match="other records than the analysis counted first"):
+        await asked(inputs, f"{COUNTS}.3")
+    inputs.close()
+    assert book.ledger.decision(job.digest) is Decision.SUSPENDED
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_record_of_another_part_or_value_makes_other_records(place: int) -> None:
+    table = table_of(60)
+    parts_NC, z_NK = table.parts_NC.copy(), table.z_NK.copy()
+    if place == 0:
+        parts_NC[7, 1] ^= 1
+    else:
+        z_NK[7, 0] = np.nan
+    assert DescribedTable(parts_NC=parts_NC, z_NK=z_NK, name="data").digest != table.digest
+    assert DescribedTable(parts_NC=table.parts_NC.copy(), z_NK=z_NK * 0, name="x").digest != table.digest
+    assert table_of(60).digest == table.digest
+    assert table_of(0).digest != table_of(1).digest
