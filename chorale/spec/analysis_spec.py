@@ -161,8 +161,8 @@ class AnalysisSpec(SharedFields):
         summed = f"; sums values of {', '.join(means)} for means" if means else ""
         return (
             f"analysis: counts {len(self.tables.described)} columns{groups}{summed}; the results show no "
-            f"cell of fewer than {self.min_cell} records, which are merged with others; the coordinator, and "
-            "silos that side with it, see every cell"
+            f"cell of fewer than {self.min_cell} records, which are merged with others; the coordinator and "
+            "all silos of the job can see every cell"
         )
 
     @property

@@ -29,7 +29,7 @@ def plan(settings: OperatorSettings | None, file: Path, is_json: bool) -> None:
         print_json(planned.facts())
         return
     click.echo(f"{planned.name}: {planned.asks}")
-    click.echo(f"{planned.silos} silos; {planned.cells:,} cells, all of which the coordinator sees")
+    click.echo(f"{planned.silos} silos; {planned.cells:,} cells, all of which coordinator and silos can see")
     for phase in planned.phases:
         sums = ", ".join(f"{name} ({size:,})" for name, size in phase.quantities.items())
         sent, received = bytes_told(phase.sent_bytes), bytes_told(phase.received_bytes)

@@ -43,7 +43,7 @@ from silo_agent.in_force import Held, not_in_force
 from silo_agent.rounds.data_sets import check_read, name_for
 from silo_agent.rounds.first_state import NOT_THAT_OF_THE_JOB, drawn_arrays
 from silo_agent.settings import SiloSettings
-from silo_agent.training.data.settings import DataSettings, check_unit, unit_told
+from silo_agent.training.data.settings import DataSettings, check_unit, described_told, unit_told
 from silo_agent.training.data.table.units import check_units
 
 NO_BUILT_IN = "its model is not built in"
@@ -265,12 +265,14 @@ def _previous(ledger: Ledger, job: LedgerJob) -> LedgerJob | None:
 
 def _reads(ledger: Ledger, data_set: DataSettings, spec: AnySpec) -> Reads:
     contents = ledger.accounts().contents(data_set.name)
-    return reads_of(spec, data_set, contents, record=_record_told(data_set))
+    return reads_of(spec, data_set, contents, record=_record_told(data_set, spec))
 
 
-def _record_told(data_set: DataSettings) -> str:
+def _record_told(data_set: DataSettings, spec: AnySpec) -> str:
     """What a record is there; nothing where only a function of the institution knows."""
     if data_set.unit is None and (data_set.source is not None or data_set.module is not None):
         return ""
     told, part = unit_told(data_set, has_units=data_set.unit is not None), data_set.partition
+    if isinstance(spec, AnalysisSpec):
+        told = described_told(data_set, least=spec.min_cell)
     return told if part is None else f"{told}; this silo's are part {part.index + 1} of {part.silos} of them"

@@ -23,8 +23,8 @@ class AnalysisPolicy(BaseModel):
 
     exact: Annotated[Permission, toward(Permission.REFUSE)] = Field(
         default=Permission.REFUSE,
-        description="analyses without noise: refuse or allow; the coordinator sees each of their cells, "
-        "readers of the results those of min_cell records alone",
+        description="analyses without noise: refuse or allow; the coordinator and all silos of the job can "
+        "see each of their cells, readers of the results those of min_cell records alone",
     )
     most: Annotated[int, LOWER] = Field(
         default=1,

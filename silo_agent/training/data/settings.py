@@ -380,3 +380,13 @@ def unit_told(settings: DataSettings, *, has_units: bool) -> str:
         f"data set {settings.name}: a record is all rows of one {settings.unit or 'unit'}, of which "
         f"{settings.max_rows_per_unit} are used at most (data.max_rows_per_unit)"
     )
+
+
+def described_told(settings: DataSettings, *, least: int) -> str:
+    """What a record of an analysis is, which counts rows. least: records of a cell that is published."""
+    if settings.unit is not None and settings.max_rows_per_unit == 1:
+        return f"data set {settings.name}: a record is one row, and each {settings.unit} has one at most"
+    return (
+        f"data set {settings.name}: a record is one row; {least} of them, which results may show, can be "
+        f"those of one {settings.unit or 'person'} (data.unit with max_rows_per_unit: 1 counts one of each)"
+    )

@@ -6,6 +6,8 @@ import json
 from contextlib import closing
 from typing import Any
 
+import pytest
+
 from chorale.job import Job
 from chorale.spec.analysis_spec import AnalysisSpec
 from cli.silo.screen import MAX_COLUMNS
@@ -26,8 +28,8 @@ def offered(desk: Desk, spec: AnalysisSpec) -> Job:
     return job
 
 
-def ward(desk: Desk) -> Any:
-    data = {"format": "csv", "path": str(desk.folder / "ward.csv")}
+def ward(desk: Desk, **data: Any) -> Any:
+    data = {"format": "csv", "path": str(desk.folder / "ward.csv"), **data}
     return desk.silo(data=data, policy=str(desk.write("hearts.yaml", {"federation": "test"})))
 
 
@@ -54,6 +56,36 @@ def test_silo_is_told_the_parts_of_each_column(desk: Desk, chorale: Calls) -> No
     job = offered(desk, analysis(PAIN, federation="test", name="ungrouped"))
     told = " ".join(behind(chorale("silo", "show", "--config", config, job.id), "asks"))
     assert "these columns; what is in no part" in told
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "12 of them, which results may show, can be those of one person"),
+        ({"unit": "patient"}, "12 of them, which results may show, can be those of one patient"),
+        (
+            {"unit": "patient", "max_rows_per_unit": 1},
+            "a record is one row, and each patient has one at most",
+        ),
+    ],
+)
+def test_silo_is_told_that_rows_are_counted_and_not_people(
+    desk: Desk, chorale: Calls, settings: dict[str, Any], told: str
+) -> None:
+    """With `unit` the screen said that a record was all rows of one patient, as for trainings."""
+    job = offered(desk, analysis(AGE, SEX, group="sex", federation="test", min_cell=12))
+    shown = chorale("silo", "show", "--config", ward(desk, **settings), job.id)
+    read = " ".join(behind(shown, "reads"))
+    assert told in read
+    assert "all rows of" not in read
+
+
+def test_silo_is_told_that_other_silos_can_see_each_cell(desk: Desk, chorale: Calls) -> None:
+    """They check the sums, so they fetch them: no coordinator has to side with one that keeps them."""
+    job = offered(desk, analysis(AGE, SEX, group="sex", federation="test"))
+    method = " ".join(behind(chorale("silo", "show", "--config", ward(desk), job.id), "method"))
+    assert method.endswith("the coordinator and all silos of the job can see every cell")
+    assert all(quantity.is_tagged for quantity in job.strategy.quantities if "cell" in quantity.name)
 
 
 def test_texts_of_an_operator_begin_no_lines_of_their_own(desk: Desk, chorale: Calls) -> None:
