@@ -12,6 +12,7 @@ from cli.job.plan import bytes_told
 from cli.output.facts import json_option, print_json
 from client.analysis.submission import analysis_plan, prepared_analysis, read_analysis
 from client.settings import OperatorSettings
+from crypto.errors import printable
 
 
 @click.command()
@@ -28,11 +29,11 @@ def plan(settings: OperatorSettings | None, file: Path, is_json: bool) -> None:
     if is_json:
         print_json(planned.facts())
         return
-    click.echo(f"{planned.name}: {planned.asks}")
+    click.echo(printable(f"{planned.name}: {planned.asks}"))  # a colleague wrote the names in it
     click.echo(f"{planned.silos} silos; {planned.cells:,} cells, all of which coordinator and silos can see")
     for phase in planned.phases:
         sums = ", ".join(f"{name} ({size:,})" for name, size in phase.quantities.items())
         sent, received = bytes_told(phase.sent_bytes), bytes_told(phase.received_bytes)
         click.echo(f"{phase.kind:<16} a silo sends {sent:>9} and receives {received:>9}  sums of {sums}")
     for note in planned.notes:
-        click.echo(note, err=True)
+        click.echo(printable(note), err=True)

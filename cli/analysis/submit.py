@@ -11,6 +11,7 @@ from cli.job.options import operator_options
 from cli.job.submit import hand_in
 from client.analysis.submission import prepared_analysis, read_analysis
 from client.settings import OperatorSettings
+from crypto.errors import printable
 
 
 @click.command()
@@ -23,5 +24,5 @@ def submit(settings: OperatorSettings, file: Path, save: Path | None, is_watched
     now = datetime.now(UTC)
     ready = prepared_analysis(read_analysis(file), source=str(file), federation=settings.federation, now=now)
     for note in ready.notes:
-        click.echo(note, err=True)
+        click.echo(printable(note), err=True)
     hand_in(settings, ready.spec, ready.state, save=save, is_watched=is_watched)

@@ -15,7 +15,7 @@ from cli.analysis.rendering import FORMS, render
 from cli.given_data import DataOptions
 from client.analysis.submission import analysis_of
 from client.submission import NEVER
-from crypto.errors import ConfigError
+from crypto.errors import ConfigError, printable
 from silo_agent.disclosure.policy.policy import Policy, load_policy
 from silo_agent.rounds.data_sets import check_read
 from simulation.analysis import AnalysisSimulation
@@ -62,11 +62,11 @@ def simulate_analysis(
             check_read(spec, rules, data_set=data_set.name, format=data_set.format)
     tables = dict(zip(spec.silos, options.tables(spec), strict=True))
     simulation = AnalysisSimulation(spec, tables, policy=rules, is_secure=is_secure)
-    click.echo(spec.in_words, err=True)
+    click.echo(printable(spec.in_words), err=True)
     for report in simulation.run():
         click.echo(f"{phase_kind(report.phase)}: {len(report.silos)} silos", err=True)
         for silo, why in report.left_out.items():
-            click.echo(f"  left out: {silo}: {why}", err=True)
+            click.echo(printable(f"  left out: {silo}: {why}"), err=True)
     if out is None:
         click.echo(render(spec, simulation.state, "text"), nl=False)
         return

@@ -92,3 +92,25 @@ def test_table_stands_in_the_terminal_or_in_a_file(chorale: Calls, desk: Desk, j
     folder = chorale("analysis", "results", job_id, "--out", str(Path(desk.folder)), *config)
     assert folder.code == 2
     assert "is a folder, expected a file" in folder.err
+
+
+HOSTILE = "x\u202eevil\nmeans of nothing"
+
+
+def test_names_of_a_file_move_no_line_of_its_plan(chorale: Calls, desk: Desk) -> None:
+    """A colleague's file: a line of its own would say that it asks something else."""
+    fields = {
+        "kind": "analysis",
+        "name": "table-one",
+        "federation": "hearts",
+        "silos": ["north", "south", "west"],
+        "columns": [{"name": HOSTILE, "edges": [0, 1, 2], "show": ["mean"]}],
+    }
+    told = chorale("analysis", "plan", desk.write("analysis.yaml", fields))
+    assert told.code == 0, told.err
+    for lines in (told.out.splitlines(), told.err.splitlines()):
+        assert not [line for line in lines if line.startswith("means of nothing")]
+        assert [
+            line for line in lines if "means of x\\u202eevil\\nmeans of nothing" in line or "x\\u202e" in line
+        ]
+    assert all(line.isprintable() for line in (told.out + told.err).splitlines())
