@@ -104,7 +104,9 @@ def test_no_sum_of_cells_that_is_not_published_has_fewer_values_than_min_cell(
     assert pinned_sums(tables, records) == []
 
 
-def smallest_joins_smallest(counts: Sequence[int], *, is_ordered: bool, least: int) -> list[int]:
+def smallest_joins_smallest(
+    counts: Sequence[int], *, is_ordered: bool, least: int, has_missing: bool
+) -> list[int]:
     """The rule that a draft had: which part is joined follows from hidden counts."""
     blocks = {place: (count, [place]) for place, count in enumerate(counts)}
     while min(blocks.values())[0] < least:
