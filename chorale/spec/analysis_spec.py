@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from chorale.spec.fields import Finite, OneLine, SpecPart
+from chorale.spec.fields import MAX_SIMULATED_SILOS, Finite, OneLine, SpecPart
 from chorale.spec.regression_spec import RegressionSpec
 from chorale.spec.samples.column_specs import RANGES, ClassName, ColumnSpec, Heading, names_of
 from chorale.spec.settings_file import check_values
@@ -22,7 +22,7 @@ from chorale.spec.shared_fields import SharedFields
 from chorale.spec.state import state_digest, state_to_bytes
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
-from crypto.session.cohort import CohortRule
+from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
 from strategies.analysis.design import design_of
 from strategies.analysis.method import FIRST_STATE, Analysis
 from strategies.analysis.partition import Partition, Tables
@@ -120,6 +120,12 @@ class AnalysisSpec(SharedFields):
     group: Heading | None = Field(
         default=None, description="one of the columns, by whose parts the others are described; null: none"
     )
+    min_cohort: int | None = Field(
+        default=None,
+        ge=SMALLEST_FEDERATION,
+        le=MAX_SIMULATED_SILOS,
+        description="fewest silos in a sum; null: all, because silos that come later are in no table",
+    )
     min_cell: int = Field(
         default=LEAST_CELL,
         ge=LEAST_CELL,
@@ -166,6 +172,12 @@ class AnalysisSpec(SharedFields):
     @property
     def named_per_round(self) -> int:
         return len(self.silos)
+
+    def rule(self, members: int) -> CohortRule:
+        """That of every job, but by default a sum is over all silos: a table is summed once, and one that
+        began before a silo had approved would lack it for good."""
+        rule = super().rule(members)
+        return rule if self.min_cohort is not None else replace(rule, min_cohort=members)
 
     @property
     def in_words(self) -> str:
