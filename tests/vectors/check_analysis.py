@@ -63,7 +63,7 @@ class Column:
 COLUMNS = (
     Column(name="ward", ends=(0, 110, 216, 255, 256), missing_bits=9, is_numbers=False),
     Column(name="pulse", ends=(60, 92, 112, 120, 128, 136, 188), missing_bits=7, has_mean=True),
-    Column(name="age", ends=(0, 40, 80, 120, 124, 200, 256), missing_bits=3),
+    Column(name="age", ends=(0, 40, 80, 120, 124, 254, 256), missing_bits=3),
     Column(name="pain", ends=(0, 100, 180, 240, 252, 256), missing_bits=5, is_numbers=False),
     Column(name="weight", ends=(60, 124, 188), missing_bits=2, has_mean=True),
 )
