@@ -37,7 +37,7 @@ DEVIATIONS = "method/deviations/"  # (H,) float64, likewise
 SHOWN = "method/means_shown/"  # (H,) uint8: 1 where mean and deviation are published
 
 SHARE = 0.75  # of the squares without those of one value, the most that another one makes
-FEWEST_PARTS = 3
+FEWEST_PARTS = 3  # of which two hold min_cell values each, whatever is missing
 NOISY = 2.0  # deviations of rounding
 
 
@@ -92,7 +92,7 @@ class ValuesPhase:
             is_of_many_H = (1.0 - SHARE) * square_H <= least_H
             is_of_many_H |= square_H >= (1.0 + 1.0 / SHARE) * (reach_H * reach_H)
             has_parts_H = np.array([len(each.number_V) >= FEWEST_PARTS for each in parts])
-            shown_H = has_spread_H & (number_H >= self.tables.min_cell) & has_parts_H & is_of_many_H
+            shown_H = has_spread_H & has_parts_H & is_of_many_H
             shown_H[0] &= shown_H[1:].all() or not shown_H[1:].any()
             deviation_H = np.sqrt(square_H / np.maximum(number_H - 1.0, 1.0))
             figures_2H = _in_units(self.tables.partitions[place], number_H, mean_H, deviation_H)

@@ -188,16 +188,16 @@ def intervals(column: Column, place: int, state: State, rows: int) -> list[Held]
 
 def figure(column: Column, zs: list[float], held: Held, rows: int) -> tuple[float, float] | None:
     """Mean and deviation; None where they are not shown."""
-    n = len(zs)
-    if n < LEAST:
+    if len(held) < 3:
         return None
+    n = len(zs)
     m = sum(zs) / n
     q = sum(z * z for z in zs) - n * (m * m)
     reach = (1.0 + abs(m)) * (1.0 + abs(m))
     error = math.sqrt(SILOS) / sums_scale()
     others = [(max(count - 2, 0), low, high) for count, low, high in held]
     is_dominated = q > 4.0 * least_squares(others) and q < 7.0 / 3.0 * reach
-    if len(held) < 3 or q <= 2.0 * error * rows * reach or is_dominated:
+    if q <= 2.0 * error * rows * reach or is_dominated:
         return None
     half = (column.ends[-1] - column.ends[0]) / 2
     deviation = half * math.sqrt(q / (n - 1))
