@@ -24,7 +24,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quartile:
-    """In the part from `start` to `end`. value: as if the part were evenly filled, off by less than its width;
+    """In the part from `start` to `end`. value: as if that were evenly filled, off by less than its width;
     None in an outermost one, which ends where values are no longer plausible. is_lowest: the first of them.
     """
 
