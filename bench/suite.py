@@ -44,6 +44,7 @@ BENCHMARKS = (
     Benchmark("training", "bench.training"),
     Benchmark("training-gpu", "bench.training", ("--device", "cuda", "--turns", "3")),
     Benchmark("commands", "bench.commands"),
+    Benchmark("analysis", "bench.analysis"),
     Benchmark("peers", "bench.peers"),
 )
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "coordinator": ("cli.coordinator:coordinator", "Run the coordinator."),
     "operator": ("cli.operator:operator", "Make an operator's key."),
     "job": ("cli.job.commands:job", "Plan, submit, watch, steer, report and fetch jobs."),
-    "analysis": ("cli.analysis.commands:analysis", "Read what an analysis published."),
+    "analysis": ("cli.analysis.commands:analysis", "Describe the records of all silos: table 1."),
     "console": ("cli.console:console", "Serve pages of the federation and its jobs to operators."),
     "model": ("cli.model:model", "Use a fetched or personal model elsewhere."),
     "package": ("cli.package:package", "Make a distribution of a model, task or data set of your own."),

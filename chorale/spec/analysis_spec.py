@@ -6,6 +6,7 @@ Source: docs/decisions/0041-analysis.md.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
@@ -13,14 +14,16 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from chorale.spec.fields import Finite, OneLine, SpecPart
+from chorale.spec.fields import MAX_SIMULATED_SILOS, Finite, OneLine, SpecPart
+from chorale.spec.regression_spec import RegressionSpec
 from chorale.spec.samples.column_specs import RANGES, ClassName, ColumnSpec, Heading, names_of
 from chorale.spec.settings_file import check_values
 from chorale.spec.shared_fields import SharedFields
 from chorale.spec.state import state_digest, state_to_bytes
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
-from crypto.session.cohort import CohortRule
+from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
+from strategies.analysis.design import design_of
 from strategies.analysis.method import FIRST_STATE, Analysis
 from strategies.analysis.partition import Partition, Tables
 
@@ -28,6 +31,7 @@ MOST_COLUMNS = 200
 MOST_CELLS = 10_000
 LEAST_CELL = 10
 MOST_SMALLEST = 1_000_000
+MOST_PARAMETERS = 100  # two sums of 10,000 numbers
 
 Show = Literal["mean", "median", "counts"]
 
@@ -116,6 +120,12 @@ class AnalysisSpec(SharedFields):
     group: Heading | None = Field(
         default=None, description="one of the columns, by whose parts the others are described; null: none"
     )
+    min_cohort: int | None = Field(
+        default=None,
+        ge=SMALLEST_FEDERATION,
+        le=MAX_SIMULATED_SILOS,
+        description="fewest silos in a sum; null: all, because silos that come later are in no table",
+    )
     min_cell: int = Field(
         default=LEAST_CELL,
         ge=LEAST_CELL,
@@ -123,8 +133,13 @@ class AnalysisSpec(SharedFields):
         description="fewest records of a part or cell that results show; parts with fewer are merged",
     )
 
+    model: RegressionSpec | None = Field(
+        default=None,
+        description="a regression; the columns are then its own, and records that lack one of them are left "
+        "out of the whole job; null: none",
+    )
+
     # what is asked of every job, and is the same of all analyses
-    rounds: ClassVar[int] = 0
     steps: ClassVar[None] = None
     spare_steps: ClassVar[None] = None
     fraction: ClassVar[float] = 1.0
@@ -145,6 +160,11 @@ class AnalysisSpec(SharedFields):
     label_columns: ClassVar[tuple[str, ...]] = ()
 
     @property
+    def rounds(self) -> int:
+        """Steps of a model."""
+        return 0 if self.model is None else self.model.iterations
+
+    @property
     def inputs(self) -> tuple[ColumnSpec, ...]:
         """The columns as tables are read."""
         return tuple(column.as_read for column in self.columns)
@@ -153,25 +173,38 @@ class AnalysisSpec(SharedFields):
     def named_per_round(self) -> int:
         return len(self.silos)
 
+    def rule(self, members: int) -> CohortRule:
+        """That of every job, but by default a sum is over all silos: a table is summed once, and one that
+        began before a silo had approved would lack it for good."""
+        rule = super().rule(members)
+        return rule if self.min_cohort is not None else replace(rule, min_cohort=members)
+
     @property
     def in_words(self) -> str:
         """What it asks, for people who decide."""
         groups = "" if self.group is None else f" by {self.group}"
         means = [self.columns[place].name for place in self.tables.measured]
         summed = f"; sums values of {', '.join(means)} for means" if means else ""
+        model = "" if self.model is None else f"; {self.model.in_words}"
         return (
-            f"analysis: counts {len(self.tables.described)} columns{groups}{summed}; the results show no "
-            f"cell of fewer than {self.min_cell} records, which are merged with others; the coordinator and "
-            "all silos of the job can see every cell"
+            f"analysis: counts {len(self.tables.described)} columns{groups}{summed}{model}; the results show "
+            f"no cell of fewer than {self.min_cell} records, which are merged with others; the coordinator "
+            "and all silos of the job can see every cell"
         )
 
     @property
     def tables(self) -> Tables:
-        names = [column.name for column in self.columns]
+        places = {column.name: place for place, column in enumerate(self.columns)}
+        partitions = tuple(column.partition for column in self.columns)
+        if self.model is not None:
+            partitions = tuple(
+                replace(each, has_missing=False, has_mean=each.is_ordered) for each in partitions
+            )
         return Tables(
-            partitions=tuple(column.partition for column in self.columns),
-            group=None if self.group is None else names.index(self.group),
+            partitions=partitions,
+            group=None if self.group is None else places[self.group],
             min_cell=self.min_cell,
+            model=None if self.model is None else self.model.placed(places),
         )
 
     @property
@@ -201,6 +234,8 @@ class AnalysisSpec(SharedFields):
             raise ValueError(f"group: expected one of the columns, got {self.group!r}")
         if self.group is not None and len(names) == 1:
             raise ValueError("columns: expected another one beside the group")
+        if self.model is not None:
+            self._check_model(self.model)
         if (cells := self.tables.cells) > MOST_CELLS:
             raise ValueError(f"columns: expected at most {MOST_CELLS} cells in all tables, got {cells}")
         try:
@@ -208,6 +243,19 @@ class AnalysisSpec(SharedFields):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_model(self, model: RegressionSpec) -> None:
+        if self.group is not None:
+            raise ValueError("group: not allowed with a model, whose columns have one joint table")
+        model.check({column.name: column.partition for column in self.columns})
+        tables = self.tables
+        if (values := len(tables.measured) * tables.joint_cells) > MOST_CELLS:
+            raise ValueError(
+                f"model: expected at most {MOST_CELLS} sums of values, one a column of numbers and cell of "
+                f"the joint table, got {values}"
+            )
+        if (parameters := len(design_of(tables))) > MOST_PARAMETERS:
+            raise ValueError(f"model: expected at most {MOST_PARAMETERS} coefficients, got {parameters}")
 
 
 @lru_cache(maxsize=1)

@@ -52,6 +52,9 @@ class DescribedResults:
             columns.append(figures_of(spec.columns[place], counted, spreads, heads))
         return cls(spec=spec, heads=heads, parts_R=parts_R, columns=tuple(columns))
 
+    def __repr__(self) -> str:
+        return self.to_text().removesuffix("\n")
+
     @property
     def title(self) -> str:
         """Of the table, in one line."""
@@ -124,7 +127,7 @@ class DescribedResults:
         if column not in found:
             raise ConfigError(f"column {column}: expected one of {', '.join(found)}")
         if ax is None:
-            ax = library("matplotlib.pyplot", "a plot").subplots()[1]
+            ax = library("matplotlib.pyplot", "a plot").subplots(layout="constrained")[1]
         bars = found[column].bars(self.heads)
         places = range(len(bars.parts))
         width = 0.8 / len(bars.groups)

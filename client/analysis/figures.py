@@ -23,16 +23,33 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quartiles:
-    """By the counts of parts, each taken as evenly filled. narrowest, widest: the parts that hold the three;
-    a quartile is off by less than the width of its part. has_missing: a part counts missing values, too."""
+class Quartile:
+    """In the part from `start` to `end`. value: as if that were evenly filled, off by less than its width;
+    None in an outermost one, which ends where values are no longer plausible. is_lowest: the first of them.
+    """
 
-    low: float
-    median: float
-    high: float
-    narrowest: float
-    widest: float
+    start: float
+    end: float
+    value: float | None
+    is_lowest: bool = False
+
+    @property
+    def width(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quartiles:
+    """By the counts of parts. has_missing: a part counts missing values, too."""
+
+    low: Quartile
+    median: Quartile
+    high: Quartile
     has_missing: bool
+
+    @property
+    def all(self) -> tuple[Quartile, Quartile, Quartile]:
+        return self.low, self.median, self.high
 
 
 def quartiles(parts_T: Sequence[Part], counts_T: Sequence[int]) -> Quartiles | None:
@@ -44,23 +61,23 @@ def quartiles(parts_T: Sequence[Part], counts_T: Sequence[int]) -> Quartiles | N
     ]
     if len(held) < 2:
         return None
-    ends, widths = zip(*(_quarter(held, number) for number in (1, 2, 3)), strict=True)
+    low, median, high = (_quarter(held, number) for number in (1, 2, 3))
     return Quartiles(
-        low=ends[0],
-        median=ends[1],
-        high=ends[2],
-        narrowest=min(widths),
-        widest=max(widths),
+        low=low,
+        median=median,
+        high=high,
         has_missing=any(part.has_missing and not part.is_missing for part in parts_T),
     )
 
 
-def _quarter(held: Sequence[tuple[float, float, int]], number: int) -> tuple[float, float]:
-    """Value below which that many quarters of all lie, and the width of the part that holds it. held: low,
-    high and count of each part, rising."""
+def _quarter(held: Sequence[tuple[float, float, int]], number: int) -> Quartile:
+    """Below which that many quarters of all lie. held: low, high and count of each part, rising."""
     place, below = number * sum(count for _, _, count in held) / 4, 0
-    low, high, count = next(each for each in held if place <= (below := below + each[2]))
-    return low + (high - low) * (place - below + count) / count, high - low
+    part = next(part for part, each in enumerate(held) if place <= (below := below + each[2]))
+    start, end, count = held[part]
+    if part in (0, len(held) - 1):
+        return Quartile(start=start, end=end, value=None, is_lowest=part == 0)
+    return Quartile(start=start, end=end, value=start + (end - start) * (place - below + count) / count)
 
 
 def difference_of_means(first: Spread, second: Spread) -> float | None:

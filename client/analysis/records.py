@@ -7,7 +7,7 @@ from typing import Any
 
 from client.analysis.columns import ColumnFigures, Head
 from client.analysis.parts import Part
-from client.analysis.tables import NOT_SHOWN, NOT_YET, width_in_words
+from client.analysis.tables import NOT_SHOWN, NOT_YET, place_in_words
 
 INDEX = ("column", "figure", "part", "group")
 FIELDS = (*INDEX, "value", "unit", "note")
@@ -38,10 +38,11 @@ def records_of(column: ColumnFigures, heads: Sequence[Head]) -> Iterator[Record]
                 yield _record(name, figure, head.label, value, unit=unit, note="rounded" if spread else why)
         if column.quartiles_H is not None:
             found = column.quartiles_H[place]
-            note = NOT_SHOWN if found is None else f"by {width_in_words(found)}"
-            note += ", missing values among them" if found and found.has_missing else ""
-            ends = (None, None, None) if found is None else (found.low, found.median, found.high)
-            for figure, value in zip(QUARTILES, ends, strict=True):
+            for number, figure in enumerate(QUARTILES):
+                quartile = None if found is None else found.all[number]
+                note = NOT_SHOWN if quartile is None else place_in_words(quartile)
+                note += ", missing values among them" if found and found.has_missing else ""
+                value = None if quartile is None else quartile.value
                 yield _record(name, figure, head.label, value, unit=unit, note=note)
     if column.has_counts:
         yield from _counts(name, column.parts_Q, column.counts_Q, heads[0])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from client.analysis.columns import ColumnFigures, Head, PartCounts
-from client.analysis.figures import Quartiles, Spread
+from client.analysis.figures import Quartile, Quartiles, Spread
 from client.analysis.parts import as_number
 
 NOT_SHOWN = "not shown"
@@ -26,7 +26,8 @@ WITHHELD = "Not shown: too few values or parts, one value dominates, or what is 
 BY_PARTS = (
     "Median [quartiles] by the counts of the parts, as if each were evenly filled: known no better than "
 )
-BY_PARTS += "the width of the part that holds it. Parts of missing values are left out."
+BY_PARTS += "the width of the part that holds it; in an outermost part its inner end alone is said. Parts of "
+BY_PARTS += "missing values are left out."
 COUNTS_MISSING = "These quartiles count missing values that are merged with a part as values of it."
 FEW_PARTS = "Not shown: fewer than two parts hold values."
 OF_MEANS = "Standardized mean difference, from the rounded figures: |m1 - m2| / sqrt((s1^2 + s2^2) / 2)."
@@ -132,14 +133,26 @@ def _of_quartiles(quartiles_H: Sequence[Quartiles | None]) -> _Draft:
 
 
 def _in_words(found: Quartiles) -> str:
-    low, median, high = (short(near(each, found.narrowest)) for each in (found.low, found.median, found.high))
-    return f"{median} [{low}, {high}], {width_in_words(found)}"
+    low, median, high = map(_quartile, found.all)
+    widths = sorted({each.width for each in found.all if each.value is not None})
+    if not widths:
+        return f"{median} [{low}, {high}]"
+    narrowest, widest = short(widths[0]), short(widths[-1])
+    parts = narrowest if narrowest == widest else f"{narrowest} to {widest}"
+    return f"{median} [{low}, {high}], parts of {parts}"
 
 
-def width_in_words(found: Quartiles) -> str:
-    """Of the parts that hold the quartiles."""
-    narrowest, widest = short(found.narrowest), short(found.widest)
-    return f"parts of {narrowest}" if narrowest == widest else f"parts of {narrowest} to {widest}"
+def _quartile(found: Quartile) -> str:
+    if found.value is not None:
+        return short(near(found.value, found.width))
+    return f"< {short(found.end)}" if found.is_lowest else f">= {short(found.start)}"
+
+
+def place_in_words(found: Quartile) -> str:
+    """The part that holds it."""
+    if found.value is not None:
+        return f"by a part of {short(found.width)}"
+    return f"below {short(found.end)}" if found.is_lowest else f"from {short(found.start)} on"
 
 
 def _of_part(row: PartCounts, heads: Sequence[Head], *, is_one_by_group: bool) -> _Draft:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from chorale.job import Job, SignedJob, open_job
 from chorale.observability.logs import get_logger
 from chorale.runtime import disk
@@ -28,6 +30,7 @@ from coordinator.storage.checkpoints import KEPT_CHECKPOINTS
 from coordinator.storage.store import JobRow, JobStatus
 from crypto.errors import ChoraleError, ConfigError, LocalProtocolError, Refusal, RemoteProtocolError
 from crypto.session.cohort import SMALLEST_FEDERATION
+from strategies.base import TOTAL
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.training import TRAIN
 
@@ -150,10 +153,11 @@ class JobManager:
         try:
             members = len(job.named(roster.silo_names, 0, job.opening, draw_seed_in(state)))
             job.spec.rule(members)
+            sized = {**state, TOTAL: np.array(1)}  # which enrollment writes; it decides no size
             largest_bytes = 0
             for round, phase in [(0, job.opening), *((1, kind) for kind in job.strategy.round_phases)]:
                 key = PhaseKey(job_digest=job.digest, round=round, phase=phase, attempt=1)
-                largest_bytes = max(largest_bytes, job.layout(key, state, members).total_bytes)
+                largest_bytes = max(largest_bytes, job.layout(key, sized, members).total_bytes)
         except ConfigError as error:
             raise RemoteProtocolError(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
         settings = self._resources.settings

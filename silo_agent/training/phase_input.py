@@ -27,6 +27,7 @@ from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
 from silo_agent.training.analysis.cells import cell_counts, cell_values
+from silo_agent.training.analysis.model import model_sums
 from silo_agent.training.analysis.table import DescribedTable
 from silo_agent.training.arm_values import computed_or_nothing, local_of_arm, propose_arms
 from silo_agent.training.computed_columns import column_sums, standardized
@@ -34,6 +35,8 @@ from silo_agent.training.data.base import SiloData
 from silo_agent.training.data.settings import SettingsFault
 from silo_agent.training.objective import LocalState, Objective, PersonalModel, Work, forget
 from strategies.analysis.counts import COUNTS
+from strategies.analysis.regression import MODEL_FIT
+from strategies.analysis.values import VALUES
 from strategies.base import PRESENCE, TOTAL, Array, Arrays, PhaseContext, total_of
 from strategies.phases.columns import COLUMN_MOMENTS
 from strategies.phases.enrollment import ENROLLMENT
@@ -194,6 +197,8 @@ def described_values(
     with faults_refused(request):
         assert isinstance(request.job.spec, AnalysisSpec)
         table, tables = load_table(), request.job.spec.tables
+        if tables.model is not None:
+            table = table.complete(tables)
         samples = rules.rounded(table.records)
         if samples == 0:
             raise _too_few(request, rules)
@@ -202,7 +207,10 @@ def described_values(
         _check_enrolled(request, samples, total_of(request.context.state))
         if request.key.kind == COUNTS:
             return taken_over(cell_counts(table, tables))
-        return taken_over(cell_values(table, tables, request.context.state))
+        if request.key.kind == VALUES:
+            return taken_over(cell_values(table, tables, request.context.state))
+        is_last = request.key.kind == MODEL_FIT
+        return taken_over(model_sums(table, tables, request.context.state, is_last=is_last))
 
 
 def encoded(

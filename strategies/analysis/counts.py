@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.analysis.joint import margins
 from strategies.analysis.merging import coarser_parts, finest_parts
+from strategies.analysis.model_state import model_begun
 from strategies.analysis.partition import Partition, Tables
-from strategies.base import Array, PhaseContext, PhaseResult, total_of
+from strategies.base import Array, Arrays, PhaseContext, PhaseResult, total_of
 
 COUNTS = "analysis-counts"
 CELLS = "cell_counts"
@@ -61,9 +63,11 @@ class CountsPhase:
         A silo can send cells of other records table by table: what does not fit together is not applied.
         """
         cells = np.asarray(sums[CELLS], np.int64)
-        table_of = self._tables(cells)
+        table_of, joint_J = self._tables(cells)
         rows_of = [_merged(table_GP.T, [0] * table_GP.shape[1])[0] for table_GP in table_of.values()]
         if (cells < 0).any() or any((rows_G != rows_of[0]).any() for rows_G in rows_of):
+            return PhaseResult(state=None, reason=IMPLAUSIBLE)
+        if self.tables.model is not None and not _is_joint(self.tables, joint_J, table_of):
             return PhaseResult(state=None, reason=IMPLAUSIBLE)
         rows_G, least = rows_of[0], self.tables.min_cell
         if int(_merged(rows_G, [0] * len(rows_G))[0]) < least:
@@ -82,31 +86,61 @@ class CountsPhase:
             state[PART_COUNTS + str(place)] = _merged(counts_P, parts)
             state[CELL_PARTS + str(place)] = np.array(cell_parts, np.int64)
             state[CELL_COUNTS + str(place)] = np.ascontiguousarray(_merged(table_RP.T, cell_parts).T)
+        if self.tables.model is not None:
+            state |= self._model_begun(state, joint_J)
         return PhaseResult(state=state)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         return {}
 
-    def _tables(self, cells: Array) -> dict[int, Array]:
-        """By place of the column, (G, P)."""
-        found, end = {}, 0
+    def _model_begun(self, state: Arrays, joint_J: Array) -> dict[str, Array]:
+        finest, counts = (
+            {place: state[name + str(place)].tolist() for place in self.tables.factors}
+            for name in (PARTS, PART_COUNTS)
+        )
+        return model_begun(
+            self.tables, joint_J, records=int(state[ROW_COUNTS][0]), finest=finest, counts=counts
+        )
+
+    def _tables(self, cells: Array) -> tuple[dict[int, Array], Array]:
+        """By place of the column, (G, P); and the joint table of a model, (J,), or ()."""
+        found, end = dict[int, Array](), 0
         for place in self.tables.described:
             shape = (self.tables.group_size, self.tables.partitions[place].size)
             first, end = end, end + shape[0] * shape[1]
             found[place] = cells[first:end].reshape(shape)
-        return found
+        return found, cells[end:]
 
 
 def _finest(counts_P: Array, partition: Partition, least: int) -> list[int]:
-    return finest_parts(counts_P.tolist(), is_ordered=partition.is_ordered, least=least)
+    return finest_parts(
+        counts_P.tolist(),
+        is_ordered=partition.is_ordered,
+        least=least,
+        has_missing=partition.has_missing,
+    )
 
 
 def _chained(table_RP: Array, parts: Sequence[int], partition: Partition, least: int) -> list[int]:
     """The first parts of the column, from its finest ones on, of which each cell holds enough."""
     counts = _merged(_merged(table_RP, [0] * len(table_RP))[0], parts).tolist()
-    missing = parts[-1] if parts.count(parts[-1]) == 1 else None
+    is_alone = partition.has_missing and parts.count(parts[-1]) == 1
+    missing = parts[-1] if is_alone else None
     steps = coarser_parts(parts, counts, is_ordered=partition.is_ordered, missing=missing)
     return next(step for step in steps if (_merged(table_RP.T, step) >= least).all())
+
+
+def _is_joint(tables: Tables, joint_J: Array, table_of: Mapping[int, Array]) -> bool:
+    """Whether the joint table is of the same records as the others."""
+    return all(
+        (counts_P == _merged(table_of[place][0], _in_joint(tables, place, len(counts_P)))).all()
+        for place, counts_P in margins(tables, joint_J).items()
+    )
+
+
+def _in_joint(tables: Tables, place: int, size: int) -> list[int]:
+    """The part of the joint table that each declared one is in."""
+    return [min(part, size - 1) for part in range(tables.partitions[place].size)]
 
 
 def _merged(counts_N: Array, parts: Sequence[int]) -> Array:

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 
-def finest_parts(counts: Sequence[int], *, is_ordered: bool, least: int) -> list[int]:
+def finest_parts(
+    counts: Sequence[int], *, is_ordered: bool, least: int, has_missing: bool = True
+) -> list[int]:
     """The published part of each declared one, where all of them together hold `least` records.
 
     A declared part that is not published by itself may have any of 0 to least - 1 records, or that many fewer
-    than the part that it is in, as far as the published counts tell.
+    than the part that it is in, as far as the published counts tell. has_missing: the last count is of
+    missing values; a part that cannot occur is not merged.
     """
-    return _in_order(counts, least) if is_ordered else _around_the_last(counts, least)
+    merged = _in_order if is_ordered else _around_the_last
+    return merged(counts, least, has_missing=has_missing)
 
 
 def coarser_parts(
@@ -53,12 +57,12 @@ def numbered(labels: Sequence[Hashable]) -> list[int]:
     return [numbers.setdefault(label, len(numbers)) for label in labels]
 
 
-def _in_order(counts: Sequence[int], least: int) -> list[int]:
+def _in_order(counts: Sequence[int], least: int, *, has_missing: bool) -> list[int]:
     """From missing values over the lowest part upwards: a part is complete as soon as it holds enough. What
     is left over joins the last complete one."""
     last = len(counts) - 1
     labels, complete, held = [0] * len(counts), 0, 0
-    for place in (last, *range(last)):
+    for place in (last, *range(last)) if has_missing else range(len(counts)):
         labels[place] = complete
         held += counts[place]
         if held >= least:
@@ -66,15 +70,15 @@ def _in_order(counts: Sequence[int], least: int) -> list[int]:
     return numbered([min(label, complete - 1) for label in labels])
 
 
-def _around_the_last(counts: Sequence[int], least: int) -> list[int]:
+def _around_the_last(counts: Sequence[int], least: int, *, has_missing: bool) -> list[int]:
     """Categories with too few records, and missing values if they are too few, join the last category. As
     long as these are too few together the one before joins, missing values at the end."""
-    last = len(counts) - 2
+    last = len(counts) - 1 - has_missing
     joined = {last, *(place for place, count in enumerate(counts) if count < least)}
     held = 0
     for place in joined:
         held += counts[place]
-    for place in (*reversed(range(last)), last + 1):
+    for place in (*reversed(range(last)), *range(last + 1, len(counts))):
         if held < least and place not in joined:
             joined.add(place)
             held += counts[place]

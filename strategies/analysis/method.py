@@ -11,42 +11,61 @@ import numpy as np
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
 from strategies.analysis.counts import COUNTS, CountsPhase
+from strategies.analysis.model_values import ModelValuesPhase
 from strategies.analysis.partition import Tables
+from strategies.analysis.regression import MODEL, MODEL_FIT, ModelFitPhase, ModelPhase
 from strategies.analysis.values import VALUES, ValuesPhase
 from strategies.base import TOTAL, Array, Arrays, Phase, PhaseContext
 from strategies.phases.enrollment import ENROLLMENT, EnrollmentPhase
 
 ANALYSIS = "analysis"
-KINDS = (COUNTS, VALUES)
+KINDS = (COUNTS, VALUES, MODEL, MODEL_FIT)
 # a state holds one array at least
 FIRST_STATE: Mapping[str, Array] = MappingProxyType({"method/analysis": np.zeros(0, np.uint8)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """Counts first, values of published cells then. It has no rounds, and no model."""
+    """Counts first, values of published cells then. With a model these are its opening, and each round is a
+    step."""
 
     tables: Tables
     name: str = ANALYSIS
     main_figure: str = ""
-    opening: tuple[str, ...] = (ENROLLMENT,)
-    round_phases: tuple[str, ...] = ()
     between: tuple[str, ...] = ()
     arms: tuple[Analysis, ...] = ()
     kinds_before_training: tuple[str, ...] = ()
 
     @property
+    def _described(self) -> tuple[str, ...]:
+        return (COUNTS, VALUES) if self.tables.measured else (COUNTS,)
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        return (ENROLLMENT,) if self.tables.model is None else (ENROLLMENT, *self._described)
+
+    @property
+    def round_phases(self) -> tuple[str, ...]:
+        return () if self.tables.model is None else (MODEL,)
+
+    @property
     def closing(self) -> tuple[str, ...]:
-        return KINDS if self.tables.measured else (COUNTS,)
+        return self._described if self.tables.model is None else (MODEL_FIT,)
 
     @property
     def phases(self) -> Mapping[str, Phase]:
-        found: tuple[Phase, ...] = (
-            EnrollmentPhase(),
-            CountsPhase(tables=self.tables),
-            ValuesPhase(tables=self.tables),
-        )
-        return {phase.kind: phase for phase in found if phase.kind in (*self.opening, *self.closing)}
+        tables = self.tables
+        found: list[Phase] = [EnrollmentPhase(), CountsPhase(tables=tables)]
+        if tables.model is None:
+            found += [ValuesPhase(tables=tables)]
+        else:
+            found += [
+                ModelValuesPhase(tables=tables),
+                ModelPhase(tables=tables),
+                ModelFitPhase(tables=tables),
+            ]
+        kinds = (*self.opening, *self.round_phases, *self.closing)
+        return {phase.kind: phase for phase in found if phase.kind in kinds}
 
     def phase(self, kind: str) -> Phase:
         """Raises ConfigError for a kind that it does not have."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
     """parts: declared ones; behind them stands one further part, of missing and implausible values. edges: of
     a column of numbers, one more than parts, rising; empty of categories. has_mean: whether values are
-    summed, too, as z from -1 to 1 between the outermost edges."""
+    summed, too, as z from -1 to 1 between the outermost edges. has_missing: False where records without a
+    value are left out, and there is no further part."""
 
     parts: int
     edges: tuple[float, ...] = ()
     has_mean: bool = False
+    has_missing: bool = True
 
     @property
     def is_ordered(self) -> bool:
@@ -22,7 +26,25 @@ class Partition:
     @property
     def size(self) -> int:
         """P, missing values included."""
-        return self.parts + 1
+        return self.parts + self.has_missing
+
+
+class Family(StrEnum):
+    """Of a model: what its outcome is, and the link."""
+
+    LINEAR = "linear"
+    LOGISTIC = "logistic"
+    POISSON = "poisson"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A regression beside the tables. outcome: place of its column. terms: each a product of the columns at
+    these places; an intercept stands before them. It is about the records without any missing value."""
+
+    outcome: int
+    family: Family
+    terms: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +55,7 @@ class Tables:
     partitions: tuple[Partition, ...]
     group: int | None
     min_cell: int
+    model: Model | None = None
 
     @property
     def described(self) -> tuple[int, ...]:
@@ -46,8 +69,42 @@ class Tables:
 
     @property
     def cells(self) -> int:
-        """Of the tables that silos sum: the group by each other column, row by row and table by table."""
-        return self.group_size * sum(self.partitions[place].size for place in self.described)
+        """Of the tables that silos sum: the group by each other column, row by row and table by table; then
+        the joint table of a model."""
+        described = self.group_size * sum(self.partitions[place].size for place in self.described)
+        return described + (0 if self.model is None else self.joint_cells)
+
+    @property
+    def joint(self) -> tuple[int, ...]:
+        """Places of a model's columns that have one joint table, the last of them running fastest: those with
+        categories, and the outcome but of a linear model. Of a Poisson model it counts as two parts, the
+        lowest and the others: were it 0 in all but a few records of a cell, its sum would tell of these."""
+        return tuple(
+            place
+            for place, each in enumerate(self.partitions)
+            if not each.is_ordered or (self._is_outcome(place) and self._is_poisson)
+        )
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """Those of the joint table that are terms."""
+        return tuple(place for place in self.joint if not self._is_outcome(place))
+
+    @property
+    def joint_shape(self) -> tuple[int, ...]:
+        return tuple(2 if self._is_outcome(place) else self.partitions[place].size for place in self.joint)
+
+    @property
+    def _is_poisson(self) -> bool:
+        return self.model is not None and self.model.family is Family.POISSON
+
+    def _is_outcome(self, place: int) -> bool:
+        return self.model is not None and self.model.outcome == place
+
+    @property
+    def joint_cells(self) -> int:
+        """J; 1 without such a column."""
+        return math.prod(self.joint_shape)
 
     @property
     def measured(self) -> tuple[int, ...]:

@@ -37,8 +37,9 @@ DEVIATIONS = "method/deviations/"  # (H,) float64, likewise
 SHOWN = "method/means_shown/"  # (H,) uint8: 1 where mean and deviation are published
 
 SHARE = 0.75  # of the squares without those of one value, the most that another one makes
-FEWEST_PARTS = 3
+FEWEST_PARTS = 3  # of which two hold min_cell values each, whatever is missing
 NOISY = 2.0  # deviations of rounding
+NO_PART = -1  # of missing values, where there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class ValuesPhase:
     their squares."""
 
     tables: Tables
+    addends: int = 1  # sums that each sum handed over is made of
     kind: str = VALUES
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
@@ -85,14 +87,15 @@ class ValuesPhase:
             number_H, sum_H, square_H = (_with_all(each_R) for each_R in (number_R, sum_R, square_R))
             mean_H = np.clip(sum_H / np.maximum(number_H, 1.0), -1.0, 1.0)
             square_H = np.clip(square_H - number_H * (mean_H * mean_H), 0.0, number_H)
+            noise = error * len(number_R) * self.addends
             # an error of each sum makes at most (1 + |mean|)^2 times it of the squares around the mean
             reach_H = 1.0 + np.abs(mean_H)
-            has_spread_H = square_H > NOISY * error * len(number_R) * (reach_H * reach_H)
+            has_spread_H = square_H > NOISY * noise * (reach_H * reach_H)
             least_H = np.array([each.least_squares_of_others() for each in parts])
             is_of_many_H = (1.0 - SHARE) * square_H <= least_H
             is_of_many_H |= square_H >= (1.0 + 1.0 / SHARE) * (reach_H * reach_H)
             has_parts_H = np.array([len(each.number_V) >= FEWEST_PARTS for each in parts])
-            shown_H = has_spread_H & (number_H >= self.tables.min_cell) & has_parts_H & is_of_many_H
+            shown_H = has_spread_H & has_parts_H & is_of_many_H
             shown_H[0] &= shown_H[1:].all() or not shown_H[1:].any()
             deviation_H = np.sqrt(square_H / np.maximum(number_H - 1.0, 1.0))
             figures_2H = _in_units(self.tables.partitions[place], number_H, mean_H, deviation_H)
@@ -110,6 +113,8 @@ class ValuesPhase:
         # missing values that are published with others are few, unless nothing else is published
         is_known = finest.count(finest[-1]) == 1 or len(counts_Q) == 1
         missing = int(counts_Q[-1]) if is_known else self.tables.min_cell - 1
+        if not self.tables.partitions[place].has_missing:
+            finest, in_table, missing = [*finest, NO_PART], [*in_table, NO_PART], 0
         edges = self.tables.partitions[place].edges
         return [
             PublishedParts.of(part_of, counts.tolist(), edges=edges, most_missing=missing)

@@ -140,6 +140,35 @@ def test_a_table_of_real_silos_is_that_of_the_pooled_records(tmp_path: Path) -> 
             assert deviation == pytest.approx(values.std(ddof=1), abs=error / 4)
 
 
+def test_a_model_of_real_silos_is_fitted(tmp_path: Path) -> None:
+    """Steps after the last leave the state as it is, and the job ends with the last of them."""
+    federation, pooled = wards(tmp_path, policy=POLICY)
+    model = {"outcome": "chol", "family": "linear", "terms": [["age"], ["sex"]], "iterations": 4}
+    columns = [
+        {"name": "chol", "unit": "mg/dL", "edges": CHOL_EDGES},
+        {"name": "age", "edges": AGE_EDGES},
+        {"name": "sex", "categories": ["f", "m"]},
+    ]
+    with federation:
+        federation.start()
+        federation.wait_connected()
+        analysis = federation.analysis(columns=columns, group=None, model=model)
+        done = federation.cli("analysis", "submit", analysis)
+        assert done.returncode == 0, done.stderr
+        job_id = done.stdout.split()[0]
+        assert federation.finish()["status"] == "done"
+        results = federation.results(job_id)
+        phases = [phase["phase"] for phase in federation.report(job_id)["phases"]]
+    opening = ["enrollment.0", "analysis-counts.0", "analysis-values.0"]
+    assert phases == [*opening, *["analysis-model"] * 4, "analysis-model-fit.0"]
+    complete = [each for each in pooled if each[1] is not None and each[2] is not None]
+    design = np.array([[1.0, each[1], each[0] == "m"] for each in complete], np.float64)
+    expected, *_ = np.linalg.lstsq(design, np.array([each[2] for each in complete], np.float64))
+    found = figures(results, "chol", "coefficient", "model")
+    assert results["records"] == len(complete)
+    assert [*found.values()] == pytest.approx(expected.tolist(), rel=1e-6)
+
+
 def test_silos_refuse_analyses_by_default(tmp_path: Path) -> None:
     federation, _ = wards(tmp_path)
     with federation:

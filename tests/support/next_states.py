@@ -23,14 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorale.privacy.quantity_noise import noise_deviations, noised
-from chorale.spec.job_spec import JobSpec, phase_context
+from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec, any_context
 from chorale.spec.state import state_digest, state_to_bytes
 from crypto.fixed_point import ring
 from crypto.fixed_point.layout import Layout, Quantity
 from crypto.fixed_point.projection import Projection
 from strategies import exact
+from strategies.analysis.method import FIRST_STATE
 from strategies.base import Array, Arrays, Phase, PhaseContext
 from strategies.presets import PRESETS
+from tests.support import summed_records
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "next_state.json"
 MEMBERS, ROUNDS, CLASSES, INPUTS, WIDTH = 4, 3, 10, 24, 16
@@ -96,6 +100,8 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     ),
     "spherefed_noised": ("spherefed", {}, {"privacy": {**PRIVATE, **RECORDS}}),
 }
+# an analysis's fields beyond its columns
+ANALYSES: Mapping[str, Mapping[str, Any]] = {"analysis": {"group": "ward"}, "analysis_ungrouped": {}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,18 +118,20 @@ class Step:
 
 def steps(variant: str) -> Iterator[Step]:
     """Every phase in order, each over the state that the ones before it lead to."""
-    spec = job_spec(variant)
-    state: Arrays = first_state(spec)
+    spec: AnySpec = analysis_spec(variant) if variant in ANALYSES else job_spec(variant)
+    state: Arrays = FIRST_STATE if isinstance(spec, AnalysisSpec) else first_state(spec)
     for number, (round, kind) in enumerate(phases(spec)):
         phase = spec.method.phase(kind)
         seed = hashlib.sha256(f"{round} {kind}".encode()).digest()
-        context = phase_context(spec, round, state, MEMBERS, public_seed=seed)
+        context = any_context(spec, round, state, MEMBERS, public_seed=seed)
         layout = Layout(quantities=noised(phase.quantities(context), spec, MEMBERS), members=MEMBERS)
         noise = noise_deviations(layout.quantities, MEMBERS)
         context = replace(context, noise=noise, survivors=MEMBERS)
         sums: dict[str, Array] = {}
         for each in layout.quantities:
             words_L = words_of(each, f"{number} {each.name}")
+            if isinstance(spec, AnalysisSpec) and each.name != "silos":
+                words_L = words_of_records(each, spec, state)
             sums[each.name] = ring.decode_quantity(words_L, quantity=each, members=MEMBERS)
         names = {each.name for each in layout.quantities if each.is_tagged}
         result = phase.next_state(context, {name: sums[name].copy() for name in names})
@@ -187,6 +195,21 @@ def job_spec(variant: str) -> JobSpec:
     return JobSpec.model_validate(given | fields)
 
 
+def analysis_spec(variant: str) -> AnalysisSpec:
+    """Of records in five columns."""
+    return AnalysisSpec.model_validate(
+        {
+            "kind": "analysis",
+            "name": "next-state",
+            "federation": "test",
+            "not_after": datetime(2100, 1, 1, tzinfo=UTC),
+            "silos": ("a", "b", "c", "d"),
+            "columns": summed_records.columns(),
+        }
+        | ANALYSES[variant]
+    )
+
+
 def first_state(spec: JobSpec) -> dict[str, Array]:
     """Two linear layers, running means where the job's model has them."""
     shapes = {"body.weight": (WIDTH, INPUTS), "body.bias": (WIDTH,), "head.weight": (CLASSES, WIDTH)}
@@ -200,7 +223,7 @@ def first_state(spec: JobSpec) -> dict[str, Array]:
     }
 
 
-def phases(spec: JobSpec) -> Iterator[tuple[int, str]]:
+def phases(spec: AnySpec) -> Iterator[tuple[int, str]]:
     """Round and kind, in the job's order."""
     yield from ((0, kind) for kind in spec.method.opening)
     for round in range(1, spec.rounds + 1):
@@ -227,6 +250,13 @@ def words_of(quantity: Quantity, seed: str) -> ring.Words:
         whole_N = np.floor(grains(quantity, seed) * scale).astype(np.int64)
     signed_N = whole_N.astype(ring.SIGNED_TYPES[quantity.ring_bits])
     return signed_N.view(ring.WORD_TYPES[quantity.ring_bits])
+
+
+def words_of_records(quantity: Quantity, spec: AnalysisSpec, state: Arrays) -> ring.Words:
+    """As `words_of`, of records that an analysis describes: z is a multiple of 1/64, so nothing is lost."""
+    summed = {"samples": np.array([summed_records.RECORDS]), **summed_records.sums(spec, state)}
+    whole_N = (summed[quantity.name].reshape(-1) * quantity.scale(MEMBERS)).astype(np.int64)
+    return whole_N.astype(ring.SIGNED_TYPES[quantity.ring_bits]).view(ring.WORD_TYPES[quantity.ring_bits])
 
 
 def grains(quantity: Quantity, seed: str) -> NDArray[np.int64]:
@@ -258,7 +288,7 @@ def grains(quantity: Quantity, seed: str) -> NDArray[np.int64]:
 
 
 def main(arguments: list[str]) -> None:
-    states = {variant: digests(variant) for variant in VARIANTS}
+    states = {variant: digests(variant) for variant in (*VARIANTS, *ANALYSES)}
     text = json.dumps({"arithmetic": arithmetic(), "states": states}, indent=1) + "\n"
     if arguments == ["--print"]:
         sys.stdout.write(text)

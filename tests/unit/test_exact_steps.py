@@ -45,6 +45,7 @@ SIZES = "adds or multiplies sizes, which are whole numbers"
 FIRST_STATE = "the first state: drawn once, then carried as bytes"
 EXEMPT = {
     ("strategies/analysis/partition.py", "Tables.cells"): SIZES,
+    ("strategies/analysis/partition.py", "Tables.joint_cells"): SIZES,
     ("strategies/number_stream.py", "ordered_sum"): "a running sum adds one element after the other",
     ("strategies/parts/heads.py", "etf_head"): FIRST_STATE,
     ("strategies/base.py", "PhaseContext.trained_values"): SIZES,

@@ -32,7 +32,8 @@ EXAMPLES = {
         "job-text.yaml",
     ),
     "Silo": ("silo.yaml", "silo-data-sets.yaml"),
-    **{file.title: (file.name,) for file in FILES if file.title not in ("Job", "Silo")},
+    "Analysis": ("analysis.yaml", "analysis-model.yaml"),
+    **{file.title: (file.name,) for file in FILES if file.title not in ("Job", "Silo", "Analysis")},
 }
 
 

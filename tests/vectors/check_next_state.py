@@ -10,6 +10,7 @@ import math
 import struct
 from typing import Any, TypeAlias
 
+from check_analysis import check_analysis
 from primitives import aes_ctr, expect
 
 Matrix: TypeAlias = list[list[float]]
@@ -31,7 +32,7 @@ def check_next_state(vectors: Any) -> int:
         flat = [number for row in numbers for number in row]
         packed = struct.pack(f"<{len(flat)}d", *flat)
         expect(name, hashlib.sha256(packed).hexdigest(), vectors["arithmetic"][name])
-    return len(vectors["arithmetic"])
+    return len(vectors["arithmetic"]) + check_analysis(vectors["states"])
 
 
 def reals(name: str, rows: int, columns: int) -> Matrix:

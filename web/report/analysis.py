@@ -7,13 +7,15 @@ from pathlib import Path
 from markupsafe import Markup
 
 from client.analysis.described import DescribedResults
+from client.analysis.regression import FittedModel
 from web.report.page import SITE
 from web.shared.bars import bars
 from web.shared.templating import environment
 
 
-def analysis_page(results: DescribedResults) -> str:
-    """A table 1, and a chart a column whose counts are shown. Every name in it is escaped."""
+def analysis_page(results: DescribedResults, model: FittedModel | None = None) -> str:
+    """A table 1, coefficients of a model, and a chart a column whose counts are shown. Every name in it is
+    escaped."""
     template = environment(Path(__file__).parent / "templates").get_template("analysis.html")
     charts = []
     for column in results.columns:
@@ -25,7 +27,7 @@ def analysis_page(results: DescribedResults) -> str:
     rendered = template.render(
         name=results.spec.name,
         purpose=results.spec.purpose,
-        table=results.table(),
+        tables=[results.table(), *([] if model is None else [model.table()])],
         charts=charts,
         silos=results.spec.silos,
         least=results.spec.min_cell,

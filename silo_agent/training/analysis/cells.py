@@ -1,6 +1,7 @@
 """What a silo adds to the sums of an analysis: records by cell, and values by published part of the group.
 
-N = records, C = columns, K = measured columns; G = parts of the group, 1 without one, R = published ones.
+N = records, C = columns, K = measured columns; G = parts of the group, 1 without one, R = published ones;
+J = cells of a model's joint table.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ def cell_counts(table: DescribedTable, tables: Tables) -> dict[str, Array]:
         size = tables.partitions[place].size
         cell_N = group_N * size + table.parts_NC[:, place]
         found.append(np.bincount(cell_N, minlength=tables.group_size * size))
+    if tables.model is not None:
+        found.append(np.bincount(_joint_cell(table, tables), minlength=tables.joint_cells))
     return {CELLS: np.concatenate(found)}
 
 
 def cell_values(table: DescribedTable, tables: Tables, state: Arrays) -> dict[str, Array]:
     """How many values there are, their sum and that of their squares, of z. state: says which parts of the
-    group are published as one.
+    group are published as one. With a model there is no group, and they are by cell of its joint table.
 
-    Shapes: (K, G), of which the first R are used; numbers int64, sums and squares float64. Raises ConfigError
-    for a state that does not say so: it came from outside.
+    Shapes: (K, G), of which the first R are used, or (K, J); numbers int64, sums and squares float64. Raises
+    ConfigError for a state that does not say so: it came from outside.
     """
-    row_G = _published_rows(tables, state)
-    row_N, rows = row_G[_group(table, tables)], tables.group_size
+    if tables.model is None:
+        row_N, rows = _published_rows(tables, state)[_group(table, tables)], tables.group_size
+    else:
+        row_N, rows = _joint_cell(table, tables), tables.joint_cells
     shape = (len(tables.measured), rows)
     numbers, sums, squares = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape)
     for place in range(len(tables.measured)):
@@ -52,6 +57,14 @@ def _group(table: DescribedTable, tables: Tables) -> NDArray[np.int64]:
     if tables.group is None:
         return np.zeros(table.records, np.int64)
     return table.parts_NC[:, tables.group]
+
+
+def _joint_cell(table: DescribedTable, tables: Tables) -> NDArray[np.int64]:
+    """The cell of each record in the joint table of a model. Shapes: -> (N,)."""
+    cell_N = np.zeros(table.records, np.int64)
+    for place, size in zip(tables.joint, tables.joint_shape, strict=True):
+        cell_N = cell_N * size + np.minimum(table.parts_NC[:, place], size - 1)
+    return cell_N
 
 
 def _published_rows(tables: Tables, state: Arrays) -> NDArray[np.int64]:

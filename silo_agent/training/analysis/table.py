@@ -43,6 +43,7 @@ from silo_agent.training.data.table.units import check_units
 from silo_agent.training.data.units import Excluded, admitted_names, grouped
 from silo_agent.training.machine.seeding import derive_seed
 from silo_agent.training.unit_marks import Admitted
+from strategies.analysis.partition import Tables
 
 log = get_logger("silo_agent.training.analysis.table")
 
@@ -75,6 +76,12 @@ class DescribedTable:
     @property
     def records(self) -> int:
         return len(self.parts_NC)
+
+    def complete(self, tables: Tables) -> DescribedTable:
+        """The records without any missing value."""
+        missing_C = np.array([partition.parts for partition in tables.partitions])
+        is_in_N = (self.parts_NC < missing_C).all(axis=1)
+        return replace(self, parts_NC=self.parts_NC[is_in_N], z_NK=self.z_NK[is_in_N])
 
     @property
     def digest(self) -> bytes:

@@ -12,12 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 import cli.analysis.results
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.model_file import ANALYSIS, analysis_facts, described_analysis
 from chorale.spec.state import state_to_bytes
 from chorale.v1 import operations_pb2
 from cli.analysis.rendering import FORMS, render
 from client.operations import Operations
 from crypto.errors import ConfigError
+from tests.support.analyses import analysis_job, read, states_of, unevenly
 from tests.support.described import by_sex
 from tests.unit.cli.conftest import Calls, Desk
 
@@ -37,6 +39,28 @@ def test_results_are_written_in_each_form(form: str) -> None:
     assert text.endswith("\n")
     if form == "json":
         assert json.loads(text)["records"] == 172
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_is_written_in_each_form(form: str, tmp_path: Path) -> None:
+    """Two silos' worth of a line: pressure is 90 and twice the age, and some noise."""
+    rows = [{"age": 40 + place % 40, "pressure": 90 + 2 * (place % 40) + place % 3} for place in range(400)]
+    columns = [
+        {"name": "age", "edges": [30, 50, 60, 70, 90]},
+        {"name": "pressure", "edges": [80, 110, 130, 150, 200]},
+    ]
+    job = analysis_job(columns=columns, model={"outcome": "pressure", "family": "linear", "terms": [["age"]]})
+    assert isinstance(job.spec, AnalysisSpec)
+    text = render(job.spec, states_of(job, read(tmp_path, job, unevenly(rows)))[-1][1], form)
+    assert text.startswith(
+        BEGINS[form].replace("table-one by sex", "described").replace("table-one", "described")
+    )
+    if form == "json":
+        figures = {(each["part"], each["figure"]): each["value"] for each in json.loads(text)["figures"]}
+        assert figures["age", "coefficient"] == pytest.approx(2.0, abs=0.01)
+    else:
+        assert "coefficient" in text
+        assert "intercept" in text
 
 
 def test_an_unknown_form_is_refused() -> None:

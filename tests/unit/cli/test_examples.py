@@ -39,6 +39,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("job-scans.yaml", JobSpec),
     ("job-text.yaml", JobSpec),
     ("analysis.yaml", AnalysisSpec),
+    ("analysis-model.yaml", AnalysisSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
     ("silo-data-sets.yaml", SiloSettings),
@@ -68,8 +69,9 @@ SHORT = (
     "job-images.yaml",
     "job-scans.yaml",
     "job-text.yaml",
+    "analysis-model.yaml",
     "heart-disease/job.yaml",
-)  # they explain only what differs from job.yaml and silo.yaml
+)  # they explain only what differs from job.yaml, analysis.yaml and silo.yaml
 
 
 def _values(name: str) -> dict[str, Any]:
@@ -140,7 +142,8 @@ def test_no_file_of_the_folder_goes_unread() -> None:
     [
         (("job.yaml", *(name for name in SHORT if "job" in name)), JobSpec),
         (("silo.yaml", "silo-data-sets.yaml"), SiloSettings),
-        *(((name,), model) for name, model in FILES if model not in (JobSpec, SiloSettings)),
+        (("analysis.yaml", "analysis-model.yaml"), AnalysisSpec),
+        *(((name,), model) for name, model in FILES if model not in (JobSpec, SiloSettings, AnalysisSpec)),
     ],
 )
 def test_examples_name_every_field_and_no_other(names: tuple[str, ...], model: type[BaseModel]) -> None:

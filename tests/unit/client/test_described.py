@@ -13,7 +13,7 @@ import pytest
 
 from client.analysis.columns import ColumnFigures
 from client.analysis.described import DescribedResults
-from client.analysis.figures import Quartiles, Spread, difference_of_means, difference_of_parts
+from client.analysis.figures import Quartile, Quartiles, Spread, difference_of_means, difference_of_parts
 from client.analysis.parts import published_parts
 from client.analysis.tables import near, short
 from crypto.errors import ConfigError
@@ -146,28 +146,25 @@ def test_a_column_of_which_nothing_is_published_by_group_says_so() -> None:
 
 
 def test_quartiles_are_interpolated_in_the_part_that_holds_them() -> None:
-    """women: 50 of 30 to 50, 40 of 50 to 70. 22.5 of 90 lie below 30 + 20 x 22.5 / 50."""
+    """38 and 76 of 152 lie in the middle one of 20, 60 and 72; in an outermost part its inner end is said."""
     overall, women, _ = column("age", results()).quartiles_H or ()
-    assert women == Quartiles(
-        low=39.0, median=48.0, high=58.75, narrowest=20.0, widest=20.0, has_missing=False
-    )
-    assert overall is not None  # 38, 76 and 114 of 152, of 20, 60 and 72
-    assert (overall.low, overall.median) == (43.0, pytest.approx(40 + 10 * 56 / 60))
-    assert overall.high == pytest.approx(50 + 20 * 34 / 72)
-    assert (overall.narrowest, overall.widest) == (10.0, 20.0)
+    assert overall is not None
+    assert (overall.low.value, overall.median.value) == (43.0, pytest.approx(40 + 10 * 56 / 60))
+    assert overall.high == Quartile(start=50.0, end=70.0, value=None)
+    lowest = Quartile(start=30.0, end=50.0, value=None, is_lowest=True)
+    assert women == Quartiles(low=lowest, median=lowest, high=overall.high, has_missing=False)
     (line,) = [each for each in results().table().lines if each.label == "median [quartiles]"]
-    assert line.cells[:2] == ("49 [43, 59], parts of 10 to 20", "48 [39, 59], parts of 20")
+    assert line.cells[:2] == ("49 [43, >= 50], parts of 10", "< 50 [< 50, >= 50]")
 
 
 def test_a_quartile_between_two_parts_is_their_common_end() -> None:
-    spec = analysis({"name": "x", "edges": [0, 1, 2, 3, 5], "show": ["median"]})
-    state = rows([0], [40]) | counted(
-        0, [0, 1, 2, 3, 3], [10, 10, 10, 10], [0, 1, 2, 3, 3], [[10, 10, 10, 10]]
-    )
+    spec = analysis({"name": "x", "edges": [-1, 0, 1, 2, 3, 5], "show": ["median"]})
+    counts = [10, 20, 10, 20, 20]
+    state = rows([0], [80]) | counted(0, [0, 1, 2, 3, 4, 4], counts, [0, 1, 2, 3, 4, 4], [counts])
     found = DescribedResults.of(spec, state)
     (quarters,) = column("x", found).quartiles_H or ()
     assert quarters is not None
-    assert (quarters.low, quarters.median, quarters.high, quarters.widest) == (1.0, 2.0, 3.0, 1.0)
+    assert [each.value for each in quarters.all] == [0.5, 2.0, 3.0]
     assert quarters.has_missing
     assert "These quartiles count missing values" in notes_of("median [quartiles]", found)[1]
     assert "n (%)" not in found.to_text()  # shown are medians alone
@@ -261,7 +258,7 @@ def test_frame_csv_and_json_have_the_same_figures() -> None:
     assert frame.loc[("age", "mean", "", "women"), "note"] == "rounded"
     assert np.isnan(frame.loc[("age", "mean", "", "men or missing"), "value"])
     assert frame.loc[("age", "mean", "", "men or missing"), "note"] == "not shown"
-    assert frame.loc[("age", "median", "", "women"), "note"] == "by parts of 20"
+    assert frame.loc[("age", "median", "", "women"), "note"] == "below 50"
     assert frame.loc[("age", "count", "30 to 50", "women"), "value"] == 50
     assert frame.loc[("age", "percent", "missing", "overall"), "value"] == pytest.approx(100 * 20 / 172)
     assert frame.loc[("sex", "count", "men or missing", "overall"), "value"] == 72

@@ -15,7 +15,7 @@ import pytest
 
 from chorale.spec.state import state_to_bytes
 from strategies.base import Array
-from tests.support.next_states import VARIANTS, VECTORS, arithmetic, digests, steps
+from tests.support.next_states import ANALYSES, VARIANTS, VECTORS, arithmetic, digests, steps
 
 ROOT = Path(__file__).resolve().parents[3]
 # figures that move no state: they stay with coordinator and operator
@@ -44,7 +44,7 @@ class Tagged(Mapping[str, Array]):
         return len(self._sums)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *ANALYSES])
 def test_the_next_state_reads_every_tagged_sum_and_no_other(variant: str) -> None:
     for step in steps(variant):
         tagged = Tagged(step.sums, step.tagged)
@@ -63,7 +63,7 @@ def test_a_phase_that_tags_nothing_moves_no_state(variant: str) -> None:
         assert step.phase.next_state(step.context, {}).state is step.context.state
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *ANALYSES])
 def test_figures_move_nothing_that_the_next_state_reads(variant: str) -> None:
     for step in steps(variant):
         before = {name: value.copy() for name, value in step.sums.items()}
@@ -73,7 +73,7 @@ def test_figures_move_nothing_that_the_next_state_reads(variant: str) -> None:
             np.testing.assert_array_equal(value, before[name])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *ANALYSES])
 def test_states_have_the_bits_that_other_machines_computed(variant: str) -> None:
     """A machine or a library that differs here computes another model than its federation."""
     assert digests(variant) == vectors()["states"][variant]
@@ -84,7 +84,7 @@ def test_sums_and_solutions_have_the_bits_that_other_machines_computed() -> None
 
 
 def test_vectors_hold_no_other_variant() -> None:
-    assert vectors()["states"].keys() == VARIANTS.keys()
+    assert vectors()["states"].keys() == {*VARIANTS, *ANALYSES}
 
 
 def vectors() -> dict[str, dict[str, Any]]:

@@ -90,12 +90,23 @@ def test_masks_change_no_published_figure(tmp_path: Path) -> None:
 
 def test_a_silo_of_few_records_takes_no_part(tmp_path: Path) -> None:
     names = ["east", "north", "south", "west"]
-    spec, tables, pooled = federation(tmp_path, {**SIZES, "east": 7}, silos=names)
+    spec, tables, pooled = federation(tmp_path, {**SIZES, "east": 7}, silos=names, min_cohort=3)
     simulation = AnalysisSimulation(spec, tables, policy=Policy(federation="hearts"))
     for report in simulation.run():
         assert report.silos == ("north", "south", "west")
         assert "fewer than 10 samples (count_granularity)" in report.left_out["east"]
     assert simulation.state[ROW_COUNTS].sum() == len(pooled) - 7
+
+
+def test_an_analysis_is_of_all_its_silos_unless_it_says_fewer(tmp_path: Path) -> None:
+    """Three of four were counted when the fourth approved a second later: its records were in no table, the
+    sums of values over four were refused, and the data sets had given their one answer."""
+    names = ["east", "north", "south", "west"]
+    spec, tables, _ = federation(tmp_path, {**SIZES, "east": 7}, silos=names)
+    assert spec.rule(4).min_survivors == 4
+    assert spec.model_copy(update={"min_cohort": 3}).rule(4).min_survivors == 3
+    with pytest.raises(SimulationFailed, match=r"enrollment: too-few-silos \(east: "):
+        next(AnalysisSimulation(spec, tables).run())
 
 
 def test_an_analysis_of_too_few_silos_or_records_ends(tmp_path: Path) -> None:

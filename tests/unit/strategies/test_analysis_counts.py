@@ -104,7 +104,9 @@ def test_no_sum_of_cells_that_is_not_published_has_fewer_values_than_min_cell(
     assert pinned_sums(tables, records) == []
 
 
-def smallest_joins_smallest(counts: Sequence[int], *, is_ordered: bool, least: int) -> list[int]:
+def smallest_joins_smallest(
+    counts: Sequence[int], *, is_ordered: bool, least: int, has_missing: bool
+) -> list[int]:
     """The rule that a draft had: which part is joined follows from hidden counts."""
     blocks = {place: (count, [place]) for place, count in enumerate(counts)}
     while min(blocks.values())[0] < least:
@@ -217,6 +219,24 @@ def test_parts_are_merged_as_the_page_says(
     declared: list[int], is_ordered: bool, expected: list[int]
 ) -> None:
     assert finest_parts(declared, is_ordered=is_ordered, least=10) == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_ordered", "missing", "expected"),
+    [
+        ([30, 20, 25], True, None, [[0, 1, 2], [0, 1, 1], [0, 0, 0]]),  # the smaller neighbor
+        ([30, 20, 40, 25], False, None, [[0, 1, 2, 3], [0, 1, 2, 1], [0, 1, 0, 1], [0, 0, 0, 0]]),
+        ([20, 20, 20], False, None, [[0, 1, 2], [0, 0, 1], [0, 0, 0]]),  # of equal ones the lowest
+        ([30, 40, 50, 10], True, 3, [[0, 1, 2, 3], [0, 1, 2, 0], [0, 0, 1, 0], [0, 0, 0, 0]]),
+        ([30, 40, 50, 35], True, 3, [[0, 1, 2, 3], [0, 0, 1, 2], [0, 0, 1, 0], [0, 0, 0, 0]]),
+        ([40, 20, 30], True, 2, [[0, 1, 2], [0, 0, 1], [0, 0, 0]]),  # values before missing ones
+    ],
+)
+def test_a_chain_joins_the_smallest_published_part(
+    counts: list[int], is_ordered: bool, missing: int | None, expected: list[list[int]]
+) -> None:
+    steps = coarser_parts(range(len(counts)), counts, is_ordered=is_ordered, missing=missing)
+    assert list(steps) == expected
 
 
 def test_published_counts_add_up_to_those_of_all_records() -> None:

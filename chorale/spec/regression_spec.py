@@ -1,0 +1,104 @@
+"""A regression over an analysis's columns, as its operator writes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field, model_validator
+
+from chorale.spec.fields import SpecPart
+from chorale.spec.samples.column_specs import Heading
+from strategies.analysis.partition import Family, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from strategies.analysis.partition import Partition
+
+MOST_TERMS = 100
+MOST_FACTORS = 3  # columns of a term
+MOST_ITERATIONS = 50
+
+
+class RegressionSpec(SpecPart):
+    """Of one column on others: a generalized linear model with an intercept."""
+
+    outcome: Heading = Field(
+        description="one of the columns. logistic: with two categories, the second is the event; linear and "
+        "poisson: with edges, of a poisson model from 0 on"
+    )
+    family: Family = Field(description="linear, logistic or poisson, each with its usual link")
+    terms: tuple[tuple[Heading, ...], ...] = Field(
+        min_length=1,
+        max_length=MOST_TERMS,
+        description="each a column or a product of several, whose parts are terms, too; of a column with "
+        "categories each but the first counts against the first, one with edges counts as its values",
+    )
+    iterations: int = Field(
+        default=10, ge=2, le=MOST_ITERATIONS, description="steps at most; each is one sum over all silos"
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Outcome first, each once."""
+        return tuple(dict.fromkeys((self.outcome, *(name for term in self.terms for name in term))))
+
+    @property
+    def in_words(self) -> str:
+        terms = ", ".join(" x ".join(term) for term in self.terms)
+        return f"fits a {self.family} model of {self.outcome} by {terms} in {self.iterations} steps at most"
+
+    def placed(self, names: Mapping[str, int]) -> Model:
+        """names: places of the columns."""
+        return Model(
+            outcome=names[self.outcome],
+            family=self.family,
+            terms=tuple(tuple(names[name] for name in term) for term in self.terms),
+        )
+
+    def check(self, partitions: Mapping[str, Partition]) -> None:
+        """Raises ValueError for columns that are others than the model's, or that do not fit it."""
+        for name in self.columns:
+            if name not in partitions:
+                raise ValueError(f"model: expected columns of the job, got {name!r}")
+        for name in partitions:
+            if name not in self.columns:
+                raise ValueError(
+                    f"columns: {name} is none of the model's, and the job describes the records that are "
+                    "complete in these; describe it in another analysis"
+                )
+        outcome = partitions[self.outcome]
+        if self.family is Family.LOGISTIC:
+            if outcome.is_ordered or outcome.parts != 2:
+                raise ValueError(
+                    f"model.outcome: expected a column with two categories, {self.outcome} has not"
+                )
+        elif not outcome.is_ordered:
+            raise ValueError(f"model.outcome: expected a column with edges, {self.outcome} has none")
+        elif self.family is Family.POISSON and not 0 <= outcome.edges[0] < outcome.edges[-1]:
+            raise ValueError(f"model.outcome: expected edges from 0 on, got {outcome.edges[0]:g}")
+        for name in self.columns:
+            if not partitions[name].is_ordered and partitions[name].parts < 2:
+                raise ValueError(f"model: {name} has one category alone, and nothing differs by it")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        found = Counter(frozenset(term) for term in self.terms)
+        for term in self.terms:
+            if not 1 <= len(term) <= MOST_FACTORS:
+                raise ValueError(f"terms: expected 1 to {MOST_FACTORS} columns in each, got {len(term)}")
+            if len(set(term)) != len(term):
+                raise ValueError(f"terms: {' x '.join(term)} has a column twice")
+            if self.outcome in term:
+                raise ValueError(f"terms: {self.outcome} is the outcome")
+            for size in range(1, len(term)):
+                for part in combinations(term, size):
+                    if frozenset(part) not in found:
+                        raise ValueError(
+                            f"terms: {' x '.join(term)} needs {' x '.join(part)} as a term beside it"
+                        )
+        if twice := [term for term, times in found.items() if times > 1]:
+            raise ValueError(f"terms: {' x '.join(sorted(twice[0]))} is named twice")
+        return self

@@ -1,0 +1,150 @@
+"""A model's coefficients in the units of its columns, with their errors and intervals, from the last state.
+
+States hold those of z, from -1 to 1 between a column's outermost edges. z = (x - middle) / half, so a product
+of z is a sum of products of x, each of which is a term of the model.
+
+P = columns of the design, of which not all have a coefficient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorale.spec.analysis_spec import AnalysisSpec, DescribedColumn
+from client.analysis.parts import Part, published_parts
+from client.analysis.tails import beyond, reach
+from crypto.errors import ConfigError
+from strategies.analysis.design import NUMBER, Product, design_of, has_coefficient
+from strategies.analysis.model_state import COEFFICIENTS, COVARIANCE, MODEL_PARTS, ROBUST
+from strategies.analysis.partition import Family
+from strategies.base import Array, Arrays
+
+Floats = NDArray[np.float64]
+INTERCEPT = "intercept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """against: the parts that those of the term are compared with; empty of numbers alone. ratio: of odds or
+    rates, with the ends of its interval; empty of a linear model, and of the intercept."""
+
+    term: str
+    against: str
+    is_merged: bool
+    estimate: float
+    error: float
+    robust_error: float
+    statistic: float
+    p: float
+    low: float
+    high: float
+    ratio: tuple[float, ...]
+
+
+def array_in(state: Arrays, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+    """Raises ConfigError for another one: the state came from outside."""
+    found = state.get(name)
+    if found is None or found.shape != shape or found.dtype != dtype:
+        got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
+        raise ConfigError(f"{name}: expected {np.dtype(dtype)} of shape {shape}, got {got}")
+    if found.dtype == np.float64 and not np.isfinite(found).all():
+        raise ConfigError(f"{name}: expected finite numbers")
+    return found
+
+
+def model_parts_in(spec: AnalysisSpec, state: Arrays) -> dict[int, tuple[int, ...]]:
+    """By place of a factor, the published part of each declared one. Raises ConfigError."""
+    found = {}
+    for place in spec.tables.factors:
+        name = f"{MODEL_PARTS}{place}"
+        parts = tuple(array_in(state, name, (spec.tables.partitions[place].size,), np.int64).tolist())
+        if tuple(dict.fromkeys(parts)) != tuple(range(max(parts) + 1)):
+            raise ConfigError(f"{name}: expected parts that are numbered in their order")
+        found[place] = parts
+    return found
+
+
+def coefficients_in(
+    spec: AnalysisSpec, state: Arrays, parts_of: Mapping[int, Sequence[int]], *, freedom: int | None
+) -> tuple[Coefficient, ...]:
+    """freedom: of Student's t; None: errors are normal. Raises ConfigError."""
+    assert spec.model is not None
+    design = design_of(spec.tables)
+    size, has_P = len(design), has_coefficient(design, parts_of)
+    units_PP = _in_units(spec, design)
+    estimate_P = units_PP @ array_in(state, COEFFICIENTS, (size,), np.float64)
+    variance_P, robust_P = (
+        np.diagonal(units_PP @ array_in(state, name, (size, size), np.float64) @ units_PP.T)
+        for name in (COVARIANCE, ROBUST)
+    )
+    if not ((variance_P > 0) & (robust_P >= 0))[has_P].all():
+        raise ConfigError(f"{COVARIANCE}, {ROBUST}: expected no variance below 0")
+    error_P, robust_P = np.sqrt(np.abs(variance_P)), np.sqrt(np.abs(robust_P))
+    edges = next(column.edges for column in spec.columns if column.name == spec.model.outcome)
+    if spec.model.family is Family.LINEAR:
+        assert edges is not None
+        half = (edges[-1] - edges[0]) / 2.0
+        estimate_P, error_P, robust_P = half * estimate_P, half * error_P, half * robust_P
+        estimate_P[0] += edges[0] + half
+    elif spec.model.family is Family.POISSON:
+        assert edges is not None
+        estimate_P[0] += math.log(edges[-1])  # it counts in units of it
+    parts = {place: published_parts(spec.columns[place], each) for place, each in parts_of.items()}
+    within, found = reach(freedom), []
+    for place in np.flatnonzero(has_P).tolist():
+        estimate, error = float(estimate_P[place]), float(error_P[place])
+        ends = (estimate, estimate - within * error, estimate + within * error)
+        factors = design[place]
+        has_ratio = bool(factors) and spec.model.family is not Family.LINEAR
+        levels = [(parts[column][0], parts[column][part]) for column, part in factors if part != NUMBER]
+        found.append(
+            Coefficient(
+                term=" x ".join(_named(spec.columns[column], parts, column, part) for column, part in factors)
+                or INTERCEPT,
+                against=", ".join(first.label for first, _ in levels),
+                is_merged=any(each.is_merged for pair in levels for each in pair),
+                estimate=estimate,
+                error=error,
+                robust_error=float(robust_P[place]),
+                statistic=estimate / error,
+                p=beyond(estimate / error, freedom),
+                low=ends[1],
+                high=ends[2],
+                ratio=tuple(_exponential(end) for end in ends) if has_ratio else (),
+            )
+        )
+    return tuple(found)
+
+
+def _named(column: DescribedColumn, parts: Mapping[int, Sequence[Part]], place: int, part: int) -> str:
+    if part != NUMBER:
+        return f"{column.name} {parts[place][part].label}"
+    return column.name if column.unit is None else f"{column.name} ({column.unit})"
+
+
+def _in_units(spec: AnalysisSpec, design: Sequence[Product]) -> Floats:
+    """From coefficients of z to those of the columns' units, but for the outcome's. Shapes: -> (P, P)."""
+    place_of = {frozenset(factors): place for place, factors in enumerate(design)}
+    units_PP = np.zeros((len(design), len(design)))
+    for place, factors in enumerate(design):
+        numbers = [factor for factor in factors if factor[1] == NUMBER]
+        for count in range(len(numbers) + 1):
+            for left_out in combinations(numbers, count):
+                share = 1.0
+                for column, _ in numbers:
+                    edges = spec.columns[column].edges
+                    assert edges is not None
+                    half = (edges[-1] - edges[0]) / 2.0
+                    share *= (-(edges[0] + half) if (column, NUMBER) in left_out else 1.0) / half
+                units_PP[place_of[frozenset(factors).difference(left_out)], place] += share
+    return units_PP
+
+
+def _exponential(value: float) -> float:
+    return math.exp(value) if value < 700.0 else math.inf

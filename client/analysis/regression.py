@@ -1,0 +1,217 @@
+"""The results of a regression: a table of coefficients, from the figures that were published."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.regression_spec import RegressionSpec
+from client.analysis.coefficients import Coefficient, array_in, coefficients_in, model_parts_in
+from client.analysis.records import Record
+from client.analysis.tables import Line, Table, short
+from client.analysis.text import markdown, plain_text
+from crypto.errors import ConfigError
+from strategies.analysis.counts import ROW_COUNTS
+from strategies.analysis.model_state import COVARIANCE, ITERATIONS, LIKELIHOOD, SQUARES, Status, status_in
+from strategies.analysis.partition import Family
+from strategies.base import Arrays
+
+RATIOS = {Family.LOGISTIC: "odds ratio", Family.POISSON: "rate ratio"}
+NOT_CONVERGED = "It did not converge in {steps} steps: its coefficients are not those of the best fit."
+WHY = {
+    Status.RUNNING: "The model is not fitted yet.",
+    Status.NOT_CONVERGED: NOT_CONVERGED,
+    Status.SEPARATED: "It did not converge in {steps} steps, perhaps because a term separates the outcomes: "
+    "some coefficients grow from step to step, while the fit hardly changes.",
+    Status.SMALL_CELLS: "Withheld: one of the two parts of the outcome holds fewer than {least} records.",
+    Status.MANY_PARAMETERS: "Withheld: there are fewer than three records a coefficient, or fewer than ten "
+    "more than coefficients.",
+    Status.DOMINATED: "Withheld: a column of numbers shows fewer than three parts, or a value may stand out "
+    "of it, or of a cell of the columns with categories. Parts narrower than a standard deviation help.",
+    Status.COLLINEAR: "Withheld: a column of the model follows from the others.",
+}
+MERGED = "Merged: a part or a cell of the model's columns with categories holds fewer than {least} records."
+AGAINST = "Against {against}."
+LEFT_OUT = "{name} has no coefficient: its parts are merged into one."
+ERRORS = "SE, p and interval are those of the model, by {by}. SE (HC1): without its variance (White 1980)."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedModel:
+    """coefficients: none where the model is withheld or not fitted yet. freedom: of Student's t; None where
+    errors are normal. residual: standard deviation of a linear model's residuals, in the outcome's unit.
+    left_out: columns of which one part is left."""
+
+    spec: AnalysisSpec
+    model: RegressionSpec
+    status: Status
+    steps: int
+    records: int
+    coefficients: tuple[Coefficient, ...]
+    freedom: int | None
+    residual: float | None
+    log_likelihood: float | None
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, spec: AnalysisSpec, state: Arrays) -> Self:
+        """Raises ConfigError for a job without a model, and a state that the job's rules cannot give."""
+        if spec.model is None:
+            raise ConfigError(f"job {spec.name}: expected an analysis with a model")
+        status, family = status_in(state), spec.model.family
+        records = int(array_in(state, ROW_COUNTS, (1,), np.int64)[0])
+        parts_of = model_parts_in(spec, state)
+        coefficients: tuple[Coefficient, ...] = ()
+        freedom = residual = likelihood = None
+        if not status.is_withheld and COVARIANCE in state:
+            coefficients = coefficients_in(spec, state, parts_of, freedom=None)
+            left = records - len(coefficients)
+            if left < 1:
+                raise ConfigError(f"{ROW_COUNTS}: expected more records than coefficients, got {records}")
+            if family is Family.LINEAR:
+                freedom, coefficients = left, coefficients_in(spec, state, parts_of, freedom=left)
+                residual = _residual(spec, state, left)
+            elif family is Family.LOGISTIC:
+                likelihood = float(array_in(state, LIKELIHOOD, (), np.float64))
+        names = {place: spec.columns[place].name for place in parts_of}
+        return cls(
+            spec=spec,
+            model=spec.model,
+            status=status,
+            steps=int(array_in(state, ITERATIONS, (), np.int64)),
+            records=records,
+            coefficients=coefficients,
+            freedom=freedom,
+            residual=residual,
+            log_likelihood=likelihood,
+            left_out=tuple(names[place] for place, parts in parts_of.items() if max(parts) == 0),
+        )
+
+    @property
+    def title(self) -> str:
+        terms = " + ".join(" x ".join(term) for term in self.model.terms)
+        outcome = next(column for column in self.spec.columns if column.name == self.model.outcome)
+        event = f" {outcome.categories[1]}" if outcome.categories else ""
+        return (
+            f"{self.model.family} model of {outcome.name}{event} by {terms}: {self.records} complete records"
+        )
+
+    @property
+    def in_words(self) -> str:
+        """How it ended where it is not as it should be; else empty."""
+        return WHY.get(self.status, "").format(steps=self.steps, least=self.spec.min_cell)
+
+    def table(self) -> Table:
+        """As journals print it."""
+        ratio = RATIOS.get(self.model.family)
+        heads = ["coefficient", "95 % interval", "SE", "SE (HC1)", self._statistic, "p"]
+        numbers: dict[str, int] = {}
+        lines = []
+        for each in self.coefficients:
+            notes = [AGAINST.format(against=each.against)] if each.against else []
+            notes += [MERGED.format(least=self.spec.min_cell)] if each.is_merged else []
+            cells = [_digits(each.estimate), f"{_digits(each.low)} to {_digits(each.high)}"]
+            cells += [_digits(each.error), _digits(each.robust_error), f"{each.statistic:.2f}", _of_p(each.p)]
+            if ratio is not None:
+                cells.append(_of_ratio(each.ratio))
+            marks = tuple(numbers.setdefault(note, len(numbers) + 1) for note in notes)
+            lines.append(Line(label=each.term, level=1, cells=tuple(cells), notes=marks))
+        return Table(
+            title=self.title,
+            heads=tuple([*heads, f"{ratio} (95 % interval)"] if ratio else heads),
+            lines=tuple(lines),
+            notes=(*numbers, *self._notes()),
+        )
+
+    def to_text(self) -> str:
+        """The table in aligned columns, for a terminal."""
+        return plain_text(self.table())
+
+    def to_markdown(self) -> str:
+        """The table in GitHub's Markdown."""
+        return markdown(self.table())
+
+    def figures(self) -> Iterator[Record]:
+        """A row a figure, as of the other results: the term stands in place of the part."""
+        for each in self.coefficients:
+            figures = {
+                "coefficient": each.estimate,
+                "coefficient, lower end": each.low,
+                "coefficient, upper end": each.high,
+                "standard error": each.error,
+                "standard error (HC1)": each.robust_error,
+                self._statistic: each.statistic,
+                "p": each.p,
+            }
+            if each.ratio:
+                ratio = RATIOS[self.model.family]
+                names = (ratio, f"{ratio}, lower end", f"{ratio}, upper end")
+                figures |= dict(zip(names, each.ratio, strict=True))
+            note = "; ".join([*([f"against {each.against}"] if each.against else []), *self._ended])
+            for figure, value in figures.items():
+                yield self._record(figure, value if math.isfinite(value) else None, part=each.term, note=note)
+        if not self.coefficients:
+            yield self._record("coefficient", None, note=self.in_words)
+        if self.residual is not None:
+            yield self._record("residual standard deviation", self.residual)
+        if self.log_likelihood is not None:
+            yield self._record("log-likelihood", self.log_likelihood)
+
+    @property
+    def _statistic(self) -> str:
+        return "z" if self.freedom is None else "t"
+
+    @property
+    def _ended(self) -> list[str]:
+        return [self.in_words] if self.in_words else []
+
+    def _record(self, figure: str, value: float | None, *, part: str = "", note: str = "") -> Record:
+        return {
+            "column": self.model.outcome,
+            "figure": figure,
+            "part": part,
+            "group": "model",
+            "value": value,
+            "unit": "",
+            "note": note,
+        }
+
+    def _notes(self) -> Iterator[str]:
+        yield from self._ended
+        if self.coefficients:
+            freedom = f"Student's t with {self.freedom} degrees of freedom"
+            yield ERRORS.format(by="the normal distribution" if self.freedom is None else freedom)
+        if self.residual is not None:
+            yield f"Residual standard deviation: {_digits(self.residual)}."
+        if self.log_likelihood is not None:
+            yield f"Log-likelihood: {self.log_likelihood:.4f}."
+        yield from (LEFT_OUT.format(name=name) for name in self.left_out)
+
+
+def _residual(spec: AnalysisSpec, state: Arrays, freedom: int) -> float:
+    assert spec.model is not None
+    edges = next(column.edges for column in spec.columns if column.name == spec.model.outcome)
+    assert edges is not None
+    squares = float(array_in(state, SQUARES, (), np.float64))
+    return (edges[-1] - edges[0]) / 2.0 * math.sqrt(max(squares, 0.0) / freedom)
+
+
+def _digits(value: float) -> str:
+    """Four of them."""
+    return short(float(f"{value:.4g}"))
+
+
+def _of_p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _of_ratio(ratio: tuple[float, ...]) -> str:
+    if not ratio:
+        return ""
+    estimate, low, high = (f"{each:.3g}" for each in ratio)
+    return f"{estimate} ({low} to {high})"

@@ -1,0 +1,164 @@
+"""What a silo adds to the sums of a model, at the state's coefficients.
+
+N = records, B = records of one block, P = columns of the design, K = measured columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+from silo_agent.training.analysis.table import DescribedTable
+from strategies.analysis.design import NUMBER, design_of
+from strategies.analysis.model_state import (
+    COEFFICIENTS,
+    ITERATIONS,
+    MODEL_PARTS,
+    Status,
+    status_in,
+    used_in,
+)
+from strategies.analysis.partition import Family, Tables
+from strategies.analysis.regression import BEYOND, BOUNDS, GRADIENT, INFORMATION, LIKELIHOODS, OUTER
+from strategies.base import Array, Arrays
+
+Floats = NDArray[np.float64]
+BLOCK_RECORDS = 1 << 13  # of a design of 100 columns 6 MiB
+FIRST_MEAN = 0.1  # added to an outcome, in its units: none is 0
+
+
+def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: bool) -> dict[str, Array]:
+    """Information, gradient and log-likelihood, and whether a record's mean is beyond what fits; is_last: and
+    the outer products of the records' gradients. Zeros where the model needs none any more.
+
+    Shapes: (P, P), (P,), (), (), and (P, P). Raises ConfigError for a state that does not say where it is.
+    """
+    _check(tables, state)
+    status, size = status_in(state), len(design_of(tables))
+    information_PP, outer_PP, gradient_P = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
+    likelihood, beyond = 0.0, 0
+    if not status.is_withheld and (is_last or status is Status.RUNNING):
+        used_P = used_in(tables, state)
+        is_first = not is_last and int(state[ITERATIONS]) == 0
+        for start in range(0, table.records, BLOCK_RECORDS):
+            rows = slice(start, start + BLOCK_RECORDS)
+            design_BP = np.where(used_P, _design(table, tables, state, rows), 0.0)
+            at = _at(tables, _outcome(table, tables, rows), design_BP @ state[COEFFICIENTS])
+            score_B, weight_B = at.residual_B, at.weight_B
+            if is_first and _family(tables) is Family.POISSON:
+                score_B, weight_B = _from_outcomes(tables, _outcome(table, tables, rows))
+            information_PP += design_BP.T @ (weight_B[:, None] * design_BP)
+            gradient_P += design_BP.T @ score_B
+            likelihood += at.likelihood
+            beyond |= at.is_beyond
+            if is_last:
+                outer_PP += design_BP.T @ ((score_B * score_B)[:, None] * design_BP)
+    sums: dict[str, Array] = {
+        INFORMATION: information_PP,
+        GRADIENT: gradient_P,
+        LIKELIHOODS: np.array(likelihood),
+        BEYOND: np.array(beyond),
+    }
+    return {**sums, OUTER: outer_PP} if is_last else sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _At:
+    """Of a block, at its linear predictors."""
+
+    residual_B: Floats
+    weight_B: Floats
+    likelihood: float
+    is_beyond: bool
+
+
+def _at(tables: Tables, outcome_B: Floats, predictor_B: Floats) -> _At:
+    family = _family(tables)
+    bounds = BOUNDS[family]
+    is_beyond = bool((predictor_B > bounds.highest).any()) and family is Family.POISSON
+    predictor_B = np.clip(predictor_B, bounds.lowest, bounds.highest)
+    if family is Family.LINEAR:
+        residual_B = outcome_B - predictor_B
+        weight_B, likelihood_B = np.ones(len(outcome_B)), residual_B * residual_B / -2.0
+    elif family is Family.LOGISTIC:
+        mean_B = 1.0 / (1.0 + np.exp(-predictor_B))
+        residual_B, weight_B = outcome_B - mean_B, mean_B * (1.0 - mean_B)
+        likelihood_B = outcome_B * predictor_B - np.logaddexp(0.0, predictor_B)
+    else:
+        mean_B = np.exp(predictor_B)
+        residual_B, weight_B = outcome_B - mean_B, mean_B
+        likelihood_B = outcome_B * predictor_B - mean_B
+    return _At(
+        residual_B=residual_B,
+        weight_B=weight_B,
+        likelihood=float(likelihood_B.sum()),
+        is_beyond=is_beyond,
+    )
+
+
+def _from_outcomes(tables: Tables, outcome_B: Floats) -> tuple[Floats, Floats]:
+    """Weighted working outcome and weight of the first step, with each mean near its outcome."""
+    assert tables.model is not None
+    unit = tables.partitions[tables.model.outcome].edges[-1]
+    mean_B = outcome_B + FIRST_MEAN / max(unit, 1.0)
+    return mean_B * np.log(mean_B) + outcome_B - mean_B, mean_B
+
+
+def _outcome(table: DescribedTable, tables: Tables, rows: slice) -> Floats:
+    """Of a linear model z, of a logistic one 1 for the event, of a Poisson model in its highest edge. Shapes:
+    -> (B,)."""
+    assert tables.model is not None
+    place = tables.model.outcome
+    if tables.model.family is Family.LOGISTIC:
+        return np.asarray(table.parts_NC[rows, place] == 1, np.float64)
+    z_B: Floats = table.z_NK[rows, tables.measured.index(place)]
+    if tables.model.family is Family.LINEAR:
+        return z_B
+    low, high = tables.partitions[place].edges[0], tables.partitions[place].edges[-1]
+    return np.asarray((low + (z_B + 1.0) / 2.0 * (high - low)) / high)
+
+
+def _design(table: DescribedTable, tables: Tables, state: Arrays, rows: slice) -> Floats:
+    """Shapes: -> (B, P)."""
+    records = len(table.parts_NC[rows])
+    published = {
+        place: state[MODEL_PARTS + str(place)][table.parts_NC[rows, place]] for place in tables.factors
+    }
+    design = design_of(tables)
+    design_BP = np.ones((records, len(design)), order="F")
+    for column, factors in enumerate(design):
+        for place, part in factors:
+            if part == NUMBER:
+                design_BP[:, column] *= table.z_NK[rows, tables.measured.index(place)]
+            else:
+                design_BP[:, column] *= published[place] == part
+    return design_BP
+
+
+def _family(tables: Tables) -> Family:
+    assert tables.model is not None
+    return tables.model.family
+
+
+def _check(tables: Tables, state: Arrays) -> None:
+    size = len(design_of(tables))
+    shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
+        COEFFICIENTS: ((size,), np.float64),
+        ITERATIONS: ((), np.int64),
+        **{
+            MODEL_PARTS + str(place): ((tables.partitions[place].size,), np.int64) for place in tables.factors
+        },
+    }
+    for name, (shape, dtype) in shapes.items():
+        found = state.get(name)
+        if found is None or found.shape != shape or found.dtype != dtype:
+            got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
+            raise ConfigError(f"state: {name}: expected {np.dtype(dtype)} of shape {shape}, got {got}")
+    if not np.isfinite(state[COEFFICIENTS]).all():
+        raise ConfigError(f"state: {COEFFICIENTS}: expected finite numbers")
+    for place in tables.factors:
+        if int(state[MODEL_PARTS + str(place)].min()) < 0:
+            raise ConfigError(f"state: {MODEL_PARTS}{place}: expected parts from 0 on")

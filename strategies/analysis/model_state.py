@@ -1,0 +1,96 @@
+"""What a state holds of a model: the parts and coefficients that it uses, or why it is withheld.
+
+P = columns of the design; those without a coefficient have zeros everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import ConfigError
+from strategies.analysis.design import design_of, has_coefficient
+from strategies.analysis.joint import PartsOf, model_parts
+from strategies.analysis.partition import Tables
+from strategies.base import Array, Arrays
+
+STATUS = "method/model_status"  # () uint8, of Status
+MODEL_PARTS = "method/model_parts/"  # (parts,) int64, followed by the place of a factor
+COEFFICIENTS = "method/model_coefficients"  # (P,) float64, of z
+ITERATIONS = "method/model_iterations"  # () int64: steps taken so far
+# while steps are taken
+PREVIOUS = "method/model_previous"  # (P,) float64: where the last step began
+LIKELIHOOD = "method/model_likelihood"  # () float64: there, and at the coefficients in the end
+DECREMENT = "method/model_decrement"  # () float64: the last step's squared length in standard errors
+# in the end
+COVARIANCE = "method/model_covariance"  # (P, P) float64, of the coefficients of z
+ROBUST = "method/model_robust"  # (P, P) float64, likewise: HC1
+SQUARES = "method/model_squares"  # () float64, of a linear model: of the residuals, in z of the outcome
+
+PARAMETER_SHARE = 3  # records of each parameter at least
+LEAST_FREEDOM = 10  # more records than parameters
+
+
+class Status(IntEnum):
+    """A model that is withheld stays so: silos send zeros."""
+
+    RUNNING = 0
+    CONVERGED = 1
+    NOT_CONVERGED = 2
+    SEPARATED = 3  # perhaps: some coefficients grow from step to step, while the fit hardly changes
+    SMALL_CELLS = 4  # the outcome has a small part
+    MANY_PARAMETERS = 5
+    DOMINATED = 6  # a value may stand out of its column, or of a joint cell
+    COLLINEAR = 7
+
+    @property
+    def is_withheld(self) -> bool:
+        return self >= Status.SMALL_CELLS
+
+
+def status_in(state: Arrays) -> Status:
+    """Raises ConfigError for no status: the state may come from outside."""
+    found = state.get(STATUS)
+    if found is None or found.shape != () or found.dtype != np.uint8 or int(found) not in [*Status]:
+        raise ConfigError(f"state: {STATUS}: expected 0 to {max(Status)}, got {found}")
+    return Status(int(found))
+
+
+def with_status(state: Arrays, status: Status) -> dict[str, Array]:
+    return {**state, STATUS: np.array(status, np.uint8)}
+
+
+def used_in(tables: Tables, state: Arrays) -> NDArray[np.bool_]:
+    """Which columns of the design have a coefficient. Shapes: -> (P,)."""
+    parts_of = {place: state[MODEL_PARTS + str(place)].tolist() for place in tables.factors}
+    return has_coefficient(design_of(tables), parts_of)
+
+
+def model_begun(
+    tables: Tables,
+    count_J: Array,
+    records: int,
+    finest: PartsOf,
+    counts: Mapping[int, Sequence[int]],
+) -> dict[str, Array]:
+    """The arrays of a model before its first step. finest, counts: of each column by itself, as published."""
+    design = design_of(tables)
+    found = model_parts(tables, count_J, finest, counts)
+    parts_of = (
+        {place: [0] * tables.partitions[place].size for place in tables.factors} if found is None else found
+    )
+    status = Status.SMALL_CELLS if found is None else Status.RUNNING
+    parameters = int(np.count_nonzero(has_coefficient(design, parts_of)))
+    if status is Status.RUNNING and not (
+        PARAMETER_SHARE * parameters <= records and parameters + LEAST_FREEDOM <= records
+    ):
+        status = Status.MANY_PARAMETERS
+    state: dict[str, Array] = {
+        MODEL_PARTS + str(place): np.array(parts, np.int64) for place, parts in parts_of.items()
+    }
+    state |= {name: np.zeros(len(design)) for name in (COEFFICIENTS, PREVIOUS)}
+    state |= {name: np.zeros(()) for name in (LIKELIHOOD, DECREMENT)}
+    return with_status({**state, ITERATIONS: np.zeros((), np.int64)}, status)

@@ -1,0 +1,254 @@
+"""A generalized linear model by Newton's steps: linear, logistic or Poisson regression over all records.
+
+Each round sums, at the state's coefficients, the information X'WX and the gradient of the log-likelihood; the
+step follows from them, and is halved where the log-likelihood fell. After the rounds a last sum, at the final
+coefficients, gives their covariance, and the outer products of the records' gradients the one that does not
+presume the variance (HC1; White, "A Heteroskedasticity-Consistent Covariance Matrix Estimator", 1980).
+
+Columns are z, from -1 to 1. A Poisson outcome counts in units of its highest edge, so that no sum exceeds the
+number of records by more than a few times; its first step is from the outcomes themselves (McCullagh and
+Nelder, "Generalized Linear Models", 1989, 2.5), for from zeros it takes ten.
+
+P = columns of the design.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from crypto.fixed_point.layout import Disclosure, Quantity
+from strategies.analysis.counts import ROW_COUNTS
+from strategies.analysis.design import design_of
+from strategies.analysis.model_state import (
+    COEFFICIENTS,
+    COVARIANCE,
+    DECREMENT,
+    ITERATIONS,
+    LIKELIHOOD,
+    PREVIOUS,
+    ROBUST,
+    SQUARES,
+    Status,
+    status_in,
+    used_in,
+    with_status,
+)
+from strategies.analysis.partition import Family, Tables
+from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
+from strategies.exact import cholesky, product, solved
+
+MODEL, MODEL_FIT = "analysis-model", "analysis-model-fit"
+INFORMATION, GRADIENT, LIKELIHOODS = "model_information", "model_gradient", "model_likelihoods"
+BEYOND, OUTER = "model_beyond", "model_outer_products"
+
+CONVERGED_AT = 1e-8  # squared length in standard errors: the step after it is one of 1e-8 errors
+STEADY = 1e-3  # of the largest coefficient: a step of a separated model is longer
+COLLINEAR_AT = 1e-9  # what the other columns leave of a column, as a share
+ROUNDED = 1e-11  # of a log-likelihood
+NOISY = 4.0  # deviations of rounding
+LN_8 = 2.0794415416798357
+SLOW = 0.1  # times the last step's squared length: Newton's steps near a solution shrink much faster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of a record, with columns from -1 to 1. lowest, highest: linear predictors that are not cut off."""
+
+    lowest: float
+    highest: float
+    weight: float
+    residual: float
+    likelihood: float
+
+
+BOUNDS = {
+    # squares of all residuals are at most those of the outcomes, which are one a record
+    Family.LINEAR: Bounds(lowest=-1e3, highest=1e3, weight=1.0, residual=1.0, likelihood=1.0),
+    Family.LOGISTIC: Bounds(lowest=-30.0, highest=30.0, weight=0.25, residual=1.0, likelihood=32.0),
+    # a mean of 8 times the highest outcome is none that fits: ln 8
+    Family.POISSON: Bounds(lowest=-30.0, highest=LN_8, weight=8.0, residual=8.0, likelihood=64.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPhase:
+    """A step."""
+
+    tables: Tables
+    kind: str = MODEL
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: (P, P), (P,), () and ()."""
+        return _quantities(self.tables, context)
+
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Write the next coefficients; nothing new once there are none that are better."""
+        state = context.state
+        if status_in(state) is not Status.RUNNING:
+            return PhaseResult(state=state)
+        taken = int(state[ITERATIONS])
+        present_P, before_P = state[COEFFICIENTS], state[PREVIOUS]
+        likelihood = float(sums[LIKELIHOODS])
+        least = float(state[LIKELIHOOD])
+        least -= ROUNDED * (1.0 + abs(least)) + _error(self.quantities(context)[2], context.members)
+        state = {**state, ITERATIONS: np.array(taken + 1, np.int64)}
+        if taken and (int(sums[BEYOND]) > 0 or likelihood < least):
+            return PhaseResult(state={**state, COEFFICIENTS: before_P + (present_P - before_P) / 2.0})
+        used_P = used_in(self.tables, state)
+        inverse_PP = _inverse(sums[INFORMATION], used_P, _error(self.quantities(context)[0], context.members))
+        if inverse_PP is None:
+            return PhaseResult(state=with_status(state, Status.SEPARATED if taken else Status.COLLINEAR))
+        gradient_P = np.where(used_P, sums[GRADIENT], 0.0)
+        step_P = product(inverse_PP, gradient_P[:, None])[:, 0]
+        decrement = _decrement(self.tables, state, gradient_P, step_P, likelihood, used_P)
+        after_P = present_P + step_P
+        state = {
+            **state,
+            PREVIOUS: present_P,
+            COEFFICIENTS: after_P,
+            LIKELIHOOD: np.array(likelihood),
+            DECREMENT: np.array(decrement),
+        }
+        if taken and _is_last(decrement, step_P, after_P):
+            state = with_status(state, Status.CONVERGED)
+        return PhaseResult(state=state)
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFitPhase:
+    """Covariances at the last coefficients."""
+
+    tables: Tables
+    kind: str = MODEL_FIT
+
+    def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
+        """Shapes: as of a step, and (P, P)."""
+        size, bounds = len(design_of(self.tables)), _bounds(self.tables)
+        return (
+            *_quantities(self.tables, context),
+            _quantity(OUTER, (size, size), bounds.residual * bounds.residual, context),
+        )
+
+    def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
+        """Write covariances, and how the fit ended."""
+        state, status = {**context.state}, status_in(context.state)
+        before_P, last = state.pop(PREVIOUS), float(state.pop(DECREMENT))
+        if status.is_withheld:
+            return PhaseResult(state={**state, COEFFICIENTS: np.zeros(len(before_P))})
+        used_P = used_in(self.tables, state)
+        inverse_PP = _inverse(sums[INFORMATION], used_P, _error(self.quantities(context)[0], context.members))
+        if inverse_PP is None:
+            return PhaseResult(state=with_status(state, Status.SEPARATED))
+        likelihood, present_P = float(sums[LIKELIHOODS]), state[COEFFICIENTS]
+        if status is Status.RUNNING:
+            gradient_P = np.where(used_P, sums[GRADIENT], 0.0)
+            step_P = product(inverse_PP, gradient_P[:, None])[:, 0]
+            now = _decrement(self.tables, state, gradient_P, step_P, likelihood, used_P)
+            status = Status.NOT_CONVERGED
+            if int(sums[BEYOND]) == 0 and _is_last(now, step_P, present_P):
+                status = Status.CONVERGED
+            elif SLOW * last < now < 1.0:
+                status = Status.SEPARATED
+        records = float(state[ROW_COUNTS][0])
+        freedom = records - float(np.count_nonzero(used_P))
+        model, variance = self.tables.model, 1.0
+        assert model is not None
+        if model.family is Family.LINEAR:
+            squares = max(-2.0 * likelihood, 0.0)
+            state[SQUARES] = np.array(squares)
+            variance = squares / freedom
+        elif model.family is Family.POISSON:
+            variance = 1.0 / self.tables.partitions[model.outcome].edges[-1]
+        outer_PP = np.where(used_P & used_P[:, None], sums[OUTER], 0.0)
+        robust_PP = product(product(inverse_PP, outer_PP), inverse_PP)
+        state |= {
+            LIKELIHOOD: np.array(likelihood),
+            COVARIANCE: variance * inverse_PP,
+            ROBUST: records / freedom * robust_PP,
+        }
+        return PhaseResult(state=with_status(state, status))
+
+    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
+        return {}
+
+
+def _bounds(tables: Tables) -> Bounds:
+    assert tables.model is not None
+    return BOUNDS[tables.model.family]
+
+
+def _quantity(name: str, shape: tuple[int, ...], bound: float, context: PhaseContext) -> Quantity:
+    """bound: of a record; a silo has at most twice as many as all counted."""
+    return Quantity(
+        name=name,
+        shape=shape,
+        bound=2.0 * bound * total_of(context.state),
+        is_tagged=True,
+        discloses=Disclosure.CELL,
+    )
+
+
+def _quantities(tables: Tables, context: PhaseContext) -> tuple[Quantity, ...]:
+    size, bounds = len(design_of(tables)), _bounds(tables)
+    return (
+        _quantity(INFORMATION, (size, size), bounds.weight, context),
+        _quantity(GRADIENT, (size,), bounds.residual, context),
+        _quantity(LIKELIHOODS, (), bounds.likelihood, context),
+        Quantity(name=BEYOND, bound=1.0, is_count=True, is_tagged=True, discloses=Disclosure.CELL),
+    )
+
+
+def _error(quantity: Quantity, members: int) -> float:
+    """Of a sum, by rounding."""
+    return NOISY * math.sqrt(members) / quantity.scale(members)
+
+
+def _inverse(information_PP: Array, used_P: Array, error: float) -> FloatArray | None:
+    """Zeros where there is no coefficient; None where a column follows from others. Shapes: -> (P, P)."""
+    places = np.flatnonzero(used_P)
+    system_UU = np.asarray(information_PP, np.float64)[np.ix_(places, places)]
+    system_UU = (system_UU + system_UU.T) / 2.0
+    diagonal_U = np.diagonal(system_UU)
+    if not (diagonal_U > error).all():
+        return None
+    root_U = np.sqrt(diagonal_U)
+    scaled_UU = system_UU / (root_U * root_U[:, None])
+    least = max(COLLINEAR_AT, len(places) * error / float(diagonal_U.min()))
+    if cholesky(scaled_UU, least_pivot=least)[0].shape[1] < len(places):
+        return None
+    inverse_UU = solved(scaled_UU, np.eye(len(places)), least_pivot=0.0) / (root_U * root_U[:, None])
+    inverse_PP = np.zeros((len(used_P), len(used_P)))
+    inverse_PP[np.ix_(places, places)] = (inverse_UU + inverse_UU.T) / 2.0
+    return inverse_PP
+
+
+def _decrement(
+    tables: Tables,
+    state: Arrays,
+    gradient_P: FloatArray,
+    step_P: FloatArray,
+    likelihood: float,
+    used_P: Array,
+) -> float:
+    """Squared length of a step, in standard errors."""
+    assert tables.model is not None
+    squared = float(product(gradient_P[None], step_P[:, None])[0, 0])
+    if tables.model.family is Family.POISSON:
+        return squared * tables.partitions[tables.model.outcome].edges[-1]
+    if tables.model.family is Family.LOGISTIC:
+        return squared
+    freedom = float(state[ROW_COUNTS][0]) - float(np.count_nonzero(used_P))
+    squares = -2.0 * likelihood
+    return squared * freedom / squares if squares > 0.0 else 0.0
+
+
+def _is_last(decrement: float, step_P: FloatArray, after_P: FloatArray) -> bool:
+    longest = float(np.abs(step_P).max())
+    return decrement <= CONVERGED_AT and longest <= STEADY * (1.0 + float(np.abs(after_P).max()))

@@ -1,0 +1,398 @@
+"""A regression over four uneven silos, against one over the pooled records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from client.analysis.regression import FittedModel
+from crypto.errors import ConfigError
+from silo_agent.training.analysis.cells import cell_counts
+from strategies.analysis.counts import CELLS, IMPLAUSIBLE, PART_COUNTS
+from strategies.analysis.joint import joint_rows
+from strategies.analysis.model_state import (
+    COEFFICIENTS,
+    COVARIANCE,
+    ITERATIONS,
+    LIKELIHOOD,
+    MODEL_PARTS,
+    PREVIOUS,
+    Status,
+)
+from strategies.analysis.regression import BEYOND, GRADIENT, INFORMATION, LIKELIHOODS, ModelPhase
+from strategies.base import Arrays, PhaseContext
+from tests.support.analyses import Rows, analysis_job, read, states_of, unevenly
+
+Floats = NDArray[np.float64]
+SEED = 11
+COLUMNS: dict[str, dict[str, Any]] = {
+    "sex": {"categories": ["f", "m"]},
+    "ward": {"categories": ["a", "b", "c"]},
+    "age": {"edges": [18, 40, 50, 60, 70, 110], "unit": "years"},
+    "bmi": {"edges": [10, 20, 22, 24, 26, 28, 30, 32, 60]},
+    "pressure": {"edges": [60, 120, 130, 140, 150, 160, 170, 240]},
+    "stays": {"edges": [0, 1, 2, 3, 5, 8, 60]},
+    "died": {"categories": ["no", "yes"]},
+}
+# of the pooled fit: whether records have a 1, for each column of the design
+TERMS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "intercept": lambda row: 1.0,
+    "age (years)": lambda row: row["age"],
+    "bmi": lambda row: row["bmi"],
+    "sex m": lambda row: row["sex"] == "m",
+    "ward b": lambda row: row["ward"] == "b",
+    "ward c": lambda row: row["ward"] == "c",
+    "ward b or c": lambda row: row["ward"] != "a",
+    "age (years) x bmi": lambda row: row["age"] * row["bmi"],
+    "age (years) x sex m": lambda row: row["age"] * (row["sex"] == "m"),
+}
+FITS = [
+    ("logistic", "died", [["age"], ["sex"], ["ward"], ["age", "sex"]]),
+    ("poisson", "stays", [["age"], ["ward"], ["bmi"]]),
+    ("linear", "pressure", [["age"], ["bmi"], ["sex"], ["age", "bmi"], ["age", "sex"]]),
+]
+# National Institute of Standards and Technology, Statistical Reference Datasets, Norris: x and y, certified
+NORRIS = (
+    (0.2, 0.1), (337.4, 338.8), (118.2, 118.1), (884.6, 888.0), (10.1, 9.2), (226.5, 228.1), (666.3, 668.5),
+    (996.3, 998.5), (448.6, 449.1), (777.0, 778.9), (558.2, 559.2), (0.4, 0.3), (0.6, 0.1), (775.5, 778.1),
+    (666.9, 668.8), (338.0, 339.3), (447.5, 448.9), (11.6, 10.8), (556.0, 557.7), (228.1, 228.3),
+    (995.8, 998.0), (887.6, 888.8), (120.2, 119.6), (0.3, 0.3), (0.3, 0.6), (556.8, 557.6), (339.1, 339.3),
+    (887.2, 888.0), (999.0, 998.5), (779.0, 778.9), (11.1, 10.2), (118.3, 117.6), (229.2, 228.9),
+    (669.1, 668.4), (448.9, 449.2), (0.5, 0.2),
+)  # fmt: skip
+
+
+FAR = {"bmi": {"edges": [10, 20, 22, 24, 26, 28, 30, 32, 50, 100]}}
+
+
+def made_rows(count: int, seed: int = SEED) -> list[dict[str, Any]]:
+    """Seeds are printed by pytest with the arguments of a failed test."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        sex, ward = str(rng.choice(["f", "m"])), str(rng.choice(["a", "b", "c"], p=[0.5, 0.3, 0.2]))
+        age = round(float(np.clip(rng.normal(58, 9), 19, 109)), 1)
+        bmi = round(float(np.clip(rng.normal(26, 4), 12, 59)), 1)
+        risk = -6 + 0.08 * age + 0.5 * (sex == "m") + 0.3 * (ward == "c")
+        found.append(
+            {
+                "sex": sex,
+                "ward": ward,
+                "age": age,
+                "bmi": bmi,
+                "pressure": round(90 + 0.6 * age + 0.8 * bmi + 4 * (sex == "m") + float(rng.normal(0, 8)), 1),
+                "stays": int(min(rng.poisson(np.exp(-1 + 0.03 * age + 0.2 * (ward == "b"))), 60)),
+                "died": "yes" if rng.random() < 1 / (1 + np.exp(-risk)) else "no",
+            }
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """estimate, error and robust_error (HC1) by term."""
+
+    estimate: Floats
+    error: Floats
+    robust_error: Floats
+
+
+def pooled(rows: Rows, outcome: str, family: str, terms: Sequence[str]) -> Pooled:
+    """Newton's steps in numpy, over all records at once, with columns centered on their means."""
+    design = np.array([[float(TERMS[term](dict(row))) for term in terms] for row in rows])
+    value = np.array([float(row[outcome] == "yes" if family == "logistic" else row[outcome]) for row in rows])
+    middle, spread = design.mean(axis=0), design.std(axis=0)
+    middle[0], spread[0] = 0.0, 1.0
+    scaled = (design - middle) / spread
+    beta = np.zeros(len(terms))
+    if family == "poisson":
+        beta[0] = np.log(value.mean())
+    for _ in range(50):
+        linear = scaled @ beta
+        mean = {
+            "linear": lambda at: at,
+            "logistic": lambda at: 1 / (1 + np.exp(-at)),
+            "poisson": np.exp,
+        }[family](linear)
+        weight = {"linear": np.ones_like(mean), "logistic": mean * (1 - mean), "poisson": mean}[family]
+        inverse = np.linalg.inv(scaled.T @ (weight[:, None] * scaled))
+        beta = beta + inverse @ (scaled.T @ (value - mean))
+    freedom = len(rows) - len(terms)
+    score = (value - mean)[:, None] * scaled
+    variance = ((value - mean) ** 2).sum() / freedom if family == "linear" else 1.0
+    units = np.diag(1 / spread)
+    units[0] -= middle / spread
+    return Pooled(
+        estimate=units @ beta,
+        error=np.sqrt(np.diag(units @ (variance * inverse) @ units.T)),
+        robust_error=np.sqrt(
+            np.diag(units @ inverse @ score.T @ score @ inverse @ units.T) * len(rows) / freedom
+        ),
+    )
+
+
+def fitted(
+    folder: Path, rows: Rows, family: str, outcome: str, terms: list[list[str]], **fields: Any
+) -> tuple[FittedModel, list[tuple[str, Arrays]]]:
+    job = job_of(family, outcome, terms, **fields)
+    states = states_of(job, read(folder, job, unevenly(rows)))
+    return FittedModel.of(job.spec, states[-1][1]), states
+
+
+def job_of(family: str, outcome: str, terms: list[list[str]], *, columns: Any = None, **fields: Any) -> Any:
+    names = dict.fromkeys([*(name for term in terms for name in term), outcome])
+    declared = {**COLUMNS, **(columns or {})}
+    return analysis_job(
+        columns=[{"name": name, **declared[name]} for name in names],
+        model={"outcome": outcome, "family": family, "terms": terms, **fields},
+    )
+
+
+def check_equal(found: FittedModel, rows: Rows) -> None:
+    expected = pooled(
+        rows, found.model.outcome, str(found.model.family), [each.term for each in found.coefficients]
+    )
+    for place, each in enumerate(found.coefficients):
+        assert each.estimate == pytest.approx(expected.estimate[place], abs=1e-6 * expected.error[place])
+        assert each.error == pytest.approx(expected.error[place], rel=1e-6)
+        assert each.robust_error == pytest.approx(expected.robust_error[place], rel=1e-6)
+
+
+@pytest.mark.parametrize(("family", "outcome", "terms"), FITS)
+def test_coefficients_are_those_of_the_pooled_records(
+    family: str, outcome: str, terms: list[list[str]], tmp_path: Path
+) -> None:
+    rows = made_rows(900)
+    found, _ = fitted(tmp_path, rows, family, outcome, terms)
+    assert found.status is Status.CONVERGED
+    assert found.records == 900
+    check_equal(found, rows)
+
+
+def test_a_published_line_is_found_to_its_certified_digits(tmp_path: Path) -> None:
+    columns = {name: {"edges": [0, 100, 250, 400, 500, 600, 700, 800, 1000]} for name in ("x", "y")}
+    times = 4  # 36 records have too few in each part
+    rows = [{"x": x, "y": y} for x, y in NORRIS] * times
+    found, _ = fitted(tmp_path, rows, "linear", "y", [["x"]], columns=columns)
+    intercept, slope = found.coefficients
+    assert intercept.estimate == pytest.approx(-0.262323073774029, rel=1e-6)
+    assert slope.estimate == pytest.approx(1.00211681802045, rel=1e-9)
+    # squares of residuals are four times as many, over 142 degrees of freedom in place of 34
+    assert found.freedom == 142
+    narrower = np.sqrt(34 / 142)
+    assert intercept.error == pytest.approx(0.232818234301152 * narrower, rel=1e-6)
+    assert slope.error == pytest.approx(0.429796848199937e-3 * narrower, rel=1e-6)
+    assert found.residual == pytest.approx(0.884796396144373 * narrower * np.sqrt(times), rel=1e-6)
+
+
+def test_records_without_a_value_leave_no_trace(tmp_path: Path) -> None:
+    rows = made_rows(400)
+    family, outcome, terms = FITS[0]
+    job = job_of(family, outcome, terms)
+    parts = unevenly(rows)
+    with_gaps = [[*part, {**part[0], "age": ""}, {**part[1], "died": "unknown"}] for part in parts]
+    plain, gaps = (states_of(job, read(tmp_path, job, each)) for each in (parts, with_gaps))
+    for (kind, state), (_, other) in zip(plain, gaps, strict=True):
+        assert state.keys() == other.keys()
+        for name in state:
+            if kind == "analysis-counts":
+                assert state[name].tobytes() == other[name].tobytes(), name
+            assert state[name] == pytest.approx(other[name], rel=1e-6, abs=1e-6)
+
+
+def test_steps_after_the_last_change_nothing(tmp_path: Path) -> None:
+    _, states = fitted(tmp_path, made_rows(400), *FITS[0], iterations=9)
+    steps = [state for kind, state in states if kind == "analysis-model"]
+    assert len(steps) == 9
+    assert int(steps[-1][ITERATIONS]) < 8
+    for name, array in steps[-1].items():
+        assert array.tobytes() == steps[-2][name].tobytes()
+
+
+def test_a_category_with_few_records_is_merged(tmp_path: Path) -> None:
+    """Three of c: it joins the category before it, and the fit is that of the merged one."""
+    rows = [{**row, "ward": "b" if row["ward"] == "c" else row["ward"]} for row in made_rows(500)]
+    for row in rows[::200]:
+        row["ward"] = "c"
+    found, states = fitted(tmp_path, rows, "logistic", "died", [["age"], ["ward"]])
+    assert states[-1][1][f"{PART_COUNTS}1"].min() >= 10
+    assert [each.term for each in found.coefficients] == ["intercept", "age (years)", "ward b or c"]
+    assert found.coefficients[2].is_merged
+    check_equal(found, rows)
+
+
+def test_a_small_joint_cell_merges_parts_that_are_large_by_themselves(tmp_path: Path) -> None:
+    """c has 60 records of which five are men."""
+    rows = [{**row, "ward": "ab"[place % 2]} for place, row in enumerate(made_rows(600))]
+    for place, row in enumerate(rows[:60]):
+        row |= {"ward": "c", "sex": "m" if place < 5 else "f"}
+    found, states = fitted(tmp_path, rows, "linear", "pressure", [["age"], ["ward"], ["sex"]])
+    state = states[-1][1]
+    tables = job_of("linear", "pressure", [["age"], ["ward"], ["sex"]]).spec.tables
+    parts_of = {place: state[f"{MODEL_PARTS}{place}"].tolist() for place in tables.factors}
+    cells = np.zeros(tables.joint_cells, np.int64)
+    for row in rows:
+        cells["abc".index(row["ward"]) * 2 + "fm".index(row["sex"])] += 1
+    assert cells.min() == 5
+    held = np.bincount(joint_rows(tables, parts_of), weights=cells)
+    assert held.min() >= 10
+    assert len(held) == 4
+    assert [each.term.split(" ")[0] for each in found.coefficients] == ["intercept", "age", "ward", "sex"]
+
+
+def test_an_outcome_with_few_events_is_withheld(tmp_path: Path) -> None:
+    rows = [{**row, "died": "yes" if place % 100 == 0 else "no"} for place, row in enumerate(made_rows(800))]
+    found, states = fitted(tmp_path, rows, "logistic", "died", [["age"]])
+    assert found.status is Status.SMALL_CELLS
+    assert not found.coefficients
+    assert COVARIANCE not in states[-1][1]
+    assert not states[-1][1][COEFFICIENTS].any()
+    assert "Withheld: one of the two parts of the outcome holds fewer than 10 records." in found.to_text()
+
+
+def test_a_poisson_outcome_that_few_records_of_a_cell_have_merges_it(tmp_path: Path) -> None:
+    """One of 40 in c has a stay: its rate would tell of this one."""
+    rows = [{**row, "ward": "ab"[place % 2]} for place, row in enumerate(made_rows(500))]
+    for place, row in enumerate(rows[:40]):
+        row |= {"ward": "c", "stays": int(place == 0)}
+    found, _ = fitted(tmp_path, rows, "poisson", "stays", [["ward"]])
+    assert found.status is Status.CONVERGED
+    assert [each.term for each in found.coefficients][1:] in (["ward b or c"], ["ward b"])
+    rare = [{**row, "stays": int(place % 100 == 0)} for place, row in enumerate(rows)]
+    found, _ = fitted(tmp_path, rare, "poisson", "stays", [["age"]])
+    assert found.status is Status.SMALL_CELLS
+
+
+def test_more_coefficients_than_records_bear_are_withheld(tmp_path: Path) -> None:
+    rows = [{**row, "ward": "abc"[place % 3]} for place, row in enumerate(made_rows(36))]
+    columns = {"ward": {"categories": [*"abc"]}, "bmi": {"edges": [10, 24, 27, 60]}}
+    many = [
+        ["ward"],
+        ["bmi"],
+        ["age"],
+        ["bmi", "ward"],
+        ["age", "ward"],
+        ["age", "bmi"],
+        ["age", "bmi", "ward"],
+    ]
+    ages = {"age": {"edges": [18, 55, 62, 110]}, "pressure": {"edges": [60, 140, 150, 240]}}
+    found, _ = fitted(tmp_path, rows, "linear", "pressure", many, columns={**columns, **ages})
+    # 12 coefficients of 36 records are allowed; of 35 they are not
+    assert found.status is not Status.MANY_PARAMETERS
+    found, _ = fitted(tmp_path, rows[:35], "linear", "pressure", many, columns={**columns, **ages})
+    assert found.status is Status.MANY_PARAMETERS
+
+
+def test_a_value_that_stands_out_of_a_cell_withholds_the_model(tmp_path: Path) -> None:
+    """It does not stand out of the whole column, of which ten records are as far from the middle."""
+    rows = [{**row, "ward": "a" if place % 40 else "b"} for place, row in enumerate(made_rows(800))]
+    for row in [row for row in rows if row["ward"] == "a"][:12]:
+        row["bmi"] = 55.0
+    plain, _ = fitted(tmp_path, rows, "linear", "pressure", [["bmi"], ["ward"]], columns=FAR)
+    assert plain.status is Status.CONVERGED
+    next(row for row in rows if row["ward"] == "b")["bmi"] = 95.0
+    found, _ = fitted(tmp_path, rows, "linear", "pressure", [["bmi"], ["ward"]], columns=FAR)
+    assert found.status is Status.DOMINATED
+
+
+def test_a_column_that_follows_from_others_withholds_the_model(tmp_path: Path) -> None:
+    rows = [{**row, "bmi": round(row["age"] / 2, 2)} for row in made_rows(300)]
+    found, _ = fitted(tmp_path, rows, "linear", "pressure", [["age"], ["bmi"]])
+    assert found.status is Status.COLLINEAR
+
+
+def test_a_joint_table_of_other_records_is_not_applied(tmp_path: Path) -> None:
+    """A silo that lies could move records from a small joint cell to another."""
+    job = job_of(*("logistic", "died", [["age"], ["sex"]]))
+    tables = read(tmp_path, job, unevenly(made_rows(400)))
+    (_, state), *_ = states_of(job, tables)
+    phase, context = (
+        job.phase("analysis-counts.0"),
+        PhaseContext(round=0, members=4, classes=0, state=state, trained=()),
+    )
+    cells = np.sum([cell_counts(each, job.spec.tables)[CELLS] for each in tables], axis=0)
+    assert phase.next_state(context, {CELLS: cells}).state is not None
+    cells[-1] += 1
+    result = phase.next_state(context, {CELLS: cells})
+    assert (result.state, result.reason) == (None, IMPLAUSIBLE)
+
+
+def test_a_step_to_a_worse_fit_is_halved(tmp_path: Path) -> None:
+    _, states = fitted(tmp_path, made_rows(400), *FITS[0])
+    state = [state for kind, state in states if kind == "analysis-model"][1]
+    phase = ModelPhase(tables=job_of(*FITS[0]).spec.tables)
+    context = PhaseContext(round=3, members=4, classes=0, state=state, trained=())
+    size = len(state[COEFFICIENTS])
+    sums = {
+        INFORMATION: np.eye(size),
+        GRADIENT: np.ones(size),
+        LIKELIHOODS: state[LIKELIHOOD] - 1.0,
+        BEYOND: np.array(0),
+    }
+    middle = (state[COEFFICIENTS] + state[PREVIOUS]) / 2
+    for changed in ({}, {LIKELIHOODS: state[LIKELIHOOD] + 1.0, BEYOND: np.array(1)}):
+        after = phase.next_state(context, {**sums, **changed}).state
+        assert after is not None
+        assert after[COEFFICIENTS] == pytest.approx(middle)
+        assert after[PREVIOUS].tobytes() == state[PREVIOUS].tobytes()
+    after = phase.next_state(context, {**sums, LIKELIHOODS: state[LIKELIHOOD] + 1.0}).state
+    assert after is not None
+    assert after[PREVIOUS].tobytes() == state[COEFFICIENTS].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"outcome": "height"}, "model: expected columns of the job, got 'height'"),
+        ({"terms": [["age"]]}, "columns: sex is none of the model's"),
+        (
+            {"outcome": "age", "terms": [["died"], ["sex"]]},
+            "a column with two categories, age has not",
+        ),
+        ({"family": "linear"}, "expected a column with edges, died has none"),
+        ({"terms": [["age"], ["sex"], ["sex", "age"], ["age", "sex"]]}, "age x sex is named twice"),
+        ({"terms": [["age"], ["age", "sex"]]}, "age x sex needs sex as a term beside it"),
+        ({"terms": [["age"], ["sex"], ["age", "age"]]}, "age x age has a column twice"),
+        ({"terms": [["age"], ["sex"], ["died"]]}, "died is the outcome"),
+        ({"iterations": 1}, "iterations"),
+    ],
+)
+def test_models_that_do_not_fit_their_columns_are_refused(fields: dict[str, Any], message: str) -> None:
+    model = {"outcome": "died", "family": "logistic", "terms": [["age"], ["sex"]], **fields}
+    columns = [{"name": name, **COLUMNS[name]} for name in ("age", "sex", "died")]
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        analysis_job(columns=columns, model=model)
+
+
+def test_other_settings_of_the_job_that_a_model_does_not_allow() -> None:
+    model = {"outcome": "stays", "family": "poisson", "terms": [["sex"]]}
+    columns = [{"name": name, **COLUMNS[name]} for name in ("sex", "stays")]
+    with pytest.raises(ConfigError, match="group: not allowed with a model"):
+        analysis_job(columns=columns, model=model, group="sex")
+    with pytest.raises(ConfigError, match="expected edges from 0 on, got -1"):
+        analysis_job(columns=[columns[0], {"name": "stays", "edges": [-1, 5]}], model=model)
+    many = {"name": "sex", "categories": [str(place) for place in range(120)]}
+    with pytest.raises(ConfigError, match="at most 100 coefficients, got 120"):
+        analysis_job(columns=[many, columns[1]], model=model)
+    with pytest.raises(ConfigError, match="sex has one category alone"):
+        analysis_job(columns=[{"name": "sex", "categories": ["f"]}, columns[1]], model=model)
+
+
+def test_separated_outcomes_are_said(tmp_path: Path) -> None:
+    rows = [{**row, "died": "yes" if row["age"] > 58 else "no"} for row in made_rows(400)]
+    found, _ = fitted(tmp_path, rows, "logistic", "died", [["age"]], iterations=12)
+    assert found.status is Status.SEPARATED
+    assert "perhaps because a term separates the outcomes" in " ".join(found.to_text().split())
+
+
+def test_too_few_steps_are_said(tmp_path: Path) -> None:
+    found, _ = fitted(tmp_path, made_rows(400), *FITS[0], iterations=2)
+    assert found.status is Status.NOT_CONVERGED
+    assert "It did not converge in 2 steps" in found.to_text()
