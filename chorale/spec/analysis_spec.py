@@ -14,8 +14,9 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from chorale.spec.analyses.regression_spec import RegressionSpec
+from chorale.spec.analyses.survival_spec import SurvivalSpec
 from chorale.spec.fields import MAX_SIMULATED_SILOS, Finite, OneLine, SpecPart
-from chorale.spec.regression_spec import RegressionSpec
 from chorale.spec.samples.column_specs import RANGES, ClassName, ColumnSpec, Heading, names_of
 from chorale.spec.settings_file import check_values
 from chorale.spec.shared_fields import SharedFields
@@ -138,6 +139,11 @@ class AnalysisSpec(SharedFields):
         description="a regression; the columns are then its own, and records that lack one of them are left "
         "out of the whole job; null: none",
     )
+    survival: SurvivalSpec | None = Field(
+        default=None,
+        description="survival curves; the columns are then their own, and records that lack one of them are "
+        "left out of the whole job; null: none",
+    )
 
     # what is asked of every job, and is the same of all analyses
     steps: ClassVar[None] = None
@@ -185,9 +191,9 @@ class AnalysisSpec(SharedFields):
         groups = "" if self.group is None else f" by {self.group}"
         means = [self.columns[place].name for place in self.tables.measured]
         summed = f"; sums values of {', '.join(means)} for means" if means else ""
-        model = "" if self.model is None else f"; {self.model.in_words}"
+        more = "".join(f"; {each.in_words}" for each in (self.model, self.survival) if each is not None)
         return (
-            f"analysis: counts {len(self.tables.described)} columns{groups}{summed}{model}; the results show "
+            f"analysis: counts {len(self.tables.described)} columns{groups}{summed}{more}; the results show "
             f"no cell of fewer than {self.min_cell} records, which are merged with others; the coordinator "
             "and all silos of the job can see every cell"
         )
@@ -196,15 +202,17 @@ class AnalysisSpec(SharedFields):
     def tables(self) -> Tables:
         places = {column.name: place for place, column in enumerate(self.columns)}
         partitions = tuple(column.partition for column in self.columns)
-        if self.model is not None:
+        if self.model is not None or self.survival is not None:
+            summed = self.model is not None
             partitions = tuple(
-                replace(each, has_missing=False, has_mean=each.is_ordered) for each in partitions
+                replace(each, has_missing=False, has_mean=summed and each.is_ordered) for each in partitions
             )
         return Tables(
             partitions=partitions,
             group=None if self.group is None else places[self.group],
             min_cell=self.min_cell,
             model=None if self.model is None else self.model.placed(places),
+            survival=None if self.survival is None else self.survival.placed(places),
         )
 
     @property
@@ -236,6 +244,11 @@ class AnalysisSpec(SharedFields):
             raise ValueError("columns: expected another one beside the group")
         if self.model is not None:
             self._check_model(self.model)
+        if self.survival is not None:
+            if self.group is not None or self.model is not None:
+                other = "group" if self.group is not None else "model"
+                raise ValueError(f"{other}: not allowed with survival curves, whose columns have one table")
+            self.survival.check({column.name: column.partition for column in self.columns})
         if (cells := self.tables.cells) > MOST_CELLS:
             raise ValueError(f"columns: expected at most {MOST_CELLS} cells in all tables, got {cells}")
         try:

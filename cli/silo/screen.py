@@ -115,16 +115,21 @@ def _asked_lines(asks: Sequence[AskedColumn]) -> Iterator[str]:
     """In which parts an analysis counts the records, a column a line."""
     if not asks:
         return
-    by = f", by the parts of {_told(asks[0].name)}" if asks[0].is_group else ""
-    yield f"how many records are in each part of these columns{by}; what is in no part counts as missing"
+    if asks[0].of_curves:
+        yield "for survival curves, how many records are in each cell of all these columns, crossed"
+        yield "records that are in no part of one of them are left out"
+    else:
+        by = f", by the parts of {_told(asks[0].name)}" if asks[0].is_group else ""
+        yield f"how many records are in each part of these columns{by}; what is in no part counts as missing"
     for each in asks:
         parts = f"{len(each.categories)} parts, {', '.join(map(_told, each.categories))}"
         if each.edges:
             unit = "" if each.unit is None else f" {_told(each.unit)}"
             edges = ", ".join(f"{edge:.15g}" for edge in each.edges)
             parts = f"{len(each.edges) - 1} parts between the edges {edges}{unit}"
-        role, summed = ", the group" if each.is_group else "", "; values are summed" if each.has_mean else ""
-        yield f"{_told(each.name)}{role}: {parts}{summed}"
+        role = "group" if each.is_group else each.of_curves
+        named = f"{_told(each.name)}, the {role}" if role else _told(each.name)
+        yield f"{named}: {parts}{'; values are summed' if each.has_mean else ''}"
 
 
 def read_told(reads: Reads | None) -> str:

@@ -9,8 +9,8 @@ from typing import Self
 
 import numpy as np
 
+from chorale.spec.analyses.regression_spec import RegressionSpec
 from chorale.spec.analysis_spec import AnalysisSpec
-from chorale.spec.regression_spec import RegressionSpec
 from client.analysis.coefficients import Coefficient, array_in, coefficients_in, model_parts_in
 from client.analysis.records import Record
 from client.analysis.tables import Line, Table, short

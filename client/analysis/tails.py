@@ -1,6 +1,8 @@
-"""Two-sided probabilities of a standard normal and of Student's distribution, and what 95 % lie within.
+"""Two-sided probabilities of a standard normal and of Student's distribution, what 95 % lie within, and the
+upper tail of chi-squared.
 
-The base install has no scipy. Source of the continued fraction: DLMF 8.17.22.
+The base install has no scipy. Sources: of the continued fraction DLMF 8.17.22, of the finite sums 8.4.10 and
+8.4.12.
 """
 
 from __future__ import annotations
@@ -28,6 +30,18 @@ def reach(freedom: int | None) -> float:
     while (middle := (low + high) / 2.0) not in (low, high):
         low, high = (middle, high) if beyond(middle, freedom) > 1.0 - LEVEL else (low, middle)
     return middle
+
+
+def above(chi_squared: float, freedom: int) -> float:
+    """The probability of a larger chi-squared."""
+    half = chi_squared / 2.0
+    if half <= 0.0:
+        return 1.0
+    first = freedom % 2 / 2.0  # of an odd number the sum goes over halves, from 1/2 on
+    tail = math.erfc(math.sqrt(half)) if freedom % 2 else 0.0
+    powers = (first + place for place in range(freedom // 2))
+    tail += math.fsum(math.exp(power * math.log(half) - half - math.lgamma(power + 1.0)) for power in powers)
+    return min(tail, 1.0)
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:

@@ -11,7 +11,8 @@ from chorale.spec.kinds import AnySpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedColumn:
     """edges, categories: of its parts, one of them empty. is_group: the other columns are counted by its
-    parts. has_mean: its values are summed, too."""
+    parts. has_mean: its values are summed, too. of_curves: time, status or group of survival curves, of which
+    one table of all columns is counted; empty of other analyses."""
 
     name: str
     unit: str | None
@@ -19,13 +20,17 @@ class AskedColumn:
     categories: tuple[str, ...]
     is_group: bool
     has_mean: bool
+    of_curves: str
 
 
 def asked_columns(spec: AnySpec) -> tuple[AskedColumn, ...]:
     """The group first, then as the job has them; none of a training."""
     if not isinstance(spec, AnalysisSpec):
         return ()
-    measured = spec.tables.measured
+    measured, survival = spec.tables.measured, spec.survival
+    roles: dict[str | None, str] = {}
+    if survival is not None:
+        roles = {survival.time: "time", survival.status: "status", survival.group: "group"}
     asked = [
         AskedColumn(
             name=column.name,
@@ -34,6 +39,7 @@ def asked_columns(spec: AnySpec) -> tuple[AskedColumn, ...]:
             categories=column.categories or (),
             is_group=column.name == spec.group,
             has_mean=place in measured,
+            of_curves=roles.get(column.name, ""),
         )
         for place, column in enumerate(spec.columns)
     ]

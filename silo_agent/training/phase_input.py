@@ -197,7 +197,7 @@ def described_values(
     with faults_refused(request):
         assert isinstance(request.job.spec, AnalysisSpec)
         table, tables = load_table(), request.job.spec.tables
-        if tables.model is not None:
+        if tables.is_complete:
             table = table.complete(tables)
         samples = rules.rounded(table.records)
         if samples == 0:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.joint import margins
+from strategies.analysis.joint import PartsOf, margins
 from strategies.analysis.merging import coarser_parts, finest_parts
 from strategies.analysis.model_state import model_begun
 from strategies.analysis.partition import Partition, Tables
+from strategies.analysis.survival import survival_state
 from strategies.base import Array, Arrays, PhaseContext, PhaseResult, total_of
 
 COUNTS = "analysis-counts"
@@ -51,7 +52,7 @@ class CountsPhase:
                 shape=(self.tables.cells,),
                 bound=2.0 * total_of(context.state),
                 is_count=True,
-                sensitivity_l2=math.sqrt(len(self.tables.described)),
+                sensitivity_l2=math.sqrt(self.tables.summed),
                 is_tagged=True,
                 discloses=Disclosure.CELL,
             ),
@@ -88,28 +89,41 @@ class CountsPhase:
             state[CELL_COUNTS + str(place)] = np.ascontiguousarray(_merged(table_RP.T, cell_parts).T)
         if self.tables.model is not None:
             state |= self._model_begun(state, joint_J)
+        if self.tables.survival is not None:
+            state |= self._survival(state, self.tables.survival.columns, joint_J)
         return PhaseResult(state=state)
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         return {}
 
     def _model_begun(self, state: Arrays, joint_J: Array) -> dict[str, Array]:
-        finest, counts = (
-            {place: state[name + str(place)].tolist() for place in self.tables.factors}
-            for name in (PARTS, PART_COUNTS)
-        )
+        finest, counts = _by_themselves(state, self.tables.factors)
         return model_begun(
             self.tables, joint_J, records=int(state[ROW_COUNTS][0]), finest=finest, counts=counts
         )
 
+    def _survival(self, state: Arrays, places: Sequence[int], joint_J: Array) -> dict[str, Array]:
+        finest, counts = _by_themselves(state, places)
+        return survival_state(self.tables, joint_J, finest=finest, counts=counts)
+
     def _tables(self, cells: Array) -> tuple[dict[int, Array], Array]:
-        """By place of the column, (G, P); and the joint table of a model, (J,), or ()."""
+        """By place of the column, (G, P); and the joint table of a model or a survival curve, (J,), or ()."""
+        if self.tables.survival is not None:
+            return {place: count_P[None] for place, count_P in margins(self.tables, cells).items()}, cells
         found, end = dict[int, Array](), 0
         for place in self.tables.described:
             shape = (self.tables.group_size, self.tables.partitions[place].size)
             first, end = end, end + shape[0] * shape[1]
             found[place] = cells[first:end].reshape(shape)
         return found, cells[end:]
+
+
+def _by_themselves(state: Arrays, places: Sequence[int]) -> tuple[PartsOf, PartsOf]:
+    """Finest parts of columns, and their counts."""
+    return (
+        {place: state[PARTS + str(place)].tolist() for place in places},
+        {place: state[PART_COUNTS + str(place)].tolist() for place in places},
+    )
 
 
 def _finest(counts_P: Array, partition: Partition, least: int) -> list[int]:

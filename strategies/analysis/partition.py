@@ -48,6 +48,20 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Survival:
+    """Places of the columns of a survival curve: the part of time at which a record ends, with how, censored
+    or event; and the group whose curves are compared. It is about the records without any missing value."""
+
+    time: int
+    status: int
+    group: int | None
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        return (self.time, self.status, *(() if self.group is None else (self.group,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """What is described: columns in the job's order. group: place of the column by whose parts the others are
     described; None: by none. min_cell: fewest records of a part or cell that is published."""
@@ -56,6 +70,12 @@ class Tables:
     group: int | None
     min_cell: int
     model: Model | None = None
+    survival: Survival | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether records that lack a value are left out."""
+        return self.model is not None or self.survival is not None
 
     @property
     def described(self) -> tuple[int, ...]:
@@ -70,15 +90,25 @@ class Tables:
     @property
     def cells(self) -> int:
         """Of the tables that silos sum: the group by each other column, row by row and table by table; then
-        the joint table of a model."""
+        the joint table of a model. That of a survival curve stands alone: the others follow from it."""
+        if self.survival is not None:
+            return self.joint_cells
         described = self.group_size * sum(self.partitions[place].size for place in self.described)
         return described + (0 if self.model is None else self.joint_cells)
+
+    @property
+    def summed(self) -> int:
+        """Tables that each record is counted in."""
+        return 1 if self.survival is not None else len(self.described) + (self.model is not None)
 
     @property
     def joint(self) -> tuple[int, ...]:
         """Places of a model's columns that have one joint table, the last of them running fastest: those with
         categories, and the outcome but of a linear model. Of a Poisson model it counts as two parts, the
-        lowest and the others: were it 0 in all but a few records of a cell, its sum would tell of these."""
+        lowest and the others: were it 0 in all but a few records of a cell, its sum would tell of these. All
+        of a survival curve's."""
+        if self.survival is not None:
+            return self.survival.columns
         return tuple(
             place
             for place, each in enumerate(self.partitions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.support.federation import LocalFederation, Settings
 MG_PER_MMOL = 38.67  # of cholesterol
 AGE_EDGES = [18.0, 40.0, 50.0, 60.0, 70.0, 110.0]
 CHOL_EDGES = [60.0, 160.0, 200.0, 240.0, 280.0, 700.0]
+EDGES = [0, 6, 12, 24, 60]  # of months
 UNEVEN = (150, 300, 80, 45)
 WITHOUT_CHOL, IN_MMOL = 2, 1  # places of silos
 POLICY = {"analyses": {"exact": "allow", "measurements": {"ward": None}}}
@@ -167,6 +169,39 @@ def test_a_model_of_real_silos_is_fitted(tmp_path: Path) -> None:
     found = figures(results, "chol", "coefficient", "model")
     assert results["records"] == len(complete)
     assert [*found.values()] == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+def test_survival_curves_of_real_silos_are_those_of_the_pooled_records(tmp_path: Path) -> None:
+    """Of 575 records without missing values; the policy lists no measurement."""
+    federation = Wards(folder=tmp_path, silos=len(UNEVEN), policy={"analyses": {"exact": "allow"}})
+    rng = np.random.default_rng(8)
+    pooled: list[tuple[float, bool]] = []
+    for name, count in zip(federation.names, UNEVEN, strict=True):
+        ends = np.stack([rng.exponential(20, count), rng.uniform(0, 40, count)]).round(2)
+        records = [(float(min(event, censored)), bool(event <= censored)) for event, censored in ends.T]
+        lines = [f"{months},{'dead' if is_dead else 'alive'}\n" for months, is_dead in records]
+        (tmp_path / f"{name}.csv").write_text("".join(["months,state\n", *lines]))
+        pooled += records
+    columns = [{"name": "months", "edges": EDGES}, {"name": "state", "categories": ["alive", "dead"]}]
+    survival = {"time": "months", "status": "state"}
+    with federation:
+        federation.start()
+        federation.wait_connected()
+        analysis = federation.analysis(columns=columns, group=None, survival=survival)
+        done = federation.cli("analysis", "submit", analysis)
+        assert done.returncode == 0, done.stderr
+        job_id = done.stdout.split()[0]
+        assert federation.finish()["status"] == "done"
+        results = federation.results(job_id)
+        phases = [phase["phase"] for phase in federation.report(job_id)["phases"]]
+    assert phases == ["enrollment.0", "analysis-counts.0"]
+    assert results["records"] == len(pooled)
+    expected, left = 1.0, {}
+    for low, high in pairwise(EDGES):
+        ended = [is_dead for months, is_dead in pooled if low <= months < high]
+        expected *= 1 - sum(ended) / sum(months >= low for months, _ in pooled)
+        left[f"{low} to {high}"] = expected
+    assert figures(results, "months", "survival") == pytest.approx(left, rel=1e-12)
 
 
 def test_silos_refuse_analyses_by_default(tmp_path: Path) -> None:

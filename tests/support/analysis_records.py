@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from strategies.analysis.values import NUMBERS, SQUARES, SUMS, ValuesPhase
 from strategies.base import TOTAL, Array, Arrays, PhaseContext, PhaseResult
 
 Places = NDArray[np.int64]
+Published = Mapping[str, Array]
+Pinned = list[tuple[tuple[int, ...], Published]]
 
 
 def context(state: Arrays | None = None, *, records: int = 1000) -> PhaseContext:
@@ -29,7 +33,7 @@ def counted(tables: Tables, cells: Array) -> PhaseResult:
     return CountsPhase(tables=tables).next_state(context(), {CELLS: np.asarray(cells, np.int64).ravel()})
 
 
-def published(tables: Tables, cells: Array) -> Mapping[str, Array]:
+def published(tables: Tables, cells: Array) -> Published:
     """What readers see of these cells."""
     state = counted(tables, cells).state
     assert state is not None
@@ -43,6 +47,38 @@ def all_cells(records: int, cells: int) -> Iterator[tuple[int, ...]]:
         return
     for first in range(records + 1):
         yield from ((first, *rest) for rest in all_cells(records - first, cells - 1))
+
+
+def key_of(state: Published) -> bytes:
+    return b"".join(f"{name}{array.shape}".encode() + array.tobytes() for name, array in state.items())
+
+
+def pinned_sums(
+    tables: Tables, records: int, known_sets: Callable[[Tables, Published], list[Array]]
+) -> Pinned:
+    """Sums of declared cells that take fewer than min_cell values over all tables that are published alike,
+    though no published counts add up to them or differ by them. known_sets: the declared cells that each
+    published count adds up."""
+    worlds: dict[bytes, list[tuple[int, ...]]] = defaultdict(list)
+    states = {}
+    for cells in all_cells(records, tables.cells):
+        if counted(tables, np.array(cells)).state is not None:
+            state = published(tables, np.array(cells))
+            worlds[key_of(state)].append(cells)
+            states[key_of(state)] = state
+    mask_SN = np.array(list(product((0, 1), repeat=tables.cells))[1:])
+    found: Pinned = []
+    for key, alike in worlds.items():
+        sum_WS = np.sort(np.array(alike) @ mask_SN.T, axis=0)
+        values_S = (np.diff(sum_WS, axis=0) > 0).sum(axis=0) + 1
+        known = np.array(known_sets(tables, states[key]), float)
+        rank = np.linalg.matrix_rank(known)
+        found += [
+            (tuple(mask_N.tolist()), states[key])
+            for mask_N in mask_SN[values_S < tables.min_cell]
+            if np.linalg.matrix_rank(np.vstack([known, mask_N])) > rank
+        ]
+    return found
 
 
 def part_of(column: Partition, value_N: Array) -> Places:

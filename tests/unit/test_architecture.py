@@ -101,11 +101,11 @@ ROOMS = {
     "client": "errors < settings < row_figures < history < results < operations < written "
     "< submission < planning < analysis < evidence < mlflow_export < federation < notebook",
     "client.analysis": "parts < figures < published < columns < tables < records < text < described "
-    "< tails < coefficients < regression < submission",
+    "< tails < coefficients < regression < survival < submission",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",
-    "web.shared": "templating < phases < charts < bars < serving < pages < sessions < streams",
+    "web.shared": "templating < phases < charts < bars < steps < serving < pages < sessions < streams",
     "cli.job": "options < following < submit < listing < plan < report < evidence < export < steering "
     "< commands",
     "cli.analysis": "rendering < plan < submit < results < commands",

@@ -8,16 +8,21 @@ from markupsafe import Markup
 
 from client.analysis.described import DescribedResults
 from client.analysis.regression import FittedModel
+from client.analysis.survival import SurvivalCurves, steps
 from web.report.page import SITE
 from web.shared.bars import bars
+from web.shared.steps import step_chart
 from web.shared.templating import environment
 
 
-def analysis_page(results: DescribedResults, model: FittedModel | None = None) -> str:
-    """A table 1, coefficients of a model, and a chart a column whose counts are shown. Every name in it is
-    escaped."""
+def analysis_page(results: DescribedResults, further: FittedModel | SurvivalCurves | None = None) -> str:
+    """A table 1, a model's coefficients or survival curves, and a chart a column whose counts are shown.
+    Every name in it is escaped."""
     template = environment(Path(__file__).parent / "templates").get_template("analysis.html")
     charts = []
+    if isinstance(further, SurvivalCurves) and further.curves:
+        lines = [(curve.label, [*steps(curve)]) for curve in further.curves]
+        charts.append(("Survival", step_chart(lines, axis=further.time_in_words, label=further.title)))
     for column in results.columns:
         if column.has_counts:
             drawn = column.bars(results.heads)
@@ -27,7 +32,7 @@ def analysis_page(results: DescribedResults, model: FittedModel | None = None) -
     rendered = template.render(
         name=results.spec.name,
         purpose=results.spec.purpose,
-        tables=[results.table(), *([] if model is None else [model.table()])],
+        tables=[results.table(), *([] if further is None else [further.table()])],
         charts=charts,
         silos=results.spec.silos,
         least=results.spec.min_cell,

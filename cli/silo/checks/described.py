@@ -51,7 +51,7 @@ def check_analysis(
         except ConfigError:
             propose(data_set, spec)
             raise
-        _tell_records(table, data_set, policy, findings)
+        _tell_records(table, spec, data_set, policy, findings)
         for line in units_in_words(data_set.units, spec):
             click.echo(f"units: {line}")
         foreign = [
@@ -92,15 +92,23 @@ def _check_accepted(
 
 
 def _tell_records(
-    table: DescribedTable, data_set: DataSettings, policy: Policy | None, findings: Findings
+    table: DescribedTable,
+    spec: AnalysisSpec,
+    data_set: DataSettings,
+    policy: Policy | None,
+    findings: Findings,
 ) -> None:
+    told, tables = f"{table.records} records", spec.tables
+    if tables.is_complete:
+        table = table.complete(tables)
+        told += f", {table.records} of them complete, which are counted"
     if table.rows_beyond:
         click.echo(rows_beyond_in_words(data_set, table.rows_beyond))
     if policy is not None and policy.rounded(table.records) == 0:
         least = f"fewer than {policy.count_granularity} (count_granularity), so the silo takes no part"
-        findings.problem("data", f"{table.records} records: {least}")
+        findings.problem("data", f"{told}: {least}")
     else:
-        findings.fine("data", f"{table.records} records")
+        findings.fine("data", told)
 
 
 def _check_column(

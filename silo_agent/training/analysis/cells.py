@@ -19,7 +19,9 @@ from strategies.base import Array, Arrays
 
 def cell_counts(table: DescribedTable, tables: Tables) -> dict[str, Array]:
     """Each table is the group by one column, row by row, missing the last of each; in the order of
-    `Tables.described`. Shapes: (cells,) int64."""
+    `Tables.described`. Of a survival curve the joint table alone. Shapes: (cells,) int64."""
+    if tables.survival is not None:
+        return {CELLS: np.bincount(_joint_cell(table, tables), minlength=tables.joint_cells)}
     group_N, found = _group(table, tables), list[NDArray[np.int64]]()
     for place in tables.described:
         size = tables.partitions[place].size

@@ -63,6 +63,31 @@ def test_a_model_is_written_in_each_form(form: str, tmp_path: Path) -> None:
         assert "intercept" in text
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_survival_curves_are_written_in_each_form(form: str, tmp_path: Path) -> None:
+    """Half of 400 have the event before 6 months, and half of the others at risk in the next ones."""
+    rows = [{"months": 3, "state": "dead"}] * 200 + [{"months": 9, "state": "dead"}] * 90
+    rows += [{"months": 9, "state": "alive"}] * 90 + [{"months": 3, "state": "alive"}] * 20
+    columns = [
+        {"name": "months", "edges": [0, 6, 12]},
+        {"name": "state", "categories": ["alive", "dead"]},
+    ]
+    job = analysis_job(columns=columns, survival={"time": "months", "status": "state"})
+    assert isinstance(job.spec, AnalysisSpec)
+    text = render(job.spec, states_of(job, read(tmp_path, job, unevenly(rows)))[-1][1], form)
+    if form == "json":
+        figures = {(each["part"], each["figure"]): each["value"] for each in json.loads(text)["figures"]}
+        assert figures["0 to 6", "survival"] == 0.5
+        assert figures["6 to 12", "survival"] == 0.25
+    else:
+        assert "0.500" in text or ",survival,0 to 6,overall,0.5," in text
+        assert "median survival" in text
+    if form == "html":
+        # 1 to 0.5 at 6 months, to 0.25 at 12
+        assert '<polyline points="44.0,12.0 277.0,12.0 277.0,136.0 510.0,136.0 510.0,198.0"' in text
+        assert "<h2>Survival</h2>" in text
+
+
 def test_an_unknown_form_is_refused() -> None:
     with pytest.raises(ConfigError, match="format: expected one of text, csv, md, html, json, got pdf"):
         render(*by_sex(), "pdf")

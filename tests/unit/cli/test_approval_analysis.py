@@ -88,6 +88,21 @@ def test_silo_is_told_that_other_silos_can_see_each_cell(desk: Desk, chorale: Ca
     assert all(quantity.is_tagged for quantity in job.strategy.quantities if "cell" in quantity.name)
 
 
+def test_silo_is_told_that_columns_of_survival_curves_are_crossed(desk: Desk, chorale: Calls) -> None:
+    months = {"name": "months", "edges": [0, 6, 60]}
+    state = {"name": "state", "categories": ["alive", "dead"]}
+    survival = {"time": "months", "status": "state", "group": "sex"}
+    spec = analysis(months, state, SEX, survival=survival, federation="test")
+    shown = chorale("silo", "show", "--config", ward(desk), offered(desk, spec).id)
+    assert behind(shown, "asks") == [
+        "for survival curves, how many records are in each cell of all these columns, crossed",
+        "records that are in no part of one of them are left out",
+        "months, the time: 2 parts between the edges 0, 6, 60",
+        "state, the status: 2 parts, alive, dead",
+        "sex, the group: 2 parts, women, men",
+    ]
+
+
 def test_texts_of_an_operator_begin_no_lines_of_their_own(desk: Desk, chorale: Calls) -> None:
     """A category that ends a line, or many of them, would have looked like other lines of the screen."""
     categories = [

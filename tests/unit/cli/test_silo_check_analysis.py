@@ -44,6 +44,19 @@ def found(ended: Ended, kind: str) -> list[str]:
     return [line.split(maxsplit=1)[1] for line in lines if line.split(" ")[0] == kind]
 
 
+def test_records_that_are_complete_are_counted_for_survival_curves(desk: Desk, chorale: Calls) -> None:
+    """Fewer than ten of a silo's records: it takes no part."""
+    columns = [SEX, {"name": "age", "edges": [0, 50, 110]}]
+    job = analysis(desk, columns=columns, group=None, survival={"time": "age", "status": "sex"})
+    ended = chorale("silo", "check", "--config", silo(desk, [*ROWS, "f,,210", "x,50,210"]), "--job", job)
+    assert f"data: {len(ROWS) + 2} records, {len(ROWS)} of them complete, which are counted" in found(
+        ended, "ok"
+    )
+    few = chorale("silo", "check", "--config", silo(desk, ["f,50,210"] * 9 + ["f,,210"] * 9), "--job", job)
+    assert few.code == 1
+    assert "18 records, 9 of them complete, which are counted: fewer than 10 (count_granularity)" in few.out
+
+
 def test_records_are_counted_by_part_and_missing_ones_by_why(desk: Desk, chorale: Calls) -> None:
     rows = [*ROWS, "w,55,210", "f,many,210", "f,130,210", "m,,1"]
     ended = chorale("silo", "check", "--config", silo(desk, rows), "--job", analysis(desk))

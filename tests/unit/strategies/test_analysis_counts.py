@@ -6,7 +6,7 @@ Source: docs/decisions/0041-analysis.md.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 import numpy as np
@@ -26,10 +26,7 @@ from strategies.analysis.counts import (
 from strategies.analysis.merging import coarser_parts, finest_parts, numbered
 from strategies.analysis.partition import Partition, Tables
 from strategies.base import Array
-from tests.support.analysis_records import all_cells, counted, published
-
-Published = Mapping[str, Array]
-Pinned = list[tuple[tuple[int, ...], Published]]
+from tests.support.analysis_records import Published, all_cells, counted, key_of, pinned_sums, published
 
 
 def column(parts: int, *, is_ordered: bool = False) -> Partition:
@@ -44,10 +41,6 @@ def alone(one: Partition, *, min_cell: int = 10) -> Tables:
     return Tables(partitions=(one,), group=None, min_cell=min_cell)
 
 
-def key_of(state: Published) -> bytes:
-    return b"".join(f"{name}{array.shape}".encode() + array.tobytes() for name, array in state.items())
-
-
 def sets_of_published_cells(tables: Tables, state: Published) -> list[Array]:
     """Of one table: the declared cells that each published count adds up."""
     place = str(tables.described[0])
@@ -57,31 +50,6 @@ def sets_of_published_cells(tables: Tables, state: Published) -> list[Array]:
         for row, part in product(set(rows_G.tolist()), set(cell_parts_P.tolist()))
     ]
     return cells + [np.outer(rows_G >= 0, parts_P == part).ravel() for part in set(parts_P.tolist())]
-
-
-def pinned_sums(tables: Tables, records: int) -> Pinned:
-    """Sums of declared cells that take fewer than min_cell values over all tables that are published alike,
-    though no published counts add up to them or differ by them."""
-    worlds: dict[bytes, list[tuple[int, ...]]] = defaultdict(list)
-    states = {}
-    for cells in all_cells(records, tables.cells):
-        if counted(tables, np.array(cells)).state is not None:
-            state = published(tables, np.array(cells))
-            worlds[key_of(state)].append(cells)
-            states[key_of(state)] = state
-    mask_SN = np.array(list(product((0, 1), repeat=tables.cells))[1:])
-    found: Pinned = []
-    for key, alike in worlds.items():
-        sum_WS = np.sort(np.array(alike) @ mask_SN.T, axis=0)
-        values_S = (np.diff(sum_WS, axis=0) > 0).sum(axis=0) + 1
-        known = np.array(sets_of_published_cells(tables, states[key]), float)
-        rank = np.linalg.matrix_rank(known)
-        found += [
-            (tuple(mask_N.tolist()), states[key])
-            for mask_N in mask_SN[values_S < tables.min_cell]
-            if np.linalg.matrix_rank(np.vstack([known, mask_N])) > rank
-        ]
-    return found
 
 
 CASES = [
@@ -101,7 +69,7 @@ CASES = [
 def test_no_sum_of_cells_that_is_not_published_has_fewer_values_than_min_cell(
     tables: Tables, records: int
 ) -> None:
-    assert pinned_sums(tables, records) == []
+    assert pinned_sums(tables, records, sets_of_published_cells) == []
 
 
 def smallest_joins_smallest(
@@ -137,7 +105,7 @@ def test_the_enumeration_finds_rules_that_give_cells_away(
     monkeypatch: pytest.MonkeyPatch, name: str, rule: Callable[..., list[int]], tables: Tables, records: int
 ) -> None:
     monkeypatch.setattr(counts, name, rule)
-    assert pinned_sums(tables, records)
+    assert pinned_sums(tables, records, sets_of_published_cells)
 
 
 def test_a_second_column_of_the_same_group_pins_no_cell_either() -> None:

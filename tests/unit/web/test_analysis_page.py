@@ -8,6 +8,7 @@ from client.analysis.described import DescribedResults
 from tests.support.described import AGE, PAIN, SEX, analysis, by_sex
 from web.report.analysis import analysis_page
 from web.shared.bars import BAR, MOST_BARS, RIGHT, WIDTH, bars
+from web.shared.steps import MOST_LINES, step_chart
 
 HOSTILE = '"><script>alert(1)</script>\u202e'
 
@@ -61,3 +62,14 @@ def test_too_many_bars_are_no_chart() -> None:
     parts = [str(place) for place in range(MOST_BARS // 2 + 1)]
     assert bars(parts, ["x", "y"], [[1.0] * len(parts)] * 2, label="l") is None
     assert bars(parts, ["x"], [[0.0] * len(parts)], label="l") is not None
+
+
+def test_names_of_steps_are_escaped_and_lines_differ_without_color() -> None:
+    lines = [(HOSTILE, [(0.0, 1.0), (2.0, 0.5)]), ("b", [(0.0, 1.0), (2.0, 0.25)])]
+    svg = str(step_chart(lines, axis=HOSTILE, label=HOSTILE))
+    assert "<script" not in svg
+    assert "\u202e" not in svg
+    assert svg.count('stroke-dasharray="none" stroke-opacity="1.00"') == 2  # the line, and beside its name
+    assert svg.count('stroke-dasharray="8 4" stroke-opacity="0.40"') == 2
+    assert step_chart(lines * MOST_LINES, axis="", label="") is None
+    assert step_chart([], axis="", label="") is None

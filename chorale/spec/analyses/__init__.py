@@ -1,0 +1,1 @@
+"""What an analysis computes beside its tables."""
