@@ -30,7 +30,7 @@ from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_analysis, described_job, open_model
 from chorale.transport.tls import load_authority
-from client.analysis.described import DescribedResults
+from client.analysis.results import AnalysisResults
 from client.analysis.submission import analysis_of, prepared_analysis, read_analysis
 from client.history import JobHistory, check_done, silo_facts, summary_facts
 from client.operations import Operations, connect
@@ -110,7 +110,7 @@ class Federation:
         notes = (*ready.notes, *absent_notes(ready.spec, connected))
         return SubmittedJob(id=digest.hex(), name=ready.spec.name, promised=ready.promised, notes=notes)
 
-    def analyze(self, analysis: JobFile) -> DescribedResults:
+    def analyze(self, analysis: JobFile) -> AnalysisResults:
         """Sign and submit an analysis, wait until it ends, and read what it published.
 
         analysis: a YAML file, or a mapping with its fields (docs/examples/analysis.yaml). Results have
@@ -129,7 +129,7 @@ class Federation:
             pass  # it has no rounds
         return self.analysis_results(digest.hex())
 
-    def analysis_results(self, job: JobId) -> DescribedResults:
+    def analysis_results(self, job: JobId) -> AnalysisResults:
         """What an analysis of one's own published so far: `chorale analysis results`.
 
         Raises ConfigError for another kind of job, and before anything was counted.
@@ -137,7 +137,7 @@ class Federation:
         with connect(self.settings) as (operations, _):
             digest = _find(operations, job)
             state, facts = open_model(b"".join(operations.fetch(digest)[1]))
-        return DescribedResults.of(described_analysis(facts, source=f"job {digest.hex()[:SHORT]}"), state)
+        return AnalysisResults.of(described_analysis(facts, source=f"job {digest.hex()[:SHORT]}"), state)
 
     def watch(self, job: JobId) -> Iterator[RoundResult]:
         """Each round of a job as it ends, those that have ended first; waits until the job ends.
@@ -282,11 +282,11 @@ class AsyncFederation:
         """Federation.submit."""
         return await asyncio.to_thread(self._federation.submit, job, init=init)
 
-    async def analyze(self, analysis: JobFile) -> DescribedResults:
+    async def analyze(self, analysis: JobFile) -> AnalysisResults:
         """Federation.analyze."""
         return await asyncio.to_thread(self._federation.analyze, analysis)
 
-    async def analysis_results(self, job: JobId) -> DescribedResults:
+    async def analysis_results(self, job: JobId) -> AnalysisResults:
         """Federation.analysis_results."""
         return await asyncio.to_thread(self._federation.analysis_results, job)
 

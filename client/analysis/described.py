@@ -14,15 +14,14 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.columns import ColumnFigures, Head, figures_of, heads_of
 from client.analysis.parts import Part, published_parts
 from client.analysis.published import counted_in, has_counts, rows_in, spreads_in
-from client.analysis.records import FIELDS, INDEX, Record, records_of, records_of_group
+from client.analysis.records import Record, records_of, records_of_group
 from client.analysis.tables import Table, table_of
-from client.analysis.text import comma_separated, markdown, plain_text
+from client.analysis.text import markdown, plain_text
 from crypto.errors import ConfigError
 from strategies.base import Arrays
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +77,8 @@ class DescribedResults:
         """The table in GitHub's Markdown."""
         return markdown(self.table())
 
-    def to_csv(self) -> str:
-        """The rows of `frame`, which see; value is empty where a figure is withheld."""
-        return comma_separated(list(self.records()), FIELDS)
-
     def to_json(self) -> dict[str, Any]:
-        """Figures as the rows of `frame`, and what each published part holds."""
+        """Figures as in `records`, and what each published part holds."""
         spec = self.spec
         group = None if spec.group is None else {"column": spec.group, "parts": _parts(self.parts_R)}
         return {
@@ -105,18 +100,6 @@ class DescribedResults:
             "figures": list(self.records()),
             "notes": list(self.table().notes),
         }
-
-    def frame(self) -> DataFrame:
-        """A row a figure, indexed by column, figure, part and group; value is NaN where one is withheld.
-
-        figure: count, percent (of the records of the group, or of all), mean, standard deviation, lower
-        quartile, median, upper quartile, and the standardized differences of two groups. part: of a count.
-        group: `overall`, or a part of the group. note: how the figure is rounded, or that it is withheld.
-        Raises ConfigError without the extra `notebook`.
-        """
-        pandas = library("pandas", "a table of results")
-        frame: DataFrame = pandas.DataFrame(list(self.records()), columns=list(FIELDS))
-        return frame.astype({"value": "float64"}).set_index(list(INDEX))
 
     def plot(self, column: str, *, ax: Axes | None = None) -> Axes:
         """Bars of a column: percent of records by part, the groups beside one another. ax: where to draw it.

@@ -23,7 +23,7 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.coefficients import array_in
 from client.analysis.parts import OVERALL, Part, published_parts
 from client.analysis.published import MOST_RECORDS, Counted, counted_in, rows_in
-from client.analysis.records import FIELDS, INDEX, Record
+from client.analysis.records import FIELDS, Record
 from client.analysis.tables import Line, Table
 from client.analysis.tails import above, reach
 from client.analysis.text import markdown, plain_text
@@ -33,14 +33,15 @@ from strategies.base import Array, Arrays
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from pandas import DataFrame
 
 CENSORED, EVENT = 0, 1
 WITHHELD = (
     "Withheld: all records, or a part of the group, hold fewer than {least} events or censored records."
 )
 METHOD = "Survival (Kaplan-Meier) at the end of each bin, of pooled records with times binned alike: those "
-METHOD += "censored in a bin are at risk in all of it."
+METHOD += (
+    "censored in a bin are at risk in all of it. Records whose time is beyond the last edge are left out."
+)
 ERRORS = "SE by Greenwood's formula; the interval is that of log(-log(survival))."
 MERGED = (
     "Bins were merged: in a finer one a cell of bin, {status} and group holds fewer than {least} records."
@@ -202,13 +203,6 @@ class SurvivalCurves:
             note = f"degrees of freedom: {self.log_rank.freedom}"
             yield self._record("log-rank chi-squared", self.log_rank.statistic, note=note)
             yield self._record("log-rank p", self.log_rank.p, note=note)
-
-    def frame(self) -> DataFrame:
-        """The rows of `figures`, indexed by column, figure, part and group; value is NaN where one is
-        withheld. Raises ConfigError without the extra `notebook`."""
-        pandas = library("pandas", "a table of results")
-        frame: DataFrame = pandas.DataFrame(list(self.figures()), columns=list(FIELDS))
-        return frame.astype({"value": "float64"}).set_index(list(INDEX))
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """The curves as steps at the ends of bins. Raises ConfigError without the extra `notebook`."""

@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import chi2
 
 from chorale.spec.analysis_spec import AnalysisSpec
+from client.analysis.results import AnalysisResults
 from client.analysis.survival import SurvivalCurves
 from client.analysis.tails import above
 from crypto.errors import ConfigError
@@ -287,13 +288,13 @@ def test_curves_are_rows_of_a_frame_and_steps_of_a_plot(
 ) -> None:
     pytest.importorskip("matplotlib").use("agg")
     pytest.importorskip("pandas")
-    found = SurvivalCurves.of(*three_arms[:2])
-    frame = found.frame()
+    found, results = SurvivalCurves.of(*three_arms[:2]), AnalysisResults.of(*three_arms[:2])
+    frame = results.frame()
     second = found.curves[1]
     assert frame.loc[("months", "survival", "6 to 12", "treated"), "value"] == second.bins[1].survival
     assert second.median is not None
     assert frame.loc[("months", "median survival, to", "", "treated"), "value"] == second.median.high
-    ax = found.plot()
+    ax = results.plot()
     assert [line.get_drawstyle() for line in ax.lines] == ["steps-post"] * 3
     assert list(ax.lines[1].get_xdata()) == [0, 6, 12, 24, 36, 60]
     assert list(ax.lines[1].get_ydata()) == [1.0, *(each.survival for each in second.bins)]
