@@ -9,7 +9,7 @@ from crypto.errors import Refusal
 from silo_agent.connection.backoff import Backoff
 from silo_agent.metrics import SiloMetrics, phase_label
 from strategies.analysis.method import Analysis
-from strategies.analysis.partition import Partition, Tables
+from strategies.analysis.partition import Family, Model, Partition, Tables
 from strategies.declared_parts import PHASE_KINDS
 from strategies.methods import strategy_for
 from strategies.presets import PRESETS
@@ -64,8 +64,12 @@ def test_the_closed_list_of_phase_kinds_is_that_of_the_methods() -> None:
     methods = [strategy_for(preset, {}) for preset in PRESETS]
     evaluated = strategy_for("fedavg", {}).evaluated_between_rounds().standardizing(1)
     measured = Partition(parts=1, edges=(0.0, 1.0), has_mean=True)
-    analysis = Analysis(tables=Tables(partitions=(measured,), group=None, min_cell=10))
-    found = set().union(*(method.phases for method in [*methods, evaluated, analysis]))
+    model = Model(outcome=0, family=Family.LINEAR, terms=())
+    analyses = [
+        Analysis(tables=Tables(partitions=(measured,), group=None, min_cell=10, model=each))
+        for each in (None, model)
+    ]
+    found = set().union(*(method.phases for method in [*methods, evaluated, *analyses]))
     assert found == set(PHASE_KINDS)
 
 
