@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
+from client.federation import Federation
 from tests.support import readme
 from tests.support.federation import LocalFederation, Settings
 from tests.support.processes import REPOSITORY
@@ -24,6 +28,7 @@ PAGE = REPOSITORY / "docs" / "analysis.md"
 CLINICS = ["clinic-a", "clinic-b", "clinic-c", "clinic-d"]
 SIZES = (150, 300, 80, 45)
 ANGINA = ["typical", "atypical", "none"]
+EXAMPLE = REPOSITORY / "docs" / "examples" / "analysis-survival.yaml"
 SEXES = (("female", "male"), ("female",), ("male",))  # overall, and by group
 
 
@@ -57,21 +62,31 @@ def _tables(folder: Path) -> list[dict[str, str]]:
     """Written for each clinic; all records."""
     rng, pooled = np.random.default_rng(7), []
     for name, size in zip(CLINICS, SIZES, strict=True):
-        records = [
-            {
-                "sex": str(rng.choice(["female", "male"])),
-                "age": "" if rng.random() < 0.1 else f"{rng.normal(58, 9):.1f}",
-                "chol": "" if rng.random() < 0.15 else f"{rng.normal(225, 40):.0f}",
-                "angina": str(rng.choice(ANGINA, p=[0.2, 0.3, 0.5])),
-            }
-            for _ in range(size)
-        ]
+        records = [_record(rng) for _ in range(size)]
         with (folder / f"{name}.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(records[0]))
             writer.writeheader()
             writer.writerows(records)
         pooled += records
     return pooled
+
+
+def _record(rng: np.random.Generator) -> dict[str, str]:
+    """Age and sex make ill; who is treated lives longer."""
+    sex, arm = str(rng.choice(["female", "male"])), str(rng.choice(["placebo", "treated"]))
+    age, death = rng.normal(58, 9), rng.exponential(15 if arm == "placebo" else 30)
+    visit = rng.uniform(0, 40)
+    is_ill = rng.random() < 1 / (1 + math.exp((60 - age) / 12 - (sex == "male")))
+    return {
+        "sex": sex,
+        "age": "" if rng.random() < 0.1 else f"{age:.1f}",
+        "chol": "" if rng.random() < 0.15 else f"{rng.normal(225, 40):.0f}",
+        "angina": str(rng.choice(ANGINA, p=[0.2, 0.3, 0.5])),
+        "ill": "yes" if is_ill else "no",
+        "months": "" if rng.random() < 0.05 else f"{min(death, visit):.2f}",
+        "state": "dead" if death <= visit else "alive",
+        "arm": arm,
+    }
 
 
 def _with_analysis(folder: Path) -> Clinics:
@@ -126,6 +141,122 @@ def test_the_pages_notebook_gives_the_same_table(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stderr
     _check(done.stdout, pooled)
+
+
+def test_the_pages_regression_and_survival_curves_follow_its_table(tmp_path: Path) -> None:
+    """Three analyses of one data set, as its policy allows: of table 1, and of these."""
+    for needed in ("pandas", "matplotlib"):
+        pytest.importorskip(needed, reason="needs the extra notebook")
+    federation, pooled = _with_analysis(tmp_path), _tables(tmp_path)
+    analyses = _shown("What the institutions allow")["analyses"]
+    federation.policy = {"approval": "automatic", "analyses": {**analyses, "most": 3}}
+    example = yaml.safe_load(EXAMPLE.read_text())
+    assert {**example, **_shown("Survival curves")} == example
+    fields = {**yaml.safe_load((tmp_path / "analysis.yaml").read_text()), "group": None, "name": "risk"}
+    (tmp_path / "risk.yaml").write_text(yaml.safe_dump({**fields, **_shown("A regression")}))
+    example |= {"federation": federation.ceremony.federation, "silos": CLINICS}
+    (tmp_path / "survival.yaml").write_text(yaml.safe_dump(example))
+    with federation:
+        federation.start()
+        federation.wait_connected()
+        operator = Federation(federation.operator_file())
+        _check(operator.analyze(tmp_path / "analysis.yaml").to_text(), pooled)
+        risk = operator.analyze(tmp_path / "risk.yaml")
+        survival = operator.analyze(tmp_path / "survival.yaml")
+        ids = {job["name"]: job["job"] for job in operator.jobs()}
+        printed = {
+            (name, kind): run(
+                ["analysis", "results", ids[name], "--config", "operator.yaml", "--format", kind], tmp_path
+            )
+            for name in ("risk", "time-to-death")
+            for kind in ("text", "json")
+        }
+    _check_risk(json.loads(printed["risk", "json"])["figures"], printed["risk", "text"], pooled)
+    found = json.loads(printed["time-to-death", "json"])["figures"]
+    _check_survival(found, printed["time-to-death", "text"], pooled)
+    for results, name, column in ((risk, "risk", "age"), (survival, "time-to-death", None)):
+        rows = results.frame().reset_index()
+        assert [*rows["figure"]] == [each["figure"] for each in json.loads(printed[name, "json"])["figures"]]
+        shown = [each["value"] for each in json.loads(printed[name, "json"])["figures"]]
+        assert np.array_equal(rows["value"], np.array(shown, np.float64), equal_nan=True)
+        assert str(results) == printed[name, "text"]
+        axes = results.plot(column)
+        ends = [np.size(line.get_xdata()) for line in axes.lines]
+        assert axes.patches if column else ends == [len(_bins(found))] * 2
+        axes.figure.clear()
+
+
+def _values(found: list[dict[str, Any]], figure: str, group: str) -> list[float]:
+    return [each["value"] for each in found if (each["figure"], each["group"]) == (figure, group)]
+
+
+def _check_risk(found: list[dict[str, Any]], text: str, pooled: list[dict[str, str]]) -> None:
+    """Newton's steps over the pooled records. N = records."""
+    complete = [each for each in pooled if each["age"]]
+    assert f"logistic model of ill yes by age + sex: {len(complete)} complete records" in text
+    design = np.array([[1.0, float(each["age"]), each["sex"] == "male"] for each in complete], np.float64)
+    ill_N = np.array([each["ill"] == "yes" for each in complete], np.float64)
+    beta = np.zeros(3)
+    for _ in range(20):
+        fitted_N = 1 / (1 + np.exp(-design @ beta))
+        covariance = np.linalg.inv(design.T * (fitted_N * (1 - fitted_N)) @ design)
+        beta += covariance @ design.T @ (ill_N - fitted_N)
+    scores = design * (ill_N - fitted_N)[:, None]
+    robust = covariance @ scores.T @ scores @ covariance * len(ill_N) / (len(ill_N) - 3)
+    error = np.sqrt(np.diag(covariance))
+    expected = {
+        "coefficient": beta,
+        "standard error": error,
+        "standard error (HC1)": np.sqrt(np.diag(robust)),
+        "p": [math.erfc(abs(z) / 2**0.5) for z in (beta / error).tolist()],
+    }
+    for figure, values in expected.items():
+        assert _values(found, figure, "model") == pytest.approx([*values], rel=1e-5), figure
+    assert _values(found, "odds ratio", "model")[-2:] == pytest.approx([*np.exp(beta[1:])], rel=1e-5)
+    assert re.search(rf"^ +sex male.* {beta[2]:.4g} ", text, re.M)
+
+
+def _check_survival(found: list[dict[str, Any]], text: str, pooled: list[dict[str, str]]) -> None:
+    """Kaplan-Meier and log-rank, bin by bin of the pooled records."""
+    complete = [each for each in pooled if each["months"]]
+    assert f"survival, months to state dead by arm: {len(complete)} complete records" in text
+    left, apart, variance = {"placebo": 1.0, "treated": 1.0}, 0.0, 0.0
+    curves: dict[str, list[float]] = {arm: [] for arm in left}
+    ends = _bins(found)
+    for low, high in pairwise(ends):
+        at_risk = {
+            arm: [each for each in complete if each["arm"] == arm and _ends(each) >= low] for arm in left
+        }
+        dead = {
+            arm: sum(each["state"] == "dead" and _ends(each) < high for each in at_risk[arm]) for arm in left
+        }
+        for arm in left:
+            left[arm] *= 1 - dead[arm] / len(at_risk[arm])
+            curves[arm].append(left[arm])
+        both, events = sum(map(len, at_risk.values())), sum(dead.values())
+        share = len(at_risk["placebo"]) / both
+        apart += dead["placebo"] - events * share
+        variance += events * share * (1 - share) * (both - events) / (both - 1)
+    for arm, curve in curves.items():
+        assert _values(found, "survival", arm) == pytest.approx(curve, rel=1e-12)
+        assert re.search(rf"^ +{ends[-2]} to {ends[-1]} .* {curve[-1]:.3f} ", text, re.M)
+    statistic = apart * apart / variance
+    assert _values(found, "log-rank chi-squared", "") == pytest.approx([statistic], rel=1e-9)
+    assert _values(found, "log-rank p", "") == pytest.approx([math.erfc((statistic / 2) ** 0.5)], rel=1e-6)
+    assert f"chi-squared {statistic:.3f}" in " ".join(text.split())
+
+
+def _bins(found: list[dict[str, Any]]) -> list[int]:
+    """Ends of the published bins: those with few deaths, or few who left, are merged."""
+    parts = dict.fromkeys(each["part"] for each in found if each["figure"] == "survival")
+    ends = [0, *(int(part.rpartition(" ")[2]) for part in parts)]
+    assert ends == sorted(set(ends) & {0, 3, 6, 12, 18, 24, 36, 120})
+    assert len(ends) > 4
+    return ends
+
+
+def _ends(record: dict[str, str]) -> float:
+    return float(record["months"])
 
 
 def _check(table: str, pooled: list[dict[str, str]]) -> None:
