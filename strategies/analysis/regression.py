@@ -161,13 +161,16 @@ class ModelFitPhase:
         model, variance = self.tables.model, 1.0
         assert model is not None
         if model.family is Family.LINEAR:
-            squares = max(-2.0 * likelihood, 0.0)
+            # of an exact fit there are none but for rounding
+            squares = max(-2.0 * likelihood, _error(self.quantities(context)[2], context.members))
             state[SQUARES] = np.array(squares)
             variance = squares / freedom
         elif model.family is Family.POISSON:
             variance = 1.0 / self.tables.partitions[model.outcome].edges[-1]
         outer_PP = np.where(used_P & used_P[:, None], sums[OUTER], 0.0)
         robust_PP = product(product(inverse_PP, outer_PP), inverse_PP)
+        places = np.arange(len(robust_PP))
+        robust_PP[places, places] = np.maximum(robust_PP[places, places], 0.0)  # below by rounding, or a lie
         state |= {
             LIKELIHOOD: np.array(likelihood),
             COVARIANCE: variance * inverse_PP,

@@ -192,6 +192,18 @@ def test_a_published_line_is_found_to_its_certified_digits(tmp_path: Path) -> No
     assert found.residual == pytest.approx(0.884796396144373 * narrower * np.sqrt(times), rel=1e-6)
 
 
+def test_a_line_without_residuals_is_found(tmp_path: Path) -> None:
+    """Its variance was 0, and that of HC1 below by rounding, which readers refused."""
+    columns = {"x": {"edges": [*range(11)]}, "y": {"edges": [*range(0, 21, 2)]}}
+    job = job_of("linear", "y", [["x"]], columns=columns)
+    x_N = np.random.default_rng(4).uniform(0, 10, 300).tolist()
+    rows = [{"x": x, "y": 2.0 * x} for x in x_N]
+    model = FittedModel.of(job.spec, states_of(job, read(tmp_path, job, unevenly(rows)))[-1][1])
+    assert [each.estimate for each in model.coefficients] == pytest.approx([0.0, 2.0], abs=1e-9)
+    assert all(0 <= each.error < 1e-3 for each in model.coefficients)
+    assert "nan" not in model.to_text()
+
+
 def test_records_without_a_value_leave_no_trace(tmp_path: Path) -> None:
     rows = made_rows(400)
     family, outcome, terms = FITS[0]
