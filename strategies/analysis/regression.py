@@ -15,13 +15,13 @@ P = columns of the design.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.analysis.counts import ROW_COUNTS
+from strategies.analysis.counts import IMPLAUSIBLE, ROW_COUNTS
 from strategies.analysis.design import design_of
 from strategies.analysis.model_state import (
     COEFFICIENTS,
@@ -50,6 +50,7 @@ STEADY = 1e-3  # of the largest coefficient: a step of a separated model is long
 COLLINEAR_AT = 1e-9  # what the other columns leave of a column, as a share
 ROUNDED = 1e-11  # of a log-likelihood
 NOISY = 4.0  # deviations of rounding
+PLAUSIBLE_AT = 1e-12  # of a bound: sums of products are rounded by silos, too
 LN_8 = 2.0794415416798357
 SLOW = 0.1  # times the last step's squared length: Newton's steps near a solution shrink much faster
 
@@ -86,10 +87,13 @@ class ModelPhase:
         return _quantities(self.tables, context)
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        """Write the next coefficients; nothing new once there are none that are better."""
+        """Write the next coefficients; nothing new once there are none that are better. Nothing, too, of sums
+        that no records give."""
         state = context.state
         if status_in(state) is not Status.RUNNING:
             return PhaseResult(state=state)
+        if not _is_plausible(self.quantities(context), sums, context.members):
+            return PhaseResult(state=None, reason=IMPLAUSIBLE)
         taken = int(state[ITERATIONS])
         present_P, before_P = state[COEFFICIENTS], state[PREVIOUS]
         likelihood = float(sums[LIKELIHOODS])
@@ -137,11 +141,14 @@ class ModelFitPhase:
         )
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
-        """Write covariances, and how the fit ended."""
+        """Write covariances, and how the fit ended. Nothing of sums that no records give."""
         state, status = {**context.state}, status_in(context.state)
         before_P, last = state.pop(PREVIOUS), float(state.pop(DECREMENT))
         if status.is_withheld:
             return PhaseResult(state={**state, COEFFICIENTS: np.zeros(len(before_P))})
+        quantities = self.quantities(context)
+        if not _is_plausible(quantities, sums, context.members):
+            return PhaseResult(state=None, reason=IMPLAUSIBLE)
         used_P = used_in(self.tables, state)
         inverse_PP = _inverse(sums[INFORMATION], used_P, _error(self.quantities(context)[0], context.members))
         if inverse_PP is None:
@@ -211,6 +218,23 @@ def _quantities(tables: Tables, context: PhaseContext) -> tuple[Quantity, ...]:
 def _error(quantity: Quantity, members: int) -> float:
     """Of a sum, by rounding."""
     return NOISY * math.sqrt(members) / quantity.scale(members)
+
+
+def _is_plausible(quantities: Sequence[Quantity], sums: Mapping[str, Array], members: int) -> bool:
+    """Whether matrices are those of squares, and no log-likelihood is above 0: a Poisson outcome is at most 1
+    here. A silo can send others, with which no variance would be one."""
+    for each in quantities:
+        room = PLAUSIBLE_AT * each.bound + _error(each, members)
+        if each.name == LIKELIHOODS and float(sums[each.name]) > room:
+            return False
+        if len(each.shape) == 2:
+            sum_PP = np.asarray(sums[each.name], np.float64)
+            if float(np.abs(sum_PP - sum_PP.T).max()) > 2.0 * room:
+                return False
+            shifted_PP = (sum_PP + sum_PP.T) / 2.0 + len(sum_PP) * room * np.eye(len(sum_PP))
+            if cholesky(shifted_PP, least_pivot=0.0)[0].shape[1] < len(sum_PP):
+                return False
+    return True
 
 
 def _inverse(information_PP: Array, used_P: Array, error: float) -> FloatArray | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from client.analysis.regression import FittedModel
 from crypto.errors import ConfigError
 from silo_agent.training.analysis.cells import cell_counts
+from silo_agent.training.analysis.model import model_sums
 from strategies.analysis.counts import CELLS, IMPLAUSIBLE, PART_COUNTS
 from strategies.analysis.joint import joint_rows
 from strategies.analysis.model_state import (
@@ -26,7 +27,15 @@ from strategies.analysis.model_state import (
     PREVIOUS,
     Status,
 )
-from strategies.analysis.regression import BEYOND, GRADIENT, INFORMATION, LIKELIHOODS, ModelPhase
+from strategies.analysis.regression import (
+    BEYOND,
+    GRADIENT,
+    INFORMATION,
+    LIKELIHOODS,
+    OUTER,
+    ModelFitPhase,
+    ModelPhase,
+)
 from strategies.base import Arrays, PhaseContext
 from tests.support.analyses import Rows, analysis_job, read, states_of, unevenly
 
@@ -408,3 +417,36 @@ def test_too_few_steps_are_said(tmp_path: Path) -> None:
     found, _ = fitted(tmp_path, made_rows(400), *FITS[0], iterations=2)
     assert found.status is Status.NOT_CONVERGED
     assert "It did not converge in 2 steps" in found.to_text()
+
+
+@pytest.mark.parametrize("family", FITS)
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {INFORMATION: lambda sum_PP: -sum_PP},
+        {INFORMATION: lambda sum_PP: np.triu(sum_PP)},
+        {OUTER: lambda sum_PP: -sum_PP},
+        {OUTER: lambda sum_PP: sum_PP + 90.0 * (1.0 - np.eye(len(sum_PP)))},
+        {LIKELIHOODS: lambda sum_: -sum_},
+    ],
+)
+def test_sums_that_no_records_give_are_not_applied(
+    family: tuple[str, str, list[list[str]]], lie: dict[str, Callable[[Floats], Floats]], tmp_path: Path
+) -> None:
+    """A silo could send outer products of which a variance below 0 follows: no result was shown."""
+    job = job_of(*family)
+    tables = read(tmp_path, job, unevenly(made_rows(400)))
+    states = [state for kind, state in states_of(job, tables) if kind == "analysis-model"]
+    (name, changed), *_ = lie.items()
+    for phase, state, is_last in (
+        (ModelPhase(tables=job.spec.tables), states[0], False),
+        (ModelFitPhase(tables=job.spec.tables), states[-1], True),
+    ):
+        if name == OUTER and not is_last:
+            continue
+        parts = [model_sums(each, job.spec.tables, state, is_last=is_last) for each in tables]
+        sums = {each: np.sum([part[each] for part in parts], axis=0) for each in parts[0]}
+        context = PhaseContext(round=3, members=4, classes=0, state=state, trained=())
+        assert phase.next_state(context, sums).state is not None
+        result = phase.next_state(context, {**sums, name: changed(sums[name])})
+        assert (result.state, result.reason) == (None, IMPLAUSIBLE)
