@@ -1,4 +1,4 @@
-"""docs/methods.md against the code: presets and their papers, networks, the rates that were measured."""
+"""docs/methods.md against the code: presets, their papers and permissions, networks."""
 
 from __future__ import annotations
 
@@ -41,9 +41,3 @@ def test_choosing_a_method_says_of_every_preset_what_a_policy_has_to_allow() -> 
 
 def test_every_network_has_its_row() -> None:
     assert [row[0].strip("`") for row in table("Networks")] == list(OWN_MODELS)
-
-
-def test_the_demos_rates_are_those_that_were_measured() -> None:
-    rates = {row[0].strip("`"): float(row[1]) for row in table("In the demo")}
-    own = {preset: recipe.rates.default for preset, recipe in PRESETS.items() if recipe.rates is not None}
-    assert rates == own
