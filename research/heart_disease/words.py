@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from research.accuracy.paired import ALPHA, Difference, Verdict, paired
 from research.heart_disease.arms import ALONE, ARMS, POOLED
-from research.heart_disease.runs import RATES, Outcome
+from research.heart_disease.runs import Outcome
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # by arm, in the order of the seeds
 Figure = Callable[[Outcome], float]
@@ -66,22 +65,6 @@ def difference_table(found: Outcomes, reference: str) -> str:
     return _table(head, lines)
 
 
-def rate_table(found: Outcomes) -> str:
-    """How often each rate was chosen; alone every hospital chooses."""
-    head = ["method", *(f"{rate:g}" for rate in RATES)]
-    lines = []
-    for name, outcomes in found.items():
-        if name == USUAL:
-            continue
-        chosen = Counter(
-            rate
-            for one in outcomes
-            for rate in (one.rates.values() if name == ALONE else list(one.rates.values())[:1])
-        )
-        lines.append([title(name), *(str(chosen[rate]) for rate in RATES)])
-    return _table(head, lines)
-
-
 def differences(method: Sequence[Outcome], reference: Sequence[Outcome]) -> list[Difference]:
     """One for each figure of COMPARED, with the error that overlapping splits call for."""
     widened = math.sqrt(1.0 + len(method) * TESTED / TRAINED)
@@ -92,28 +75,9 @@ def differences(method: Sequence[Outcome], reference: Sequence[Outcome]) -> list
     return [replace(one, error=one.error * widened) for one in plain]
 
 
-def sentences(found: Outcomes, reference: str) -> list[str]:
-    """For each figure, which methods are ahead of the reference, which behind, and which neither."""
-    names = [name for name in found if name not in (reference, ALONE, POOLED, USUAL)]
-    by_method = {name: differences(found[name], found[reference]) for name in names}
-    said = []
-    for place, figure in enumerate(COMPARED):
-        groups = {
-            verdict: [title(name) for name in names if _verdict(by_method[name][place]) is verdict]
-            for verdict in (Verdict.BETTER, Verdict.WORSE, Verdict.UNDECIDED)
-        }
-        parts = [f"{verdict}: {', '.join(group)}" for verdict, group in groups.items() if group]
-        said.append(f"- **{figure}**, against {title(reference)}: {'; '.join(parts)}.")
-    return said
-
-
 def page(found: Outcomes) -> str:
     """Everything that the page shows, in its order."""
-    parts = [accuracy_table(found)]
-    for reference in (ALONE, POOLED):
-        parts += [difference_table(found, reference), "\n".join(sentences(found, reference))]
-    chosen = "How often each learning rate was chosen (alone by each hospital):"
-    return "\n\n".join([*parts, chosen, rate_table(found)])
+    return "\n\n".join([accuracy_table(found), *(difference_table(found, one) for one in (ALONE, POOLED))])
 
 
 def title(name: str) -> str:

@@ -133,18 +133,6 @@ def test_reference_parties_train_the_same_number_of_steps_as_a_silo() -> None:
     assert spec.training == job(FEDAVG, seed=1, rate=0.03).training
 
 
-def test_every_sentence_says_on_which_side_of_the_reference_a_method_is() -> None:
-    found = {
-        "alone": [_outcome(seed, 0.70, "alone") for seed in (1, 2, 3)],
-        "fedavg": [_outcome(seed, 0.80) for seed in (1, 2, 3)],
-        "ditto": [_outcome(seed, 0.60) for seed in (1, 2, 3)],
-        "fedper": [_outcome(1, 0.69), _outcome(2, 0.71), _outcome(3, 0.70)],
-    }
-    first, *_ = words.sentences(found, "alone")
-    sides = "better: FedAvg; worse: Ditto; undecided: FedPer"
-    assert first == f"- **own hold-out, mean of four**, against alone: {sides}."
-
-
 def test_page_holds_the_tables_that_it_was_given(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- bench:heart-disease -->\nstale\n<!-- /bench:heart-disease -->\nafter\n")
