@@ -1,4 +1,4 @@
-"""What correlated noise would gain (decision 23): its matrices are what the figures say they are."""
+"""What correlated noise would gain (docs/privacy-proofs.md): its matrices are what the figures say."""
 
 from __future__ import annotations
 
