@@ -1,5 +1,5 @@
 """What rules for class rows are worth: FedDW and FedCSD with the rows of no class below the default number of
-holders, of groups of classes, under noise, and of every class. Source: docs/decisions/0029-class-rows.md.
+holders, of groups of classes, under noise, and of every class. Source: docs/decisions/0037-few-silos.md.
 
     python -m research.class_rows --out rows.jsonl      # a line a run; a stopped one goes on
     python -m research.class_rows --out rows.jsonl --table
