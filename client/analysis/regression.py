@@ -68,7 +68,9 @@ class FittedModel:
         parts_of = model_parts_in(spec, state)
         coefficients: tuple[Coefficient, ...] = ()
         freedom = residual = likelihood = None
-        if not status.is_withheld and COVARIANCE in state:
+        if not status.is_withheld and COVARIANCE not in state:
+            status = Status.RUNNING  # steps may have converged
+        elif not status.is_withheld:
             coefficients = coefficients_in(spec, state, parts_of, freedom=None)
             left = records - len(coefficients)
             if left < 1:

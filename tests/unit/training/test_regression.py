@@ -237,6 +237,18 @@ def test_steps_after_the_last_change_nothing(tmp_path: Path) -> None:
         assert array.tobytes() == steps[-2][name].tobytes()
 
 
+@pytest.mark.parametrize("steps", [1, 9])
+def test_a_job_that_ends_before_the_fit_says_so(tmp_path: Path, steps: int) -> None:
+    """Where its steps had converged, results were a table without a line, and without a word."""
+    found, states = fitted(tmp_path, made_rows(400), *FITS[0], iterations=9)
+    early = FittedModel.of(
+        found.spec, [state for kind, state in states if kind == "analysis-model"][steps - 1]
+    )
+    assert not early.coefficients
+    assert "The model is not fitted yet." in early.to_text()
+    assert "not fitted" not in found.to_text()
+
+
 def test_a_category_with_few_records_is_merged(tmp_path: Path) -> None:
     """Three of c: it joins the category before it, and the fit is that of the merged one."""
     rows = [{**row, "ward": "b" if row["ward"] == "c" else row["ward"]} for row in made_rows(500)]
