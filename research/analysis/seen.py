@@ -1,0 +1,311 @@
+"""What one reader of analyses sees, as a linear program over the cells of the cube of all columns.
+
+X = cells of the cube, missing values included, E = published counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp  # type: ignore[import-untyped]
+
+from chorale.spec.analysis_spec import AnalysisSpec
+from research.analysis.records import Columns, described, job, last_state
+from strategies.analysis.counts import CELL_PARTS, PARTS, ROWS
+from strategies.analysis.merging import coarser_parts, numbered
+from strategies.analysis.model_state import MODEL_PARTS
+from strategies.analysis.survival import BINS, IS_SHOWN
+from strategies.base import Arrays
+
+LEAST = 10
+LEEWAY = 1e-6  # of a program's optimum
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """columns: of the jobs. group, model, survival: of one job each, over these columns or some of them."""
+
+    name: str
+    columns: Mapping[str, Mapping[str, Any]]
+    values: Columns
+    group: str
+    model: Mapping[str, Any]
+    survival: Mapping[str, Any]
+
+    def jobs(self) -> dict[str, AnalysisSpec]:
+        of_model = dict.fromkeys([*(name for term in self.model["terms"] for name in term)])
+        return {
+            "table 1": job(self._declared(self.columns), group=self.group),
+            "model": job(self._declared([*of_model, self.model["outcome"]]), model=self.model),
+            "survival": job(self._declared(self.survival.values()), survival=self.survival),
+        }
+
+    def _declared(self, names: Any) -> list[dict[str, Any]]:
+        return [{"name": name, **self.columns[name]} for name in names]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """By one reader, of a cube. equal_EX: each sums to count_E. below: each at most so many. one_of: of each
+    list one sum is below LEAST. hidden: what was counted and is not shown."""
+
+    held_X: NDArray[np.int64]
+    equal_EX: NDArray[np.bool_]
+    below: Sequence[tuple[Mask, int]]
+    one_of: Sequence[Sequence[Mask]]
+    hidden: Sequence[Mask]
+
+    def values_of(self, mask_X: Mask, *, is_whole: bool) -> range:
+        """The whole numbers that it may be. is_whole: by an integer program, else by a linear one."""
+        weight_X = mask_X.astype(np.float64)
+        low, high = (sign * self._least(sign * weight_X, is_whole=is_whole) for sign in (1.0, -1.0))
+        return range(math.ceil(low - LEEWAY), math.floor(high + LEEWAY) + 1)
+
+    def is_fixed(self, mask_X: Mask) -> bool:
+        """Whether it is a sum and difference of published counts."""
+        apart = mask_X - self._basis_XB @ (self._basis_XB.T @ mask_X)
+        return bool(np.abs(apart).max() < 1e-7)
+
+    @cached_property
+    def _basis_XB(self) -> NDArray[np.float64]:
+        left, values, _ = np.linalg.svd(self.equal_EX.T.astype(np.float64), full_matrices=False)
+        return np.asarray(left[:, values > 1e-8 * values.max()])
+
+    def _least(self, weight_X: NDArray[np.float64], *, is_whole: bool) -> float:
+        bound = np.array([mask_X for mask_X, _ in self.below], np.float64).reshape(-1, len(weight_X))
+        most = np.array([count for _, count in self.below], np.float64)
+        equal, count = self.equal_EX.astype(np.float64), (self.equal_EX @ self.held_X).astype(np.float64)
+        if not is_whole:
+            found = linprog(weight_X, A_ub=bound, b_ub=most, A_eq=equal, b_eq=count, method="highs")
+            return float(found.fun)
+        flags = [mask_X for each in self.one_of for mask_X in each]
+        size, total = len(weight_X), float(self.held_X.sum())
+        rows = [LinearConstraint(_wider(equal, len(flags)), count, count)]
+        rows += [LinearConstraint(_wider(bound, len(flags)), -np.inf, most)] if len(bound) else []
+        if flags:
+            # a cell is below LEAST where its flag is 1
+            small = np.hstack([np.array(flags, np.float64), (total - LEAST + 1) * np.eye(len(flags))])
+            rows.append(LinearConstraint(small, -np.inf, total))
+            one, place = np.zeros((len(self.one_of), size + len(flags))), size
+            for row, each in zip(one, self.one_of, strict=True):
+                row[place : place + len(each)] = 1.0
+                place += len(each)
+            rows.append(LinearConstraint(one, 1.0, np.inf))
+        found = milp(
+            np.append(weight_X, np.zeros(len(flags))),
+            constraints=rows,
+            integrality=np.ones(size + len(flags)),
+            bounds=Bounds(0.0, np.append(np.full(size, np.inf), np.ones(len(flags)))),
+            options={"time_limit": 20.0},
+        )
+        return float(found.mip_dual_bound if found.status == 1 else found.fun)
+
+
+def _wider(rows: NDArray[np.float64], by: int) -> NDArray[np.float64]:
+    return np.hstack([rows, np.zeros((len(rows), by))])
+
+
+class Cube:
+    """Of all columns of these records, in the order of table 1."""
+
+    def __init__(self, records: Records) -> None:
+        self.jobs = records.jobs()
+        spec = self.jobs["table 1"]
+        self.names = [column.name for column in spec.columns]
+        shape = [partition.size for partition in spec.tables.partitions]
+        self.axes = {name: axis.ravel() for name, axis in zip(self.names, np.indices(shape), strict=True)}
+        parts_NC = described(spec, records.values).parts_NC
+        held_X = np.zeros(shape, np.int64)
+        np.add.at(held_X, tuple(parts_NC.T), 1)
+        self.held_X = held_X.ravel()
+        self.states = {name: last_state(each, records.values) for name, each in self.jobs.items()}
+
+    def seen(self, jobs: Sequence[str], *, is_merged: bool = True) -> Seen:
+        """By a reader of these jobs. is_merged: as the product does; else the control of table 1."""
+        found = _Found(self, is_merged=is_merged)
+        for name in jobs:
+            found.add(self.jobs[name], self.states[name])
+        return found.seen()
+
+
+class _Found:
+    """What jobs show, one after the other."""
+
+    def __init__(self, cube: Cube, *, is_merged: bool) -> None:
+        self._cube, self._is_merged = cube, is_merged
+        self._equal: list[Mask] = []
+        self._below: list[tuple[Mask, int]] = []
+        self._one_of: list[list[Mask]] = []
+        self._declared: list[Mask] = []
+
+    def add(self, spec: AnalysisSpec, state: Arrays) -> None:
+        """What this job shows."""
+        everybody = np.ones(len(self._cube.held_X), np.bool_)
+        if spec.tables.is_complete:
+            for column, partition in zip(spec.columns, spec.tables.partitions, strict=True):
+                everybody &= self._cube.axes[column.name] < partition.parts
+        for place in range(len(spec.columns)):
+            if place != spec.tables.group:
+                self._column(spec, state, place, everybody)
+        if spec.tables.group is not None:
+            self._tables(spec, state, everybody)
+        elif spec.tables.model is not None:
+            self._model(spec, state, everybody)
+        elif state[IS_SHOWN]:
+            self._survival(spec, state, everybody)
+
+    def seen(self) -> Seen:
+        """What is shown is not hidden."""
+        equal_EX = np.unique(np.array(self._equal), axis=0)
+        shown = {mask_X.tobytes() for mask_X in equal_EX}
+        hidden = {mask_X.tobytes(): mask_X for mask_X in self._declared}
+        held_X = self._cube.held_X
+        # of a bound that the truth exceeds the reader could not be sure
+        below = [(mask_X, most) for mask_X, most in self._below if held_X[mask_X].sum() <= most]
+        one_of = [each for each in self._one_of if min(held_X[mask_X].sum() for mask_X in each) < LEAST]
+        return Seen(
+            held_X=held_X,
+            equal_EX=equal_EX,
+            below=below,
+            one_of=one_of,
+            hidden=[mask_X for key, mask_X in hidden.items() if key not in shown],
+        )
+
+    def _column(self, spec: AnalysisSpec, state: Arrays, place: int, everybody: Mask) -> None:
+        """By itself. Parts that were merged held too little, each by itself and, of numbers, upwards."""
+        partition, name = spec.tables.partitions[place], spec.columns[place].name
+        parts = _parts_of(spec, state, place)
+        if parts is None:  # a model's outcome of numbers: the lowest part, and the others
+            return
+        masks = [everybody & (self._cube.axes[name] == part) for part in range(len(parts))]
+        self._declared += masks
+        for part in sorted(set(parts)):
+            inside = [each for each, at in enumerate(parts) if at == part]
+            self._equal.append(np.logical_or.reduce([masks[each] for each in inside]))
+            if partition.is_ordered:
+                inside = [each for each in inside if each == partition.parts] + [
+                    each for each in inside if each < partition.parts
+                ]
+                first = [
+                    np.logical_or.reduce([masks[each] for each in inside[:n]]) for n in range(1, len(inside))
+                ]
+                self._below += [(mask_X, LEAST - 1) for mask_X in first]
+            elif len(inside) > 1:
+                self._below += [(masks[each], LEAST - 1) for each in inside if each != partition.parts - 1]
+
+    def _tables(self, spec: AnalysisSpec, state: Arrays, everybody: Mask) -> None:
+        group, tables = spec.tables.group, spec.tables
+        assert group is not None
+        of_group = self._cube.axes[spec.columns[group].name]
+        rows_G = state[ROWS]
+        self._equal += [rows_G[of_group] == row for row in set(rows_G.tolist())]
+        for place in tables.described:
+            axis = self._cube.axes[spec.columns[place].name]
+            self._declared += [
+                (of_group == row) & (axis == part)
+                for row, part in product(range(len(rows_G)), range(tables.partitions[place].size))
+            ]
+            finest = state[f"{PARTS}{place}"]
+            if not self._is_merged:
+                cells = _cells(rows_G[of_group], finest[axis])
+                self._equal += [mask_X for mask_X in cells if self._cube.held_X[mask_X].sum() >= LEAST]
+                continue
+            chosen = state[f"{CELL_PARTS}{place}"]
+            self._equal += _cells(rows_G[of_group], chosen[axis])
+            is_alone = finest.tolist().count(int(finest[-1])) == 1
+            self._step_before(
+                finest.tolist(),
+                [int(self._cube.held_X[finest[axis] == part].sum()) for part in range(int(finest.max()) + 1)],
+                chosen.tolist(),
+                is_ordered=tables.partitions[place].is_ordered,
+                missing=int(finest[-1]) if is_alone else None,
+                others=rows_G[of_group],
+                axis=axis,
+            )
+
+    def _step_before(
+        self,
+        finest: list[int],
+        counts: list[int],
+        chosen: list[int],
+        *,
+        is_ordered: bool,
+        missing: int | None,
+        others: NDArray[np.int64],
+        axis: NDArray[np.int64],
+        everybody: Mask | None = None,
+    ) -> None:
+        """One of its cells is small. others: the rows that it is a table with."""
+        before = None
+        for step in coarser_parts(finest, counts, is_ordered=is_ordered, missing=missing):
+            if step == chosen:
+                break
+            before = step
+        if before is not None:
+            cells = _cells(others, np.array(before)[axis])
+            self._one_of.append([each if everybody is None else each & everybody for each in cells])
+
+    def _model(self, spec: AnalysisSpec, state: Arrays, everybody: Mask) -> None:
+        """Its joint table, finer by no step: which one is before follows from all factors together."""
+        fine, used = np.zeros(len(everybody), np.int64), np.zeros(len(everybody), np.int64)
+        for place, size in zip(spec.tables.joint, spec.tables.joint_shape, strict=True):
+            axis = np.minimum(self._cube.axes[spec.columns[place].name], size - 1)
+            parts = state.get(f"{MODEL_PARTS}{place}", np.arange(size))
+            fine, used = fine * size + axis, used * size + parts[np.minimum(axis, len(parts) - 1)]
+        self._equal += [everybody & mask_X for mask_X in _cells(used)]
+        self._declared += [everybody & mask_X for mask_X in _cells(fine)]
+
+    def _survival(self, spec: AnalysisSpec, state: Arrays, everybody: Mask) -> None:
+        assert spec.tables.survival is not None
+        time, *others = spec.tables.survival.columns
+        axis = self._cube.axes[spec.columns[time].name]
+        fine = used = np.zeros(len(axis), np.int64)
+        for place in others:
+            other = self._cube.axes[spec.columns[place].name]
+            size = int(other.max()) + 1
+            parts = _parts_of(spec, state, place)
+            assert parts is not None
+            fine = fine * size + other
+            used = used * size + np.array(parts)[np.minimum(other, len(parts) - 1)]
+        bins_B = state[BINS]
+        inside = np.minimum(axis, len(bins_B) - 1)
+        self._equal += [
+            everybody & mask_X for mask_X in _cells(used, bins_B[inside]) if (everybody & mask_X).any()
+        ]
+        self._declared += [everybody & mask_X for mask_X in _cells(fine, axis) if (everybody & mask_X).any()]
+        finest = state[f"{PARTS}{time}"]
+        counts = [
+            int(self._cube.held_X[everybody & (finest[inside] == part)].sum())
+            for part in range(int(finest.max()) + 1)
+        ]
+        self._step_before(
+            finest.tolist(),
+            counts,
+            numbered(bins_B.tolist()),
+            is_ordered=True,
+            missing=None,
+            others=used,
+            axis=inside,
+            everybody=everybody,
+        )
+
+
+def _parts_of(spec: AnalysisSpec, state: Arrays, place: int) -> list[int] | None:
+    found = state.get(f"{PARTS}{place}")
+    return None if found is None else found.tolist()
+
+
+def _cells(*axes: NDArray[np.int64]) -> list[Mask]:
+    """Of the table of these."""
+    label = np.zeros(len(axes[0]), np.int64)
+    for axis in axes:
+        label = label * (int(axis.max()) + 1) + axis
+    return [label == each for each in np.unique(label)]
