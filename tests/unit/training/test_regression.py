@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+import statsmodels.formula.api
 from numpy.typing import NDArray
 
+from client.analysis.formula import with_terms
 from client.analysis.regression import FittedModel
 from crypto.errors import ConfigError
 from silo_agent.training.analysis.cells import cell_counts
@@ -450,3 +453,51 @@ def test_sums_that_no_records_give_are_not_applied(
         assert phase.next_state(context, sums).state is not None
         result = phase.next_state(context, {**sums, name: changed(sums[name])})
         assert (result.state, result.reason) == (None, IMPLAUSIBLE)
+
+
+FORMULAS = [
+    "ill ~ age * sex + ward",
+    "stays ~ age + ward + bmi",
+    "pressure ~ ward * age + bmi + age:bmi",
+]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_tests_are_those_of_statsmodels(formula: str, tmp_path: Path) -> None:
+    rows = [{**row, "ill": row["died"]} for row in made_rows(900)]
+    given = with_terms({"model": {"formula": formula}}, source="analysis")["model"]
+    assert isinstance(given, dict)
+    outcome, terms = given["outcome"], given["terms"]
+    family = {"ill": "logistic", "stays": "poisson", "pressure": "linear"}[outcome]
+    found, _ = fitted(tmp_path, rows, family, outcome, terms, columns={"ill": COLUMNS["died"]})
+    frame = pandas.DataFrame(rows).assign(ill=lambda each: (each["ill"] == "yes").astype(float))
+    expected = {
+        "logistic": lambda: statsmodels.formula.api.logit(formula, frame).fit(
+            disp=0, tol=1e-12, method="newton"
+        ),
+        "poisson": lambda: statsmodels.formula.api.poisson(formula, frame).fit(
+            disp=0, tol=1e-12, method="newton"
+        ),
+        "linear": lambda: statsmodels.formula.api.ols(formula, frame).fit(),
+    }[family]()
+    tests = {each.term: each for each in found.tests}
+    by_term = expected.wald_test_terms(scalar=True).table
+    several = by_term[by_term["df_constraint"] > 1]
+    assert set(tests) == {each.replace(":", " x ") for each in several.index} | {""}
+    for term, line in several.iterrows():
+        test = tests[term.replace(":", " x ")]
+        assert test.freedom == line["df_constraint"]
+        assert test.statistic == pytest.approx(line["statistic"], rel=1e-6)
+        assert test.p == pytest.approx(line["pvalue"], rel=1e-5)
+    whole = tests[""]
+    if family == "linear":
+        assert (whole.statistic, whole.p) == pytest.approx((expected.fvalue, expected.f_pvalue), rel=1e-6)
+    else:
+        assert (whole.statistic, whole.p) == pytest.approx((expected.llr, expected.llr_pvalue), rel=1e-6)
+    figures = {each["figure"]: each["value"] for each in found.figures() if not each["part"]}
+    if family == "poisson":
+        assert "AIC" not in figures
+        return
+    assert figures["AIC"] == pytest.approx(expected.aic, rel=1e-9)
+    assert figures["log-likelihood"] == pytest.approx(expected.llf, rel=1e-9)
+    assert f"AIC {expected.aic:.4f}." in " ".join(found.to_text().split())
