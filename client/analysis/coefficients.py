@@ -31,8 +31,9 @@ INTERCEPT = "intercept"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """against: the parts that those of the term are compared with; empty of numbers alone. ratio: of odds or
-    rates, with the ends of its interval; empty of a linear model, and of the intercept."""
+    """error: the model's, robust_error HC1; with errors by patient those, and the model's. against: the parts
+    that those of the term are compared with; empty of numbers alone. ratio: of odds or rates, with the ends
+    of its interval; empty of a linear model, and of the intercept."""
 
     term: str
     against: str
@@ -97,6 +98,10 @@ def coefficients_in(
     )
     if not ((variance_P > 0) & (robust_P >= 0))[has_P].all():
         raise ConfigError(f"{COVARIANCE}, {ROBUST}: expected no variance below 0")
+    if spec.model.errors == "patient":
+        variance_P, robust_P = robust_P, variance_P
+        if not (variance_P > 0)[has_P].all():
+            raise ConfigError(f"{ROBUST}: expected variances above 0")
     error_P, robust_P = np.sqrt(np.abs(variance_P)), np.sqrt(np.abs(robust_P))
     edges = next(column.edges for column in spec.columns if column.name == spec.model.outcome)
     if spec.model.family is Family.LINEAR:
@@ -137,12 +142,14 @@ def coefficients_in(
 def joint_tests(
     spec: AnalysisSpec, state: Arrays, parts_of: Mapping[int, Sequence[int]], *, freedom: int | None
 ) -> Iterator[JointTest]:
-    """Wald tests of the terms that have several coefficients; then, where there is a freedom, of all: that of
-    a linear model against its intercept alone. Raises ConfigError."""
+    """Wald tests of the terms that have several coefficients; then of all, where that is the test against the
+    intercept alone: of a linear model, or with errors by patient. Raises ConfigError."""
     design = design_of(spec.tables)
     units_PP, size = _in_units(spec, design), len(design)
     estimate_P = units_PP @ array_in(state, COEFFICIENTS, (size,), np.float64)
-    covariance_PP = units_PP @ array_in(state, COVARIANCE, (size, size), np.float64) @ units_PP.T
+    by_patient = spec.model is not None and spec.model.errors == "patient"
+    name = ROBUST if by_patient else COVARIANCE
+    covariance_PP = units_PP @ array_in(state, name, (size, size), np.float64) @ units_PP.T
     used = [place for place in np.flatnonzero(has_coefficient(design, parts_of)).tolist() if design[place]]
     of_term: dict[str, list[int]] = {}
     for place in used:
@@ -150,12 +157,12 @@ def joint_tests(
             place
         )
     for term, places in (*of_term.items(), ("", used)):
-        if (len(places) < 2) if term else (freedom is None or not used):
+        if (len(places) < 2) if term else not (used and (by_patient or freedom)):
             continue
         try:
             scaled_T = np.linalg.solve(covariance_PP[np.ix_(places, places)], estimate_P[places])
         except np.linalg.LinAlgError:
-            raise ConfigError(f"{COVARIANCE}: expected one that has an inverse") from None
+            raise ConfigError(f"{name}: expected one that has an inverse") from None
         found = float(estimate_P[places] @ scaled_T)
         if freedom is None:
             yield chi_squared_test(term, "Wald chi-squared", found, len(places))

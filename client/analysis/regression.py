@@ -39,15 +39,20 @@ WHY = {
     "some coefficients grow from step to step, while the fit hardly changes.",
     Status.SMALL_CELLS: "Withheld: one of the two parts of the outcome holds fewer than {least} records.",
     Status.MANY_PARAMETERS: "Withheld: there are fewer than three records a coefficient, or fewer than ten "
-    "more than coefficients.",
+    "more than coefficients; of patients likewise, where errors are by patient.",
     Status.DOMINATED: "Withheld: a column of numbers shows fewer than three parts, or a value may stand out "
-    "of it, or of a cell of the columns with categories. Parts narrower than a standard deviation help.",
+    "of it, or of a cell of the columns with categories, or a patient, where errors are by patient. Parts "
+    "narrower than a standard deviation help.",
     Status.COLLINEAR: "Withheld: a column of the model follows from the others.",
 }
 MERGED = "Merged: a part or a cell of the model's columns with categories holds fewer than {least} records."
 AGAINST = "Against {against}."
 WHOLE = "Whole model against the intercept alone"
 LEFT_OUT = "{name} has no coefficient: its parts are merged into one."
+BY_PATIENT = (
+    "SE, p and interval allow for what records of one patient have in common (cluster-robust), by {by}. "
+    "SE (model): as if they had nothing."
+)
 ERRORS = "SE, p and interval are those of the model, by {by}. SE (HC1): without its variance (White 1980)."
 
 
@@ -87,7 +92,8 @@ class FittedModel:
             if left < 1:
                 raise ConfigError(f"{ROW_COUNTS}: expected more records than coefficients, got {records}")
             if family is Family.LINEAR:
-                freedom, coefficients = left, coefficients_in(spec, state, parts_of, freedom=left)
+                if spec.model.errors == "record":
+                    freedom, coefficients = left, coefficients_in(spec, state, parts_of, freedom=left)
                 residual = _residual(spec, state, left)
                 squares = residual * residual * left
                 likelihood = -records / 2.0 * (math.log(2.0 * math.pi * squares / records) + 1.0)
@@ -95,7 +101,8 @@ class FittedModel:
                 likelihood = float(array_in(state, LIKELIHOOD, (), np.float64))
             if status is Status.CONVERGED:
                 tests = tuple(joint_tests(spec, state, parts_of, freedom=freedom))
-                if family is not Family.LINEAR and len(coefficients) > 1:
+                is_likely = family is not Family.LINEAR and spec.model.errors == "record"
+                if is_likely and len(coefficients) > 1:
                     ratio = _likelihood_ratio(spec, state, records)
                     name, count = "likelihood ratio chi-squared", len(coefficients) - 1
                     tests = (*tests, chi_squared_test("", name, ratio, count))
@@ -131,7 +138,7 @@ class FittedModel:
     def table(self) -> Table:
         """As journals print it."""
         ratio = RATIOS.get(self.model.family)
-        heads = ["coefficient", "95 % interval", "SE", "SE (HC1)", self._statistic, "p"]
+        heads = ["coefficient", "95 % interval", "SE", f"SE ({self._other})", self._statistic, "p"]
         numbers: dict[str, int] = {}
         lines = []
         for each in self.coefficients:
@@ -166,7 +173,7 @@ class FittedModel:
                 "coefficient, lower end": each.low,
                 "coefficient, upper end": each.high,
                 "standard error": each.error,
-                "standard error (HC1)": each.robust_error,
+                f"standard error ({self._other})": each.robust_error,
                 self._statistic: each.statistic,
                 "p": each.p,
             }
@@ -203,6 +210,11 @@ class FittedModel:
         }
 
     @property
+    def _other(self) -> str:
+        """Which errors stand beside the first ones."""
+        return "HC1" if self.model.errors == "record" else "model"
+
+    @property
     def _statistic(self) -> str:
         return "z" if self.freedom is None else "t"
 
@@ -225,7 +237,8 @@ class FittedModel:
         yield from self._ended
         if self.coefficients:
             freedom = f"Student's t with {self.freedom} degrees of freedom"
-            yield ERRORS.format(by="the normal distribution" if self.freedom is None else freedom)
+            errors = ERRORS if self.model.errors == "record" else BY_PATIENT
+            yield errors.format(by="the normal distribution" if self.freedom is None else freedom)
         if self.residual is not None:
             yield f"Residual standard deviation: {_digits(self.residual)}."
         if found := self._of_likelihood:

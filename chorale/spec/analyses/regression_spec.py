@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import combinations
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,12 @@ class RegressionSpec(SpecPart):
         description="each a column or a product of several, whose parts are terms, too; of a column with "
         "categories each but the first counts against the first, one with edges counts as its values",
     )
+    errors: Literal["record", "patient"] = Field(
+        default="record",
+        description="record: standard errors as if no record told of another; patient: they allow for what "
+        "the records of one patient at a silo have in common (cluster-robust), and a silo whose settings do "
+        "not say whose a record is (data.unit) refuses the job",
+    )
     iterations: int = Field(
         default=10, ge=2, le=MOST_ITERATIONS, description="steps at most; each is one sum over all silos"
     )
@@ -48,7 +54,9 @@ class RegressionSpec(SpecPart):
     @property
     def in_words(self) -> str:
         terms = ", ".join(" x ".join(term) for term in self.terms)
-        return f"fits a {self.family} model of {self.outcome} by {terms} in {self.iterations} steps at most"
+        errors = ", with errors by patient" if self.errors == "patient" else ""
+        model = f"{self.family} model of {self.outcome} by {terms}{errors}"
+        return f"fits a {model} in {self.iterations} steps at most"
 
     def placed(self, names: Mapping[str, int]) -> Model:
         """names: places of the columns."""
@@ -56,6 +64,7 @@ class RegressionSpec(SpecPart):
             outcome=names[self.outcome],
             family=self.family,
             terms=tuple(tuple(names[name] for name in term) for term in self.terms),
+            by_patient=self.errors == "patient",
         )
 
     def check(self, partitions: Mapping[str, Partition]) -> None:
@@ -79,6 +88,14 @@ class RegressionSpec(SpecPart):
             raise ValueError(f"model.outcome: expected a column with edges, {self.outcome} has none")
         elif self.family is Family.POISSON and not 0 <= outcome.edges[0] < outcome.edges[-1]:
             raise ValueError(f"model.outcome: expected edges from 0 on, got {outcome.edges[0]:g}")
+        if self.errors == "patient" and not any(
+            partitions[name].is_ordered and (name != self.outcome or self.family is Family.LINEAR)
+            for name in self.columns
+        ):
+            raise ValueError(
+                "model.errors: expected a column of numbers for errors by patient: those of categories alone "
+                "tell how many patients have records in two cells"
+            )
         for name in self.columns:
             if not partitions[name].is_ordered and partitions[name].parts < 2:
                 raise ValueError(f"model: {name} has one category alone, and nothing differs by it")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
 from silo_agent.training.analysis.table import DescribedTable
+from silo_agent.training.data.base import Indices
 from strategies.analysis.design import NUMBER, design_of
 from strategies.analysis.model_state import (
     COEFFICIENTS,
@@ -21,8 +22,18 @@ from strategies.analysis.model_state import (
     status_in,
     used_in,
 )
-from strategies.analysis.partition import Family, Tables
-from strategies.analysis.regression import BEYOND, BOUNDS, GRADIENT, INFORMATION, LIKELIHOODS, OUTER
+from strategies.analysis.partition import Family, Model, Tables
+from strategies.analysis.regression import (
+    BEYOND,
+    BOUNDS,
+    FOURTH,
+    GRADIENT,
+    INFORMATION,
+    LIKELIHOODS,
+    OUTER,
+    PATIENTS,
+    REACH,
+)
 from strategies.base import Array, Arrays
 
 Floats = NDArray[np.float64]
@@ -32,14 +43,20 @@ FIRST_MEAN = 0.1  # added to an outcome, in its units: none is 0
 
 def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: bool) -> dict[str, Array]:
     """Information, gradient and log-likelihood, and whether a record's mean is beyond what fits; is_last: and
-    the outer products of the records' gradients. Zeros where the model needs none any more.
+    the outer products of the records' gradients, or of each patient's sum of them, with its fourth powers and
+    how many patients there are. Zeros where the model needs none any more.
 
-    Shapes: (P, P), (P,), (), (), and (P, P). Raises ConfigError for a state that does not say where it is.
+    Shapes: (P, P), (P,), (), (), and (P, P), (P,), (2,). Raises ConfigError for a state that does not say
+    where it is.
     """
     _check(tables, state)
     status, size = status_in(state), len(design_of(tables))
     information_PP, outer_PP, gradient_P = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
     likelihood, beyond = 0.0, 0
+    by_patient = is_last and _model(tables).by_patient
+    owner_N = _patients(table) if by_patient else None
+    score_UP, fourth_P = np.zeros((0 if owner_N is None else owner_N.max() + 1, size)), np.zeros(size)
+    patients = np.zeros(2, np.int64)
     if not status.is_withheld and (is_last or status is Status.RUNNING):
         used_P = used_in(tables, state)
         is_first = not is_last and int(state[ITERATIONS]) == 0
@@ -54,15 +71,31 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
             gradient_P += design_BP.T @ score_B
             likelihood += at.likelihood
             beyond |= at.is_beyond
-            if is_last:
+            if owner_N is not None:
+                np.add.at(score_UP, owner_N[rows], score_B[:, None] * design_BP)
+            elif is_last:
                 outer_PP += design_BP.T @ ((score_B * score_B)[:, None] * design_BP)
+        is_far_U = (np.abs(score_UP) > REACH).any(axis=1)
+        patients = np.array([len(score_UP), np.count_nonzero(is_far_U)])
+        if not is_far_U.any():
+            outer_PP += score_UP.T @ score_UP
+            fourth_P = ((score_UP * score_UP) ** 2).sum(axis=0)
     sums: dict[str, Array] = {
         INFORMATION: information_PP,
         GRADIENT: gradient_P,
         LIKELIHOODS: np.array(likelihood),
         BEYOND: np.array(beyond),
     }
+    if by_patient:
+        sums |= {FOURTH: fourth_P, PATIENTS: patients}
     return {**sums, OUTER: outer_PP} if is_last else sums
+
+
+def _patients(table: DescribedTable) -> Indices:
+    """Whose each record is, from 0 on. Shapes: -> (N,)."""
+    if table.unit_N is None:
+        raise ConfigError("data.unit: expected a column that says whose a row is, for errors by patient")
+    return np.asarray(np.unique(table.unit_N, return_inverse=True)[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +172,12 @@ def _design(table: DescribedTable, tables: Tables, state: Arrays, rows: slice) -
 
 
 def _family(tables: Tables) -> Family:
+    return _model(tables).family
+
+
+def _model(tables: Tables) -> Model:
     assert tables.model is not None
-    return tables.model.family
+    return tables.model
 
 
 def _check(tables: Tables, state: Arrays) -> None:

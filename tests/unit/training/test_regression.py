@@ -36,9 +36,12 @@ from strategies.analysis.regression import (
     INFORMATION,
     LIKELIHOODS,
     OUTER,
+    PATIENTS,
     ModelFitPhase,
     ModelPhase,
+    _has_large_patient,
 )
+from strategies.analysis.values import SHARE
 from strategies.base import Arrays, PhaseContext
 from tests.support.analyses import Rows, analysis_job, read, states_of, unevenly
 
@@ -501,3 +504,125 @@ def test_tests_are_those_of_statsmodels(formula: str, tmp_path: Path) -> None:
     assert figures["AIC"] == pytest.approx(expected.aic, rel=1e-9)
     assert figures["log-likelihood"] == pytest.approx(expected.llf, rel=1e-9)
     assert f"AIC {expected.aic:.4f}." in " ".join(found.to_text().split())
+
+
+def of_patients(count: int, seed: int = SEED) -> list[dict[str, Any]]:
+    """Two or three records of most patients, with a risk that is their own."""
+    rng, rows = np.random.default_rng(seed), made_rows(count, seed)
+    patient = 0
+    for place, row in enumerate(rows):
+        patient += place % 8 in (0, 1, 4, 6)
+        row["patient"] = f"p{patient}"
+    own = rng.normal(0, 6, patient + 1)
+    for row in rows:
+        row["pressure"] = round(row["pressure"] + float(own[int(row["patient"][1:])]), 1)
+    return rows
+
+
+def by_patient(folder: Path, rows: Rows, family: str, outcome: str, terms: list[list[str]]) -> FittedModel:
+    job = job_of(family, outcome, terms, errors="patient")
+    return FittedModel.of(job.spec, states_of(job, read(folder, job, unevenly(rows), unit="patient"))[-1][1])
+
+
+@pytest.mark.parametrize(
+    ("formula", "fit"),
+    [
+        ("died ~ age * sex + ward", "logit"),
+        ("stays ~ age + ward + bmi", "poisson"),
+        ("pressure ~ ward * age + bmi + age:bmi", "ols"),
+    ],
+)
+def test_errors_by_patient_are_those_of_statsmodels(formula: str, fit: str, tmp_path: Path) -> None:
+    rows = of_patients(896)  # no patient is at two silos
+    given = with_terms({"model": {"formula": formula}}, source="analysis")["model"]
+    assert isinstance(given, dict)
+    family = {"logit": "logistic", "poisson": "poisson", "ols": "linear"}[fit]
+    found = by_patient(tmp_path, rows, family, given["outcome"], given["terms"])
+    frame = pandas.DataFrame(rows).assign(died=lambda each: (each["died"] == "yes").astype(float))
+    groups = frame["patient"].str[1:].astype(int)
+    options = {} if fit == "ols" else {"disp": 0, "tol": 1e-12, "method": "newton"}
+    model = getattr(statsmodels.formula.api, fit)(formula, frame)
+    expected = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=False, **options)
+    plain = model.fit(**options)
+    assert sorted(each.error for each in found.coefficients) == pytest.approx(sorted(expected.bse), rel=1e-6)
+    assert sorted(each.p for each in found.coefficients) == pytest.approx(
+        sorted(expected.pvalues), rel=1e-4, abs=1e-30
+    )
+    assert sorted(each.robust_error for each in found.coefficients) == pytest.approx(
+        sorted(plain.bse), rel=1e-6
+    )
+    whole = expected.wald_test(np.eye(len(expected.params))[1:], use_f=False, scalar=True)
+    assert found.tests[-1].statistic == pytest.approx(float(whole.statistic), rel=1e-6)
+    assert "allow for what records of one patient have in common" in " ".join(found.to_text().split())
+    assert "SE (HC1)" not in found.to_text()
+
+
+def test_a_patient_who_may_dominate_the_errors_withholds_the_model(tmp_path: Path) -> None:
+    rows = of_patients(400)
+    model = ("linear", "pressure", [["age"]])
+    assert by_patient(tmp_path, rows, *model).status is Status.CONVERGED
+    large = [
+        {**row, "patient": "p0", "pressure": 200.0} if place < 30 else row for place, row in enumerate(rows)
+    ]
+    found = by_patient(tmp_path, large, *model)
+    assert (found.status, found.coefficients) == (Status.DOMINATED, ())
+    assert "or a patient, where errors are by patient" in " ".join(found.to_text().split())
+    many = [{**row, "patient": "p0", "died": "yes"} if place < 30 else row for place, row in enumerate(rows)]
+    assert by_patient(tmp_path, many, "logistic", "died", [["age"]]).status is Status.DOMINATED
+    few = [{**row, "patient": f"p{place // 25}"} for place, row in enumerate(rows[:200])]
+    assert by_patient(tmp_path, few, *model).status is Status.MANY_PARAMETERS
+
+
+def test_who_knows_a_patient_finds_no_other_that_makes_most_of_the_rest() -> None:
+    """Of 2,000 draws with heavy tails, by what the sum of fourth powers allows; some of both are seen."""
+    rng, shown = np.random.default_rng(SEED), 0
+    for _ in range(2_000):
+        square_U = np.sort(rng.pareto(1.5, rng.integers(4, 60)))
+        if _has_large_patient(np.array([square_U.sum()]), np.array([(square_U * square_U).sum()])):
+            continue
+        shown += 1
+        assert square_U[-2] <= SHARE * (square_U.sum() - square_U[-1])
+        assert square_U[-1] <= SHARE * (square_U.sum() - square_U[-2])
+    assert 200 < shown < 1_800
+    assert _has_large_patient(np.zeros(1), np.zeros(1))
+
+
+def test_a_patient_beyond_reach_is_said_and_not_summed(tmp_path: Path) -> None:
+    job = job_of("logistic", "died", [["age"]], errors="patient")
+    rows = [
+        {**row, "patient": "p0", "died": "yes"} if n < 30 else row for n, row in enumerate(of_patients(400))
+    ]
+    tables = read(tmp_path, job, unevenly(rows), unit="patient")
+    state = next(state for kind, state in states_of(job, tables) if kind == "analysis-model")
+    state = {**state, COEFFICIENTS: np.zeros_like(state[COEFFICIENTS])}
+    first, second, *_ = (model_sums(each, job.spec.tables, state, is_last=True) for each in tables)
+    assert first[PATIENTS][1] == 1
+    assert not first[OUTER].any()
+    assert second[PATIENTS][1] == 0
+    assert second[OUTER].any()
+
+
+def test_errors_by_patient_need_a_number_and_silos_that_say_whose_a_record_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a column of numbers for errors by patient"):
+        job_of("logistic", "died", [["sex"]], errors="patient")
+    with pytest.raises(ConfigError, match="expected a column of numbers for errors by patient"):
+        job_of("poisson", "stays", [["sex"]], errors="patient")
+    job = job_of("logistic", "died", [["age"]], errors="patient")
+    with pytest.raises(
+        ConfigError, match="data.unit: expected a column that says whose a row is, for errors by"
+    ):
+        read(tmp_path, job, unevenly(of_patients(400)))
+
+
+def test_patients_that_no_records_give_are_not_applied(tmp_path: Path) -> None:
+    job = job_of("linear", "pressure", [["age"]], errors="patient")
+    tables = read(tmp_path, job, unevenly(of_patients(400)), unit="patient")
+    state = [state for kind, state in states_of(job, tables) if kind == "analysis-model"][-1]
+    phase = ModelFitPhase(tables=job.spec.tables)
+    parts = [model_sums(each, job.spec.tables, state, is_last=True) for each in tables]
+    sums = {each: np.sum([part[each] for part in parts], axis=0) for each in parts[0]}
+    context = PhaseContext(round=3, members=4, classes=0, state=state, trained=())
+    assert phase.next_state(context, sums).state is not None
+    for patients in ([401, 0], [-1, 0], [200, -1], [200, 201]):
+        result = phase.next_state(context, {**sums, PATIENTS: np.array(patients)})
+        assert (result.state, result.reason) == (None, IMPLAUSIBLE)
