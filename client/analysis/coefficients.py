@@ -111,7 +111,10 @@ def coefficients_in(
         estimate_P[0] += edges[0] + half
     elif spec.model.family is Family.POISSON:
         assert edges is not None
-        estimate_P[0] += math.log(edges[-1])  # it counts in units of it
+        estimate_P[0] += math.log(edges[-1])  # it counts in units of it, and exposures of theirs
+        for column in spec.columns:
+            if column.name == spec.model.offset and column.edges is not None:
+                estimate_P[0] -= math.log(column.edges[-1])
     parts = {place: published_parts(spec.columns[place], each) for place, each in parts_of.items()}
     within, found = reach(freedom), []
     for place in np.flatnonzero(has_P).tolist():
@@ -143,12 +146,12 @@ def joint_tests(
     spec: AnalysisSpec, state: Arrays, parts_of: Mapping[int, Sequence[int]], *, freedom: int | None
 ) -> Iterator[JointTest]:
     """Wald tests of the terms that have several coefficients; then of all, where that is the test against the
-    intercept alone: of a linear model, or with errors by patient. Raises ConfigError."""
+    intercept alone and likelihoods are not. Raises ConfigError."""
     design = design_of(spec.tables)
     units_PP, size = _in_units(spec, design), len(design)
     estimate_P = units_PP @ array_in(state, COEFFICIENTS, (size,), np.float64)
-    by_patient = spec.model is not None and spec.model.errors == "patient"
-    name = ROBUST if by_patient else COVARIANCE
+    assert spec.model is not None
+    name = ROBUST if spec.model.errors == "patient" else COVARIANCE
     covariance_PP = units_PP @ array_in(state, name, (size, size), np.float64) @ units_PP.T
     used = [place for place in np.flatnonzero(has_coefficient(design, parts_of)).tolist() if design[place]]
     of_term: dict[str, list[int]] = {}
@@ -157,7 +160,7 @@ def joint_tests(
             place
         )
     for term, places in (*of_term.items(), ("", used)):
-        if (len(places) < 2) if term else not (used and (by_patient or freedom)):
+        if (len(places) < 2) if term else not used or spec.model.compares_likelihoods:
             continue
         try:
             scaled_T = np.linalg.solve(covariance_PP[np.ix_(places, places)], estimate_P[places])

@@ -101,8 +101,7 @@ class FittedModel:
                 likelihood = float(array_in(state, LIKELIHOOD, (), np.float64))
             if status is Status.CONVERGED:
                 tests = tuple(joint_tests(spec, state, parts_of, freedom=freedom))
-                is_likely = family is not Family.LINEAR and spec.model.errors == "record"
-                if is_likely and len(coefficients) > 1:
+                if spec.model.compares_likelihoods and len(coefficients) > 1:
                     ratio = _likelihood_ratio(spec, state, records)
                     name, count = "likelihood ratio chi-squared", len(coefficients) - 1
                     tests = (*tests, chi_squared_test("", name, ratio, count))
@@ -124,6 +123,7 @@ class FittedModel:
     @property
     def title(self) -> str:
         terms = " + ".join(" x ".join(term) for term in self.model.terms)
+        terms += "" if self.model.offset is None else f", per {self.model.offset}"
         outcome = next(column for column in self.spec.columns if column.name == self.model.outcome)
         event = f" {outcome.categories[1]}" if outcome.categories else ""
         return (

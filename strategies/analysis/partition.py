@@ -41,12 +41,14 @@ class Family(StrEnum):
 class Model:
     """A regression beside the tables. outcome: place of its column. terms: each a product of the columns at
     these places; an intercept stands before them. It is about the records without any missing value.
-    by_patient: whether errors allow for what records of one patient have in common."""
+    by_patient: whether errors allow for what records of one patient have in common. offset: place of the
+    exposure of a Poisson model, whose logarithm adds to its predictor."""
 
     outcome: int
     family: Family
     terms: tuple[tuple[int, ...], ...]
     by_patient: bool = False
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

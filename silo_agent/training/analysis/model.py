@@ -63,10 +63,11 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
         for start in range(0, table.records, BLOCK_RECORDS):
             rows = slice(start, start + BLOCK_RECORDS)
             design_BP = np.where(used_P, _design(table, tables, state, rows), 0.0)
-            at = _at(tables, _outcome(table, tables, rows), design_BP @ state[COEFFICIENTS])
+            offset_B = _offset(table, tables, rows)
+            at = _at(tables, _outcome(table, tables, rows), design_BP @ state[COEFFICIENTS] + offset_B)
             score_B, weight_B = at.residual_B, at.weight_B
             if is_first and _family(tables) is Family.POISSON:
-                score_B, weight_B = _from_outcomes(tables, _outcome(table, tables, rows))
+                score_B, weight_B = _from_outcomes(tables, _outcome(table, tables, rows), offset_B)
             information_PP += design_BP.T @ (weight_B[:, None] * design_BP)
             gradient_P += design_BP.T @ score_B
             likelihood += at.likelihood
@@ -132,12 +133,12 @@ def _at(tables: Tables, outcome_B: Floats, predictor_B: Floats) -> _At:
     )
 
 
-def _from_outcomes(tables: Tables, outcome_B: Floats) -> tuple[Floats, Floats]:
+def _from_outcomes(tables: Tables, outcome_B: Floats, offset_B: Floats) -> tuple[Floats, Floats]:
     """Weighted working outcome and weight of the first step, with each mean near its outcome."""
     assert tables.model is not None
     unit = tables.partitions[tables.model.outcome].edges[-1]
     mean_B = outcome_B + FIRST_MEAN / max(unit, 1.0)
-    return mean_B * np.log(mean_B) + outcome_B - mean_B, mean_B
+    return mean_B * (np.log(mean_B) - offset_B) + outcome_B - mean_B, mean_B
 
 
 def _outcome(table: DescribedTable, tables: Tables, rows: slice) -> Floats:
@@ -150,6 +151,19 @@ def _outcome(table: DescribedTable, tables: Tables, rows: slice) -> Floats:
     z_B: Floats = table.z_NK[rows, tables.measured.index(place)]
     if tables.model.family is Family.LINEAR:
         return z_B
+    return _of_highest(tables, place, z_B)
+
+
+def _offset(table: DescribedTable, tables: Tables, rows: slice) -> Floats:
+    """Logarithms of exposures, in the highest edge: at most 0. Shapes: -> (B,)."""
+    place = _model(tables).offset
+    if place is None:
+        return np.zeros(len(table.z_NK[rows]))
+    return np.log(_of_highest(tables, place, table.z_NK[rows, tables.measured.index(place)]))
+
+
+def _of_highest(tables: Tables, place: int, z_B: Floats) -> Floats:
+    """As shares of a column's highest edge. Shapes: -> (B,)."""
     low, high = tables.partitions[place].edges[0], tables.partitions[place].edges[-1]
     return np.asarray((low + (z_B + 1.0) / 2.0 * (high - low)) / high)
 

@@ -162,7 +162,8 @@ def fitted(
 
 
 def job_of(family: str, outcome: str, terms: list[list[str]], *, columns: Any = None, **fields: Any) -> Any:
-    names = dict.fromkeys([*(name for term in terms for name in term), outcome])
+    exposure = [fields["offset"]] if "offset" in fields else []
+    names = dict.fromkeys([*(name for term in terms for name in term), *exposure, outcome])
     declared = {**COLUMNS, **(columns or {})}
     return analysis_job(
         columns=[{"name": name, **declared[name]} for name in names],
@@ -509,13 +510,12 @@ def test_tests_are_those_of_statsmodels(formula: str, tmp_path: Path) -> None:
 def of_patients(count: int, seed: int = SEED) -> list[dict[str, Any]]:
     """Two or three records of most patients, with a risk that is their own."""
     rng, rows = np.random.default_rng(seed), made_rows(count, seed)
-    patient = 0
+    own: dict[str, float] = {}
     for place, row in enumerate(rows):
-        patient += place % 8 in (0, 1, 4, 6)
-        row["patient"] = f"p{patient}"
-    own = rng.normal(0, 6, patient + 1)
-    for row in rows:
-        row["pressure"] = round(row["pressure"] + float(own[int(row["patient"][1:])]), 1)
+        # none is at two silos, whose ends are eighths, and records of one lie apart
+        row["patient"] = f"p{place * 8 // count}-{place % (count // 20)}"
+        own.setdefault(row["patient"], float(rng.normal(0, 6)))
+        row["pressure"] = round(row["pressure"] + own[row["patient"]], 1)
     return rows
 
 
@@ -533,13 +533,13 @@ def by_patient(folder: Path, rows: Rows, family: str, outcome: str, terms: list[
     ],
 )
 def test_errors_by_patient_are_those_of_statsmodels(formula: str, fit: str, tmp_path: Path) -> None:
-    rows = of_patients(896)  # no patient is at two silos
+    rows = of_patients(896)
     given = with_terms({"model": {"formula": formula}}, source="analysis")["model"]
     assert isinstance(given, dict)
     family = {"logit": "logistic", "poisson": "poisson", "ols": "linear"}[fit]
     found = by_patient(tmp_path, rows, family, given["outcome"], given["terms"])
     frame = pandas.DataFrame(rows).assign(died=lambda each: (each["died"] == "yes").astype(float))
-    groups = frame["patient"].str[1:].astype(int)
+    groups = pandas.factorize(frame["patient"])[0]
     options = {} if fit == "ols" else {"disp": 0, "tol": 1e-12, "method": "newton"}
     model = getattr(statsmodels.formula.api, fit)(formula, frame)
     expected = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=False, **options)
@@ -626,3 +626,55 @@ def test_patients_that_no_records_give_are_not_applied(tmp_path: Path) -> None:
     for patients in ([401, 0], [-1, 0], [200, -1], [200, 201]):
         result = phase.next_state(context, {**sums, PATIENTS: np.array(patients)})
         assert (result.state, result.reason) == (None, IMPLAUSIBLE)
+
+
+EXPOSED = {"days": {"edges": [1, 30, 90, 180, 270, 365]}}
+
+
+@pytest.mark.parametrize("errors", ["record", "patient"])
+def test_rates_by_exposure_are_those_of_statsmodels(errors: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    rows = of_patients(896)
+    for row in rows:
+        row["days"] = round(float(rng.uniform(1, 365)), 1)
+        row["stays"] = int(min(rng.poisson(row["days"] / 365 * np.exp(-1 + 0.03 * row["age"])), 60))
+    fields = {"columns": EXPOSED, "offset": "days", "errors": errors}
+    job = job_of("poisson", "stays", [["age"], ["ward"]], **fields)
+    tables = read(tmp_path, job, unevenly(rows), unit="patient")
+    found = FittedModel.of(job.spec, states_of(job, tables)[-1][1])
+    assert found.status is Status.CONVERGED
+    frame = pandas.DataFrame(rows)
+    model = statsmodels.formula.api.poisson("stays ~ age + ward", frame, exposure=frame["days"])
+    groups = {"groups": pandas.factorize(frame["patient"])[0]}
+    options = {} if errors == "record" else {"cov_type": "cluster", "cov_kwds": groups}
+    expected = model.fit(disp=0, tol=1e-12, method="newton", **options)
+    for term, name in (
+        ("intercept", "Intercept"), ("age", "age"), ("ward b", "ward[T.b]"), ("ward c", "ward[T.c]")
+    ):  # fmt: skip
+        one = next(each for each in found.coefficients if each.term.startswith(term))
+        assert one.estimate == pytest.approx(expected.params[name], abs=1e-6 * expected.bse[name])
+        assert one.error == pytest.approx(expected.bse[name], rel=1e-6)
+    whole = expected.wald_test(np.eye(4)[1:], use_f=False, scalar=True)
+    assert found.tests[-1].statistic == pytest.approx(float(whole.statistic), rel=1e-6)
+    assert "by age + ward, per days: 896 complete records" in " ".join(found.to_text().split())
+
+
+@pytest.mark.parametrize(
+    ("family", "outcome", "offset", "message"),
+    [
+        ("logistic", "died", "days", "offset: expected a poisson model, got logistic"),
+        ("poisson", "stays", "age", "offset: age is a term or the outcome"),
+        ("poisson", "stays", "ward", "offset: expected a column with edges above 0"),
+        ("poisson", "stays", "nights", "offset: expected a column with edges above 0"),
+        ("poisson", "stays", "years", "at most 1,000 times the lowest, years has not"),
+        ("poisson", "stays", "weeks", "model: expected columns of the job, got 'weeks'"),
+    ],
+)
+def test_offsets_that_are_no_exposures_are_refused(
+    family: str, outcome: str, offset: str, message: str
+) -> None:
+    given = {**COLUMNS, **EXPOSED, "nights": {"edges": [0, 5, 9]}, "years": {"edges": [0.001, 1, 2]}}
+    names = ["age", outcome, *([offset] if offset not in ("age", "weeks") else [])]
+    model = {"outcome": outcome, "family": family, "terms": [["age"]], "offset": offset}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        analysis_job(columns=[{"name": name, **given[name]} for name in names], model=model)
