@@ -30,6 +30,7 @@ from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.model_file import described_analysis, described_job, open_model
 from chorale.transport.tls import load_authority
+from client.analysis.formula import with_terms
 from client.analysis.results import AnalysisResults
 from client.analysis.submission import analysis_of, prepared_analysis, read_analysis
 from client.history import JobHistory, check_done, silo_facts, summary_facts
@@ -118,7 +119,7 @@ class Federation:
         `analysis_results` reads an analysis that was submitted before. Raises as `submit` and `watch`.
         """
         if isinstance(analysis, Mapping):
-            source, spec = "analysis", analysis_of(analysis, source="analysis")
+            source, spec = "analysis", analysis_of(with_terms(analysis, source="analysis"), source="analysis")
         else:
             source, spec = str(analysis), read_analysis(Path(analysis))
         now = datetime.now(UTC)

@@ -9,7 +9,7 @@ P = columns of the design, of which not all have a coefficient.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from chorale.spec.analysis_spec import AnalysisSpec, DescribedColumn
 from client.analysis.parts import Part, published_parts
-from client.analysis.tails import beyond, reach
+from client.analysis.tails import above, above_f, beyond, reach
 from crypto.errors import ConfigError
 from strategies.analysis.design import NUMBER, Product, design_of, has_coefficient
 from strategies.analysis.model_state import COEFFICIENTS, COVARIANCE, MODEL_PARTS, ROBUST
@@ -31,8 +31,9 @@ INTERCEPT = "intercept"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """against: the parts that those of the term are compared with; empty of numbers alone. ratio: of odds or
-    rates, with the ends of its interval; empty of a linear model, and of the intercept."""
+    """error: the model's, robust_error HC1; with errors by patient those, and the model's. against: the parts
+    that those of the term are compared with; empty of numbers alone. ratio: of odds or rates, with the ends
+    of its interval; empty of a linear model, and of the intercept."""
 
     term: str
     against: str
@@ -45,6 +46,18 @@ class Coefficient:
     low: float
     high: float
     ratio: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointTest:
+    """Whether several coefficients are 0: chi-squared, or F where errors are Student's. term: empty of all
+    but the intercept."""
+
+    term: str
+    figure: str
+    statistic: float
+    freedom: int
+    p: float
 
 
 def array_in(state: Arrays, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
@@ -85,6 +98,10 @@ def coefficients_in(
     )
     if not ((variance_P > 0) & (robust_P >= 0))[has_P].all():
         raise ConfigError(f"{COVARIANCE}, {ROBUST}: expected no variance below 0")
+    if spec.model.errors == "patient":
+        variance_P, robust_P = robust_P, variance_P
+        if not (variance_P > 0)[has_P].all():
+            raise ConfigError(f"{ROBUST}: expected variances above 0")
     error_P, robust_P = np.sqrt(np.abs(variance_P)), np.sqrt(np.abs(robust_P))
     edges = next(column.edges for column in spec.columns if column.name == spec.model.outcome)
     if spec.model.family is Family.LINEAR:
@@ -94,7 +111,10 @@ def coefficients_in(
         estimate_P[0] += edges[0] + half
     elif spec.model.family is Family.POISSON:
         assert edges is not None
-        estimate_P[0] += math.log(edges[-1])  # it counts in units of it
+        estimate_P[0] += math.log(edges[-1])  # it counts in units of it, and exposures of theirs
+        for column in spec.columns:
+            if column.name == spec.model.offset and column.edges is not None:
+                estimate_P[0] -= math.log(column.edges[-1])
     parts = {place: published_parts(spec.columns[place], each) for place, each in parts_of.items()}
     within, found = reach(freedom), []
     for place in np.flatnonzero(has_P).tolist():
@@ -120,6 +140,44 @@ def coefficients_in(
             )
         )
     return tuple(found)
+
+
+def joint_tests(
+    spec: AnalysisSpec, state: Arrays, parts_of: Mapping[int, Sequence[int]], *, freedom: int | None
+) -> Iterator[JointTest]:
+    """Wald tests of the terms that have several coefficients; then of all, where that is the test against the
+    intercept alone and likelihoods are not. Raises ConfigError."""
+    design = design_of(spec.tables)
+    units_PP, size = _in_units(spec, design), len(design)
+    estimate_P = units_PP @ array_in(state, COEFFICIENTS, (size,), np.float64)
+    assert spec.model is not None
+    name = ROBUST if spec.model.errors == "patient" else COVARIANCE
+    covariance_PP = units_PP @ array_in(state, name, (size, size), np.float64) @ units_PP.T
+    used = [place for place in np.flatnonzero(has_coefficient(design, parts_of)).tolist() if design[place]]
+    of_term: dict[str, list[int]] = {}
+    for place in used:
+        of_term.setdefault(" x ".join(spec.columns[column].name for column, _ in design[place]), []).append(
+            place
+        )
+    for term, places in (*of_term.items(), ("", used)):
+        if (len(places) < 2) if term else not used or spec.model.compares_likelihoods:
+            continue
+        try:
+            scaled_T = np.linalg.solve(covariance_PP[np.ix_(places, places)], estimate_P[places])
+        except np.linalg.LinAlgError:
+            raise ConfigError(f"{name}: expected one that has an inverse") from None
+        found = float(estimate_P[places] @ scaled_T)
+        if freedom is None:
+            yield chi_squared_test(term, "Wald chi-squared", found, len(places))
+            continue
+        ratio = max(found, 0.0) / len(places)
+        p = above_f(ratio, len(places), freedom)
+        yield JointTest(term=term, figure="F", statistic=ratio, freedom=len(places), p=p)
+
+
+def chi_squared_test(term: str, figure: str, statistic: float, freedom: int) -> JointTest:
+    p = above(statistic, freedom)
+    return JointTest(term=term, figure=figure, statistic=max(statistic, 0.0), freedom=freedom, p=p)
 
 
 def _named(column: DescribedColumn, parts: Mapping[int, Sequence[Part]], place: int, part: int) -> str:

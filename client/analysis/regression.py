@@ -11,12 +11,21 @@ import numpy as np
 
 from chorale.spec.analyses.regression_spec import RegressionSpec
 from chorale.spec.analysis_spec import AnalysisSpec
-from client.analysis.coefficients import Coefficient, array_in, coefficients_in, model_parts_in
+from client.analysis.coefficients import (
+    Coefficient,
+    JointTest,
+    array_in,
+    chi_squared_test,
+    coefficients_in,
+    joint_tests,
+    model_parts_in,
+)
 from client.analysis.records import Record
 from client.analysis.tables import Line, Table, short
 from client.analysis.text import markdown, plain_text
 from crypto.errors import ConfigError
-from strategies.analysis.counts import ROW_COUNTS
+from strategies.analysis.counts import PART_COUNTS, ROW_COUNTS
+from strategies.analysis.design import design_of, has_coefficient
 from strategies.analysis.model_state import COVARIANCE, ITERATIONS, LIKELIHOOD, SQUARES, Status, status_in
 from strategies.analysis.partition import Family
 from strategies.base import Arrays
@@ -30,14 +39,20 @@ WHY = {
     "some coefficients grow from step to step, while the fit hardly changes.",
     Status.SMALL_CELLS: "Withheld: one of the two parts of the outcome holds fewer than {least} records.",
     Status.MANY_PARAMETERS: "Withheld: there are fewer than three records a coefficient, or fewer than ten "
-    "more than coefficients.",
+    "more than coefficients; of patients likewise, where errors are by patient.",
     Status.DOMINATED: "Withheld: a column of numbers shows fewer than three parts, or a value may stand out "
-    "of it, or of a cell of the columns with categories. Parts narrower than a standard deviation help.",
+    "of it, or of a cell of the columns with categories, or a patient, where errors are by patient. Parts "
+    "narrower than a standard deviation help.",
     Status.COLLINEAR: "Withheld: a column of the model follows from the others.",
 }
 MERGED = "Merged: a part or a cell of the model's columns with categories holds fewer than {least} records."
 AGAINST = "Against {against}."
+WHOLE = "Whole model against the intercept alone"
 LEFT_OUT = "{name} has no coefficient: its parts are merged into one."
+BY_PATIENT = (
+    "SE, p and interval allow for what records of one patient have in common (cluster-robust), by {by}. "
+    "SE (model): as if they had nothing."
+)
 ERRORS = "SE, p and interval are those of the model, by {by}. SE (HC1): without its variance (White 1980)."
 
 
@@ -45,7 +60,9 @@ ERRORS = "SE, p and interval are those of the model, by {by}. SE (HC1): without 
 class FittedModel:
     """coefficients: none where the model is withheld or not fitted yet. freedom: of Student's t; None where
     errors are normal. residual: standard deviation of a linear model's residuals, in the outcome's unit.
-    left_out: columns of which one part is left."""
+    log_likelihood: None of a Poisson model, whose constant tells how many records have each outcome. tests:
+    where it converged, of terms with several coefficients, then of the whole model. left_out: columns of
+    which one part is left."""
 
     spec: AnalysisSpec
     model: RegressionSpec
@@ -56,6 +73,7 @@ class FittedModel:
     freedom: int | None
     residual: float | None
     log_likelihood: float | None
+    tests: tuple[JointTest, ...]
     left_out: tuple[str, ...]
 
     @classmethod
@@ -66,7 +84,7 @@ class FittedModel:
         status, family = status_in(state), spec.model.family
         records = int(array_in(state, ROW_COUNTS, (1,), np.int64)[0])
         parts_of = model_parts_in(spec, state)
-        coefficients: tuple[Coefficient, ...] = ()
+        coefficients, tests = tuple[Coefficient, ...](), tuple[JointTest, ...]()
         freedom = residual = likelihood = None
         if not status.is_withheld and COVARIANCE not in state:
             status = Status.RUNNING  # steps may have converged
@@ -76,10 +94,19 @@ class FittedModel:
             if left < 1:
                 raise ConfigError(f"{ROW_COUNTS}: expected more records than coefficients, got {records}")
             if family is Family.LINEAR:
-                freedom, coefficients = left, coefficients_in(spec, state, parts_of, freedom=left)
+                if spec.model.errors == "record":
+                    freedom, coefficients = left, coefficients_in(spec, state, parts_of, freedom=left)
                 residual = _residual(spec, state, left)
+                squares = residual * residual * left
+                likelihood = -records / 2.0 * (math.log(2.0 * math.pi * squares / records) + 1.0)
             elif family is Family.LOGISTIC:
                 likelihood = float(array_in(state, LIKELIHOOD, (), np.float64))
+            if status is Status.CONVERGED:
+                tests = tuple(joint_tests(spec, state, parts_of, freedom=freedom))
+                if spec.model.compares_likelihoods and len(coefficients) > 1:
+                    ratio = _likelihood_ratio(spec, state, records)
+                    name, count = "likelihood ratio chi-squared", len(coefficients) - 1
+                    tests = (*tests, chi_squared_test("", name, ratio, count))
         names = {place: spec.columns[place].name for place in parts_of}
         return cls(
             spec=spec,
@@ -91,12 +118,14 @@ class FittedModel:
             freedom=freedom,
             residual=residual,
             log_likelihood=likelihood,
+            tests=tests,
             left_out=tuple(names[place] for place, parts in parts_of.items() if max(parts) == 0),
         )
 
     @property
     def title(self) -> str:
         terms = " + ".join(" x ".join(term) for term in self.model.terms)
+        terms += "" if self.model.offset is None else f", per {self.model.offset}"
         outcome = next(column for column in self.spec.columns if column.name == self.model.outcome)
         event = f" {outcome.categories[1]}" if outcome.categories else ""
         return (
@@ -111,7 +140,7 @@ class FittedModel:
     def table(self) -> Table:
         """As journals print it."""
         ratio = RATIOS.get(self.model.family)
-        heads = ["coefficient", "95 % interval", "SE", "SE (HC1)", self._statistic, "p"]
+        heads = ["coefficient", "95 % interval", "SE", f"SE ({self._other})", self._statistic, "p"]
         numbers: dict[str, int] = {}
         lines = []
         for each in self.coefficients:
@@ -146,7 +175,7 @@ class FittedModel:
                 "coefficient, lower end": each.low,
                 "coefficient, upper end": each.high,
                 "standard error": each.error,
-                "standard error (HC1)": each.robust_error,
+                f"standard error ({self._other})": each.robust_error,
                 self._statistic: each.statistic,
                 "p": each.p,
             }
@@ -161,8 +190,31 @@ class FittedModel:
             yield self._record("coefficient", None, note=self.in_words)
         if self.residual is not None:
             yield self._record("residual standard deviation", self.residual)
-        if self.log_likelihood is not None:
-            yield self._record("log-likelihood", self.log_likelihood)
+        for name, value in self._of_likelihood.items():
+            yield self._record(name, value)
+        for test in self.tests:
+            note = "" if test.term else WHOLE
+            yield self._record(test.figure, test.statistic, part=test.term, note=note)
+            yield self._record(f"{test.figure}, degrees of freedom", test.freedom, part=test.term, note=note)
+            yield self._record(f"{test.figure}, p", test.p, part=test.term, note=note)
+
+    @property
+    def _of_likelihood(self) -> dict[str, float]:
+        """Deviance of a logistic model. AIC counts the coefficients, as statsmodels does."""
+        if self.log_likelihood is None:
+            return {}
+        twice = -2.0 * self.log_likelihood
+        deviance = {} if self.model.family is Family.LINEAR else {"deviance": twice}
+        return {
+            "log-likelihood": self.log_likelihood,
+            **deviance,
+            "AIC": twice + 2.0 * len(self.coefficients),
+        }
+
+    @property
+    def _other(self) -> str:
+        """Which errors stand beside the first ones."""
+        return "HC1" if self.model.errors == "record" else "model"
 
     @property
     def _statistic(self) -> str:
@@ -187,11 +239,17 @@ class FittedModel:
         yield from self._ended
         if self.coefficients:
             freedom = f"Student's t with {self.freedom} degrees of freedom"
-            yield ERRORS.format(by="the normal distribution" if self.freedom is None else freedom)
+            errors = ERRORS if self.model.errors == "record" else BY_PATIENT
+            yield errors.format(by="the normal distribution" if self.freedom is None else freedom)
         if self.residual is not None:
             yield f"Residual standard deviation: {_digits(self.residual)}."
-        if self.log_likelihood is not None:
-            yield f"Log-likelihood: {self.log_likelihood:.4f}."
+        if found := self._of_likelihood:
+            said = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+            yield f"{said[0].upper()}{said[1:]}."
+        for test in self.tests:
+            within = f"{test.freedom}, {self.freedom}" if test.figure == "F" else f"{test.freedom}"
+            said = f"{test.figure} ({within}) {test.statistic:.2f}, p {_of_p(test.p)}"
+            yield f"{test.term or WHOLE}: {said}."
         yield from (LEFT_OUT.format(name=name) for name in self.left_out)
 
 
@@ -201,6 +259,31 @@ def _residual(spec: AnalysisSpec, state: Arrays, freedom: int) -> float:
     assert edges is not None
     squares = float(array_in(state, SQUARES, (), np.float64))
     return (edges[-1] - edges[0]) / 2.0 * math.sqrt(max(squares, 0.0) / freedom)
+
+
+def _likelihood_ratio(spec: AnalysisSpec, state: Arrays, records: int) -> float:
+    """Twice the log-likelihood above that of the intercept alone, which follows from the outcomes' counts, or
+    their sum: at the best fit that of the means, the first of the information."""
+    model, likelihood = spec.tables.model, float(array_in(state, LIKELIHOOD, (), np.float64))
+    assert model is not None
+    partition = spec.tables.partitions[model.outcome]
+    if model.family is Family.LOGISTIC:
+        counts = array_in(state, f"{PART_COUNTS}{model.outcome}", (partition.size,), np.int64)
+        alone = math.fsum(count * math.log(count / records) for count in counts.tolist() if count > 0)
+        return 2.0 * (likelihood - alone)
+    design = design_of(spec.tables)
+    has_P, size = has_coefficient(design, model_parts_in(spec, state)), len(design)
+    covariance_UU = array_in(state, COVARIANCE, (size, size), np.float64)[np.ix_(has_P, has_P)]
+    first_U = np.zeros(len(covariance_UU))
+    first_U[0] = 1.0
+    try:
+        outcomes = float(np.linalg.solve(covariance_UU, first_U)[0])
+    except np.linalg.LinAlgError:
+        raise ConfigError(f"{COVARIANCE}: expected one that has an inverse") from None
+    if outcomes <= 0.0:
+        raise ConfigError(f"{COVARIANCE}: expected that of a sum of outcomes above 0")
+    unit = partition.edges[-1]
+    return 2.0 * (unit * likelihood - outcomes * (math.log(outcomes / unit / records) - 1.0))
 
 
 def _digits(value: float) -> str:

@@ -20,6 +20,7 @@ from chorale.spec.kinds import AnySpec
 from chorale.spec.settings_file import MAX_BYTES, check_values, parse_mapping
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import PhaseKey
+from client.analysis.formula import with_terms
 from client.errors import about, with_hint
 from client.planning import RECEIVED_BYTES, SENT_BYTES, PlannedPhase, message_bytes
 from client.submission import DEFAULT_LIFE, spec_of
@@ -58,7 +59,8 @@ class AnalysisPlan:
 
 def read_analysis(file: Path) -> AnalysisSpec:
     """The file; not_after is filled in where it is left out. Raises ConfigError."""
-    return analysis_of(parse_mapping(read_limited(file, MAX_BYTES), source=str(file)), source=str(file))
+    values = parse_mapping(read_limited(file, MAX_BYTES), source=str(file))
+    return analysis_of(with_terms(values, source=str(file)), source=str(file))
 
 
 def read_job(file: Path) -> AnySpec:

@@ -1,5 +1,5 @@
 """Two-sided probabilities of a standard normal and of Student's distribution, what 95 % lie within, and the
-upper tail of chi-squared.
+upper tails of chi-squared and F.
 
 The base install has no scipy. Sources: of the continued fraction DLMF 8.17.22, of the finite sums 8.4.10 and
 8.4.12.
@@ -42,6 +42,12 @@ def above(chi_squared: float, freedom: int) -> float:
     powers = (first + place for place in range(freedom // 2))
     tail += math.fsum(math.exp(power * math.log(half) - half - math.lgamma(power + 1.0)) for power in powers)
     return min(tail, 1.0)
+
+
+def above_f(ratio: float, freedom: int, residual_freedom: int) -> float:
+    """The probability of a larger F."""
+    share = residual_freedom / (residual_freedom + freedom * ratio)
+    return _incomplete_beta(share, residual_freedom / 2.0, freedom / 2.0)
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:

@@ -27,7 +27,7 @@ LIKELIHOOD = "method/model_likelihood"  # () float64: there, and at the coeffici
 DECREMENT = "method/model_decrement"  # () float64: the last step's squared length in standard errors
 # in the end
 COVARIANCE = "method/model_covariance"  # (P, P) float64, of the coefficients of z
-ROBUST = "method/model_robust"  # (P, P) float64, likewise: HC1
+ROBUST = "method/model_robust"  # (P, P) float64, likewise: HC1, or by patient
 SQUARES = "method/model_squares"  # () float64, of a linear model: of the residuals, in z of the outcome
 
 PARAMETER_SHARE = 3  # records of each parameter at least
@@ -69,6 +69,11 @@ def used_in(tables: Tables, state: Arrays) -> NDArray[np.bool_]:
     return has_coefficient(design_of(tables), parts_of)
 
 
+def bears(records: int, parameters: int) -> bool:
+    """Whether so many records, or patients, are enough."""
+    return PARAMETER_SHARE * parameters <= records and parameters + LEAST_FREEDOM <= records
+
+
 def model_begun(
     tables: Tables,
     count_J: Array,
@@ -84,9 +89,7 @@ def model_begun(
     )
     status = Status.SMALL_CELLS if found is None else Status.RUNNING
     parameters = int(np.count_nonzero(has_coefficient(design, parts_of)))
-    if status is Status.RUNNING and not (
-        PARAMETER_SHARE * parameters <= records and parameters + LEAST_FREEDOM <= records
-    ):
+    if status is Status.RUNNING and not bears(records, parameters):
         status = Status.MANY_PARAMETERS
     state: dict[str, Array] = {
         MODEL_PARTS + str(place): np.array(parts, np.int64) for place, parts in parts_of.items()

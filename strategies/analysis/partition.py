@@ -40,11 +40,15 @@ class Family(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A regression beside the tables. outcome: place of its column. terms: each a product of the columns at
-    these places; an intercept stands before them. It is about the records without any missing value."""
+    these places; an intercept stands before them. It is about the records without any missing value.
+    by_patient: whether errors allow for what records of one patient have in common. offset: place of the
+    exposure of a Poisson model, whose logarithm adds to its predictor."""
 
     outcome: int
     family: Family
     terms: tuple[tuple[int, ...], ...]
+    by_patient: bool = False
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,9 @@
 Each round sums, at the state's coefficients, the information X'WX and the gradient of the log-likelihood; the
 step follows from them, and is halved where the log-likelihood fell. After the rounds a last sum, at the final
 coefficients, gives their covariance, and the outer products of the records' gradients the one that does not
-presume the variance (HC1; White, "A Heteroskedasticity-Consistent Covariance Matrix Estimator", 1980).
+presume the variance (HC1; White, "A Heteroskedasticity-Consistent Covariance Matrix Estimator", 1980). By
+patient they are those of each patient's sum of gradients (Liang and Zeger, "Longitudinal data analysis using
+generalized linear models", 1986), and the sums of their fourth powers say whether one patient stands out.
 
 Columns are z, from -1 to 1. A Poisson outcome counts in units of its highest edge, so that no sum exceeds the
 number of records by more than a few times; its first step is from the outcomes themselves (McCullagh and
@@ -33,17 +35,20 @@ from strategies.analysis.model_state import (
     ROBUST,
     SQUARES,
     Status,
+    bears,
     status_in,
     used_in,
     with_status,
 )
 from strategies.analysis.partition import Family, Tables
+from strategies.analysis.values import SHARE
 from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
 from strategies.exact import cholesky, product, solved
 
 MODEL, MODEL_FIT = "analysis-model", "analysis-model-fit"
 INFORMATION, GRADIENT, LIKELIHOODS = "model_information", "model_gradient", "model_likelihoods"
 BEYOND, OUTER = "model_beyond", "model_outer_products"
+FOURTH, PATIENTS = "model_fourth_powers", "model_patients"
 
 CONVERGED_AT = 1e-8  # squared length in standard errors: the step after it is one of 1e-8 errors
 STEADY = 1e-3  # of the largest coefficient: a step of a separated model is longer
@@ -52,6 +57,7 @@ ROUNDED = 1e-11  # of a log-likelihood
 NOISY = 4.0  # deviations of rounding
 PLAUSIBLE_AT = 1e-12  # of a bound: sums of products are rounded by silos, too
 LN_8 = 2.0794415416798357
+REACH = 8.0  # of a patient's sum of gradients, which bounds what is summed; beyond it the model is withheld
 SLOW = 0.1  # times the last step's squared length: Newton's steps near a solution shrink much faster
 
 
@@ -133,12 +139,22 @@ class ModelFitPhase:
     kind: str = MODEL_FIT
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        """Shapes: as of a step, and (P, P)."""
-        size, bounds = len(design_of(self.tables)), _bounds(self.tables)
-        return (
-            *_quantities(self.tables, context),
-            _quantity(OUTER, (size, size), bounds.residual * bounds.residual, context),
+        """Shapes: as of a step, and (P, P); by patient (P,) and (2,): all, and those beyond REACH."""
+        size, residual = len(design_of(self.tables)), _bounds(self.tables).residual
+        found = _quantities(self.tables, context)
+        if not _by_patient(self.tables):
+            return (*found, _quantity(OUTER, (size, size), residual * residual, context))
+        # squares of sums are at most REACH times the sums, which are at most those of the residuals
+        fourth = _quantity(FOURTH, (size,), REACH * REACH * REACH * residual, context)
+        count = Quantity(
+            name=PATIENTS,
+            shape=(2,),
+            bound=2.0 * total_of(context.state),
+            is_count=True,
+            is_tagged=True,
+            discloses=Disclosure.CELL,
         )
+        return (*found, _quantity(OUTER, (size, size), REACH * residual, context), fourth, count)
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write covariances, and how the fit ended. Nothing of sums that no records give."""
@@ -175,18 +191,47 @@ class ModelFitPhase:
         elif model.family is Family.POISSON:
             variance = 1.0 / self.tables.partitions[model.outcome].edges[-1]
         outer_PP = np.where(used_P & used_P[:, None], sums[OUTER], 0.0)
+        correction = records / freedom
+        if _by_patient(self.tables):
+            patients, large = (int(each) for each in sums[PATIENTS])
+            fourth_P = sums[FOURTH] + _error(quantities[-2], context.members)
+            if not 0 <= large <= patients <= records:
+                return PhaseResult(state=None, reason=IMPLAUSIBLE)
+            withheld = None
+            if not bears(patients, int(np.count_nonzero(used_P))):
+                withheld = Status.MANY_PARAMETERS
+            elif large or _has_large_patient(np.diagonal(outer_PP)[used_P], fourth_P[used_P]):
+                withheld = Status.DOMINATED
+            if withheld is not None:
+                state.pop(SQUARES, None)
+                return PhaseResult(
+                    state=with_status({**state, COEFFICIENTS: np.zeros(len(used_P))}, withheld)
+                )
+            correction = patients / (patients - 1.0) * (records - 1.0) / freedom
         robust_PP = product(product(inverse_PP, outer_PP), inverse_PP)
         places = np.arange(len(robust_PP))
         robust_PP[places, places] = np.maximum(robust_PP[places, places], 0.0)  # below by rounding, or a lie
         state |= {
             LIKELIHOOD: np.array(likelihood),
             COVARIANCE: variance * inverse_PP,
-            ROBUST: records / freedom * robust_PP,
+            ROBUST: correction * robust_PP,
         }
         return PhaseResult(state=with_status(state, status))
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
         return {}
+
+
+def _by_patient(tables: Tables) -> bool:
+    return tables.model is not None and tables.model.by_patient
+
+
+def _has_large_patient(square_U: FloatArray, fourth_U: FloatArray) -> bool:
+    """Whether a patient may make more than SHARE of the squares that another leaves. Their squares a and b
+    have a^2 + b^2 <= the fourth powers, so b + SHARE a <= sqrt((1 + SHARE^2) fourth powers)."""
+    most_U = SHARE * square_U
+    is_of_many_U = (1.0 + SHARE * SHARE) * fourth_U <= most_U * most_U
+    return not (is_of_many_U & (square_U > 0.0)).all()
 
 
 def _bounds(tables: Tables) -> Bounds:

@@ -58,8 +58,8 @@ def unevenly(rows: Rows) -> list[Rows]:
     return [rows[first:last] for first, last in pairwise(ends)]
 
 
-def read(folder: Path, job: Job, parts: Sequence[Rows]) -> list[DescribedTable]:
-    """Each silo's file, as the silo reads it."""
+def read(folder: Path, job: Job, parts: Sequence[Rows], *, unit: str | None = None) -> list[DescribedTable]:
+    """Each silo's file, as the silo reads it. unit: the column that says whose a record is."""
     found = []
     for name, rows in zip(SILOS, parts, strict=True):
         path = folder / f"{name}.csv"
@@ -67,9 +67,10 @@ def read(folder: Path, job: Job, parts: Sequence[Rows]) -> list[DescribedTable]:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-        settings = check_values(
-            DataSettings, {"format": "csv", "path": str(path), "name": "ward"}, source="silo"
-        )
+        given: dict[str, object] = {"format": "csv", "path": str(path), "name": "ward"}
+        if unit is not None:
+            given |= {"unit": unit, "max_rows_per_unit": 40}
+        settings = check_values(DataSettings, given, source="silo")
         assert isinstance(job.spec, AnalysisSpec)
         found.append(load_table(settings, job.spec))
     return found

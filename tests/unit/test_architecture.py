@@ -101,7 +101,7 @@ ROOMS = {
     "client": "errors < settings < row_figures < history < results < operations < written "
     "< submission < planning < analysis < evidence < mlflow_export < federation < notebook",
     "client.analysis": "parts < figures < published < columns < tables < records < text < described "
-    "< tails < coefficients < regression < survival < results < submission",
+    "< tails < coefficients < regression < survival < results < formula < submission",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",
     "web.silo_page": "facts < app",

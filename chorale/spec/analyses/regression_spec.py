@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import combinations
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MOST_TERMS = 100
 MOST_FACTORS = 3  # columns of a term
 MOST_ITERATIONS = 50
+MOST_EXPOSURE = 1_000.0  # times the least: a logarithm of it stays within what a record adds to a sum
 
 
 class RegressionSpec(SpecPart):
@@ -36,6 +37,18 @@ class RegressionSpec(SpecPart):
         description="each a column or a product of several, whose parts are terms, too; of a column with "
         "categories each but the first counts against the first, one with edges counts as its values",
     )
+    offset: Heading | None = Field(
+        default=None,
+        description="of a poisson model one of the columns, the exposure, such as days under observation: "
+        "the outcome is counted per unit of it; with edges above 0, the highest at most 1,000 times the "
+        "lowest; null: all records have the same",
+    )
+    errors: Literal["record", "patient"] = Field(
+        default="record",
+        description="record: standard errors as if no record told of another; patient: they allow for what "
+        "the records of one patient at a silo have in common (cluster-robust), and a silo whose settings do "
+        "not say whose a record is (data.unit) refuses the job",
+    )
     iterations: int = Field(
         default=10, ge=2, le=MOST_ITERATIONS, description="steps at most; each is one sum over all silos"
     )
@@ -43,12 +56,26 @@ class RegressionSpec(SpecPart):
     @property
     def columns(self) -> tuple[str, ...]:
         """Outcome first, each once."""
-        return tuple(dict.fromkeys((self.outcome, *(name for term in self.terms for name in term))))
+        return tuple(
+            dict.fromkeys((self.outcome, *(name for term in self.terms for name in term), *self._exposure))
+        )
+
+    @property
+    def _exposure(self) -> tuple[str, ...]:
+        return () if self.offset is None else (self.offset,)
+
+    @property
+    def compares_likelihoods(self) -> bool:
+        """Whether the whole model's test is of likelihoods, where that of the intercept alone is known."""
+        return self.family is not Family.LINEAR and self.errors == "record" and self.offset is None
 
     @property
     def in_words(self) -> str:
         terms = ", ".join(" x ".join(term) for term in self.terms)
-        return f"fits a {self.family} model of {self.outcome} by {terms} in {self.iterations} steps at most"
+        errors = ", with errors by patient" if self.errors == "patient" else ""
+        per = "".join(f" per {name}" for name in self._exposure)
+        model = f"{self.family} model of {self.outcome}{per} by {terms}{errors}"
+        return f"fits a {model} in {self.iterations} steps at most"
 
     def placed(self, names: Mapping[str, int]) -> Model:
         """names: places of the columns."""
@@ -56,6 +83,8 @@ class RegressionSpec(SpecPart):
             outcome=names[self.outcome],
             family=self.family,
             terms=tuple(tuple(names[name] for name in term) for term in self.terms),
+            by_patient=self.errors == "patient",
+            offset=None if self.offset is None else names[self.offset],
         )
 
     def check(self, partitions: Mapping[str, Partition]) -> None:
@@ -79,12 +108,33 @@ class RegressionSpec(SpecPart):
             raise ValueError(f"model.outcome: expected a column with edges, {self.outcome} has none")
         elif self.family is Family.POISSON and not 0 <= outcome.edges[0] < outcome.edges[-1]:
             raise ValueError(f"model.outcome: expected edges from 0 on, got {outcome.edges[0]:g}")
+        if self.errors == "patient" and not any(
+            partitions[name].is_ordered and (name != self.outcome or self.family is Family.LINEAR)
+            for term in self.terms
+            for name in (*term, self.outcome)
+        ):
+            raise ValueError(
+                "model.errors: expected a column of numbers for errors by patient: those of categories alone "
+                "tell how many patients have records in two cells"
+            )
+        for name in self._exposure:
+            edges = partitions[name].edges
+            if not edges or edges[-1] > MOST_EXPOSURE * edges[0]:  # also if that is 0
+                raise ValueError(
+                    "model.offset: expected a column with edges above 0, the highest at most "
+                    f"{MOST_EXPOSURE:,.0f} times the lowest, {name} has not"
+                )
         for name in self.columns:
             if not partitions[name].is_ordered and partitions[name].parts < 2:
                 raise ValueError(f"model: {name} has one category alone, and nothing differs by it")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.offset is not None and self.family is not Family.POISSON:
+            raise ValueError(f"offset: expected a poisson model, got {self.family}")
+        for term in (*self.terms, (self.outcome,)):
+            if self.offset in term:
+                raise ValueError(f"offset: {self.offset} is a term or the outcome")
         found = Counter(frozenset(term) for term in self.terms)
         for term in self.terms:
             if not 1 <= len(term) <= MOST_FACTORS:

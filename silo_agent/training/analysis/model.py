@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
 from silo_agent.training.analysis.table import DescribedTable
+from silo_agent.training.data.base import Indices
 from strategies.analysis.design import NUMBER, design_of
 from strategies.analysis.model_state import (
     COEFFICIENTS,
@@ -21,8 +22,18 @@ from strategies.analysis.model_state import (
     status_in,
     used_in,
 )
-from strategies.analysis.partition import Family, Tables
-from strategies.analysis.regression import BEYOND, BOUNDS, GRADIENT, INFORMATION, LIKELIHOODS, OUTER
+from strategies.analysis.partition import Family, Model, Tables
+from strategies.analysis.regression import (
+    BEYOND,
+    BOUNDS,
+    FOURTH,
+    GRADIENT,
+    INFORMATION,
+    LIKELIHOODS,
+    OUTER,
+    PATIENTS,
+    REACH,
+)
 from strategies.base import Array, Arrays
 
 Floats = NDArray[np.float64]
@@ -32,37 +43,60 @@ FIRST_MEAN = 0.1  # added to an outcome, in its units: none is 0
 
 def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: bool) -> dict[str, Array]:
     """Information, gradient and log-likelihood, and whether a record's mean is beyond what fits; is_last: and
-    the outer products of the records' gradients. Zeros where the model needs none any more.
+    the outer products of the records' gradients, or of each patient's sum of them, with its fourth powers and
+    how many patients there are. Zeros where the model needs none any more.
 
-    Shapes: (P, P), (P,), (), (), and (P, P). Raises ConfigError for a state that does not say where it is.
+    Shapes: (P, P), (P,), (), (), and (P, P), (P,), (2,). Raises ConfigError for a state that does not say
+    where it is.
     """
     _check(tables, state)
     status, size = status_in(state), len(design_of(tables))
     information_PP, outer_PP, gradient_P = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
     likelihood, beyond = 0.0, 0
+    by_patient = is_last and _model(tables).by_patient
+    owner_N = _patients(table) if by_patient else None
+    score_UP, fourth_P = np.zeros((0 if owner_N is None else owner_N.max() + 1, size)), np.zeros(size)
+    patients = np.zeros(2, np.int64)
     if not status.is_withheld and (is_last or status is Status.RUNNING):
         used_P = used_in(tables, state)
         is_first = not is_last and int(state[ITERATIONS]) == 0
         for start in range(0, table.records, BLOCK_RECORDS):
             rows = slice(start, start + BLOCK_RECORDS)
             design_BP = np.where(used_P, _design(table, tables, state, rows), 0.0)
-            at = _at(tables, _outcome(table, tables, rows), design_BP @ state[COEFFICIENTS])
+            offset_B = _offset(table, tables, rows)
+            at = _at(tables, _outcome(table, tables, rows), design_BP @ state[COEFFICIENTS] + offset_B)
             score_B, weight_B = at.residual_B, at.weight_B
             if is_first and _family(tables) is Family.POISSON:
-                score_B, weight_B = _from_outcomes(tables, _outcome(table, tables, rows))
+                score_B, weight_B = _from_outcomes(tables, _outcome(table, tables, rows), offset_B)
             information_PP += design_BP.T @ (weight_B[:, None] * design_BP)
             gradient_P += design_BP.T @ score_B
             likelihood += at.likelihood
             beyond |= at.is_beyond
-            if is_last:
+            if owner_N is not None:
+                np.add.at(score_UP, owner_N[rows], score_B[:, None] * design_BP)
+            elif is_last:
                 outer_PP += design_BP.T @ ((score_B * score_B)[:, None] * design_BP)
+        is_far_U = (np.abs(score_UP) > REACH).any(axis=1)
+        patients = np.array([len(score_UP), np.count_nonzero(is_far_U)])
+        if not is_far_U.any():
+            outer_PP += score_UP.T @ score_UP
+            fourth_P = ((score_UP * score_UP) ** 2).sum(axis=0)
     sums: dict[str, Array] = {
         INFORMATION: information_PP,
         GRADIENT: gradient_P,
         LIKELIHOODS: np.array(likelihood),
         BEYOND: np.array(beyond),
     }
+    if by_patient:
+        sums |= {FOURTH: fourth_P, PATIENTS: patients}
     return {**sums, OUTER: outer_PP} if is_last else sums
+
+
+def _patients(table: DescribedTable) -> Indices:
+    """Whose each record is, from 0 on. Shapes: -> (N,)."""
+    if table.unit_N is None:
+        raise ConfigError("data.unit: expected a column that says whose a row is, for errors by patient")
+    return np.asarray(np.unique(table.unit_N, return_inverse=True)[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +133,12 @@ def _at(tables: Tables, outcome_B: Floats, predictor_B: Floats) -> _At:
     )
 
 
-def _from_outcomes(tables: Tables, outcome_B: Floats) -> tuple[Floats, Floats]:
+def _from_outcomes(tables: Tables, outcome_B: Floats, offset_B: Floats) -> tuple[Floats, Floats]:
     """Weighted working outcome and weight of the first step, with each mean near its outcome."""
     assert tables.model is not None
     unit = tables.partitions[tables.model.outcome].edges[-1]
     mean_B = outcome_B + FIRST_MEAN / max(unit, 1.0)
-    return mean_B * np.log(mean_B) + outcome_B - mean_B, mean_B
+    return mean_B * (np.log(mean_B) - offset_B) + outcome_B - mean_B, mean_B
 
 
 def _outcome(table: DescribedTable, tables: Tables, rows: slice) -> Floats:
@@ -117,6 +151,19 @@ def _outcome(table: DescribedTable, tables: Tables, rows: slice) -> Floats:
     z_B: Floats = table.z_NK[rows, tables.measured.index(place)]
     if tables.model.family is Family.LINEAR:
         return z_B
+    return _of_highest(tables, place, z_B)
+
+
+def _offset(table: DescribedTable, tables: Tables, rows: slice) -> Floats:
+    """Logarithms of exposures, in the highest edge: at most 0. Shapes: -> (B,)."""
+    place = _model(tables).offset
+    if place is None:
+        return np.zeros(len(table.z_NK[rows]))
+    return np.log(_of_highest(tables, place, table.z_NK[rows, tables.measured.index(place)]))
+
+
+def _of_highest(tables: Tables, place: int, z_B: Floats) -> Floats:
+    """As shares of a column's highest edge. Shapes: -> (B,)."""
     low, high = tables.partitions[place].edges[0], tables.partitions[place].edges[-1]
     return np.asarray((low + (z_B + 1.0) / 2.0 * (high - low)) / high)
 
@@ -139,8 +186,12 @@ def _design(table: DescribedTable, tables: Tables, state: Arrays, rows: slice) -
 
 
 def _family(tables: Tables) -> Family:
+    return _model(tables).family
+
+
+def _model(tables: Tables) -> Model:
     assert tables.model is not None
-    return tables.model.family
+    return tables.model
 
 
 def _check(tables: Tables, state: Arrays) -> None:

@@ -62,8 +62,9 @@ class DescribedTable:
     """Shapes: parts (N, C) int64, the declared part of each column, its last one where a value is missing; z
     (N, K) float64, from -1 to 1 between the outermost edges, NaN where it is missing.
 
-    name: of the data set. misfits: cells and rows that are not as job and settings say; they are missing, or
-    left out. rows_beyond, excluded: as of `SiloData`.
+    unit (N,) int64: whose each record is; None where settings do not say. name: of the data set. misfits:
+    cells and rows that are not as job and settings say; they are missing, or left out. rows_beyond, excluded:
+    as of `SiloData`.
     """
 
     parts_NC: NDArray[np.int64]
@@ -72,6 +73,7 @@ class DescribedTable:
     misfits: int = 0
     rows_beyond: int = 0
     excluded: Excluded | None = None
+    unit_N: Indices | None = None
 
     @property
     def records(self) -> int:
@@ -81,7 +83,8 @@ class DescribedTable:
         """The records without any missing value."""
         missing_C = np.array([partition.parts for partition in tables.partitions])
         is_in_N = (self.parts_NC < missing_C).all(axis=1)
-        return replace(self, parts_NC=self.parts_NC[is_in_N], z_NK=self.z_NK[is_in_N])
+        unit_N = None if self.unit_N is None else self.unit_N[is_in_N]
+        return replace(self, parts_NC=self.parts_NC[is_in_N], z_NK=self.z_NK[is_in_N], unit_N=unit_N)
 
     @property
     def digest(self) -> bytes:
@@ -142,7 +145,7 @@ def _tables(
     wanted = [column.name for column in spec.columns]
     stored = READERS[settings.format](settings, wanted)
     admitted = admitted or Admitted.everything(settings.name)
-    rows_N, beyond = _admitted_rows(stored, settings, admitted, excluded)
+    rows_N, unit_N, beyond = _admitted_rows(stored, settings, admitted, excluded)
     for mine_N in _cut(rows_N, settings.partition, indices):
         problems = Problems()
         is_whole = len(mine_N) == stored.table.rows
@@ -161,6 +164,7 @@ def _tables(
             misfits=problems.count,
             rows_beyond=beyond,
             excluded=excluded,
+            unit_N=unit_N,
         )
 
 
@@ -181,6 +185,8 @@ def _check(settings: DataSettings, spec: AnalysisSpec) -> None:
             f"data {settings.name}: an analysis reads a csv, a parquet file or a database, not data of {what}"
         )
     check_unit(settings.unit, spec)
+    if settings.unit is None and spec.model is not None and spec.model.errors == "patient":
+        raise ConfigError("data.unit: expected a column that says whose a row is, for errors by patient")
     check_units(settings.units, spec)
     check_named(settings)
     if settings.partition is not None and settings.partition.kind is not PartitionKind.IID:
@@ -192,8 +198,8 @@ def _check(settings: DataSettings, spec: AnalysisSpec) -> None:
 
 def _admitted_rows(
     stored: StoredTable, settings: DataSettings, admitted: Admitted, excluded: Excluded | None
-) -> tuple[Indices, int]:
-    """The rows that are read, in their order, and how many more their units have."""
+) -> tuple[Indices, Indices | None, int]:
+    """The rows that are read, in their order, whose each is, and how many more their units have."""
     table, count = stored.table, stored.table.rows
 
     def records() -> Iterator[bytes]:
@@ -204,7 +210,7 @@ def _admitted_rows(
     if not admitted.is_everything:
         is_in_N &= admitted.rows(records())
     if stored.units is None:
-        return np.flatnonzero(is_in_N), 0
+        return np.flatnonzero(is_in_N), None, 0
     names = admitted_names(
         stored.units,
         column=settings.unit or "units",
@@ -215,7 +221,9 @@ def _admitted_rows(
     )
     chosen = [name if is_in else None for name, is_in in zip(names, is_in_N.tolist(), strict=True)]
     kept = grouped(chosen, [*map(row_hash, records())], max_rows=settings.max_rows_per_unit)
-    return np.sort(kept.places_N), sum(name is not None for name in chosen) - len(kept.places_N)
+    order_N = np.argsort(kept.places_N)
+    beyond = sum(name is not None for name in chosen) - len(kept.places_N)
+    return kept.places_N[order_N], kept.units_N[order_N], beyond
 
 
 def _cut(rows_N: Indices, partition: PartitionSettings | None, indices: Sequence[int]) -> Iterator[Indices]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 import cli.analysis.results
 from chorale.spec.analysis_spec import AnalysisSpec
@@ -17,6 +18,7 @@ from chorale.spec.model_file import ANALYSIS, analysis_facts, described_analysis
 from chorale.spec.state import state_to_bytes
 from chorale.v1 import operations_pb2
 from cli.analysis.rendering import FORMS, render
+from client.analysis.submission import read_analysis
 from client.operations import Operations
 from crypto.errors import ConfigError
 from tests.support.analyses import analysis_job, read, states_of, unevenly
@@ -141,6 +143,16 @@ def test_table_stands_in_the_terminal_or_in_a_file(chorale: Calls, desk: Desk, j
     folder = chorale("analysis", "results", job_id, "--out", str(Path(desk.folder)), *config)
     assert folder.code == 2
     assert "is a folder, expected a file" in folder.err
+
+
+def test_a_formula_is_planned_as_its_terms(chorale: Calls, desk: Desk) -> None:
+    fields = yaml.safe_load(Path("docs/examples/analysis-model.yaml").read_text())
+    fields["model"] = {"formula": "state ~ age * sex", "family": "logistic"}
+    file = desk.write("analysis.yaml", fields)
+    told = chorale("analysis", "plan", file)
+    assert told.code == 0, told.err
+    assert "fits a logistic model of state by age, sex, age x sex in 10 steps" in " ".join(told.out.split())
+    assert b"formula" not in read_analysis(Path(file)).to_yaml()
 
 
 HOSTILE = "x\u202eevil\nmeans of nothing"

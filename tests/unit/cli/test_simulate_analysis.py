@@ -54,6 +54,15 @@ def test_a_table_that_is_cut_is_described_on_stdout(desk: Desk, chorale: Calls) 
     assert again.out == ended.out.replace("4 silos", "3 silos")
 
 
+def test_a_formula_is_fitted(desk: Desk, chorale: Calls) -> None:
+    columns = [{key: value for key, value in each.items() if key != "show"} for each in COLUMNS]
+    model = {"formula": "sex ~ age", "family": "logistic"}
+    file = analysis(desk, group=None, columns=columns[:2], model=model)
+    ended = chorale("simulate", file, "--data", "csv", "--path", table(desk, ROWS))
+    assert ended.code == 0, ended.err
+    assert "logistic model of sex m by age: 240 complete records" in " ".join(ended.out.split())
+
+
 def test_the_folder_takes_every_form(desk: Desk, chorale: Calls) -> None:
     out = desk.folder / "runs" / "one"
     arguments = ("simulate", analysis(desk), "--data", "csv", "--path", table(desk, ROWS), "--out", out)

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+import statsmodels.formula.api
 from numpy.typing import NDArray
 
+from client.analysis.formula import with_terms
 from client.analysis.regression import FittedModel
 from crypto.errors import ConfigError
 from silo_agent.training.analysis.cells import cell_counts
@@ -33,9 +36,12 @@ from strategies.analysis.regression import (
     INFORMATION,
     LIKELIHOODS,
     OUTER,
+    PATIENTS,
     ModelFitPhase,
     ModelPhase,
+    _has_large_patient,
 )
+from strategies.analysis.values import SHARE
 from strategies.base import Arrays, PhaseContext
 from tests.support.analyses import Rows, analysis_job, read, states_of, unevenly
 
@@ -156,7 +162,8 @@ def fitted(
 
 
 def job_of(family: str, outcome: str, terms: list[list[str]], *, columns: Any = None, **fields: Any) -> Any:
-    names = dict.fromkeys([*(name for term in terms for name in term), outcome])
+    exposure = [fields["offset"]] if "offset" in fields else []
+    names = dict.fromkeys([*(name for term in terms for name in term), *exposure, outcome])
     declared = {**COLUMNS, **(columns or {})}
     return analysis_job(
         columns=[{"name": name, **declared[name]} for name in names],
@@ -462,3 +469,224 @@ def test_sums_that_no_records_give_are_not_applied(
         assert phase.next_state(context, sums).state is not None
         result = phase.next_state(context, {**sums, name: changed(sums[name])})
         assert (result.state, result.reason) == (None, IMPLAUSIBLE)
+
+
+FORMULAS = [
+    "ill ~ age * sex + ward",
+    "stays ~ age + ward + bmi",
+    "pressure ~ ward * age + bmi + age:bmi",
+]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_tests_are_those_of_statsmodels(formula: str, tmp_path: Path) -> None:
+    rows = [{**row, "ill": row["died"]} for row in made_rows(900)]
+    given = with_terms({"model": {"formula": formula}}, source="analysis")["model"]
+    assert isinstance(given, dict)
+    outcome, terms = given["outcome"], given["terms"]
+    family = {"ill": "logistic", "stays": "poisson", "pressure": "linear"}[outcome]
+    found, _ = fitted(tmp_path, rows, family, outcome, terms, columns={"ill": COLUMNS["died"]})
+    frame = pandas.DataFrame(rows).assign(ill=lambda each: (each["ill"] == "yes").astype(float))
+    expected = {
+        "logistic": lambda: statsmodels.formula.api.logit(formula, frame).fit(
+            disp=0, tol=1e-12, method="newton"
+        ),
+        "poisson": lambda: statsmodels.formula.api.poisson(formula, frame).fit(
+            disp=0, tol=1e-12, method="newton"
+        ),
+        "linear": lambda: statsmodels.formula.api.ols(formula, frame).fit(),
+    }[family]()
+    tests = {each.term: each for each in found.tests}
+    by_term = expected.wald_test_terms(scalar=True).table
+    several = by_term[by_term["df_constraint"] > 1]
+    assert set(tests) == {each.replace(":", " x ") for each in several.index} | {""}
+    for term, line in several.iterrows():
+        test = tests[term.replace(":", " x ")]
+        assert test.freedom == line["df_constraint"]
+        assert test.statistic == pytest.approx(line["statistic"], rel=1e-6)
+        assert test.p == pytest.approx(line["pvalue"], rel=1e-5)
+    whole = tests[""]
+    if family == "linear":
+        assert (whole.statistic, whole.p) == pytest.approx((expected.fvalue, expected.f_pvalue), rel=1e-6)
+    else:
+        assert (whole.statistic, whole.p) == pytest.approx((expected.llr, expected.llr_pvalue), rel=1e-6)
+    figures = {each["figure"]: each["value"] for each in found.figures() if not each["part"]}
+    if family == "poisson":
+        assert "AIC" not in figures
+        return
+    assert figures["AIC"] == pytest.approx(expected.aic, rel=1e-9)
+    assert figures["log-likelihood"] == pytest.approx(expected.llf, rel=1e-9)
+    assert f"AIC {expected.aic:.4f}." in " ".join(found.to_text().split())
+
+
+def of_patients(count: int, seed: int = SEED) -> list[dict[str, Any]]:
+    """Two or three records of most patients, with a risk that is their own."""
+    rng, rows = np.random.default_rng(seed), made_rows(count, seed)
+    own: dict[str, float] = {}
+    for place, row in enumerate(rows):
+        # none is at two silos, whose ends are eighths, and records of one lie apart
+        row["patient"] = f"p{place * 8 // count}-{place % (count // 20)}"
+        own.setdefault(row["patient"], float(rng.normal(0, 6)))
+        row["pressure"] = round(row["pressure"] + own[row["patient"]], 1)
+    return rows
+
+
+def by_patient(folder: Path, rows: Rows, family: str, outcome: str, terms: list[list[str]]) -> FittedModel:
+    job = job_of(family, outcome, terms, errors="patient")
+    return FittedModel.of(job.spec, states_of(job, read(folder, job, unevenly(rows), unit="patient"))[-1][1])
+
+
+@pytest.mark.parametrize(
+    ("formula", "fit"),
+    [
+        ("died ~ age * sex + ward", "logit"),
+        ("stays ~ age + ward + bmi", "poisson"),
+        ("pressure ~ ward * age + bmi + age:bmi", "ols"),
+    ],
+)
+def test_errors_by_patient_are_those_of_statsmodels(formula: str, fit: str, tmp_path: Path) -> None:
+    rows = of_patients(896)
+    given = with_terms({"model": {"formula": formula}}, source="analysis")["model"]
+    assert isinstance(given, dict)
+    family = {"logit": "logistic", "poisson": "poisson", "ols": "linear"}[fit]
+    found = by_patient(tmp_path, rows, family, given["outcome"], given["terms"])
+    frame = pandas.DataFrame(rows).assign(died=lambda each: (each["died"] == "yes").astype(float))
+    groups = pandas.factorize(frame["patient"])[0]
+    options = {} if fit == "ols" else {"disp": 0, "tol": 1e-12, "method": "newton"}
+    model = getattr(statsmodels.formula.api, fit)(formula, frame)
+    expected = model.fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=False, **options)
+    plain = model.fit(**options)
+    assert sorted(each.error for each in found.coefficients) == pytest.approx(sorted(expected.bse), rel=1e-6)
+    assert sorted(each.p for each in found.coefficients) == pytest.approx(
+        sorted(expected.pvalues), rel=1e-4, abs=1e-30
+    )
+    assert sorted(each.robust_error for each in found.coefficients) == pytest.approx(
+        sorted(plain.bse), rel=1e-6
+    )
+    whole = expected.wald_test(np.eye(len(expected.params))[1:], use_f=False, scalar=True)
+    assert found.tests[-1].statistic == pytest.approx(float(whole.statistic), rel=1e-6)
+    assert "allow for what records of one patient have in common" in " ".join(found.to_text().split())
+    assert "SE (HC1)" not in found.to_text()
+
+
+def test_a_patient_who_may_dominate_the_errors_withholds_the_model(tmp_path: Path) -> None:
+    rows = of_patients(400)
+    model = ("linear", "pressure", [["age"]])
+    assert by_patient(tmp_path, rows, *model).status is Status.CONVERGED
+    large = [
+        {**row, "patient": "p0", "pressure": 200.0} if place < 30 else row for place, row in enumerate(rows)
+    ]
+    found = by_patient(tmp_path, large, *model)
+    assert (found.status, found.coefficients) == (Status.DOMINATED, ())
+    assert "or a patient, where errors are by patient" in " ".join(found.to_text().split())
+    many = [{**row, "patient": "p0", "died": "yes"} if place < 30 else row for place, row in enumerate(rows)]
+    assert by_patient(tmp_path, many, "logistic", "died", [["age"]]).status is Status.DOMINATED
+    few = [{**row, "patient": f"p{place // 25}"} for place, row in enumerate(rows[:200])]
+    assert by_patient(tmp_path, few, *model).status is Status.MANY_PARAMETERS
+
+
+def test_who_knows_a_patient_finds_no_other_that_makes_most_of_the_rest() -> None:
+    """Of 2,000 draws with heavy tails, by what the sum of fourth powers allows; some of both are seen."""
+    rng, shown = np.random.default_rng(SEED), 0
+    for _ in range(2_000):
+        square_U = np.sort(rng.pareto(1.5, rng.integers(4, 60)))
+        if _has_large_patient(np.array([square_U.sum()]), np.array([(square_U * square_U).sum()])):
+            continue
+        shown += 1
+        assert square_U[-2] <= SHARE * (square_U.sum() - square_U[-1])
+        assert square_U[-1] <= SHARE * (square_U.sum() - square_U[-2])
+    assert 200 < shown < 1_800
+    assert _has_large_patient(np.zeros(1), np.zeros(1))
+
+
+def test_a_patient_beyond_reach_is_said_and_not_summed(tmp_path: Path) -> None:
+    job = job_of("logistic", "died", [["age"]], errors="patient")
+    rows = [
+        {**row, "patient": "p0", "died": "yes"} if n < 30 else row for n, row in enumerate(of_patients(400))
+    ]
+    tables = read(tmp_path, job, unevenly(rows), unit="patient")
+    state = next(state for kind, state in states_of(job, tables) if kind == "analysis-model")
+    state = {**state, COEFFICIENTS: np.zeros_like(state[COEFFICIENTS])}
+    first, second, *_ = (model_sums(each, job.spec.tables, state, is_last=True) for each in tables)
+    assert first[PATIENTS][1] == 1
+    assert not first[OUTER].any()
+    assert second[PATIENTS][1] == 0
+    assert second[OUTER].any()
+
+
+def test_errors_by_patient_need_a_number_and_silos_that_say_whose_a_record_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a column of numbers for errors by patient"):
+        job_of("logistic", "died", [["sex"]], errors="patient")
+    with pytest.raises(ConfigError, match="expected a column of numbers for errors by patient"):
+        job_of("poisson", "stays", [["sex"]], errors="patient")
+    job = job_of("logistic", "died", [["age"]], errors="patient")
+    with pytest.raises(
+        ConfigError, match="data.unit: expected a column that says whose a row is, for errors by"
+    ):
+        read(tmp_path, job, unevenly(of_patients(400)))
+
+
+def test_patients_that_no_records_give_are_not_applied(tmp_path: Path) -> None:
+    job = job_of("linear", "pressure", [["age"]], errors="patient")
+    tables = read(tmp_path, job, unevenly(of_patients(400)), unit="patient")
+    state = [state for kind, state in states_of(job, tables) if kind == "analysis-model"][-1]
+    phase = ModelFitPhase(tables=job.spec.tables)
+    parts = [model_sums(each, job.spec.tables, state, is_last=True) for each in tables]
+    sums = {each: np.sum([part[each] for part in parts], axis=0) for each in parts[0]}
+    context = PhaseContext(round=3, members=4, classes=0, state=state, trained=())
+    assert phase.next_state(context, sums).state is not None
+    for patients in ([401, 0], [-1, 0], [200, -1], [200, 201]):
+        result = phase.next_state(context, {**sums, PATIENTS: np.array(patients)})
+        assert (result.state, result.reason) == (None, IMPLAUSIBLE)
+
+
+EXPOSED = {"days": {"edges": [1, 30, 90, 180, 270, 365]}}
+
+
+@pytest.mark.parametrize("errors", ["record", "patient"])
+def test_rates_by_exposure_are_those_of_statsmodels(errors: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    rows = of_patients(896)
+    for row in rows:
+        row["days"] = round(float(rng.uniform(1, 365)), 1)
+        row["stays"] = int(min(rng.poisson(row["days"] / 365 * np.exp(-1 + 0.03 * row["age"])), 60))
+    fields = {"columns": EXPOSED, "offset": "days", "errors": errors}
+    job = job_of("poisson", "stays", [["age"], ["ward"]], **fields)
+    tables = read(tmp_path, job, unevenly(rows), unit="patient")
+    found = FittedModel.of(job.spec, states_of(job, tables)[-1][1])
+    assert found.status is Status.CONVERGED
+    frame = pandas.DataFrame(rows)
+    model = statsmodels.formula.api.poisson("stays ~ age + ward", frame, exposure=frame["days"])
+    groups = {"groups": pandas.factorize(frame["patient"])[0]}
+    options = {} if errors == "record" else {"cov_type": "cluster", "cov_kwds": groups}
+    expected = model.fit(disp=0, tol=1e-12, method="newton", **options)
+    for term, name in (
+        ("intercept", "Intercept"), ("age", "age"), ("ward b", "ward[T.b]"), ("ward c", "ward[T.c]")
+    ):  # fmt: skip
+        one = next(each for each in found.coefficients if each.term.startswith(term))
+        assert one.estimate == pytest.approx(expected.params[name], abs=1e-6 * expected.bse[name])
+        assert one.error == pytest.approx(expected.bse[name], rel=1e-6)
+    whole = expected.wald_test(np.eye(4)[1:], use_f=False, scalar=True)
+    assert found.tests[-1].statistic == pytest.approx(float(whole.statistic), rel=1e-6)
+    assert "by age + ward, per days: 896 complete records" in " ".join(found.to_text().split())
+
+
+@pytest.mark.parametrize(
+    ("family", "outcome", "offset", "message"),
+    [
+        ("logistic", "died", "days", "offset: expected a poisson model, got logistic"),
+        ("poisson", "stays", "age", "offset: age is a term or the outcome"),
+        ("poisson", "stays", "ward", "offset: expected a column with edges above 0"),
+        ("poisson", "stays", "nights", "offset: expected a column with edges above 0"),
+        ("poisson", "stays", "years", "at most 1,000 times the lowest, years has not"),
+        ("poisson", "stays", "weeks", "model: expected columns of the job, got 'weeks'"),
+    ],
+)
+def test_offsets_that_are_no_exposures_are_refused(
+    family: str, outcome: str, offset: str, message: str
+) -> None:
+    given = {**COLUMNS, **EXPOSED, "nights": {"edges": [0, 5, 9]}, "years": {"edges": [0.001, 1, 2]}}
+    names = ["age", outcome, *([offset] if offset not in ("age", "weeks") else [])]
+    model = {"outcome": outcome, "family": family, "terms": [["age"]], "offset": offset}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        analysis_job(columns=[{"name": name, **given[name]} for name in names], model=model)
