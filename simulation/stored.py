@@ -19,7 +19,7 @@ from crypto.errors import ConfigError, RemoteProtocolError
 from silo_agent.training.data.base import Samples, SampleSet, SiloData
 from strategies.base import Array, Arrays
 
-FIELDS = ("features", "labels", "strata", "units_N")  # arrays of `Samples`
+FIELDS = ("features", "labels", "strata", "units_N", "subgroups")  # arrays of `Samples`
 
 
 class Scratch:

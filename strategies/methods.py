@@ -13,6 +13,8 @@ import numpy as np
 from crypto import encoding
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import RING_BITS, Disclosure, Quantity
+from strategies.analysis.partition import Partition
+from strategies.analysis.subgroups import SubgroupsPhase
 from strategies.base import MODEL, TOTAL, Array, Arrays, Phase, PhaseContext, T, model_in, options_of
 from strategies.checks import check_recipe, check_task
 from strategies.parts.heads import HEAD, HEAD_PREFIX
@@ -207,6 +209,12 @@ class Strategy:
         phases = MappingProxyType({**self.phases, phase.kind: phase})
         return replace(self, phases=phases, between=(phase.kind,))
 
+    def tested_by(self, partition: Partition, min_cell: int) -> Strategy:
+        """The method in a job that tests its final model by the parts of a column, too."""
+        phase = SubgroupsPhase(task=self.task, partition=partition, min_cell=min_cell)
+        phases = MappingProxyType({**self.phases, phase.kind: phase})
+        return replace(self, phases=phases, closing=(*self.closing, phase.kind))
+
     def by_steps(self, optimizer: StepOptimizer) -> Strategy:
         """The method in a job whose silos share their noise: each round sums one gradient for the server."""
         step = StepPhase(
@@ -351,7 +359,14 @@ def known_quantities() -> frozenset[str]:
         )
         | {GRADIENT}
         | {each.name for task in tasks for each in (*task.round_sums, *task.closing_sums)}
+        | {name for task in tasks if task.subgroup_sums for name in _names_by_subgroup(task)}
     )
+
+
+def _names_by_subgroup(task: DeclaredTask) -> list[str]:
+    phase = SubgroupsPhase(task=task, partition=Partition(parts=1), min_cell=1)
+    context = _smallest_context({}, has_buffers=False, update_bits=RING_BITS[0])
+    return [each.name for each in phase.quantities(context)]
 
 
 def parts_with_options(recipe: Recipe) -> list[Part]:

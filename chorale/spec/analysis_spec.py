@@ -111,6 +111,24 @@ class DescribedColumn(SpecPart):
             raise ValueError("show: expected counts alone with categories, which are no numbers")
 
 
+class SubgroupsSpec(DescribedColumn):
+    """A column by whose parts a job tests its final model, in a sum that is an analysis to policies."""
+
+    min_cell: int = Field(
+        default=LEAST_CELL,
+        ge=LEAST_CELL,
+        le=MOST_SMALLEST,
+        description="fewest tested records, of each class where there are classes, of a part that results "
+        "show; parts with fewer are merged",
+    )
+
+    @model_validator(mode="after")
+    def _has_counts_alone(self) -> Self:
+        if self.show != ("counts",):
+            raise ValueError("show: not allowed with subgroups, which show figures of the model")
+        return self
+
+
 class AnalysisSpec(SharedFields):
     """An analysis as its operator signs it."""
 
@@ -159,6 +177,7 @@ class AnalysisSpec(SharedFields):
     privacy: ClassVar[None] = None
     draws_rounds: ClassVar[bool] = False
     computes_columns: ClassVar[bool] = False
+    sums_cells: ClassVar[bool] = True
     count: ClassVar[str] = "an analysis"
     arms: ClassVar[tuple[AnalysisSpec, ...]] = ()
     code: ClassVar[None] = None
@@ -171,7 +190,7 @@ class AnalysisSpec(SharedFields):
         return 0 if self.model is None else self.model.iterations
 
     @property
-    def inputs(self) -> tuple[ColumnSpec, ...]:
+    def columns_read(self) -> tuple[ColumnSpec, ...]:
         """The columns as tables are read."""
         return tuple(column.as_read for column in self.columns)
 

@@ -138,6 +138,16 @@ class JobSpec(JobFields):
         return tuple(expanded(self.columns or ()))
 
     @property
+    def columns_read(self) -> tuple[ColumnSpec, ...]:
+        """Those of a table that it reads beside labels."""
+        return self.inputs if self.subgroups is None else (*self.inputs, self.subgroups.as_read)
+
+    @property
+    def sums_cells(self) -> bool:
+        """Whether it is an analysis, too, of which a data set answers few."""
+        return self.subgroups is not None
+
+    @property
     def computed_columns(self) -> int:
         """How many of them are standardized by what all silos compute."""
         return sum(column.standardize is not None for column in self.inputs)
@@ -166,6 +176,8 @@ class JobSpec(JobFields):
         if self.computes_columns:
             counted = [column.width for column in self.inputs if column.rare == "computed"]
             method = method.standardizing(self.computed_columns, counted)
+        if self.subgroups is not None:
+            method = method.tested_by(self.subgroups.partition, self.subgroups.min_cell)
         if self.evaluate_all_every is not None:
             method = method.evaluated_between_rounds()
         records = None if self.privacy is None else self.privacy.records
@@ -249,6 +261,8 @@ class JobSpec(JobFields):
         if self.task is None or self.task.source is None or self.task.target is not None:
             self._check_target(method.task.target.shape)
         check_class_names(self.class_names, method.task)
+        if self.subgroups is not None:
+            self._check_subgroups(method)
         check_rate(self.training.learning_rate)
         if self.privacy is None:  # else the method is refused for it
             check_norm(method.recipe, self.model)
@@ -272,6 +286,21 @@ class JobSpec(JobFields):
         if self.trains == "head":
             check_trains_head(method.recipe, has_adapters=has_adapters, is_private=is_private)
         check_aggregate(self.strategy.aggregate, self.privacy)
+
+    def _check_subgroups(self, method: Strategy) -> None:
+        if not method.task.subgroup_sums:
+            raise ConfigError(
+                f"subgroups: expected task classification or regression, got {method.task.word}"
+            )
+        if self.columns is None:
+            raise ConfigError("subgroups: needs columns: it names one of a table")
+        others = {
+            "privacy": self.privacy is not None,
+            "model custom": not self.model.is_built_in,
+            f"strategy {self.strategy.name}": method.recipe.personalization.shares_nothing,
+        }
+        if refused := [name for name, is_there in others.items() if is_there]:
+            raise ConfigError(f"subgroups: not allowed with {refused[0]}")
 
     def _check_private(self, method: Strategy, privacy: PrivacySpec) -> None:
         if self.model.norm == "batch":

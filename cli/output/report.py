@@ -15,6 +15,7 @@ from chorale.runtime.files import write_atomic
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.settings_file import parse_mapping
 from chorale.v1.records_pb2 import PhaseRecord
+from client.analysis.parts import published_parts
 from client.history import (
     ACCURACY,
     JobHistory,
@@ -26,6 +27,7 @@ from client.history import (
     reason_in_words,
 )
 from client.row_figures import class_rows
+from strategies.analysis.subgroups import PARTS, SUBGROUPS
 from strategies.figure import Figure
 from strategies.phases.evaluation import EVALUATE
 from strategies.phases.training import TRAIN
@@ -83,6 +85,7 @@ def document(
         # what the job's task tells first: accuracy, dice, mae ...
         "main_figure": history.main,
         "tables": _tables(history),
+        "subgroups": _subgroups(history),  # the job's, merged, in the order of the tables that are of them
         "class_names": _class_names(history),  # of the job, by number; none where it names no classes
         # the same figures apart by whose hold-outs they are over, with what stands behind each point;
         # arms: of a search, each one's figures while several are left
@@ -186,6 +189,17 @@ def _class_names(history: JobHistory) -> list[str]:
     return said if isinstance(said, list) else []
 
 
+def _subgroups(history: JobHistory) -> list[str]:
+    """None where they are withheld; a coordinator may send any table."""
+    found = [table for each in history.of_kind(SUBGROUPS) if (table := each.tables.get(PARTS)) is not None]
+    if history.signed is None or not found or not all(map(float.is_integer, found[-1].values)):
+        return []
+    spec = JobSpec.from_yaml(history.signed.spec_bytes, source="job")
+    if spec.subgroups is None or len(found[-1].values) != spec.subgroups.partition.size:
+        return []
+    return [each.label for each in published_parts(spec.subgroups, [*map(int, found[-1].values)])]
+
+
 def _verified(records: Iterable[PhaseRecord]) -> Document:
     """Over the phases whose sum moved the state, or may have: whether enough silos of each checked the sum,
     computed the next state and signed it, and how many did in the phase with the fewest."""
@@ -229,7 +243,7 @@ def _or_null(cost: float) -> float | None:
 
 def _tables(history: JobHistory) -> Document:
     """Matrices and curves of the closing evaluation as lists, null for NaN."""
-    closing = history.of_kind(EVALUATE)[-1:]
+    closing = [*history.of_kind(EVALUATE)[-1:], *history.of_kind(SUBGROUPS)[-1:]]
     found = {name: table for record in closing for name, table in sorted(record.tables.items())}
     return {
         name: _nested(list(table.shape), iter(table.values))

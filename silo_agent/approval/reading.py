@@ -235,11 +235,13 @@ def _account_refusals(
 ) -> list[PolicyRefusal]:
     """What the data set has no room for."""
     is_private = spec.privacy is not None
+    reveals, found = ledger.reveals(policy=policy, data_set=data_set.account), list[PolicyRefusal]()
+    if spec.sums_cells:
+        found += refusals_of(reveals.check_analysis, job.job_digest)
     if isinstance(spec, AnalysisSpec):
-        reveals = ledger.reveals(policy=policy, data_set=data_set.account)
-        return refusals_of(reveals.check_analysis, job.job_digest)
+        return found
     counted = ledger.data_refusals(policy=policy, data_set=data_set.account, is_private=is_private)
-    found = refusals_of(counted.check, job.job_digest)
+    found += refusals_of(counted.check, job.job_digest)
     if is_private and state is not None:
         found += refusals_of(budget.check_plan, _as_signed(job, spec), state)
     return found

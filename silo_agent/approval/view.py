@@ -45,8 +45,8 @@ BUDGET_FIELD = "privacy.epsilon"
 OPTIONS = "options"  # of a model or another part: any names, each with any value, of which null is one
 # what stands first of a job's fields and of its changes: what is read, then what the sums may tell of it
 READS = (
-    *("purpose", "reference", "data", "columns", "label_column", "classes", "task", "input_shape"),
-    *("input_type", "vocabulary", "scans", "normalize", "augment"),
+    *("purpose", "reference", "data", "columns", "label_column", "classes", "task", "subgroups"),
+    *("input_shape", "input_type", "vocabulary", "scans", "normalize", "augment"),
 )
 DISCLOSES = (
     *("privacy", "strategy", "silos", "threshold", "min_cohort", "fraction", "draw", "evaluate_all_every"),
@@ -321,9 +321,11 @@ def reads_of(spec: AnySpec, settings: DataSettings, contents: Contents | None, *
     labels: tuple[str, ...] | None = ()
     if isinstance(spec, JobSpec):
         labels = spec.label_column if settings.format in LABELED_FORMATS else None
+        if inputs is not None and spec.subgroups is not None:
+            inputs = (*inputs, spec.subgroups.name)
     unread = None
     if has_names and contents is not None and contents.columns is not None:
-        wanted = [*(each.name for each in spec.inputs), *spec.label_columns]
+        wanted = [*(each.name for each in spec.columns_read), *spec.label_columns]
         read = {*stored_names(wanted, settings.derive), settings.unit}
         unread = tuple(name for name in contents.columns if name not in read)
     return Reads(

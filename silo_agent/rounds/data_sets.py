@@ -177,7 +177,7 @@ class DataSets:
 
 def check_read(spec: AnySpec, policy: Policy, *, data_set: str, format: str) -> None:
     """Raises PolicyRefusal where the policy lists what jobs may read of the data set, and not all of this."""
-    inputs = [each.name for each in spec.inputs] if format in TABLE_FORMATS else ()
+    inputs = [each.name for each in spec.columns_read] if format in TABLE_FORMATS else ()
     labels = spec.label_columns if format in LABELED_FORMATS else ()
     check_readable(policy.inputs, inputs, data_set=data_set, rule=Rule.INPUTS)
     if isinstance(spec, AnalysisSpec):

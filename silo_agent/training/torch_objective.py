@@ -19,10 +19,11 @@ import torch
 from chorale.observability.logs import get_logger
 from chorale.spec.job_spec import JobSpec
 from crypto.errors import ConfigError, Refusal, RemoteProtocolError
-from silo_agent.training.base.batches import PRIVATE_BATCH, DeviceCopies
+from silo_agent.training.base.batches import PRIVATE_BATCH, DeviceCopies, batches_of
 from silo_agent.training.base.evaluation import NO_METRICS, Figures, evaluate
 from silo_agent.training.base.setting import Setting, TeacherCache, own_names
 from silo_agent.training.base.shares import ALONE, BatchShares
+from silo_agent.training.data.base import Samples
 from silo_agent.training.dp_sgd.checks import (
     BATCH_NORM,
     Probes,
@@ -48,6 +49,7 @@ from silo_agent.training.parts.computed_parts import (
     computed,
     computed_regularizers,
 )
+from strategies.analysis.subgroups import RECORDS, SUBGROUPS, SubgroupsPhase, named
 from strategies.base import MODEL, Array
 from strategies.parts.closing.fine_tuning import FINE_TUNE
 from strategies.phases.enrollment import CLASS_PRESENCE
@@ -146,6 +148,7 @@ class TorchObjective:
             TRAIN: self._train,
             EVALUATE: evaluated,
             EVALUATE_ALL: evaluated,
+            SUBGROUPS: by_subgroup,
             FINE_TUNE: lambda setting: fine_tune(setting, local_loss, tested_by=evaluation_loss_for(setting)),
             **PHASES,
         }
@@ -316,6 +319,35 @@ def evaluated(setting: Setting) -> Mapping[str, Array]:
             )
         )
     return {**sums, **own.personal_quantities(score)}
+
+
+def by_subgroup(setting: Setting) -> Mapping[str, Array]:
+    """The received model's sums over the records of each part that the closing evaluation tests on. Shapes:
+    (P, ...) each, records by class."""
+    work = setting.work
+    phase, samples = work.spec.method.phase(SUBGROUPS), work.data.tested
+    # other data than tables were refused when they were read
+    assert isinstance(phase, SubgroupsPhase)
+    assert isinstance(samples, Samples)
+    assert samples.subgroups is not None
+    found: dict[str, list[Array]] = {named(each): [] for each in phase.sums}
+    records_PC = np.zeros((phase.partition.size, phase.classes), np.int64)
+    for part, records_C in enumerate(records_PC):
+        chosen = samples.take(np.flatnonzero(samples.subgroups == part))
+        classes_N = chosen.labels if phase.task.has_classes else np.zeros(len(chosen), np.int64)
+        records_C += np.bincount(classes_N, minlength=phase.classes)
+        tested = evaluate(
+            setting.received,
+            batches_of(chosen, setting.device, micro_batch=setting.shares.micro_batch),
+            loss=evaluation_loss_for(setting),
+            task=setting.task,
+            sums=phase.task.round_sums,
+            is_cancelled=work.is_cancelled,
+            metrics=phase.metrics,
+        )
+        for each in phase.sums:
+            found[named(each)].append(tested.sums[each.name])
+    return {RECORDS: records_PC, **{name: np.stack(parts) for name, parts in found.items()}}
 
 
 def _test_of(setting: Setting) -> Callable[..., Figures]:

@@ -65,28 +65,28 @@ class CountsPhase:
         """
         cells = np.asarray(sums[CELLS], np.int64)
         table_of, joint_J = self._tables(cells)
-        rows_of = [_merged(table_GP.T, [0] * table_GP.shape[1])[0] for table_GP in table_of.values()]
+        rows_of = [added(table_GP.T, [0] * table_GP.shape[1])[0] for table_GP in table_of.values()]
         if (cells < 0).any() or any((rows_G != rows_of[0]).any() for rows_G in rows_of):
             return PhaseResult(state=None, reason=IMPLAUSIBLE)
         if self.tables.model is not None and not _is_joint(self.tables, joint_J, table_of):
             return PhaseResult(state=None, reason=IMPLAUSIBLE)
         rows_G, least = rows_of[0], self.tables.min_cell
-        if int(_merged(rows_G, [0] * len(rows_G))[0]) < least:
+        if int(added(rows_G, [0] * len(rows_G))[0]) < least:
             return PhaseResult(state=None, reason=FEW_RECORDS)
         rows = [0]
         if self.tables.group is not None:
-            rows = _finest(rows_G, self.tables.partitions[self.tables.group], least)
-        state = {**context.state, ROWS: np.array(rows, np.int64), ROW_COUNTS: _merged(rows_G, rows)}
+            rows = by_itself(rows_G, self.tables.partitions[self.tables.group], least)
+        state = {**context.state, ROWS: np.array(rows, np.int64), ROW_COUNTS: added(rows_G, rows)}
         for place, table_GP in table_of.items():
             partition = self.tables.partitions[place]
-            table_RP = _merged(table_GP, rows)
-            counts_P = _merged(table_RP, [0] * len(table_RP))[0]
-            parts = _finest(counts_P, partition, least)
-            cell_parts = _chained(table_RP, parts, partition, least)
+            table_RP = added(table_GP, rows)
+            counts_P = added(table_RP, [0] * len(table_RP))[0]
+            parts = by_itself(counts_P, partition, least)
+            cell_parts = chained(table_RP, parts, partition, least)
             state[PARTS + str(place)] = np.array(parts, np.int64)
-            state[PART_COUNTS + str(place)] = _merged(counts_P, parts)
+            state[PART_COUNTS + str(place)] = added(counts_P, parts)
             state[CELL_PARTS + str(place)] = np.array(cell_parts, np.int64)
-            state[CELL_COUNTS + str(place)] = np.ascontiguousarray(_merged(table_RP.T, cell_parts).T)
+            state[CELL_COUNTS + str(place)] = np.ascontiguousarray(added(table_RP.T, cell_parts).T)
         if self.tables.model is not None:
             state |= self._model_begun(state, joint_J)
         if self.tables.survival is not None:
@@ -126,7 +126,7 @@ def _by_themselves(state: Arrays, places: Sequence[int]) -> tuple[PartsOf, Parts
     )
 
 
-def _finest(counts_P: Array, partition: Partition, least: int) -> list[int]:
+def by_itself(counts_P: Array, partition: Partition, least: int) -> list[int]:
     return finest_parts(
         counts_P.tolist(),
         is_ordered=partition.is_ordered,
@@ -135,19 +135,19 @@ def _finest(counts_P: Array, partition: Partition, least: int) -> list[int]:
     )
 
 
-def _chained(table_RP: Array, parts: Sequence[int], partition: Partition, least: int) -> list[int]:
+def chained(table_RP: Array, parts: Sequence[int], partition: Partition, least: int) -> list[int]:
     """The first parts of the column, from its finest ones on, of which each cell holds enough."""
-    counts = _merged(_merged(table_RP, [0] * len(table_RP))[0], parts).tolist()
+    counts = added(added(table_RP, [0] * len(table_RP))[0], parts).tolist()
     is_alone = partition.has_missing and parts.count(parts[-1]) == 1
     missing = parts[-1] if is_alone else None
     steps = coarser_parts(parts, counts, is_ordered=partition.is_ordered, missing=missing)
-    return next(step for step in steps if (_merged(table_RP.T, step) >= least).all())
+    return next(step for step in steps if (added(table_RP.T, step) >= least).all())
 
 
 def _is_joint(tables: Tables, joint_J: Array, table_of: Mapping[int, Array]) -> bool:
     """Whether the joint table is of the same records as the others."""
     return all(
-        (counts_P == _merged(table_of[place][0], _in_joint(tables, place, len(counts_P)))).all()
+        (counts_P == added(table_of[place][0], _in_joint(tables, place, len(counts_P)))).all()
         for place, counts_P in margins(tables, joint_J).items()
     )
 
@@ -157,9 +157,8 @@ def _in_joint(tables: Tables, place: int, size: int) -> list[int]:
     return [min(part, size - 1) for part in range(tables.partitions[place].size)]
 
 
-def _merged(counts_N: Array, parts: Sequence[int]) -> Array:
-    """Whole numbers added by the part that each place of the first axis is in. Shapes: (N, ...) ->
-    (parts, ...)."""
-    merged = np.zeros((max(parts) + 1, *counts_N.shape[1:]), np.int64)
-    np.add.at(merged, np.asarray(parts), counts_N)
-    return merged
+def added(numbers_N: Array, parts: Sequence[int]) -> Array:
+    """Numbers added by the part that each place of the first axis is in. Shapes: (N, ...) -> (parts, ...)."""
+    found = np.zeros((max(parts) + 1, *numbers_N.shape[1:]), numbers_N.dtype)
+    np.add.at(found, np.asarray(parts), numbers_N)
+    return found

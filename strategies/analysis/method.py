@@ -14,12 +14,14 @@ from strategies.analysis.counts import COUNTS, CountsPhase
 from strategies.analysis.model_values import ModelValuesPhase
 from strategies.analysis.partition import Tables
 from strategies.analysis.regression import MODEL, MODEL_FIT, ModelFitPhase, ModelPhase
+from strategies.analysis.subgroups import SUBGROUPS
 from strategies.analysis.values import VALUES, ValuesPhase
 from strategies.base import TOTAL, Array, Arrays, Phase, PhaseContext
 from strategies.phases.enrollment import ENROLLMENT, EnrollmentPhase
 
 ANALYSIS = "analysis"
-KINDS = (COUNTS, VALUES, MODEL, MODEL_FIT)
+# phases that sum cells, which a data set answers few of; that of subgroups closes a training job
+KINDS = (COUNTS, VALUES, MODEL, MODEL_FIT, SUBGROUPS)
 # a state holds one array at least
 FIRST_STATE: Mapping[str, Array] = MappingProxyType({"method/analysis": np.zeros(0, np.uint8)})
 

@@ -24,9 +24,9 @@ import numpy as np
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, IMPLAUSIBLE, PART_COUNTS, PARTS, ROW_COUNTS
 from strategies.analysis.partition import Partition, Tables
-from strategies.analysis.rounding import rounded, rounding_step
 from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
 from strategies.exact import total
+from strategies.rounding import rounded, rounding_step
 
 VALUES = "analysis-values"
 NUMBERS, SUMS, SQUARES = "value_counts", "value_sums", "value_squares"

@@ -182,9 +182,13 @@ class TaskSizes:
 
 
 class Metric(ABC):
-    """What a job may ask for by `task.metrics`: sums of the closing evaluation, and what they say."""
+    """What a job may ask for by `task.metrics`: sums of the closing evaluation, and what they say.
+
+    is_by_subgroup: whether a job with subgroups sums it of each.
+    """
 
     sums: tuple[Sum, ...]
+    is_by_subgroup: ClassVar[bool] = False
 
     @abstractmethod
     def figures(self, sums: Mapping[str, Array], noise: Mapping[str, float] = NO_NOISE) -> dict[str, Figure]:
@@ -220,7 +224,8 @@ class DeclaredTask(ABC):
     main: the figure that is told where there is room for one. has_classes: whether a target is one class a
     sample: what heads, prototypes and soft labels need. least_classes: fewest `classes` of a job; None where
     a job needs none. has_tokens: whether inputs are tokens. is_mean: whether the loss of a batch is the mean
-    of losses of single records, which private jobs need.
+    of losses of single records, which private jobs need. subgroup_sums: of a round's, what a job with
+    subgroups sums of each; none: it can have none.
     """
 
     word: str
@@ -229,6 +234,7 @@ class DeclaredTask(ABC):
     has_classes: bool = False
     least_classes: ClassVar[int | None] = None
     has_tokens: ClassVar[bool] = False
+    subgroup_sums: ClassVar[tuple[str, ...]] = ()
     is_mean: bool = True
 
     def __init__(
@@ -279,6 +285,10 @@ class DeclaredTask(ABC):
         ratios = {**self.ratios, "loss": LOSS}
         found = {name: ratio.figure(sums, noise) for name, ratio in ratios.items()}
         return {**found, TESTED.name: count_figure(float(sums[TESTED.name]), noise.get(TESTED.name))}
+
+    def subgroup_figures(self, sums: Mapping[str, Array]) -> dict[str, Figure]:
+        """Of one subgroup, by `subgroup_sums` and `tested`."""
+        return {self.main: self.ratios[self.main].figure(sums, NO_NOISE)}
 
     @property
     def round_metrics(self) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ class Calibration(Metric):
     """Of one answer a sample (classification: the class that it is taken for), or of one for each label; a
     sample's labels weigh one together. brier: the largest Brier score of one sample."""
 
+    is_by_subgroup = True
+
     def __init__(self, *, brier: float, is_one_answer: bool) -> None:
         self.sums = (
             # shares of a sample's labels are no counts

@@ -34,6 +34,7 @@ class Classification(DeclaredTask):
     main = "accuracy"
     has_classes = True
     least_classes: ClassVar[int | None] = 2
+    subgroup_sums = (CORRECT.name,)
 
     @property
     def target(self) -> Target:

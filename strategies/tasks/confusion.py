@@ -35,6 +35,8 @@ def check_classes(metric: str, classes: int) -> None:
 class Confusion(Metric):
     """Rows of `confusion` are what samples are, columns what they are taken for. One class a sample."""
 
+    is_by_subgroup = True
+
     def __init__(self, classes: int) -> None:
         check_classes("confusion", classes)
         self.sums = (

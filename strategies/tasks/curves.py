@@ -33,6 +33,8 @@ HALVINGS = 60  # of a range of 200, in which all log odds of float64 chances are
 class Curves(Metric):
     """scores: counts of samples by class, by whether they are of it, and by bin of the class's score."""
 
+    is_by_subgroup = True
+
     def __init__(self, curves: int) -> None:
         check_classes("curves", curves)
         self.sums = (

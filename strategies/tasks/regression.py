@@ -18,6 +18,8 @@ from pydantic import Field
 from crypto.errors import ConfigError
 from strategies.base import Array, PartOptions
 from strategies.figure import Figure
+from strategies.intervals import TWO_SIDED
+from strategies.rounding import rounded, rounding_step
 from strategies.tasks.base import (
     LOSS_SUM,
     NO_NOISE,
@@ -74,6 +76,7 @@ class Regression(DeclaredTask):
 
     word = "regression"
     main = "mae"
+    subgroup_sums = (ABSOLUTE.name, SQUARED.name)
     options: ClassVar[type[PartOptions]] = RegressionOptions
 
     def __init__(
@@ -106,6 +109,17 @@ class Regression(DeclaredTask):
             "mae": Ratio(above="absolute_error", shown=lambda mean: width * mean),
             "rmse": Ratio(above="squared_error", shown=lambda mean: width * math.sqrt(mean)),
         }
+
+    def subgroup_figures(self, sums: Mapping[str, Array]) -> dict[str, Figure]:
+        """mae alone, rounded to a power of ten below half a standard error, so that no record's error follows
+        from those of the others; sampling: about the rounded one (Wald)."""
+        tested, width = float(sums[TESTED.name]), self.high - self.low
+        mean, square = (min(max(float(sums[each]) / tested, 0.0), 1.0) for each in self.subgroup_sums)
+        deviation = width * math.sqrt(max(square - mean * mean, 0.0))
+        error = deviation / math.sqrt(tested)
+        exponent = rounding_step(deviation, error)
+        mae, away = rounded(width * mean, exponent), rounded(TWO_SIDED * error, exponent)
+        return {self.main: Figure(value=mae, sampling=(max(mae - away, 0.0), mae + away))}
 
     def score(self, sums: Mapping[str, Array]) -> float:
         """1 - mean absolute error in ranges."""

@@ -77,9 +77,9 @@ ARROWS = {
 # its left
 ROOMS = {
     "crypto": "errors < encoding < envelope_tree < prg < identity < noise < fixed_point < masking < session",
-    "strategies": "expected < base < intervals < figure < number_stream < exact < server_optimizer "
-    "< update_scale < recipe < tasks < phases < analysis < parts < checks < presets < published "
-    "< declared_parts < methods",
+    "strategies": "expected < rounding < base < intervals < figure < number_stream < exact "
+    "< server_optimizer < update_scale < recipe < tasks < phases < analysis < parts < checks < presets "
+    "< published < declared_parts < methods",
     "chorale_models": "data < model < task < parts < networks < tasks",
     "chorale": "results < v1 < runtime < transport < spec < pinned_code < observability < credentials "
     "< privacy < job < evidence",

@@ -16,6 +16,7 @@ from chorale.privacy.job_releases import rows_in_words
 from chorale.privacy.promise import if_all_others_collude, units
 from chorale.results import APPLIED
 from client.history import score_word
+from strategies.analysis.subgroups import FINEST, FINEST_RECORDS, OF_SUBGROUP, PARTS, RECORDS
 from strategies.figure import Figure, figure_in, in_words, names_of_figures, parts_of
 from strategies.phases.evaluation import EVALUATE
 from web.shared.charts import charts
@@ -50,6 +51,7 @@ def page(report: Document) -> str:
         personal=_personal(report),
         final=_final_figures(report),
         classes=_classes(report),
+        subgroups=_subgroups(report),
         phases=phase_rows(report["phases"], main=main, has_names=True),
         took_part=_took_part(report),
         exactness=EXACT if report["epsilon"] is None else NOISED,
@@ -174,17 +176,46 @@ def _classes(report: Document) -> Document | None:
         return None
     columns = {
         name: values
-        for name, values in report["tables"].items()
-        if isinstance(values, list) and len(values) == len(confusion) and not isinstance(values[0], list)
+        for name, values in _columns(report, len(confusion)).items()
+        if not name.startswith(OF_SUBGROUP)
     }
+    return _by("class", report["class_names"] or range(len(confusion)), columns)
+
+
+def _subgroups(report: Document) -> Document | None:
+    """Figures by the parts of a column, where the job's `subgroups` ask for them."""
+    parts, records = report["subgroups"], report["tables"].get(RECORDS)
+    if not parts or not isinstance(records, list) or len(records) != len(parts):
+        return None
+    columns = {
+        name.removeprefix(OF_SUBGROUP): values
+        for name, values in _columns(report, len(parts)).items()
+        if name.startswith(OF_SUBGROUP) and name not in (FINEST, FINEST_RECORDS, PARTS)
+    }
+    return _by(
+        "subgroup",
+        [f"{part} ({sum(row):.0f} tested)" for part, row in zip(parts, records, strict=True)],
+        columns,
+    )
+
+
+def _columns(report: Document, rows: int) -> Document:
+    """The tables of one number a row."""
+    return {
+        name: values
+        for name, values in report["tables"].items()
+        if isinstance(values, list) and len(values) == rows and not isinstance(values[0], list)
+    }
+
+
+def _by(word: str, rows: Sequence[object], columns: Document) -> Document | None:
     names = names_of_figures(columns)
-    classes = report["class_names"] or range(len(confusion))
-    rows = [
-        (classes[place], *(_of_class(columns, name, place) for name in names))
-        for place in range(min(len(confusion), MOST_CLASSES))
+    found = [
+        (row, *(_of_class(columns, name, place) for name in names))
+        for place, row in enumerate(rows[:MOST_CLASSES])
     ]
-    head = ("class", *(f"{name} (95 %)" for name in names))
-    return {"head": head, "rows": rows, "more": len(confusion) - len(rows)} if columns else None
+    head = (word, *(f"{name} (95 %)" for name in names))
+    return {"head": head, "rows": found, "more": len(rows) - len(found)} if columns else None
 
 
 def _of_class(columns: Document, name: str, place: int) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from chorale.spec.analysis_spec import SubgroupsSpec
 from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, ModelSpec, TaskSpec
 from chorale.spec.privacy_spec import PrivacySpec
 from chorale.spec.samples.column_specs import Classes, ColumnSpec, LabelColumns
@@ -88,6 +89,11 @@ class JobFields(SharedFields):
     model: ModelSpec = Field(description="the network")
     task: TaskSpec | None = Field(
         default=None, description="what the model is trained for; null: classification, by accuracy and loss"
+    )
+    subgroups: SubgroupsSpec | None = Field(
+        default=None,
+        description="column of a table by whose parts the final model is tested, too; it need be no input; "
+        "null: none",
     )
     code: tuple[CodeSpec, ...] | None = Field(
         default=None,

@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 from chorale.job import Job
 from chorale.observability import audit_head
 from chorale.runtime.database import Database, Migration
-from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.fields import Moment
 from chorale.spec.kinds import AnySpec
 from chorale.spec.settings_file import parse_mapping
@@ -375,7 +374,7 @@ class Ledger:
                 for budget in of_accounts:
                     budget.charge_plan(connection, charge.job_digest, charge.releases)
                 spec = charge.spec
-                if isinstance(spec, AnalysisSpec):
+                if spec.sums_cells:
                     note_recovered(connection, charge.job_digest, charge.accounts)
                 connection.execute(  # one that the ledger does not hold must not be approved by itself
                     "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"

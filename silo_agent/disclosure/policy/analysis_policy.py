@@ -46,12 +46,12 @@ class AnalysisPolicy(BaseModel):
         "one; measured quantities alone: of a column of zeros and ones a mean gives the count away",
     )
 
-    def refusals(self, spec: AnalysisSpec) -> Iterator[PolicyRefusal]:
-        """Every rule by which an analysis as such is not allowed."""
+    def refusals(self, min_cell: int, *, what: str) -> Iterator[PolicyRefusal]:
+        """Every rule by which sums of cells as such are not allowed. what: they are."""
         if self.exact is Permission.REFUSE:
-            yield refusal_by("an analysis", f"no analyses {EXACT_REFUSED}", Rule.ANALYSES)
-        if spec.min_cell < self.min_cell:
-            yield refusal_by(f"min_cell {spec.min_cell}", f"at least {self.min_cell}", Rule.MIN_CELL)
+            yield refusal_by(what, f"no analyses {EXACT_REFUSED}", Rule.ANALYSES)
+        if min_cell < self.min_cell:
+            yield refusal_by(f"min_cell {min_cell}", f"at least {self.min_cell}", Rule.MIN_CELL)
 
     def check_measured(self, spec: AnalysisSpec, *, data_set: str) -> None:
         """Raises PolicyRefusal for the mean of a column that is not listed."""

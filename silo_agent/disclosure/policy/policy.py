@@ -271,7 +271,7 @@ class Policy(BaseModel):
         if isinstance(spec, JobSpec):
             yield from self._refusals_of_training(spec)
         else:
-            yield from self.analyses.refusals(spec)
+            yield from self.analyses.refusals(spec.min_cell, what="an analysis")
             for quantity in spec.quantities:
                 yield from refusals_of(self.check_listed, quantity)
             yield from self.privacy.refusals(spec)
@@ -320,6 +320,8 @@ class Policy(BaseModel):
                 Rule.LOCAL_STATE,
             )
         yield from self.privacy.refusals(spec)
+        if spec.subgroups is not None:
+            yield from self.analyses.refusals(spec.subgroups.min_cell, what="subgroups")
         if not spec.model.is_built_in:
             why = f"model {spec.model.name} is not built in"
             yield from refusals_of(self.check_given_state, spec, why=why)

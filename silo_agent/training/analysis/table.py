@@ -25,7 +25,8 @@ from silo_agent.training.data.formats.tables import (
     StoredTable,
     Table,
     numbers_of,
-    places_of,
+    parts_by_edges,
+    parts_of,
     with_derived,
 )
 from silo_agent.training.data.own_data import check_named
@@ -252,22 +253,13 @@ def _described(
         if is_cancelled():
             raise Cancelled("data: no longer wanted")
         if column.edges is None:
-            place_N = places_of(table, column.as_read, settings)
-            parts_NC[:, place] = np.where(place_N < 0, column.partition.parts, place_N)
+            parts_NC[:, place] = parts_of(table, column, settings)
             continue
         value_N = numbers_of(table, column.as_read, settings)
-        parts_NC[:, place] = _parts(value_N, np.array(column.edges))
+        parts_NC[:, place] = parts_by_edges(value_N, column.edges)
         if place in measured:
             z_NK[:, measured.index(place)] = _z(value_N, column.edges[0], column.edges[-1])
     return parts_NC, z_NK
-
-
-def _parts(value_N: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Values are within the edges, or NaN. One that is an edge is in the part above it, the last edge in the
-    last part. Shapes: -> (N,)."""
-    parts = len(edges) - 1
-    part_N = np.minimum(np.searchsorted(edges, value_N, side="right") - 1, parts - 1)
-    return np.where(np.isnan(value_N), parts, part_N)
 
 
 def _z(value_N: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:

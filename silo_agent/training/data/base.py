@@ -92,7 +92,7 @@ class Samples(SampleSet):
 
     Shapes: features (N, ...), labels (N, *target): what each sample's target is, one class as a rule.
     strata (N,): what a cut keeps even; None: the classes, where a sample has one whole number, else nothing.
-    units (N,), rows_per_unit: as `SampleSet`.
+    units (N,), rows_per_unit: as `SampleSet`. subgroups (N,): of a job that tests its model by them.
     """
 
     features: Features
@@ -100,6 +100,7 @@ class Samples(SampleSet):
     strata: Indices | None = None
     units_N: Indices | None = None
     rows_per_unit: int = 1
+    subgroups: Indices | None = None
 
     def __post_init__(self) -> None:
         if self.features.ndim == 0 or self.labels.shape[:1] != self.features.shape[:1]:
@@ -119,9 +120,17 @@ class Samples(SampleSet):
         return strata_of(self.labels) if self.strata is None else self.strata
 
     def take(self, indices: Indices | slice) -> Samples:
-        strata, units_N = (None if each is None else each[indices] for each in (self.strata, self.units_N))
-        features, labels = self.features[indices], self.labels[indices]
-        return replace(self, features=features, labels=labels, strata=strata, units_N=units_N)
+        strata, units_N, subgroups = (
+            None if each is None else each[indices] for each in (self.strata, self.units_N, self.subgroups)
+        )
+        return replace(
+            self,
+            features=self.features[indices],
+            labels=self.labels[indices],
+            strata=strata,
+            units_N=units_N,
+            subgroups=subgroups,
+        )
 
     def of_units(self, units_N: Indices, *, rows_per_unit: int) -> Samples:
         return replace(self, units_N=units_N, rows_per_unit=rows_per_unit)

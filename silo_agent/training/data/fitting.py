@@ -43,9 +43,8 @@ def put_right(samples: Samples, job: JobSpec, *, source: str) -> tuple[Samples, 
     features, outside = samples.features[fits], 0
     if job.input_type != "int64":
         features, outside = private.boxed(features)
-    strata, units_N = (None if each is None else each[fits] for each in (samples.strata, samples.units_N))
     features = as_input(features, job, source=source)
-    return replace(samples, features=features, labels=kept_labels, strata=strata, units_N=units_N), outside
+    return replace(samples.take(fits), features=features, labels=kept_labels), outside
 
 
 def known_inputs(features: Features, job: JobSpec) -> NDArray[np.bool_]:

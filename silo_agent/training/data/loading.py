@@ -137,6 +137,11 @@ def _parts(
             f"data {settings.name}: columns with standardize or rare: computed are read of a csv, a parquet "
             "file or a database, not of other files or by a function of the silo's own"
         )
+    if job.subgroups is not None and not is_table:
+        raise ConfigError(
+            f"data {settings.name}: subgroups are read of a csv, a parquet file or a database, not of other "
+            "files or by a function of the silo's own"
+        )
     raw = _raw(settings, job) if own is None else _raw_of(own)
     if problems is not None or own is not None:
         add_unsteady(raw)

@@ -332,7 +332,7 @@ def check_unit(unit: str | None, job: AnySpec) -> None:
     if unit is None:
         return
     read = dict.fromkeys(job.label_columns, "label_column")
-    read |= {column.name: "one of columns" for column in job.inputs}
+    read |= {column.name: "one of columns" for column in job.columns_read}
     if unit in read:
         raise ConfigError(
             f"data.unit: expected a column that says whose a row is, which no job reads; got {unit}, "

@@ -14,6 +14,7 @@ from chorale.transport.wire import PhaseKey
 from crypto.fixed_point.layout import CLIPPED, RING_BITS, Disclosure
 from silo_agent.disclosure.ledger.signed_sets import DIFFERENCED_KINDS
 from silo_agent.training.models.starting import initial_state
+from strategies.analysis.partition import Partition
 from strategies.base import TOTAL, Array
 from strategies.methods import strategy_for
 from strategies.phases.step import GRADIENT
@@ -74,6 +75,7 @@ DISCLOSED = {
         *("column_counts", "column_sums", "column_squares", "category_counts"),
     },
     Disclosure.TRAINED_CLASS_STATISTIC: {"soft_labels", "feature_sums"},
+    Disclosure.CELL: {"subgroup_records", "subgroup_correct"},
     Disclosure.DIAGNOSTIC: {CLIPPED},
 }
 
@@ -84,6 +86,7 @@ def test_every_quantity_says_what_it_discloses() -> None:
         *(strategy_for(preset, {}) for preset in PRESETS),
         strategy_for("fedcsd", {"count_weighted": True, "logit_clip": 10.0}),
         strategy_for("fedavg", {}).standardizing(2, [3]),
+        strategy_for("fedavg", {}).tested_by(Partition(parts=2), 10),
         strategy_for("fedavg", {}).by_steps(TrainingSpec(learning_rate=0.1).step_optimizer(1.0, rounds=1)),
     ]
     found: dict[Disclosure, set[str]] = {}

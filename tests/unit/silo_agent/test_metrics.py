@@ -62,8 +62,8 @@ def test_every_metric_has_help_and_the_prefix() -> None:
 
 def test_the_closed_list_of_phase_kinds_is_that_of_the_methods() -> None:
     methods = [strategy_for(preset, {}) for preset in PRESETS]
-    evaluated = strategy_for("fedavg", {}).evaluated_between_rounds().standardizing(1)
     measured = Partition(parts=1, edges=(0.0, 1.0), has_mean=True)
+    evaluated = strategy_for("fedavg", {}).evaluated_between_rounds().standardizing(1).tested_by(measured, 10)
     model = Model(outcome=0, family=Family.LINEAR, terms=())
     analyses = [
         Analysis(tables=Tables(partitions=(measured,), group=None, min_cell=10, model=each))

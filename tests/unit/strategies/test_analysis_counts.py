@@ -98,7 +98,7 @@ def table_by_itself(table_RP: Array, parts: Sequence[int], partition: Partition,
     [
         ("finest_parts", smallest_joins_smallest, alone(column(3), min_cell=3), 8),
         ("finest_parts", smallest_joins_smallest, by_group(column(1), column(2), min_cell=3), 9),
-        ("_chained", table_by_itself, by_group(column(1), column(2), min_cell=3), 12),
+        ("chained", table_by_itself, by_group(column(1), column(2), min_cell=3), 12),
     ],
 )
 def test_the_enumeration_finds_rules_that_give_cells_away(

@@ -9,7 +9,6 @@ import pytest
 
 from strategies.analysis.counts import PART_COUNTS, ROWS
 from strategies.analysis.partition import Partition, Tables
-from strategies.analysis.rounding import rounded, rounding_step
 from strategies.analysis.values import (
     DEVIATIONS,
     IMPLAUSIBLE,
@@ -22,6 +21,7 @@ from strategies.analysis.values import (
     ValuesPhase,
 )
 from strategies.base import Array, Arrays
+from strategies.rounding import rounded, rounding_step
 from tests.support.analysis_records import context, counted, described, numbers, part_of, sums_of
 
 AGE = numbers(20, 40, 50, 60, 70, 100)

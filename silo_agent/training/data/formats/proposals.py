@@ -38,9 +38,9 @@ def proposed_dialect(settings: DataSettings, job: AnySpec) -> str:
     there is none better."""
     if settings.format is not DataFormat.CSV or settings.path is None or job.columns is None:
         return ""
-    numbers = [column.name for column in job.inputs if column.categories is None]
+    numbers = [column.name for column in job.columns_read if column.categories is None]
     try:
-        wanted = [*(column.name for column in job.inputs), *job.label_columns]
+        wanted = [*(column.name for column in job.columns_read), *job.label_columns]
         best, _ = likely_dialect(settings, wanted=wanted, numbers=numbers)
     except OSError:
         return ""

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from chorale.spec.analysis_spec import DescribedColumn
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.samples.computed_columns import as_read
@@ -110,7 +111,7 @@ def wanted_columns(settings: DataSettings, job: JobSpec) -> list[str]:
         raise ConfigError(
             f"columns: format {settings.format} needs columns and label_column, the job declares none"
         )
-    return [*(column.name for column in job.inputs), *job.label_columns]
+    return [*dict.fromkeys(column.name for column in job.columns_read), *job.label_columns]
 
 
 def unit_column(settings: DataSettings) -> tuple[str, ...]:
@@ -183,6 +184,7 @@ def raw_data(stored: StoredTable, settings: DataSettings, job: JobSpec) -> RawDa
         train=Samples(
             features=inputs_of(table, settings, job),
             labels=labels_of(table, class_numbers(settings, job), job, settings.missing),
+            subgroups=None if job.subgroups is None else parts_of(table, job.subgroups, settings),
         ),
         identities=stored.identities,
         units=stored.units,
@@ -329,6 +331,23 @@ def places_of(table: Table, column: ColumnSpec, settings: DataSettings) -> NDArr
         if text not in places:
             table.say(row, column.name, f"expected one of {some(categories)}, got {text[:40]!r}")
     return found_N
+
+
+def parts_of(table: Table, column: DescribedColumn, settings: DataSettings) -> NDArray[np.int64]:
+    """The declared part that each row is in, one behind them where it is missing. A value that is an edge is
+    in the part above it, the last edge in the last part. Shapes: -> (N,)."""
+    parts = column.partition.parts
+    if column.edges is None:
+        place_N = places_of(table, column.as_read, settings)
+        return np.where(place_N < 0, parts, place_N)
+    return parts_by_edges(numbers_of(table, column.as_read, settings), column.edges)
+
+
+def parts_by_edges(value_N: NDArray[np.float64], edges: Sequence[float]) -> NDArray[np.int64]:
+    """The same of values within the edges, or NaN."""
+    parts = len(edges) - 1
+    part_N = np.minimum(np.searchsorted(np.array(edges), value_N, side="right") - 1, parts - 1)
+    return np.where(np.isnan(value_N), parts, part_N)
 
 
 def _encoded(found_N: NDArray[np.int64], column: ColumnSpec) -> NDArray[np.float64]:

@@ -42,7 +42,7 @@ def factor_of(column: ColumnSpec, units: Units) -> float:
 
 def check_units(units: Units, job: AnySpec) -> None:
     """Raises ConfigError for a job in a unit that the settings give no factor to."""
-    for column in job.inputs:
+    for column in job.columns_read:
         stated = units.get(column.name)
         if stated is not None and column.unit not in (None, stated.unit, *stated.factors):
             raise ConfigError(
@@ -54,7 +54,7 @@ def check_units(units: Units, job: AnySpec) -> None:
 def units_in_words(units: Units, job: AnySpec) -> list[str]:
     """What becomes of the numbers that job or settings state a unit of, a line for all that are alike."""
     found: dict[str, list[str]] = {}
-    for column in job.inputs:
+    for column in job.columns_read:
         stated, unit = units.get(column.name), column.unit
         if stated is None:
             what = "" if unit is None else f"read as {unit}; unit not stated by this silo (data.units)"
