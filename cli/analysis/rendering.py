@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from client.analysis.described import DescribedResults
 from client.analysis.results import AnalysisResults
+from client.analysis.text import comma_separated, markdown, plain_text
+from client.drift import drift_records, drift_table
 from crypto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +29,14 @@ FORMS: dict[str, Callable[[AnalysisResults], str]] = {
     "md": AnalysisResults.to_markdown,
     "html": _html,
     "json": lambda results: json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n",
+}
+
+
+FORMS_AGAINST: dict[str, Callable[[DescribedResults, DescribedResults], str]] = {
+    "text": lambda *both: plain_text(drift_table(*both)),
+    "csv": lambda *both: comma_separated([*drift_records(*both)], ("column", "figure", "value")),
+    "md": lambda *both: markdown(drift_table(*both)),
+    "json": lambda *both: json.dumps([*drift_records(*both)], indent=1, allow_nan=False) + "\n",
 }
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from chorale.runtime.files import write_atomic
 from chorale.spec.model_file import described_analysis, open_model
-from cli.analysis.rendering import FORMS, render
+from cli.analysis.rendering import FORMS, FORMS_AGAINST, render
 from cli.job.options import check_out_file, operator_options
-from client.operations import connect
+from client.analysis.described import DescribedResults
+from client.operations import Operations, connect
 from client.settings import OperatorSettings
+from crypto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chorale.spec.analysis_spec import AnalysisSpec
+    from strategies.base import Arrays
 
 
 @click.command()
@@ -25,8 +32,16 @@ from client.settings import OperatorSettings
     help="How it is written.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="File for it.  [default: standard output]")
+@click.option(
+    "--against",
+    metavar="ID",
+    help="How far the records are from those of another analysis with the same parts, by column: population "
+    "stability index and standardized mean difference.",
+)
 @operator_options
-def results(settings: OperatorSettings, job_id: str, form: str, out: Path | None) -> None:
+def results(
+    settings: OperatorSettings, job_id: str, form: str, out: Path | None, against: str | None
+) -> None:
     """Show what an analysis of one's own published. ID: the first digits of the job digest.
 
     text, md and html are a table 1, html with charts. csv and json have each figure by itself, with a note of
@@ -34,13 +49,24 @@ def results(settings: OperatorSettings, job_id: str, form: str, out: Path | None
     """
     if out is not None:
         check_out_file(out)
+    if against is not None and form not in FORMS_AGAINST:
+        raise ConfigError(f"--against: expected --format {' or '.join(FORMS_AGAINST)}, got {form}")
     with connect(settings) as (operations, _):
         digest = operations.find(job_id)
-        _, parts = operations.fetch(digest)
-        state, facts = open_model(b"".join(parts))
-    rendered = render(described_analysis(facts, source=f"job {digest.hex()[:12]}"), state, form)
+        spec, state = _published(operations, digest)
+        if against is None:
+            rendered = render(spec, state, form)
+        else:
+            other = DescribedResults.of(*_published(operations, operations.find(against)))
+            rendered = FORMS_AGAINST[form](DescribedResults.of(spec, state), other)
     if out is None:
         click.echo(rendered, nl=False)
     else:
         write_atomic(out, rendered.encode(), mode=0o644)
         click.echo(f"{out}: what job {digest.hex()[:12]} published, as {form}")
+
+
+def _published(operations: Operations, digest: bytes) -> tuple[AnalysisSpec, Arrays]:
+    _, parts = operations.fetch(digest)
+    state, facts = open_model(b"".join(parts))
+    return described_analysis(facts, source=f"job {digest.hex()[:12]}"), state

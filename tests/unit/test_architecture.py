@@ -99,7 +99,7 @@ ROOMS = {
     "simulation": "stored < silos < members < results < fixed_set < local_session < pool < processes "
     "< on_ray < sums < engine < analysis < folder < trial",
     "client": "errors < settings < row_figures < history < results < operations < written "
-    "< submission < planning < analysis < evidence < mlflow_export < federation < notebook",
+    "< submission < planning < analysis < drift < evidence < mlflow_export < federation < notebook",
     "client.analysis": "parts < figures < published < columns < tables < records < text < described "
     "< tails < coefficients < regression < survival < results < formula < submission",
     "web": "shared < report < console < silo_page",

@@ -17,7 +17,7 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.model_file import ANALYSIS, analysis_facts, described_analysis
 from chorale.spec.state import state_to_bytes
 from chorale.v1 import operations_pb2
-from cli.analysis.rendering import FORMS, render
+from cli.analysis.rendering import FORMS, FORMS_AGAINST, render
 from client.analysis.submission import read_analysis
 from client.operations import Operations
 from crypto.errors import ConfigError
@@ -153,6 +153,20 @@ def test_a_formula_is_planned_as_its_terms(chorale: Calls, desk: Desk) -> None:
     assert told.code == 0, told.err
     assert "fits a logistic model of state by age, sex, age x sex in 10 steps" in " ".join(told.out.split())
     assert b"formula" not in read_analysis(Path(file)).to_yaml()
+
+
+@pytest.mark.parametrize("form", FORMS_AGAINST)
+def test_results_stand_against_those_of_another_analysis(
+    chorale: Calls, desk: Desk, job_id: str, form: str
+) -> None:
+    asked = ["analysis", "results", job_id, "--against", job_id, "--config", str(desk.operator())]
+    shown = chorale(*asked, "--format", form)
+    assert (shown.code, shown.err) == (0, "")
+    assert "age (years)" in shown.out
+    assert "0.0" in shown.out
+    refused = chorale(*asked, "--format", "html")
+    assert refused.code != 0
+    assert "--against: expected --format text or csv or md or json, got html" in refused.err
 
 
 HOSTILE = "x\u202eevil\nmeans of nothing"
