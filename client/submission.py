@@ -212,6 +212,8 @@ def sums_notes(spec: JobSpec) -> list[str]:
     if spec.privacy is None:
         allowed = "silos refuse the job unless class_statistics in their policy says allow"
         notes += [f"{what} without noise: {allowed}" for what in bare]
+    if spec.subgroups is not None:
+        notes.append("subgroups: silos refuse the job unless analyses.exact in their policy says allow")
     statistic = spec.method.recipe.statistic
     if statistic is not None and spec.privacy is None and redraws(spec):
         notes.append(

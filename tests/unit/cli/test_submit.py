@@ -131,6 +131,46 @@ def test_a_job_without_class_rows_is_told_nothing_of_them(desk: Desk) -> None:
     assert sums_notes(read_spec(desk.job())) == []
 
 
+PRIVACY = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "records": {"noise_multiplier": 1.0, "clip_norm": 1.0, "sample_rate": 0.1},
+}
+TABLE = {
+    "columns": [{"name": "age"}],
+    "input_shape": [1],
+    "label_column": "ill",
+    "classes": 2,
+    "model": {"name": "mlp", "hidden": []},
+    "subgroups": {"name": "sex", "categories": ["f", "m"]},
+}
+
+
+def test_a_job_with_subgroups_is_told_that_policies_refuse_them(desk: Desk) -> None:
+    (note,) = sums_notes(read_spec(desk.job(**TABLE)))
+    assert note == "subgroups: silos refuse the job unless analyses.exact in their policy says allow"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"task": {"name": "survival"}, "label_column": ["t", "e"]}, "regression, got survival"),
+        ({"columns": None, "label_column": None}, "subgroups: needs columns"),
+        ({"strategy": {"preset": "local_only"}}, "subgroups: not allowed with strategy local_only"),
+        ({"privacy": PRIVACY}, "subgroups: not allowed with privacy"),
+        ({"subgroups": {"name": "sex"}}, "expected either edges or categories"),
+        (
+            {"subgroups": {"name": "age", "edges": [0, 9], "show": ["mean"]}},
+            "show: not allowed with subgroups",
+        ),
+        ({"subgroups": {"name": "age", "edges": [0, 9], "min_cell": 9}}, "min_cell"),
+    ],
+)
+def test_subgroups_that_no_job_can_have_are_refused(desk: Desk, changed: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read_spec(desk.job(**{**TABLE, **changed}))
+
+
 def test_submit_tells_the_draw_before_it_reaches_for_the_coordinator(desk: Desk, chorale: Calls) -> None:
     pytest.importorskip("torch", reason="builds the initial model")
     names = [f"silo-{place}" for place in range(30)]
