@@ -375,7 +375,7 @@ class Ledger:
                 for budget in of_accounts:
                     budget.charge_plan(connection, charge.job_digest, charge.releases)
                 spec = charge.spec
-                if isinstance(spec, AnalysisSpec):
+                if isinstance(spec, AnalysisSpec) and spec.privacy is None:
                     note_recovered(connection, charge.job_digest, charge.accounts)
                 connection.execute(  # one that the ledger does not hold must not be approved by itself
                     "INSERT INTO jobs (job_digest, name, operator, rounds, max_attempts, decision,"

@@ -1,4 +1,4 @@
-"""What of a data set analyses may show. They carry no noise, so the default is nothing."""
+"""What analyses without noise may show of a data set: by default nothing. The budget bounds noised ones."""
 
 from __future__ import annotations
 
@@ -48,15 +48,17 @@ class AnalysisPolicy(BaseModel):
 
     def refusals(self, spec: AnalysisSpec) -> Iterator[PolicyRefusal]:
         """Every rule by which an analysis as such is not allowed."""
+        if spec.privacy is not None:
+            return
         if self.exact is Permission.REFUSE:
             yield refusal_by("an analysis", f"no analyses {EXACT_REFUSED}", Rule.ANALYSES)
         if spec.min_cell < self.min_cell:
             yield refusal_by(f"min_cell {spec.min_cell}", f"at least {self.min_cell}", Rule.MIN_CELL)
 
     def check_measured(self, spec: AnalysisSpec, *, data_set: str) -> None:
-        """Raises PolicyRefusal for the mean of a column that is not listed."""
+        """Raises PolicyRefusal for the exact mean of a column that is not listed."""
         measured = [spec.columns[place].name for place in spec.tables.measured]
-        if measured:
+        if measured and spec.privacy is None:
             check_readable(self.measurements, measured, data_set=data_set, rule=Rule.MEASUREMENTS)
 
     def refused(self) -> list[str]:

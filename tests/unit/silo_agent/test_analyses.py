@@ -138,7 +138,7 @@ def inputs_over(book: Book, tables: list[DescribedTable]) -> InputCache:
         local=LocalStates(book.folder / "local"),
         personal=PersonalModels(book.folder / "personal", is_revealed=lambda key: False),
         load_data=no_data,
-        load_table=lambda job, _: tables.pop(0),
+        load_table=lambda job, *_: tables.pop(0),
         load_objective=OneHot,
         tell_stage=lambda stage: None,
     )
