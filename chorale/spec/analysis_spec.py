@@ -218,7 +218,7 @@ class AnalysisSpec(SharedFields):
             return noise
         members = len(self.silos)
         deviation = multiplier * sqrt(self.tables.summed * members / self.rule(members).min_honest)
-        return f"{noise}; a count is off by up to {TWO_SIDED * deviation:.0f} in 95 of 100 cases"
+        return f"{noise}; the count of a cell is off by up to {TWO_SIDED * deviation:.0f} in 95 of 100 cases"
 
     @property
     def tables(self) -> Tables:

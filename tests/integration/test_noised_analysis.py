@@ -24,7 +24,7 @@ def test_a_noised_analysis_is_charged_to_the_ledger_until_the_budget_is_used_up(
         analysis = federation.analysis(privacy=PRIVACY)
         planned = federation.cli("analysis", "plan", analysis)
         assert "each with noise" in planned.stdout
-        assert "a count is off by up to " in planned.stdout
+        assert "the count of a cell is off by up to " in planned.stdout
         done = federation.cli("analysis", "submit", analysis)
         assert done.returncode == 0, done.stderr
         job_id = done.stdout.split()[0]

@@ -43,9 +43,9 @@ def table(job: Job, parts_NC: Any, z_NK: Any) -> DescribedTable:
     )
 
 
-def request_of(job: Job, *, members: int = len(SILOS), total: int = 1_000) -> PhaseRequest:
-    key = PhaseKey(job_digest=job.digest, round=0, phase=f"{NOISED}.0", attempt=1)
-    return PhaseRequest.of(job, key, {**FIRST_STATE, TOTAL: np.array(total)}, members=members)
+def request_of(job: Job, *, phase: str = f"{NOISED}.0", total: int = 1_000) -> PhaseRequest:
+    key = PhaseKey(job_digest=job.digest, round=0, phase=phase, attempt=1)
+    return PhaseRequest.of(job, key, {**FIRST_STATE, TOTAL: np.array(total)}, members=len(SILOS))
 
 
 def values_of(request: PhaseRequest, table: DescribedTable) -> Mapping[str, Array]:

@@ -95,7 +95,7 @@ def test_silo_is_told_what_noise_does_and_what_it_costs(desk: Desk, chorale: Cal
     shown = chorale("silo", "show", "--config", ward(desk, unit="patient"), job.id)
     method = " ".join(behind(shown, "method"))
     # 1.96 * 4 * sqrt(3 / 2): two honest silos of three add up to a multiplier of 4
-    assert method.endswith("a count is off by up to 10 in 95 of 100 cases")
+    assert method.endswith("the count of a cell is off by up to 10 in 95 of 100 cases")
     assert "can see every cell" not in method
     assert "a record is one row, and each patient has one at most" in " ".join(behind(shown, "reads"))
     assert behind(shown, "policy") == ["nothing in it refuses this job"]

@@ -175,3 +175,7 @@ def test_a_noised_analysis_is_solved_for_and_simulated(desk: Desk, chorale: Call
     assert "analysis-noised: 3 silos" in ended.err
     assert "in 95 of 100" in ended.out
     assert "merged" not in ended.out
+    out = desk.folder / "noised"
+    chorale("simulate", analysis(desk, privacy={"epsilon": 5.0}), *arguments, "--out", out)
+    figures = json.loads((out / "results.json").read_text())["figures"]
+    assert any(each["value"] % 1 for each in figures if each["figure"] == "count")

@@ -173,6 +173,11 @@ def test_under_noise_each_unit_has_one_row_and_records_count_for_what_is_declare
     with pytest.raises(ConfigError, match="private jobs expect at most 0 records here"):
         load_table(settings, noised, most=0)
     load_table(settings, by_sex(), most=0)
+    # a quote that is never closed spoils its own line alone, or one record would move all
+    settings = written(tmp_path)
+    assert settings.path is not None
+    settings.path.write_text('patient,sex,age\np1,f,39.5\np2,"m,40\np3,f,50\np4,m,60\n')
+    assert parts_of(load_table(settings, noised)) == [[0, 0], [0, 1], [1, 2], [2, 3]]
 
 
 @pytest.mark.parametrize("unit", [None, "patient"])

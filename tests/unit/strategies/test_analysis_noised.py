@@ -162,6 +162,14 @@ def test_an_analysis_that_no_noise_covers_is_refused(fields: dict[str, Any], mes
         AnalysisSpec.model_validate(values)
 
 
+def test_a_silo_without_records_takes_part_and_counts_as_it_is() -> None:
+    """A refusal would tell the last record, and a rounded count moves by ten at once."""
+    job = noised_job()
+    for parts in ([], [[1, 0]] * 9):
+        found = values_of(request_of(job, phase=job.opening), table(job, parts, [[0.5]] * len(parts)))
+        assert found["samples"] == len(parts)
+
+
 def test_counts_are_the_same_numbers_as_without_noise() -> None:
     job = noised_job()
     one = table(job, [[1, 0], [5, 1]], [[0.5], [math.nan]])
