@@ -31,18 +31,12 @@ MOST = 1e15  # of any number of a sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimated:
-    """records: estimates of the same numbers of records, by head. share: of its variance in the variance of a
-    cell of the same head."""
+class Noised:
+    """By head: estimates of the number of records, and the deviations of these, of a cell, and of the sums of
+    z and of its squares. Of all records the noise of G numbers adds up."""
 
     records_H: FloatArray
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deviations:
-    """Of the noise, by head: of all records the noise of G numbers adds up."""
-
+    of_records_H: FloatArray
     cell_H: FloatArray
     values_2H: FloatArray
 
@@ -57,7 +51,6 @@ def noised_figures(
     if not (noise > 0.0).all():
         raise ConfigError(f"{NOISE}: expected deviations above 0")
     added_H = np.sqrt([tables.group_size, *([1] * tables.group_size if has_group else [])])
-    off = Deviations(cell_H=noise[0] * added_H, values_2H=np.outer(noise[1:], added_H))
     cells_of = {
         place: _by_head(_numbers(state, f"{NOISED_CELLS}{place}", shape), has_group=has_group)
         for place in tables.described
@@ -66,7 +59,12 @@ def noised_figures(
     # each table adds up to the records; the fewer parts it has, the better
     weight = sum(1.0 / cells_HP.shape[1] for cells_HP in cells_of.values())
     weighed = [cells_HP.sum(axis=1) / cells_HP.shape[1] for cells_HP in cells_of.values()]
-    records = Estimated(records_H=np.sum(weighed, axis=0) / weight, share=1.0 / weight)
+    found = Noised(
+        records_H=np.sum(weighed, axis=0) / weight,
+        of_records_H=noise[0] * added_H / math.sqrt(weight),
+        cell_H=noise[0] * added_H,
+        values_2H=np.outer(noise[1:], added_H),
+    )
     parts_G: tuple[Part, ...] = ()
     if tables.group is not None:
         parts_G = published_parts(spec.columns[tables.group], range(tables.group_size))
@@ -76,8 +74,8 @@ def noised_figures(
         if place in measured:
             sums = _numbers(state, f"{NOISED_VALUES}{place}", (2, tables.group_size))
             sums_2H = _by_head(sums.T, has_group=has_group).T
-        columns.append(_column(spec.columns[place], cells_HP, sums_2H, records, off))
-    return parts_G, _heads(parts_G, records, off), tuple(columns)
+        columns.append(_column(spec.columns[place], cells_HP, sums_2H, found))
+    return parts_G, _heads(parts_G, found), tuple(columns)
 
 
 def _numbers(state: Arrays, name: str, shape: tuple[int, ...]) -> FloatArray:
@@ -92,24 +90,13 @@ def _by_head(found_GN: FloatArray, *, has_group: bool) -> FloatArray:
     return np.vstack([found_GN.sum(axis=0), *([found_GN] if has_group else [])])
 
 
-def _heads(parts_G: Sequence[Part], records: Estimated, off: Deviations) -> tuple[Head, ...]:
-    of_all, deviations_H = records.records_H[0], off.cell_H * math.sqrt(records.share)
-    heads = []
-    for place, count in enumerate(records.records_H.tolist()):
-        part, deviation = (parts_G[place - 1] if place else None), float(deviations_H[place])
-        percent = Figure(value=100.0)
-        if place:
-            deviations, covariance = (deviation, float(deviations_H[0])), deviation**2
-            low, high = ratio_interval(count, of_all, deviations=deviations, covariance=covariance)
-            percent = _percents(np.array([count]), of_all, (low[None], high[None]))[0]
-        heads.append(
-            Head(
-                label=OVERALL if part is None else part.label,
-                records=count,
-                is_missing=part is not None and part.is_missing,
-                noised=NoisedCount(count=count_figure(count, deviation), percent=percent),
-            )
-        )
+def _heads(parts_G: Sequence[Part], found: Noised) -> tuple[Head, ...]:
+    heads, of_all = [], (float(found.records_H[0]), float(found.of_records_H[0]))
+    for part, count, off in zip((None, *parts_G), found.records_H, found.of_records_H, strict=True):
+        (noised,) = _counted(np.array([count]), float(off), of_all, covariance=float(off) ** 2)
+        label = OVERALL if part is None else part.label
+        is_missing = part is not None and part.is_missing
+        heads.append(Head(label=label, records=float(count), is_missing=is_missing, noised=noised))
     return tuple(heads)
 
 
@@ -117,28 +104,20 @@ def _column(
     column: DescribedColumn,
     cells_HP: FloatArray,
     sums_2H: FloatArray | None,
-    records: Estimated,
-    off: Deviations,
+    found: Noised,
 ) -> ColumnFigures:
     parts_P = published_parts(column, range(cells_HP.shape[1]))
     noised, means, quarters = [], [], []
     for head, cells_P in enumerate(cells_HP):
-        count, cell = records.records_H[head], float(off.cell_H[head])
-        of_count = cell * math.sqrt(records.share)
+        count, cell = float(found.records_H[head]), float(found.cell_H[head])
+        of_count = float(found.of_records_H[head])
         # the column's own table is a part of the estimate of all records
         covariance = of_count**2 / len(cells_P)
-        ends = ratio_interval(cells_P, count, deviations=(cell, of_count), covariance=covariance)
-        percents = _percents(cells_P, count, ends)
-        noised.append(
-            tuple(
-                NoisedCount(count=count_figure(each, cell), percent=percent)
-                for each, percent in zip(cells_P.tolist(), percents, strict=True)
-            )
-        )
+        noised.append(_counted(cells_P, cell, (count, of_count), covariance=covariance))
         if sums_2H is not None:
             number = count - cells_P[-1]
             of_number = math.sqrt(of_count**2 + cell**2 - 2.0 * covariance)
-            spread = _spread(sums_2H[:, head], off.values_2H[:, head], number, of_number)
+            spread = _spread(sums_2H[:, head], found.values_2H[:, head], number, of_number)
             assert column.edges is not None
             means.append(_in_units(spread, column.edges))
         if "median" in column.show:
@@ -157,12 +136,21 @@ def _column(
     )
 
 
-def _percents(count_P: FloatArray, records: float, ends: tuple[FloatArray, FloatArray]) -> list[Figure]:
-    value_P = 100.0 * shares(count_P, np.full(count_P.shape, records))
-    return [
-        Figure(value=value, noise=(100.0 * low, 100.0 * high))
-        for value, low, high in zip(value_P.tolist(), ends[0].tolist(), ends[1].tolist(), strict=True)
-    ]
+def _counted(
+    count_N: FloatArray, deviation: float, records: tuple[float, float], *, covariance: float
+) -> tuple[NoisedCount, ...]:
+    """deviation: of each count. records: all of them, of which percent are, and the deviation of these."""
+    value_N = shares(count_N, np.full(count_N.shape, records[0]))
+    ends = ratio_interval(count_N, records[0], deviations=(deviation, records[1]), covariance=covariance)
+    return tuple(
+        NoisedCount(
+            count=count_figure(count, deviation),
+            percent=Figure(value=100.0 * value, noise=(100.0 * low, 100.0 * high)),
+        )
+        for count, value, low, high in zip(
+            *(each.tolist() for each in (count_N, value_N, *ends)), strict=True
+        )
+    )
 
 
 def _spread(sums_2: FloatArray, off_2: FloatArray, number: float, of_number: float) -> NoisedSpread:
