@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from chorale.results import library
 from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.columns import ColumnFigures, Head, figures_of, heads_of
-from client.analysis.noised import noised_figures
+from client.analysis.noised.figures import noised_figures
 from client.analysis.parts import Part, published_parts
 from client.analysis.published import counted_in, has_counts, rows_in, spreads_in
 from client.analysis.records import Record, records_of, records_of_group
