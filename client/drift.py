@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from client.analysis.columns import ColumnFigures
 from client.analysis.described import DescribedResults
-from client.analysis.figures import difference_of_means
+from client.analysis.figures import Spread, difference_of_means
 from client.analysis.parts import Part
 from client.analysis.records import Record
 from client.analysis.tables import DIFFERENCE, NOT_SHOWN, OF_MEANS, Line, Table
@@ -32,8 +32,10 @@ class Drift:
 
 
 def drifts(first: DescribedResults, second: DescribedResults) -> list[Drift]:
-    """Of the columns that both describe. Raises ConfigError where there are none, and for parts that were
-    declared otherwise."""
+    """Of the columns that both describe. Raises ConfigError where there are none, for parts that were
+    declared otherwise, and for counts with noise, of which shares may be below 0."""
+    if noised := [each.spec.name for each in (first, second) if each.spec.privacy is not None]:
+        raise ConfigError(f"analysis {noised[0]} has noise: exact analyses alone are compared")
     others = {each.column.name: each for each in second.columns}
     pairs = [(each, others[each.column.name]) for each in first.columns if each.column.name in others]
     if not pairs:
@@ -80,12 +82,14 @@ def _drift(first: ColumnFigures, second: ColumnFigures) -> Drift:
     counts = [[_held(each, block) for block in blocks] for each in (first, second)]
     shares = [[count / sum(of) for count in of] for of in counts]
     index = sum((q - p) * math.log(q / p) for p, q in zip(*shares, strict=True))
-    spreads = [each.means_H[0] if each.means_H else None for each in (first, second)]
-    one, other = spreads
+    one, other = (each.means_H[0] if each.means_H else None for each in (first, second))
+    difference = (
+        difference_of_means(one, other) if isinstance(one, Spread) and isinstance(other, Spread) else None
+    )
     return Drift(
         title=first.title,
         index=index if len(blocks) > 1 else None,
-        difference=None if one is None or other is None else difference_of_means(one, other),
+        difference=difference,
     )
 
 
@@ -94,6 +98,6 @@ def _declared(part: Part) -> set[str | None]:
     return {*part.members, *([None] if part.has_missing else [])}
 
 
-def _held(column: ColumnFigures, block: set[str | None]) -> int:
+def _held(column: ColumnFigures, block: set[str | None]) -> float:
     found = zip(column.parts_Q, column.counts_Q, strict=True)
     return sum(count for part, count in found if _declared(part) <= block)

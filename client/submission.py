@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chorale.pinned_code import pinned
 from chorale.privacy.promise import promise_of
-from chorale.privacy.solve import solve
+from chorale.privacy.solve import Spec, solve
 from chorale.runtime.files import read_limited
 from chorale.spec.fields import check_federation, check_not_over
 from chorale.spec.first_state import SEED_ALONE
@@ -124,7 +124,7 @@ def with_code(spec: JobSpec) -> JobSpec:
     return checked(pinned(spec))
 
 
-def solved(spec: JobSpec, state: bytes) -> tuple[JobSpec, list[str]]:
+def solved(spec: Spec, state: bytes) -> tuple[Spec, list[str]]:
     """The job with all its noise, and lines that say what it promises; none of one without privacy.
 
     Raises ConfigError where no noise meets the target, or the given noise does not.

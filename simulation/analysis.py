@@ -26,7 +26,7 @@ from simulation.engine import unsigned_job
 from simulation.members import enroll
 from simulation.results import PhaseReport, SimulationFailed
 from simulation.silos import Answer, rounding_bytes
-from simulation.sums import SecureSum, plain_sums
+from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
 from strategies.analysis.counts import FEW_RECORDS
 from strategies.analysis.method import FIRST_STATE
 from strategies.base import Array
@@ -103,12 +103,13 @@ class AnalysisSimulation:
             encoder = encoded(request, values, random=rounding_bytes(request.key, silo))
         except PolicyRefusal as refusal:
             return Answer(silo=silo, refused=refusal.code.value, message=str(refusal))
-        words = None if self._secure is None else encoder.encode()
+        as_words = self._secure is not None or needs_words(request.layout)
+        words = encoder.encode() if as_words else None
         return Answer(silo=silo, values=values, encoded=words, clipped=encoder.clipped_total)
 
     def _sums(self, request: PhaseRequest, names: tuple[str, ...], here: list[Answer]) -> Mapping[str, Array]:
-        if self._secure is None:
-            return plain_sums(request.layout, here)
         words = {answer.silo: answer.encoded for answer in here if answer.encoded is not None}
+        if self._secure is None:
+            return word_sums(request.layout, words.values()) if words else plain_sums(request.layout, here)
         digest = state_digest(state_to_bytes(request.context.state))
         return self._secure.sums(request, names, words, digest)

@@ -12,6 +12,7 @@ from typing import Any
 
 from crypto.errors import ConfigError
 from strategies.analysis.method import KINDS
+from strategies.analysis.noised import NOISED
 from strategies.expected import did_you_mean
 from strategies.parts.closing.ccvr import CCVR
 from strategies.parts.closing.ffc import FFC, calibration
@@ -65,6 +66,7 @@ PHASE_KINDS = (
     EVALUATE,
     *(phase.kind for phase in FINE_TUNING.after_evaluation),
     *KINDS,
+    NOISED,
 )
 
 

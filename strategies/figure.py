@@ -54,6 +54,11 @@ class Figure:
         return f"{self._head} ({self._span(self.noise)}{new})"
 
     @property
+    def spanned(self) -> str:
+        """The same, where it is said beside that intervals are of noise."""
+        return self._number(self.value) + ("" if self.noise is None else f" ({self._span(self.noise)})")
+
+    @property
     def band(self) -> Interval | None:
         """What a chart draws around the curve: the widest interval with two ends."""
         ends = [each for each in (self.sampling, self.noise) if each and all(map(math.isfinite, each))]

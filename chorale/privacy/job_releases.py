@@ -19,8 +19,8 @@ from chorale.privacy.accountant import epsilon
 from chorale.privacy.batch_cap import CUT_FAILURE
 from chorale.privacy.quantity_noise import dp_sgd_steps, privacy_of, protected, sensitivity_of, solved
 from chorale.privacy.releases import DpSgd, Gaussian, Release, SampledGaussian
-from chorale.spec.job_spec import JobSpec, phase_context
-from chorale.spec.kinds import AnySpec
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec, any_context
 from chorale.spec.privacy_spec import MAX_EPSILON, RecordsSpec
 from chorale.spec.selection import evaluations
 from chorale.spec.state import GlobalState
@@ -61,13 +61,15 @@ def planned_phases(spec: AnySpec) -> list[tuple[str, int, int]]:
     ]
 
 
-def planned_rungs(spec: JobSpec) -> list[tuple[str, int, int, int]]:
+def planned_rungs(spec: AnySpec) -> list[tuple[str, int, int, int]]:
     """Kind, silos named, times and how many arms of a search train, in order; one arm without a search."""
     round_phases = spec.method.round_phases
     return [
         (kind, silos, rounds, arms)
         for kind, silos, times in planned_phases(spec)
-        for rounds, arms in (spec.rungs(times) if kind in round_phases else [(times, 1)])
+        for rounds, arms in (
+            spec.rungs(times) if isinstance(spec, JobSpec) and kind in round_phases else [(times, 1)]
+        )
     ]
 
 
@@ -89,7 +91,7 @@ class JobReleases:
 
     def __init__(
         self,
-        spec: JobSpec,
+        spec: AnySpec,
         state: GlobalState,
         *,
         honest: int | None = None,
@@ -152,7 +154,7 @@ class JobReleases:
         privacy, found = privacy_of(self.spec), dict.fromkeys(ROWS, math.inf)
         for rows in ROWS:
             costs = list[float]()
-            if privacy.records is not None:
+            if privacy.records is not None or privacy.sums is None:
                 costs.append(epsilon(self._planned(_is_any, DpSgd), privacy.delta, rows=rows))
             if privacy.sums is not None:
                 # a silo's update is exchanged for another once, however many records change
@@ -237,7 +239,7 @@ class JobReleases:
         honest, rounds = self._honest or spec.rule(members).min_honest, max(spec.rounds, 1)
         # no seed changes the cost
         state = self._state if spec.search is None else with_arms(self._state, range(arms))
-        context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+        context = any_context(spec, 1, state, members, public_seed=bytes(32))
         found: list[tuple[Quantity, Release]] = []
         for quantity in spec.method.phase(kind).quantities(context):
             is_trained = quantity.discloses is Disclosure.UPDATE and not quantity.is_whole_units
@@ -269,6 +271,7 @@ class JobReleases:
         return found
 
     def _steps(self, quantity: Quantity, records: RecordsSpec, rounds: int) -> DpSgd:
+        assert isinstance(self.spec, JobSpec)
         steps = dp_sgd_steps(self.spec)
         return DpSgd(
             noise_multiplier=solved(records.noise_multiplier, "records.noise_multiplier"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from chorale.privacy.job_releases import JobReleases, rows_in_words
 from chorale.privacy.quantity_noise import noise_deviations, noised, privacy_of
-from chorale.spec.job_spec import JobSpec, phase_context
+from chorale.spec.kinds import AnySpec, any_context
 from chorale.spec.privacy_spec import MAX_EPSILON
 from chorale.spec.state import GlobalState
 from crypto.errors import ConfigError
@@ -83,7 +83,7 @@ class Spent:
     if_all_others_collude: float
 
 
-def promise_of(spec: JobSpec, state: GlobalState) -> Promise:
+def promise_of(spec: AnySpec, state: GlobalState) -> Promise:
     """What a job with its multipliers promises. state: any of its global states, for the shapes.
 
     Raises ConfigError for a job that costs more than the target it names.
@@ -147,7 +147,7 @@ def units(updates_per_silo: float | None, statistics_per_record: float) -> str:
     )
 
 
-def _reserve(spec: JobSpec) -> str:
+def _reserve(spec: AnySpec) -> str:
     """What the noise kept for lost silos costs, and what losing more of them does (docs/protocol.md 3.1).
 
     h silos add what one curator would; where all m are there, their noise is sqrt(m / h) times as strong.
@@ -171,7 +171,7 @@ def _reserve(spec: JobSpec) -> str:
     )
 
 
-def _noised(spec: JobSpec, state: GlobalState, kind: str, members: int) -> tuple[Quantity, ...]:
+def _noised(spec: AnySpec, state: GlobalState, kind: str, members: int) -> tuple[Quantity, ...]:
     """The quantities of a phase with their noise."""
-    context = phase_context(spec, 1, state, members, public_seed=bytes(32))
+    context = any_context(spec, 1, state, members, public_seed=bytes(32))
     return noised(spec.method.phase(kind).quantities(context), spec, members)

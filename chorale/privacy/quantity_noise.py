@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec
 from chorale.spec.privacy_spec import PrivacySpec
@@ -34,7 +33,7 @@ FINE_VARIANCE = 2.0**14  # where nothing is rounded: as fine as one table of noi
 MAX_ROUNDING_COST = 1.01  # of a step's gradient; above it the job asks for wider words
 
 
-def privacy_of(spec: JobSpec) -> PrivacySpec:
+def privacy_of(spec: AnySpec) -> PrivacySpec:
     """Raises ConfigError for a job without privacy."""
     if spec.privacy is None:
         raise ConfigError(f"job {spec.name}: privacy: the job promises none")
@@ -66,7 +65,7 @@ def noised(quantities: Sequence[Quantity], spec: AnySpec, members: int) -> tuple
     No diagnostic is summed under noise. Raises ConfigError for a quantity that nothing protects, for a
     multiplier that is null, and where no scale leaves room for the noise.
     """
-    if isinstance(spec, AnalysisSpec) or spec.privacy is None:
+    if spec.privacy is None:
         return tuple(quantities)
     summed = [quantity for quantity in quantities if quantity.discloses is not Disclosure.DIAGNOSTIC]
     return tuple(protected(quantity, spec, members) for quantity in summed)
@@ -84,7 +83,7 @@ def noise_deviations(quantities: Sequence[Quantity], members: int) -> dict[str, 
     }
 
 
-def protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
+def protected(quantity: Quantity, spec: AnySpec, members: int) -> Quantity:
     """A quantity of a private job with its noise, or as it is where it needs none. Raises ConfigError."""
     privacy, discloses = privacy_of(spec), quantity.discloses
     if discloses is Disclosure.CONSTANT:
@@ -112,7 +111,7 @@ def protected(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
     return _with_noise(quantity, spec, members, multiplier=multiplier, clip_l2=None)
 
 
-def _gradient(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
+def _gradient(quantity: Quantity, spec: AnySpec, members: int) -> Quantity:
     """The sum of clipped gradients, each rounded to whole units within its sensitivity."""
     records = privacy_of(spec).records
     if records is None or quantity.sensitivity_l2 is None:
@@ -129,7 +128,7 @@ def _gradient(quantity: Quantity, spec: JobSpec, members: int) -> Quantity:
 
 
 def _with_noise(
-    quantity: Quantity, spec: JobSpec, members: int, *, multiplier: float, clip_l2: float | None
+    quantity: Quantity, spec: AnySpec, members: int, *, multiplier: float, clip_l2: float | None
 ) -> Quantity:
     """The coarsest scale at which rounding costs next to nothing, else the finest that there is room for.
 

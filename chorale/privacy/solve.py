@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 from chorale.privacy.job_releases import JobReleases
 from chorale.privacy.quantity_noise import privacy_of
+from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import MAX_MULTIPLIER, MIN_MULTIPLIER
 from chorale.spec.state import GlobalState
@@ -26,9 +28,10 @@ _DIGITS = 5  # significant ones of a solved multiplier
 _AIM = 0.9975  # of its target, the middle of what is close enough
 _AIMED_TRIALS = 6
 _TRIALS = 60
+Spec = TypeVar("Spec", JobSpec, AnalysisSpec)
 
 
-def solve(spec: JobSpec, state: GlobalState) -> JobSpec:
+def solve(spec: Spec, state: GlobalState) -> Spec:
     """The job with the multipliers that are null filled in, so that it costs 0.99 to 1 of its target.
 
     Where training and statistics are both to be solved for, the statistics by themselves cost
@@ -114,12 +117,12 @@ def _least_multiplier(cost: Callable[[float], float], target: float, *, asked: f
 
 
 def _filled(
-    spec: JobSpec,
+    spec: Spec,
     *,
     statistics: float | None = None,
     records: float | None = None,
     sums: float | None = None,
-) -> JobSpec:
+) -> Spec:
     """The job with these multipliers where it has none."""
     privacy = privacy_of(spec).with_multipliers(records=records, sums=sums, statistics=statistics)
     return spec.model_copy(update={"privacy": privacy})

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
+from math import sqrt
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -17,6 +18,7 @@ from pydantic import Field, model_validator
 from chorale.spec.analyses.regression_spec import RegressionSpec
 from chorale.spec.analyses.survival_spec import SurvivalSpec
 from chorale.spec.fields import MAX_SIMULATED_SILOS, Finite, OneLine, SpecPart
+from chorale.spec.privacy_spec import AnalysisPrivacySpec
 from chorale.spec.samples.column_specs import RANGES, ClassName, ColumnSpec, Heading, names_of
 from chorale.spec.settings_file import check_values
 from chorale.spec.shared_fields import SharedFields
@@ -27,6 +29,7 @@ from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
 from strategies.analysis.design import design_of
 from strategies.analysis.method import FIRST_STATE, Analysis
 from strategies.analysis.partition import Partition, Tables
+from strategies.intervals import TWO_SIDED
 
 MOST_COLUMNS = 200
 MOST_CELLS = 10_000
@@ -149,9 +152,13 @@ class AnalysisSpec(SharedFields):
         default=LEAST_CELL,
         ge=LEAST_CELL,
         le=MOST_SMALLEST,
-        description="fewest records of a part or cell that results show; parts with fewer are merged",
+        description="fewest records of a part or cell that results show; parts with fewer are merged; with "
+        "privacy all are shown, each with noise",
     )
-
+    privacy: AnalysisPrivacySpec | None = Field(
+        default=None,
+        description="differential privacy of all its sums; null: exact sums, which silos refuse by default",
+    )
     model: RegressionSpec | None = Field(
         default=None,
         description="a regression; the columns are then its own, and records that lack one of them are left "
@@ -174,10 +181,8 @@ class AnalysisSpec(SharedFields):
     evaluate_all_every: ClassVar[None] = None
     enrollment_every: ClassVar[int] = 1
     min_weight: ClassVar[float] = 0.0
-    privacy: ClassVar[None] = None
     draws_rounds: ClassVar[bool] = False
     computes_columns: ClassVar[bool] = False
-    sums_cells: ClassVar[bool] = True
     count: ClassVar[str] = "an analysis"
     arms: ClassVar[tuple[AnalysisSpec, ...]] = ()
     code: ClassVar[None] = None
@@ -211,11 +216,27 @@ class AnalysisSpec(SharedFields):
         means = [self.columns[place].name for place in self.tables.measured]
         summed = f"; sums values of {', '.join(means)} for means" if means else ""
         more = "".join(f"; {each.in_words}" for each in (self.model, self.survival) if each is not None)
+        if self.privacy is not None:
+            return (
+                f"analysis: counts {len(self.tables.described)} columns{groups}{summed}{self._noise_in_words}"
+            )
         return (
             f"analysis: counts {len(self.tables.described)} columns{groups}{summed}{more}; the results show "
             f"no cell of fewer than {self.min_cell} records, which are merged with others; the coordinator "
             "and all silos of the job can see every cell"
         )
+
+    @property
+    def _noise_in_words(self) -> str:
+        assert self.privacy is not None
+        noise = (
+            "; all sums carry noise, which the coordinator, all silos and readers of the results see alike"
+        )
+        if (multiplier := self.privacy.statistics_noise_multiplier) is None:
+            return noise
+        members = len(self.silos)
+        deviation = multiplier * sqrt(self.tables.summed * members / self.rule(members).min_honest)
+        return f"{noise}; the count of a cell is off by up to {TWO_SIDED * deviation:.0f} in 95 of 100 cases"
 
     @property
     def tables(self) -> Tables:
@@ -230,9 +251,15 @@ class AnalysisSpec(SharedFields):
             partitions=partitions,
             group=None if self.group is None else places[self.group],
             min_cell=self.min_cell,
+            has_noise=self.privacy is not None,
             model=None if self.model is None else self.model.placed(places),
             survival=None if self.survival is None else self.survival.placed(places),
         )
+
+    @property
+    def sums_cells(self) -> bool:
+        """Whether a data set answers few of its kind: without noise."""
+        return self.privacy is None
 
     @property
     def method(self) -> Analysis:
@@ -261,6 +288,8 @@ class AnalysisSpec(SharedFields):
             raise ValueError(f"group: expected one of the columns, got {self.group!r}")
         if self.group is not None and len(names) == 1:
             raise ValueError("columns: expected another one beside the group")
+        if self.privacy is not None and (self.model is not None or self.survival is not None):
+            raise ValueError("privacy: not allowed with a model or survival curves, which are exact")
         if self.model is not None:
             self._check_model(self.model)
         if self.survival is not None:

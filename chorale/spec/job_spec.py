@@ -144,7 +144,7 @@ class JobSpec(JobFields):
 
     @property
     def sums_cells(self) -> bool:
-        """Whether it is an analysis, too, of which a data set answers few."""
+        """Whether it sums cells as an exact analysis, of which a data set answers few."""
         return self.subgroups is not None
 
     @property

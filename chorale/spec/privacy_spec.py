@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -129,6 +129,10 @@ class PrivacySpec(_Part):
             raise ValueError("sums: not allowed with records.noise: sum, which sums gradients and no updates")
         if self.has_shared_noise and self.weight is not None:
             raise ValueError("weight: not allowed with records.noise: sum, where all records weigh the same")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_solved(self) -> PrivacySpec:
         if self.unsolved and self.epsilon is None:
             raise ValueError(
                 f"epsilon: a value is required, because {self.unsolved[0]} is null and follows from it"
@@ -151,6 +155,19 @@ class PrivacySpec(_Part):
         if self.statistics_noise_multiplier is None:
             filled["statistics_noise_multiplier"] = statistics
         return self.model_copy(update=filled)
+
+
+class AnalysisPrivacySpec(PrivacySpec):
+    """Of an analysis: noise on its counts and sums, which hides whether one record is among the data."""
+
+    # a field that becomes one is none
+    records: ClassVar[None] = None  # type: ignore[misc]
+    sums: ClassVar[None] = None  # type: ignore[misc]
+    weight: ClassVar[None] = None  # type: ignore[misc]
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> AnalysisPrivacySpec:
+        return self
 
 
 def check_aggregate(aggregate: str | None, privacy: PrivacySpec | None) -> None:

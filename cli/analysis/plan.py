@@ -30,7 +30,8 @@ def plan(settings: OperatorSettings | None, file: Path, is_json: bool) -> None:
         print_json(planned.facts())
         return
     click.echo(printable(f"{planned.name}: {planned.asks}"))  # a colleague wrote the names in it
-    click.echo(f"{planned.silos} silos; {planned.cells:,} cells, all of which coordinator and silos can see")
+    seen = "each with noise" if planned.has_noise else "all of which coordinator and silos can see"
+    click.echo(f"{planned.silos} silos; {planned.cells:,} cells, {seen}")
     for phase in planned.phases:
         sums = ", ".join(f"{name} ({size:,})" for name, size in phase.quantities.items())
         sent, received = bytes_told(phase.sent_bytes), bytes_told(phase.received_bytes)

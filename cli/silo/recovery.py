@@ -15,7 +15,6 @@ from chorale.runtime.audit import AuditLog
 from chorale.runtime.files import read_limited
 from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.first_state import SEED_ALONE
-from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec, any_spec
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import MAX_STATE_BYTES, GlobalState, state_digest, state_from_bytes
@@ -28,6 +27,7 @@ from silo_agent.disclosure.policy.policy import Policy, load_policy
 from silo_agent.rounds.data_sets import name_for
 from silo_agent.rounds.first_state import drawn_arrays
 from silo_agent.settings import SiloSettings
+from strategies.analysis.method import FIRST_STATE
 
 MAY_HAVE_RUN = (Decision.APPROVED, Decision.SUSPENDED)
 
@@ -118,7 +118,7 @@ def at_most_released(
     digest: bytes, spec: AnySpec, weights: Mapping[str, bytes], restarts: int, colluders: int
 ) -> tuple[Release, ...] | None:
     """At least what left since the snapshot; None for a job without noise."""
-    if isinstance(spec, AnalysisSpec) or spec.privacy is None:
+    if spec.privacy is None:
         return None
     try:
         state = _first_state(spec, weights)
@@ -126,7 +126,9 @@ def at_most_released(
             never = spec.search.model_copy(update={"rounds": spec.rounds})
             spec = spec.model_copy(update={"search": never})
         charged = JobReleases(spec, state, colluders=colluders).planned()
-        one_round = spec.model_copy(update={"rounds": 1})  # its plan has every kind of phase
+        one_round = spec  # its plan has every kind of phase
+        if not isinstance(spec, AnalysisSpec):
+            one_round = spec.model_copy(update={"rounds": 1})
         for release, count in JobReleases(one_round, state, colluders=colluders).planned().items():
             charged[release] += restarts * count
     except ConfigError as error:
@@ -134,8 +136,10 @@ def at_most_released(
     return tuple(charged.elements())
 
 
-def _first_state(spec: JobSpec, weights: Mapping[str, bytes]) -> GlobalState:
+def _first_state(spec: AnySpec, weights: Mapping[str, bytes]) -> GlobalState:
     """For its shapes alone, so weights that a built-in model was given are not needed."""
+    if isinstance(spec, AnalysisSpec):
+        return dict(FIRST_STATE)
     found = weights.get(spec.initial_state or "")
     if found is not None:
         return state_from_bytes(found)

@@ -10,16 +10,18 @@ from click.core import ParameterSource
 
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
+from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import phase_kind
 from cli.analysis.rendering import FORMS, render
 from cli.given_data import DataOptions
 from client.analysis.formula import with_terms
 from client.analysis.submission import analysis_of
-from client.submission import NEVER
+from client.submission import NEVER, solved
 from crypto.errors import ConfigError, printable
 from silo_agent.disclosure.policy.policy import Policy, load_policy
 from silo_agent.rounds.data_sets import check_read
 from simulation.analysis import AnalysisSimulation
+from strategies.analysis.method import FIRST_STATE
 
 # of the command, by what they become
 OF_TRAININGS = frozenset(
@@ -56,6 +58,9 @@ def simulate_analysis(
     listed = values.get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
     spec = analysis_of(values, source=str(file), silos=names if options.silo_files or silos else ())
+    spec, promised = solved(spec, state_to_bytes(FIRST_STATE))
+    for line in promised:
+        click.echo(line, err=True)
     rules = Policy(federation=spec.federation, count_granularity=1)
     if policy is not None:
         rules = load_policy(policy)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from chorale.spec.analysis_spec import DescribedColumn
 from client.analysis.figures import (
+    NoisedCount,
+    NoisedSpread,
     Quartiles,
     Spread,
     difference_of_means,
@@ -19,15 +21,22 @@ from client.analysis.figures import (
 )
 from client.analysis.parts import OVERALL, Part, published_parts
 from client.analysis.published import Counted
+from strategies.tasks.base import share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Whose figures stand in a column of a table: all records, or those of a part of the group."""
+    """Whose figures stand in a column of a table: all records, or those of a part of the group. noised: their
+    number, and percent of all records, where it carries noise."""
 
     label: str
-    records: int
+    records: float
     is_missing: bool = False
+    noised: NoisedCount | None = None
+
+    @property
+    def records_in_words(self) -> str:
+        return f"{self.records}" if self.noised is None else self.noised.count_in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +47,7 @@ class PartCounts:
     part: Part
     level: int
     is_split: bool
-    counts_H: tuple[int | None, ...]
+    counts_H: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +63,20 @@ class Bars:
 class ColumnFigures:
     """into_T: the part of the table that each part of Q is in. cells_HT: counts, of all records first.
     means_H: None where none are asked for, or none are summed yet; quartiles_H: where none are asked for; of
-    each, None in place of what is withheld. differences: of two groups, by their means and by their parts."""
+    each, None in place of what is withheld. differences: of two groups, by their means and by their parts.
+    noised_HT: each cell with where noise leaves it, of an analysis under noise, which merges no parts."""
 
     column: DescribedColumn
     parts_Q: tuple[Part, ...]
-    counts_Q: tuple[int, ...]
+    counts_Q: tuple[float, ...]
     parts_T: tuple[Part, ...]
     into_T: tuple[int, ...]
-    cells_HT: tuple[tuple[int, ...], ...]
-    means_H: tuple[Spread | None, ...] | None
+    cells_HT: tuple[tuple[float, ...], ...]
+    means_H: tuple[Spread | NoisedSpread | None, ...] | None
     quartiles_H: tuple[Quartiles | None, ...] | None
-    difference_of_means: float | None
-    difference_of_parts: float | None
+    difference_of_means: float | None = None
+    difference_of_parts: float | None = None
+    noised_HT: tuple[tuple[NoisedCount, ...], ...] | None = None
 
     @property
     def title(self) -> str:
@@ -114,7 +125,8 @@ class ColumnFigures:
             parts=tuple(part.label for part in parts),
             groups=tuple(head.label for head, _ in by_group),
             percent_GP=tuple(
-                tuple(100 * count / head.records for count in counts) for head, counts in by_group
+                tuple(100 * (share(count, head.records) if head.records > 0 else 0.0) for count in counts)
+                for head, counts in by_group
             ),
         )
 

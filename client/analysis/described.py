@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from chorale.results import library
 from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.columns import ColumnFigures, Head, figures_of, heads_of
+from client.analysis.noised.figures import noised_figures
 from client.analysis.parts import Part, published_parts
 from client.analysis.published import counted_in, has_counts, rows_in, spreads_in
 from client.analysis.records import Record, records_of, records_of_group
@@ -39,6 +40,9 @@ class DescribedResults:
         """Raises ConfigError for a state without results, and for one that the job's rules cannot give."""
         if not has_counts(state):
             raise ConfigError(f"job {spec.name}: there are no results: its records were not counted yet")
+        if spec.privacy is not None:
+            parts_R, heads, noised = noised_figures(spec, state)
+            return cls(spec=spec, heads=heads, parts_R=parts_R, columns=noised)
         tables = spec.tables
         rows = rows_in(state, spec)
         group = None if tables.group is None else spec.columns[tables.group]
@@ -60,9 +64,8 @@ class DescribedResults:
         by = "" if self.spec.group is None else f" by {self.spec.group}"
         if self.parts_R and len(self.heads) == 1:
             by += " (not shown: its parts hold too few records)"
-        return (
-            f"{self.spec.name}{by}: {self.heads[0].records} records of {len(self.spec.silos)} silos at most"
-        )
+        records = self.heads[0].records_in_words
+        return f"{self.spec.name}{by}: {records} records of {len(self.spec.silos)} silos at most"
 
     def table(self) -> Table:
         """As journals print it."""
@@ -85,7 +88,7 @@ class DescribedResults:
             "job": spec.name,
             "federation": spec.federation,
             "silos": list(spec.silos),
-            "min_cell": spec.min_cell,
+            "min_cell": spec.min_cell if spec.privacy is None else None,
             "records": self.heads[0].records,
             "group": group,
             "columns": [

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from client.analysis.parts import Part
+from strategies.figure import Figure, Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +24,39 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoisedSpread:
+    """The same with noise."""
+
+    mean: Figure
+    deviation: Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisedCount:
+    """Of a cell, and its percent of the records of its head."""
+
+    count: Figure
+    percent: Figure
+
+    @property
+    def count_in_words(self) -> str:
+        assert self.count.noise is not None
+        low, high = map(round, self.count.noise)
+        return f"{round(self.count.value)} ({low} to {high})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quartile:
     """In the part from `start` to `end`. value: as if that were evenly filled, off by less than its width;
     None in an outermost one, which ends where values are no longer plausible. is_lowest: the first of them.
+    noise: the edges between which it is, where counts carry noise.
     """
 
     start: float
     end: float
     value: float | None
     is_lowest: bool = False
+    noise: Interval | None = None
 
     @property
     def width(self) -> float:
@@ -52,7 +77,7 @@ class Quartiles:
         return self.low, self.median, self.high
 
 
-def quartiles(parts_T: Sequence[Part], counts_T: Sequence[int]) -> Quartiles | None:
+def quartiles(parts_T: Sequence[Part], counts_T: Sequence[float]) -> Quartiles | None:
     """None where fewer than two parts hold values. A part of missing values alone is left out."""
     held = [
         (part.low, part.high, count)
@@ -70,9 +95,9 @@ def quartiles(parts_T: Sequence[Part], counts_T: Sequence[int]) -> Quartiles | N
     )
 
 
-def _quarter(held: Sequence[tuple[float, float, int]], number: int) -> Quartile:
+def _quarter(held: Sequence[tuple[float, float, float]], number: int) -> Quartile:
     """Below which that many quarters of all lie. held: low, high and count of each part, rising."""
-    place, below = number * sum(count for _, _, count in held) / 4, 0
+    place, below = number * sum(count for _, _, count in held) / 4, 0.0
     part = next(part for part, each in enumerate(held) if place <= (below := below + each[2]))
     start, end, count = held[part]
     if part in (0, len(held) - 1):

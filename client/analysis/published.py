@@ -16,6 +16,7 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.figures import Spread
 from crypto.errors import ConfigError
 from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, PART_COUNTS, PARTS, ROW_COUNTS, ROWS
+from strategies.analysis.noised import NOISE
 from strategies.analysis.partition import Partition
 from strategies.analysis.values import DEVIATIONS, MEANS, SHOWN
 from strategies.base import Array, Arrays
@@ -44,7 +45,7 @@ class Counted:
 
 
 def has_counts(state: Arrays) -> bool:
-    return ROWS in state
+    return ROWS in state or NOISE in state
 
 
 def rows_in(state: Arrays, spec: AnalysisSpec) -> Rows:
@@ -62,7 +63,7 @@ def counted_in(state: Arrays, spec: AnalysisSpec, place: int, rows: Rows) -> Cou
     counts_Q = _counts(state, f"{PART_COUNTS}{place}", parts_P, spec.min_cell)
     name = f"{CELL_COUNTS}{place}"
     cell_parts_P = _merged(state, f"{CELL_PARTS}{place}", partition)
-    cells = _array(state, name, (len(rows.counts_R), max(cell_parts_P) + 1), WHOLE)
+    cells = array_of(state, name, (len(rows.counts_R), max(cell_parts_P) + 1), WHOLE)
     _check_counts(name, cells, spec.min_cell)
     if len(set(zip(parts_P, cell_parts_P, strict=True))) != len(counts_Q):
         raise ConfigError(f"{name}: expected parts that are made of those of the column by itself")
@@ -89,8 +90,8 @@ def spreads_in(state: Arrays, spec: AnalysisSpec, place: int, rows: Rows) -> tup
     if not any(name in state for name in names):
         return None
     shape = (len(rows.counts_R) + 1,)
-    shown_H = _array(state, names[0], shape, FLAG)
-    means_H, deviations_H = (_array(state, name, shape, NUMBER) for name in names[1:])
+    shown_H = array_of(state, names[0], shape, FLAG)
+    means_H, deviations_H = (array_of(state, name, shape, NUMBER) for name in names[1:])
     if shown_H.max() > 1:
         raise ConfigError(f"{names[0]}: expected 0 and 1, got {shown_H.max()}")
     edges = spec.columns[place].edges
@@ -108,7 +109,7 @@ def spreads_in(state: Arrays, spec: AnalysisSpec, place: int, rows: Rows) -> tup
 
 def _merged(state: Arrays, name: str, partition: Partition) -> tuple[int, ...]:
     """Numbered in the order of the lowest declared part; of numbers each part is one interval."""
-    parts = tuple(_array(state, name, (partition.size,), WHOLE).tolist())
+    parts = tuple(array_of(state, name, (partition.size,), WHOLE).tolist())
     highest = -1
     for each in parts:
         if not 0 <= each <= highest + 1:
@@ -120,7 +121,7 @@ def _merged(state: Arrays, name: str, partition: Partition) -> tuple[int, ...]:
 
 
 def _counts(state: Arrays, name: str, parts: Sequence[int], least: int) -> tuple[int, ...]:
-    counts = _array(state, name, (max(parts) + 1,), WHOLE)
+    counts = array_of(state, name, (max(parts) + 1,), WHOLE)
     _check_counts(name, counts, least)
     return tuple(counts.tolist())
 
@@ -130,7 +131,7 @@ def _check_counts(name: str, counts: Array, least: int) -> None:
         raise ConfigError(f"{name}: expected counts from {least} to {MOST_RECORDS}")
 
 
-def _array(state: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+def array_of(state: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     if name not in state:
         raise ConfigError(f"results: expected an array {name}")
     found = state[name]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from client.analysis.columns import ColumnFigures, Head
+from client.analysis.figures import NoisedCount
 from client.analysis.parts import Part
 from client.analysis.tables import NOT_SHOWN, NOT_YET, place_in_words
+from strategies.figure import Figure, Interval
 
 INDEX = ("column", "figure", "part", "group")
 FIELDS = (*INDEX, "value", "unit", "note")
@@ -19,7 +22,10 @@ Record = dict[str, Any]
 def records_of_group(name: str, parts_R: Sequence[Part], heads: Sequence[Head]) -> Iterator[Record]:
     """Of the group itself, where several parts are published."""
     counts = [head.records for head in heads[1:]]
-    if counts:
+    noised = [head.noised for head in heads[1:] if head.noised is not None]
+    if noised:
+        yield from _noised(name, parts_R, noised, heads[0])
+    elif counts:
         yield from _counts(name, parts_R, counts, heads[0])
 
 
@@ -35,7 +41,11 @@ def records_of(column: ColumnFigures, heads: Sequence[Head]) -> Iterator[Record]
                 "standard deviation": None if spread is None else spread.deviation,
             }
             for figure, value in values.items():
-                yield _record(name, figure, head.label, value, unit=unit, note="rounded" if spread else why)
+                if isinstance(value, Figure):
+                    yield from _with_ends(name, figure, head.label, value, unit=unit)
+                else:
+                    note = "rounded" if spread else why
+                    yield _record(name, figure, head.label, value, unit=unit, note=note)
         if column.quartiles_H is not None:
             found = column.quartiles_H[place]
             for number, figure in enumerate(QUARTILES):
@@ -44,7 +54,12 @@ def records_of(column: ColumnFigures, heads: Sequence[Head]) -> Iterator[Record]
                 note += ", missing values among them" if found and found.has_missing else ""
                 value = None if quartile is None else quartile.value
                 yield _record(name, figure, head.label, value, unit=unit, note=note)
-    if column.has_counts:
+                if quartile is not None and quartile.noise is not None:
+                    yield from _ends(name, figure, head.label, quartile.noise, unit=unit)
+    if column.has_counts and column.noised_HT is not None:
+        for head, cells in zip(heads, column.noised_HT, strict=True):
+            yield from _noised(name, column.parts_T, cells, head)
+    elif column.has_counts:
         yield from _counts(name, column.parts_Q, column.counts_Q, heads[0])
         for head, cells_T in zip(heads[1:], column.cells_HT[1:], strict=True):
             yield from _counts(name, column.parts_T, cells_T, head)
@@ -56,7 +71,29 @@ def records_of(column: ColumnFigures, heads: Sequence[Head]) -> Iterator[Record]
             yield _record(name, figure, "", value, note="from the published figures")
 
 
-def _counts(name: str, parts: Sequence[Part], counts: Sequence[int], head: Head) -> Iterator[Record]:
+def _noised(name: str, parts: Sequence[Part], found: Sequence[NoisedCount], head: Head) -> Iterator[Record]:
+    for part, each in zip(parts, found, strict=True):
+        for figure, value in (("count", each.count), ("percent", each.percent)):
+            yield from _with_ends(name, figure, head.label, value, part=part.label)
+
+
+def _with_ends(
+    name: str, figure: str, group: str, found: Figure, *, part: str = "", unit: str = ""
+) -> Iterator[Record]:
+    value = found.value if math.isfinite(found.value) else None
+    yield _record(name, figure, group, value, part=part, unit=unit, note="with noise")
+    if found.noise is not None:
+        yield from _ends(name, figure, group, found.noise, part=part, unit=unit)
+
+
+def _ends(
+    name: str, figure: str, group: str, ends: Interval, *, part: str = "", unit: str = ""
+) -> Iterator[Record]:
+    for which, end in zip(("lower end", "upper end"), ends, strict=True):
+        yield _record(name, f"{figure}, {which}", group, end, part=part, unit=unit, note="95 %")
+
+
+def _counts(name: str, parts: Sequence[Part], counts: Sequence[float], head: Head) -> Iterator[Record]:
     for part, count in zip(parts, counts, strict=True):
         note = "merged" if part.is_merged else ""
         for figure, value in (("count", count), ("percent", 100 * count / head.records)):

@@ -23,7 +23,7 @@ from chorale.transport.wire import PhaseKey
 from client.analysis.formula import with_terms
 from client.errors import about, with_hint
 from client.planning import RECEIVED_BYTES, SENT_BYTES, PlannedPhase, message_bytes
-from client.submission import DEFAULT_LIFE, spec_of
+from client.submission import DEFAULT_LIFE, solved, spec_of
 from crypto.errors import ConfigError
 from strategies.analysis.method import FIRST_STATE
 from strategies.base import TOTAL
@@ -34,7 +34,7 @@ KIND = "analysis"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisSubmission:
     """An analysis that is complete but for its signature. state: its initial global state, file bytes. notes:
-    what silos' policies must allow for it to run."""
+    what it promises, or what silos' policies must allow for it to run."""
 
     spec: AnalysisSpec
     state: bytes
@@ -43,12 +43,13 @@ class AnalysisSubmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisPlan:
-    """What an analysis would do. asks: in words. cells: that the coordinator sees."""
+    """What an analysis would do. asks: in words. cells: that the coordinator sees, exactly or with noise."""
 
     name: str
     asks: str
     silos: int
     cells: int
+    has_noise: bool
     phases: tuple[PlannedPhase, ...]
     notes: tuple[str, ...]
 
@@ -83,17 +84,19 @@ def analysis_of(values: Mapping[str, object], *, source: str, silos: Sequence[st
 def prepared_analysis(
     spec: AnalysisSpec, *, source: str, federation: str | None, now: datetime
 ) -> AnalysisSubmission:
-    """With its nonce and the state that every analysis begins with. federation: the operator's; None: of any.
-    Raises ConfigError."""
+    """With its nonce, its noise and the state that every analysis begins with. federation: the operator's;
+    None: of any. Raises ConfigError."""
+    state = state_to_bytes(FIRST_STATE)
     with about(source):
         if federation not in (None, spec.federation):
             expected = f"expected {federation}, as in the operator's settings"
             raise ConfigError(f"federation: {expected}, got {spec.federation}")
         check_federation(spec.name, len(spec.silos))
         check_not_over(spec.name, spec.not_after, now=now)
+        spec, promised = solved(spec, state)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=first_digest())
     spec.check_submittable(now=now)
-    return AnalysisSubmission(spec=spec, state=state_to_bytes(FIRST_STATE), notes=tuple(_notes(spec)))
+    return AnalysisSubmission(spec=spec, state=state, notes=tuple(promised or _notes(spec)))
 
 
 def analysis_plan(submission: AnalysisSubmission) -> AnalysisPlan:
@@ -122,13 +125,14 @@ def analysis_plan(submission: AnalysisSubmission) -> AnalysisPlan:
         asks=spec.in_words,
         silos=len(spec.silos),
         cells=spec.tables.cells,
+        has_noise=spec.privacy is not None,
         phases=tuple(phases),
         notes=submission.notes,
     )
 
 
 def _notes(spec: AnalysisSpec) -> list[str]:
-    """What silos' policies refuse by default."""
+    """What silos' policies refuse by default of exact sums."""
     notes = ["silos refuse an analysis unless analyses.exact in their policy says allow"]
     if measured := [spec.columns[place].name for place in spec.tables.measured]:
         notes.append(

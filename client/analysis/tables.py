@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from client.analysis.columns import ColumnFigures, Head, PartCounts
-from client.analysis.figures import Quartile, Quartiles, Spread
+from client.analysis.figures import NoisedCount, NoisedSpread, Quartile, Quartiles, Spread
 from client.analysis.parts import as_number
 
 NOT_SHOWN = "not shown"
@@ -14,6 +14,14 @@ NOT_YET = "not summed yet"
 DIFFERENCE = "SMD"
 
 PERCENT = "Exact counts, and percent of all records at the head of the column, missing values included."
+WITH_NOISE = (
+    "With noise, so counts may be below 0; in brackets where the figure of these records is in 95 of 100 "
+    "cases. Percent are of all records at the head of the column, missing values included."
+)
+BETWEEN = (
+    "Median [quartiles] by the noised counts of the parts, as if each were evenly filled, with the edges "
+    "between which it is in 95 of 100 cases."
+)
 INTERVALS = "A part holds its lower end and not its upper one; the last part holds both."
 MERGED = "Merged: one of its parts holds fewer than {least} records."
 MANY = "The form json names all categories of this part."
@@ -86,7 +94,7 @@ def table_of(
                 notes=tuple(numbers.setdefault(text, len(numbers) + 1) for text in texts),
             )
         )
-    titles = [f"{head.label} (n = {head.records})" for head in heads]
+    titles = [f"{head.label} (n = {head.records_in_words})" for head in heads]
     return Table(
         title=title,
         heads=(*titles, *([DIFFERENCE] if has_differences else [])),
@@ -105,27 +113,41 @@ def _lines(column: ColumnFigures, heads: Sequence[Head]) -> Iterator[_Draft]:
     if column.quartiles_H is not None:
         yield _of_quartiles(column.quartiles_H)
     if column.has_counts:
-        notes = [PERCENT]
+        notes = [PERCENT if column.noised_HT is None else WITH_NOISE]
         notes += [INTERVALS] if column.column.edges is not None else []
         notes += [OF_PARTS] if column.difference_of_parts is not None else []
         difference = column.difference_of_parts
         yield _Draft(label="n (%)", level=1, cells=blank, difference=difference, notes=notes)
+        if column.noised_HT is not None:
+            for part, found_H in zip(column.parts_T, zip(*column.noised_HT, strict=True), strict=True):
+                yield _Draft(label=part.label, level=2, cells=[*map(_noised, found_H)])
+            return
         for row in column.rows():
             yield _of_part(row, heads, is_one_by_group=column.is_one_by_group)
 
 
-def _of_means(means_H: Sequence[Spread | None], difference: float | None) -> _Draft:
+def _noised(found: NoisedCount) -> str:
+    return f"{found.count_in_words}; {found.percent.spanned} %"
+
+
+def _of_means(means_H: Sequence[Spread | NoisedSpread | None], difference: float | None) -> _Draft:
+    noised = [each for each in means_H if isinstance(each, NoisedSpread)]
+    if noised:
+        cells = [f"{each.mean.spanned}; {each.deviation.spanned}" for each in noised]
+        return _Draft(label="mean; SD", level=1, cells=cells, notes=[WITH_NOISE])
     notes = [ROUNDED]
     notes += [WITHHELD] if None in means_H else []
     notes += [OF_MEANS] if difference is not None else []
     cells = [
-        NOT_SHOWN if each is None else f"{short(each.mean)} ({short(each.deviation)})" for each in means_H
+        f"{short(each.mean)} ({short(each.deviation)})" if isinstance(each, Spread) else NOT_SHOWN
+        for each in means_H
     ]
     return _Draft(label="mean (SD)", level=1, cells=cells, difference=difference, notes=notes)
 
 
 def _of_quartiles(quartiles_H: Sequence[Quartiles | None]) -> _Draft:
-    notes = [BY_PARTS]
+    is_noised = any(each is not None and each.median.noise is not None for each in quartiles_H)
+    notes = [BETWEEN if is_noised else BY_PARTS]
     notes += [FEW_PARTS] if None in quartiles_H else []
     notes += [COUNTS_MISSING] if any(each is not None and each.has_missing for each in quartiles_H) else []
     cells = [NOT_SHOWN if each is None else _in_words(each) for each in quartiles_H]
@@ -134,6 +156,8 @@ def _of_quartiles(quartiles_H: Sequence[Quartiles | None]) -> _Draft:
 
 def _in_words(found: Quartiles) -> str:
     low, median, high = map(_quartile, found.all)
+    if found.median.noise is not None:
+        return f"{median} [{low}, {high}]"
     widths = sorted({each.width for each in found.all if each.value is not None})
     if not widths:
         return f"{median} [{low}, {high}]"
@@ -143,9 +167,10 @@ def _in_words(found: Quartiles) -> str:
 
 
 def _quartile(found: Quartile) -> str:
+    told = f"< {short(found.end)}" if found.is_lowest else f">= {short(found.start)}"
     if found.value is not None:
-        return short(near(found.value, found.width))
-    return f"< {short(found.end)}" if found.is_lowest else f">= {short(found.start)}"
+        told = short(near(found.value, found.width))
+    return told if found.noise is None else f"{told} ({short(found.noise[0])} to {short(found.noise[1])})"
 
 
 def place_in_words(found: Quartile) -> str:
@@ -168,7 +193,7 @@ def _of_part(row: PartCounts, heads: Sequence[Head], *, is_one_by_group: bool) -
     return _Draft(label=row.part.label, level=row.level + 1, cells=cells, notes=notes)
 
 
-def percent(count: int, records: int) -> str:
+def percent(count: float, records: float) -> str:
     return f"{100 * count / records:.1f}"
 
 

@@ -270,7 +270,7 @@ def _epsilon(job: Job, shapes: GlobalState) -> dict[str, Any] | None:
     """What the plan of a private job costs; None where nothing bounds what its sums tell."""
     if job.spec.privacy is None:
         return None
-    promise = promise_of(job.training, shapes)
+    promise = promise_of(job.spec, shapes)
     collude = promise.epsilon_if_all_others_collude
     return {
         "planned": promise.epsilon,

@@ -125,7 +125,7 @@ def _check_epsilon(job: Job, silo: SiloStatement, spent: list[dict[str, Any]], s
     plan = _plan_of(silo)
     if plan and job.spec.privacy is None:
         raise EvidenceMismatch("plan: the job has no privacy")
-    if plan and kinds_of(plan) != kinds_of(JobReleases(job.training, shapes).planned()):
+    if plan and kinds_of(plan) != kinds_of(JobReleases(job.spec, shapes).planned()):
         raise EvidenceMismatch("plan: it is not what the signed job releases")
     first = FirstPlan(job=job.digest, releases=plan, sides_are_fixed=silo.sides_are_fixed) if plan else None
     account = AccountReleases(

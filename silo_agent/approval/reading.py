@@ -214,7 +214,7 @@ def _phases(
 
 def _promise(spec: AnySpec, state: GlobalState | None) -> tuple[Promise | None, str]:
     """What a private job costs here, or why that is not known."""
-    if isinstance(spec, AnalysisSpec) or spec.privacy is None:
+    if spec.privacy is None:
         return None, ""
     if state is None:
         return None, f"what it costs is found out at its first phase: {NO_BUILT_IN}"
@@ -238,7 +238,7 @@ def _account_refusals(
     reveals, found = ledger.reveals(policy=policy, data_set=data_set.account), list[PolicyRefusal]()
     if spec.sums_cells:
         found += refusals_of(reveals.check_analysis, job.job_digest)
-    if isinstance(spec, AnalysisSpec):
+    if isinstance(spec, AnalysisSpec) and not is_private:
         return found
     counted = ledger.data_refusals(policy=policy, data_set=data_set.account, is_private=is_private)
     found += refusals_of(counted.check, job.job_digest)
@@ -276,5 +276,5 @@ def _record_told(data_set: DataSettings, spec: AnySpec) -> str:
         return ""
     told, part = unit_told(data_set, has_units=data_set.unit is not None), data_set.partition
     if isinstance(spec, AnalysisSpec):
-        told = described_told(data_set, least=spec.min_cell)
+        told = described_told(data_set, least=spec.min_cell if spec.privacy is None else None)
     return told if part is None else f"{told}; this silo's are part {part.index + 1} of {part.silos} of them"

@@ -278,13 +278,13 @@ class TaskChecks:
         Raises PolicyRefusal.
         """
         try:
-            planned = JobReleases(job.training, state).epsilon()
-            collude = JobReleases(job.training, state, honest=1).promised_epsilon()
+            planned = JobReleases(job.spec, state).epsilon()
+            collude = JobReleases(job.spec, state, honest=1).promised_epsilon()
         except ConfigError as error:
             raise PolicyRefusal(f"job {job.id}: {error}", code=Refusal.JOB_INVALID) from None
         self._metrics.epsilon_planned.labels(data_set=data_set.name).set(planned)
         self._metrics.epsilon_planned_if_all_others_collude.labels(data_set=data_set.name).set(collude)
-        data_set.policy.privacy.check_collusion(job.training, collude)
+        data_set.policy.privacy.check_collusion(job.spec, collude)
 
     def _check_enrolled(self, key: PhaseKey) -> None:
         missed = key.job_digest in self._missed_enrollment

@@ -26,7 +26,7 @@ from crypto.errors import ConfigError, PolicyRefusal, QuantizationError, Refusal
 from crypto.fixed_point.encoder import Encoder
 from crypto.fixed_point.layout import Layout
 from crypto.session.cohort import CohortRule
-from silo_agent.training.analysis.cells import cell_counts, cell_values
+from silo_agent.training.analysis.cells import cell_counts, cell_values, noised_values
 from silo_agent.training.analysis.model import model_sums
 from silo_agent.training.analysis.table import DescribedTable
 from silo_agent.training.arm_values import computed_or_nothing, local_of_arm, propose_arms
@@ -199,11 +199,14 @@ def described_values(
         table, tables = load_table(), request.job.spec.tables
         if tables.is_complete:
             table = table.complete(tables)
-        samples = rules.rounded(table.records)
-        if samples == 0:
+        is_private = request.job.spec.privacy is not None
+        samples = _summed(request.job, rules, table.records)
+        if samples == 0 and not is_private:
             raise _too_few(request, rules)
         if request.key.kind == ENROLLMENT:
             return {"silos": np.array(1), "samples": np.array(samples)}
+        if is_private:
+            return taken_over(noised_values(table, tables))
         _check_enrolled(request, samples, total_of(request.context.state))
         if request.key.kind == COUNTS:
             return taken_over(cell_counts(table, tables))

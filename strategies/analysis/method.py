@@ -12,6 +12,7 @@ from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
 from strategies.analysis.counts import COUNTS, CountsPhase
 from strategies.analysis.model_values import ModelValuesPhase
+from strategies.analysis.noised import NOISED, NoisedPhase
 from strategies.analysis.partition import Tables
 from strategies.analysis.regression import MODEL, MODEL_FIT, ModelFitPhase, ModelPhase
 from strategies.analysis.subgroups import SUBGROUPS
@@ -20,7 +21,7 @@ from strategies.base import TOTAL, Array, Arrays, Phase, PhaseContext
 from strategies.phases.enrollment import ENROLLMENT, EnrollmentPhase
 
 ANALYSIS = "analysis"
-# phases that sum cells, which a data set answers few of; that of subgroups closes a training job
+# exact phases that sum cells, which a data set answers few of; that of subgroups closes a training job
 KINDS = (COUNTS, VALUES, MODEL, MODEL_FIT, SUBGROUPS)
 # a state holds one array at least
 FIRST_STATE: Mapping[str, Array] = MappingProxyType({"method/analysis": np.zeros(0, np.uint8)})
@@ -28,8 +29,8 @@ FIRST_STATE: Mapping[str, Array] = MappingProxyType({"method/analysis": np.zeros
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """Counts first, values of published cells then. With a model these are its opening, and each round is a
-    step."""
+    """Counts first, values of published cells then; both at once under noise. With a model these are its
+    opening, and each round is a step."""
 
     tables: Tables
     name: str = ANALYSIS
@@ -40,6 +41,8 @@ class Analysis:
 
     @property
     def _described(self) -> tuple[str, ...]:
+        if self.tables.has_noise:
+            return (NOISED,)
         return (COUNTS, VALUES) if self.tables.measured else (COUNTS,)
 
     @property
@@ -57,7 +60,7 @@ class Analysis:
     @property
     def phases(self) -> Mapping[str, Phase]:
         tables = self.tables
-        found: list[Phase] = [EnrollmentPhase(), CountsPhase(tables=tables)]
+        found: list[Phase] = [EnrollmentPhase(), CountsPhase(tables=tables), NoisedPhase(tables=tables)]
         if tables.model is None:
             found += [ValuesPhase(tables=tables)]
         else:

@@ -68,11 +68,13 @@ class Survival:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """What is described: columns in the job's order. group: place of the column by whose parts the others are
-    described; None: by none. min_cell: fewest records of a part or cell that is published."""
+    described; None: by none. min_cell: fewest records of a part or cell that is published. has_noise: whether
+    sums carry noise, and all cells are published."""
 
     partitions: tuple[Partition, ...]
     group: int | None
     min_cell: int
+    has_noise: bool = False
     model: Model | None = None
     survival: Survival | None = None
 

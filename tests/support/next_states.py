@@ -101,7 +101,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "spherefed_noised": ("spherefed", {}, {"privacy": {**PRIVATE, **RECORDS}}),
 }
 # an analysis's fields beyond its columns
-ANALYSES: Mapping[str, Mapping[str, Any]] = {"analysis": {"group": "ward"}, "analysis_ungrouped": {}}
+ANALYSES: Mapping[str, Mapping[str, Any]] = {
+    "analysis": {"group": "ward"},
+    "analysis_ungrouped": {},
+    "analysis_noised": {"group": "ward", "privacy": {"epsilon": 1.0, "statistics_noise_multiplier": 4.0}},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,7 @@ def steps(variant: str) -> Iterator[Step]:
         sums: dict[str, Array] = {}
         for each in layout.quantities:
             words_L = words_of(each, f"{number} {each.name}")
-            if isinstance(spec, AnalysisSpec) and each.name != "silos":
+            if isinstance(spec, AnalysisSpec) and spec.privacy is None and each.name != "silos":
                 words_L = words_of_records(each, spec, state)
             sums[each.name] = ring.decode_quantity(words_L, quantity=each, members=MEMBERS)
         names = {each.name for each in layout.quantities if each.is_tagged}

@@ -100,7 +100,7 @@ ROOMS = {
     "< on_ray < sums < engine < analysis < folder < trial",
     "client": "errors < settings < row_figures < history < results < operations < written "
     "< submission < planning < analysis < drift < evidence < mlflow_export < federation < notebook",
-    "client.analysis": "parts < figures < published < columns < tables < records < text < described "
+    "client.analysis": "parts < figures < published < columns < noised < tables < records < text < described "
     "< tails < coefficients < regression < survival < results < formula < submission",
     "web": "shared < report < console < silo_page",
     "web.console": "settings < rounds < proofs < logins < oidc < under_way < coordinator < app < server",

@@ -35,7 +35,7 @@ def analysis_page(results: DescribedResults, further: FittedModel | SurvivalCurv
         tables=[results.table(), *([] if further is None else [further.table()])],
         charts=charts,
         silos=results.spec.silos,
-        least=results.spec.min_cell,
+        least=results.spec.min_cell if results.spec.privacy is None else None,
         style=Markup(SITE.read_text()),  # ours
     )
     return f"{rendered}\n"

@@ -16,9 +16,12 @@ from chorale.job import SignedJob
 from chorale.runtime.files import read_limited
 from chorale.spec.analysis_spec import AnalysisSpec, DescribedColumn
 from chorale.spec.settings_file import MAX_BYTES
+from chorale.spec.state import state_to_bytes
 from cli.silo.checks.findings import Findings, propose, read_ledger
 from client.analysis.parts import published_parts
+from client.submission import solved
 from crypto.errors import ConfigError, printable
+from silo_agent.account_units import account_budgets
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.disclosure.policy.privacy_policy import refusals_of
 from silo_agent.rounds.data_sets import check_read
@@ -28,6 +31,8 @@ from silo_agent.training.data.problems import Problems
 from silo_agent.training.data.settings import DataSettings, rows_beyond_in_words
 from silo_agent.training.data.table.derived import stored_names
 from silo_agent.training.data.table.units import units_in_words
+from simulation.engine import unsigned_job
+from strategies.analysis.method import FIRST_STATE
 
 FOREIGN = 0.9  # of a column's cells that hold something: so many in no part are no slips, but another column
 SHOWN = 20  # lines of cells that are misread
@@ -42,12 +47,18 @@ def check_analysis(
     findings: Findings,
 ) -> None:
     """policy: None where it cannot be read."""
+    if spec.privacy is not None:
+        with findings.step("privacy", slow="solving for the noise"):
+            spec, promised = solved(spec, state_to_bytes(FIRST_STATE))
+            for line in promised:
+                click.echo(line)
     with findings.step("acceptance"):
         _check_accepted(file, spec, settings, data_set, policy, findings)
     with findings.step("data", slow=f"reading data set {data_set.name}"):
         problems = Problems()
         try:
-            table = load_table(data_set, spec, take_problems=problems.take)
+            most = None if policy is None else policy.most_records
+            table = load_table(data_set, spec, most=most, take_problems=problems.take)
         except ConfigError:
             propose(data_set, spec)
             raise
@@ -82,8 +93,13 @@ def _check_accepted(
     refusals += policy.refusals(spec, operator=policy.operators[0] if policy.operators else "")
     signed = SignedJob(spec_bytes=read_limited(file, MAX_BYTES), signature=b"", operator_certificate=b"")
     with read_ledger(settings) as ledger:
-        reveals = ledger.reveals(policy=policy, data_set=data_set.account)
-        refusals += refusals_of(reveals.check_analysis, signed.digest)
+        if spec.privacy is None:
+            reveals = ledger.reveals(policy=policy, data_set=data_set.account)
+            refusals += refusals_of(reveals.check_analysis, signed.digest)
+        else:
+            budgets = account_budgets(settings, data_set.account)
+            budget = ledger.budget(policy=policy, data_set=data_set.account, budgets=budgets)
+            refusals += refusals_of(budget.check_plan, unsigned_job(spec, FIRST_STATE), dict(FIRST_STATE))
     for refusal in refusals:
         message, field = str(refusal), "" if refusal.rule is None else refusal.rule.value
         findings.problem("acceptance", message if field in message else f"{message} ({field})")
@@ -104,7 +120,7 @@ def _tell_records(
         told += f", {table.records} of them complete, which are counted"
     if table.rows_beyond:
         click.echo(rows_beyond_in_words(data_set, table.rows_beyond))
-    if policy is not None and policy.rounded(table.records) == 0:
+    if policy is not None and spec.privacy is None and policy.rounded(table.records) == 0:
         least = f"fewer than {policy.count_granularity} (count_granularity), so the silo takes no part"
         findings.problem("data", f"{told}: {least}")
     else:

@@ -398,7 +398,7 @@ class Budget:
         basis = colluders, frozenset((name, each.dtype.str, each.shape) for name, each in state.items())
         known = self._of_jobs.get(job.digest)
         if known is None or known[0] != basis:
-            known = basis, JobReleases(job.training, state, colluders=colluders)
+            known = basis, JobReleases(job.spec, state, colluders=colluders)
             self._of_jobs[job.digest] = known
             while len(self._of_jobs) > MAX_KNOWN_JOBS:
                 self._of_jobs.pop(next(iter(self._of_jobs)), None)

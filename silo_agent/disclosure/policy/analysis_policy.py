@@ -1,4 +1,4 @@
-"""What of a data set analyses may show. They carry no noise, so the default is nothing."""
+"""What analyses without noise may show of a data set: by default nothing. The budget bounds noised ones."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class AnalysisPolicy(BaseModel):
             yield refusal_by(f"min_cell {min_cell}", f"at least {self.min_cell}", Rule.MIN_CELL)
 
     def check_measured(self, spec: AnalysisSpec, *, data_set: str) -> None:
-        """Raises PolicyRefusal for the mean of a column that is not listed."""
+        """Raises PolicyRefusal for the exact mean of a column that is not listed."""
         measured = [spec.columns[place].name for place in spec.tables.measured]
-        if measured:
+        if measured and spec.privacy is None:
             check_readable(self.measurements, measured, data_set=data_set, rule=Rule.MEASUREMENTS)
 
     def refused(self) -> list[str]:

@@ -271,7 +271,8 @@ class Policy(BaseModel):
         if isinstance(spec, JobSpec):
             yield from self._refusals_of_training(spec)
         else:
-            yield from self.analyses.refusals(spec.min_cell, what="an analysis")
+            if spec.sums_cells:
+                yield from self.analyses.refusals(spec.min_cell, what="an analysis")
             for quantity in spec.quantities:
                 yield from refusals_of(self.check_listed, quantity)
             yield from self.privacy.refusals(spec)
@@ -389,7 +390,8 @@ class Policy(BaseModel):
         refused for it."""
         for quantity in quantities:
             self.check_listed(quantity)
-            if quantity.discloses is Disclosure.CELL and self.analyses.exact is Permission.REFUSE:
+            is_bare = quantity.noise is None and not is_private
+            if is_bare and quantity.discloses is Disclosure.CELL and self.analyses.exact is Permission.REFUSE:
                 expected = f"no analyses {EXACT_REFUSED}"
                 raise refusal_by(f"quantity {quantity.name}", expected, Rule.ANALYSES)
             if quantity.is_shared and self.shared_sums is Permission.REFUSE:
@@ -398,7 +400,6 @@ class Policy(BaseModel):
                     "no sums by class that silos see (shared_sums: refuse)",
                     Rule.SHARED_SUMS,
                 )
-            is_bare = quantity.noise is None and not is_private
             if is_bare and quantity.discloses.is_by_class and self.class_statistics is Permission.REFUSE:
                 raise refusal_by(
                     f"quantity {quantity.name}",

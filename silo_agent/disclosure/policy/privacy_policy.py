@@ -93,7 +93,10 @@ class PrivacyPolicy(BaseModel):
     def refusals(self, spec: AnySpec) -> Iterator[PolicyRefusal]:
         """POLICY where privacy is required or noise may not rest on other silos; BUDGET where training alone
         passes the whole budget."""
-        if isinstance(spec, JobSpec) and spec.privacy is not None:
+        if spec.privacy is None:
+            if self.required:
+                yield refusal_by("a job without privacy", "a private job (privacy.required)", Rule.REQUIRED)
+        elif isinstance(spec, JobSpec):
             if spec.privacy.has_shared_noise and self.shared_noise is Permission.REFUSE:
                 yield refusal_by(
                     "privacy.records.noise sum, which rests on the other silos' noise",
@@ -101,11 +104,8 @@ class PrivacyPolicy(BaseModel):
                     Rule.SHARED_NOISE,
                 )
             yield from refusals_of(self._check_training, spec)
-            return
-        if self.required:
-            yield refusal_by("a job without privacy", "a private job (privacy.required)", Rule.REQUIRED)
 
-    def check_collusion(self, spec: JobSpec, epsilon_if_all_others_collude: float) -> None:
+    def check_collusion(self, spec: AnySpec, epsilon_if_all_others_collude: float) -> None:
         """Raises PolicyRefusal for a job whose shared noise leaves too little if all other silos collude."""
         most, cost = self.shared_noise, epsilon_if_all_others_collude
         if isinstance(most, Permission) or spec.privacy is None or not spec.privacy.has_shared_noise:

@@ -49,7 +49,7 @@ log = get_logger("silo_agent.rounds.inputs.input_cache")
 # answers to a private job leave at multiples of it since their task came: the time tells no number of records
 ANSWER_EVERY_SECONDS = 0.25
 LoadData = Callable[[Job, Callable[[], bool]], SiloData]  # the second: is_cancelled
-LoadTable = Callable[[Job, Callable[[], bool]], DescribedTable]
+LoadTable = Callable[[Job, int, Callable[[], bool]], DescribedTable]
 PhaseName = tuple[bytes, int, str]  # job digest, round, phase: what one input belongs to
 
 
@@ -384,14 +384,14 @@ class InputCache:
         return self._data[job.digest]
 
     def _own_table(self, request: PhaseRequest, is_cancelled: Callable[[], bool]) -> DescribedTable:
-        """As `_own_data`, of an analysis, whose sums are all of the same records: counts with and without one
-        would be that record."""
-        job = request.job
+        """As `_own_data`, of an analysis, whose exact sums are all of the same records: counts with and
+        without one would be that record."""
+        job, data_set = request.job, self._data_sets.of(request.job.digest)
         held = self._tables.get(job.digest)
         if held is None or not held.is_current:
-            held = self._tables[job.digest] = self._load_table(job, is_cancelled)
-        reveals = self._data_sets.of(job.digest).reveals
-        if request.key.kind in KINDS and not reveals.are_first_records(job.digest, held.digest):
+            most = data_set.policy.most_records
+            held = self._tables[job.digest] = self._load_table(job, most, is_cancelled)
+        if request.key.kind in KINDS and not data_set.reveals.are_first_records(job.digest, held.digest):
             why = "other records than the analysis counted first"
             raise request.refusal(why, Refusal.DATA, kind=DataRefusal)
         return held

@@ -118,12 +118,12 @@ class OpenData:
             log.warning(rows_beyond_in_words(settings, data.rows_beyond), job=job.id)
         return data
 
-    def load_table(self, job: Job, is_cancelled: Callable[[], bool]) -> DescribedTable:
-        """Of an analysis. Raises ConfigError, Cancelled."""
+    def load_table(self, job: Job, most: int, is_cancelled: Callable[[], bool]) -> DescribedTable:
+        """Of an analysis. most: records that private jobs count on. Raises ConfigError, Cancelled."""
         assert isinstance(job.spec, AnalysisSpec)
         settings = self.settings_of(job)
         admitted = self._opened[settings.name].admitted
-        table = load_table(settings, job.spec, admitted=admitted, is_cancelled=is_cancelled)
+        table = load_table(settings, job.spec, admitted=admitted, most=most, is_cancelled=is_cancelled)
         self.note_records(settings, table.records)
         if table.rows_beyond:
             log.warning(rows_beyond_in_words(settings, table.rows_beyond), job=job.id)

@@ -40,9 +40,21 @@ def cell_values(table: DescribedTable, tables: Tables, state: Arrays) -> dict[st
     ConfigError for a state that does not say so: it came from outside.
     """
     if tables.model is None:
-        row_N, rows = _published_rows(tables, state)[_group(table, tables)], tables.group_size
-    else:
-        row_N, rows = _joint_cell(table, tables), tables.joint_cells
+        return _by_row(
+            table, tables, _published_rows(tables, state)[_group(table, tables)], tables.group_size
+        )
+    return _by_row(table, tables, _joint_cell(table, tables), tables.joint_cells)
+
+
+def noised_values(table: DescribedTable, tables: Tables) -> dict[str, Array]:
+    """What noise is added to: as `cell_counts`; of values the sums and squares alone, by declared part of the
+    group."""
+    values = _by_row(table, tables, _group(table, tables), tables.group_size) if tables.measured else {}
+    return cell_counts(table, tables) | {name: values[name] for name in (SUMS, SQUARES) if name in values}
+
+
+def _by_row(table: DescribedTable, tables: Tables, row_N: NDArray[np.int64], rows: int) -> dict[str, Array]:
+    """Shapes: -> (K, rows) each."""
     shape = (len(tables.measured), rows)
     numbers, sums, squares = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape)
     for place in range(len(tables.measured)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from chorale.spec.analysis_spec import AnalysisSpec
 from crypto.errors import ConfigError
 from silo_agent.training.data.base import Cancelled, Indices
 from silo_agent.training.data.formats import csv, parquet, sql
-from silo_agent.training.data.formats.memory import check_bytes
+from silo_agent.training.data.formats.memory import check_bytes, check_records
 from silo_agent.training.data.formats.tables import (
     StoredTable,
     Table,
@@ -106,20 +107,28 @@ def load_table(
     spec: AnalysisSpec,
     *,
     admitted: Admitted | None = None,
+    most: int | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
     take_problems: Callable[[Problems], None] | None = None,
 ) -> DescribedTable:
     """This silo's records. Of a unit with more than `max_rows_per_unit` rows a choice by their hashes, as in
-    training; each row that is kept is a record.
+    training; each row that is kept is a record. Under noise one row of each unit, which is so hidden as one.
 
     A cell that is no number, none of the categories or not plausible is missing: a refusal would answer a
     question about the records. The log of this silo alone says how many there are.
-    admitted: as of `load_data`. take_problems: is given them instead. Raises ConfigError for
+    admitted: as of `load_data`. most: records that private jobs count on, whatever there are; None: those
+    that there are. take_problems: is given them instead. Raises ConfigError for
     data that are no table or lack a column; Cancelled.
     """
     index = 0 if settings.partition is None else settings.partition.index
     tables = _tables(
-        settings, spec, [index], admitted=admitted, is_cancelled=is_cancelled, take_problems=take_problems
+        settings,
+        spec,
+        [index],
+        admitted=admitted,
+        most=most,
+        is_cancelled=is_cancelled,
+        take_problems=take_problems,
     )
     return next(tables)
 
@@ -138,15 +147,29 @@ def _tables(
     indices: Sequence[int],
     *,
     admitted: Admitted | None = None,
+    most: int | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
     take_problems: Callable[[Problems], None] | None = None,
 ) -> Iterator[DescribedTable]:
     _check(settings, spec)
     excluded = None if settings.exclude is None else Excluded.of(settings.exclude)
     wanted = [column.name for column in spec.columns]
-    stored = READERS[settings.format](settings, wanted)
+    is_private = spec.privacy is not None
+    reader = READERS[settings.format]
+    if is_private and settings.format == DataFormat.CSV:
+        reader = partial(csv.stored, is_private=True)
+    stored = reader(settings, wanted)
+    most_rows = stored.table.rows
+    if is_private and most is not None:
+        check_records(most_rows, most, settings=settings)
+        most_rows = most * settings.rows_per_unit
+    check_bytes(
+        VALUE_BYTES * most_rows * (len(spec.columns) + len(spec.tables.measured)),
+        source=f"columns: {most_rows} records",
+    )
     admitted = admitted or Admitted.everything(settings.name)
-    rows_N, unit_N, beyond = _admitted_rows(stored, settings, admitted, excluded)
+    most_of_unit = 1 if is_private else settings.max_rows_per_unit
+    rows_N, unit_N, beyond = _admitted_rows(stored, settings, admitted, excluded, max_rows=most_of_unit)
     for mine_N in _cut(rows_N, settings.partition, indices):
         problems = Problems()
         is_whole = len(mine_N) == stored.table.rows
@@ -198,7 +221,12 @@ def _check(settings: DataSettings, spec: AnalysisSpec) -> None:
 
 
 def _admitted_rows(
-    stored: StoredTable, settings: DataSettings, admitted: Admitted, excluded: Excluded | None
+    stored: StoredTable,
+    settings: DataSettings,
+    admitted: Admitted,
+    excluded: Excluded | None,
+    *,
+    max_rows: int,
 ) -> tuple[Indices, Indices | None, int]:
     """The rows that are read, in their order, whose each is, and how many more their units have."""
     table, count = stored.table, stored.table.rows
@@ -221,7 +249,7 @@ def _admitted_rows(
         problems=table.problems,
     )
     chosen = [name if is_in else None for name, is_in in zip(names, is_in_N.tolist(), strict=True)]
-    kept = grouped(chosen, [*map(row_hash, records())], max_rows=settings.max_rows_per_unit)
+    kept = grouped(chosen, [*map(row_hash, records())], max_rows=max_rows)
     order_N = np.argsort(kept.places_N)
     beyond = sum(name is not None for name in chosen) - len(kept.places_N)
     return kept.places_N[order_N], kept.units_N[order_N], beyond
@@ -244,8 +272,6 @@ def _described(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Shapes: -> (N, C), (N, K)."""
     measured, columns = spec.tables.measured, spec.columns
-    values = table.rows * (len(columns) + len(measured))
-    check_bytes(VALUE_BYTES * values, source=f"columns: {table.rows} records")
     # a column lies together: each is counted by itself
     parts_NC = np.empty((table.rows, len(columns)), np.int64, order="F")
     z_NK = np.empty((table.rows, len(measured)), np.float64, order="F")

@@ -382,10 +382,15 @@ def unit_told(settings: DataSettings, *, has_units: bool) -> str:
     )
 
 
-def described_told(settings: DataSettings, *, least: int) -> str:
-    """What a record of an analysis is, which counts rows. least: records of a cell that is published."""
-    if settings.unit is not None and settings.max_rows_per_unit == 1:
+def described_told(settings: DataSettings, *, least: int | None) -> str:
+    """What a record of an analysis is, which counts rows. least: records of a cell that is published; None:
+    any, with noise, under which a unit has one row."""
+    if settings.unit is not None and (least is None or settings.max_rows_per_unit == 1):
         return f"data set {settings.name}: a record is one row, and each {settings.unit} has one at most"
+    if least is None:
+        return (
+            f"data set {settings.name}: a record is one row; noise hides one (of each data.unit one counts)"
+        )
     return (
         f"data set {settings.name}: a record is one row; {least} of them, which results may show, can be "
         f"those of one {settings.unit or 'person'} (data.unit with max_rows_per_unit: 1 counts one of each)"

@@ -88,6 +88,21 @@ def test_silo_is_told_that_other_silos_can_see_each_cell(desk: Desk, chorale: Ca
     assert all(quantity.is_tagged for quantity in job.strategy.quantities if "cell" in quantity.name)
 
 
+def test_silo_is_told_what_noise_does_and_what_it_costs(desk: Desk, chorale: Calls) -> None:
+    """No policy has to allow it: the budget bounds it, whatever was answered before."""
+    privacy = {"epsilon": 2.0, "statistics_noise_multiplier": 4.0}
+    job = offered(desk, analysis(AGE, SEX, group="sex", federation="test", privacy=privacy))
+    shown = chorale("silo", "show", "--config", ward(desk, unit="patient"), job.id)
+    method = " ".join(behind(shown, "method"))
+    # 1.96 * 4 * sqrt(3 / 2): two honest silos of three add up to a multiplier of 4
+    assert method.endswith("the count of a cell is off by up to 10 in 95 of 100 cases")
+    assert "can see every cell" not in method
+    assert "a record is one row, and each patient has one at most" in " ".join(behind(shown, "reads"))
+    assert behind(shown, "policy") == ["nothing in it refuses this job"]
+    assert "epsilon 1.9" in " ".join(behind(shown, "noise"))
+    assert "this job costs 1.9" in " ".join(behind(shown, "budget"))
+
+
 def test_silo_is_told_that_columns_of_survival_curves_are_crossed(desk: Desk, chorale: Calls) -> None:
     months = {"name": "months", "edges": [0, 6, 60]}
     state = {"name": "state", "categories": ["alive", "dead"]}

@@ -169,3 +169,21 @@ def test_an_initial_model_is_refused(desk: Desk, chorale: Calls) -> None:
     arguments = ("--config", silo(desk, ROWS), "--job", analysis(desk), "--init", desk.folder / "model")
     ended = chorale("silo", "check", *arguments)
     assert "job: --init: not allowed with an analysis, which has no model" in ended.out
+
+
+def test_a_noised_analysis_needs_room_in_the_budget_alone(desk: Desk, chorale: Calls) -> None:
+    """No policy has to allow exact sums or list measurements, and few records do not keep a silo out."""
+    job = analysis(desk, privacy={"epsilon": 2.0})
+    rows = ROWS[:4]
+    ended = chorale(
+        "silo", "check", "--config", silo(desk, rows, policy={"federation": "test"}), "--job", job
+    )
+    assert ended.code == 0, ended.out
+    assert "privacy: epsilon 1.99" in ended.out
+    assert "data: 4 records" in found(ended, "ok")
+    little = {"federation": "test", "privacy": {"epsilon": 1.0}}
+    ended = chorale("silo", "check", "--config", silo(desk, rows, policy=little), "--job", job)
+    assert ended.code == 1
+    (problem,) = found(ended, "problem")
+    assert problem.startswith("acceptance: ")
+    assert "its plan" in problem

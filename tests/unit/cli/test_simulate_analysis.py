@@ -158,3 +158,24 @@ def test_too_few_records_are_told(desk: Desk, chorale: Calls) -> None:
     ended = chorale("simulate", analysis(desk, min_cell=300), "--data", "csv", "--path", table(desk, ROWS))
     assert ended.code != 0
     assert "analysis-counts: few-records: all silos together hold fewer than min_cell" in ended.err
+
+
+def test_a_noised_analysis_is_solved_for_and_simulated(desk: Desk, chorale: Calls) -> None:
+    arguments = (
+        "--data",
+        "csv",
+        "--path",
+        table(desk, ROWS),
+        "--policy",
+        desk.write("p.yaml", {"federation": "test"}),
+    )
+    ended = chorale("simulate", analysis(desk, privacy={"epsilon": 5.0}), *arguments)
+    assert ended.code == 0, ended.err
+    assert "privacy: epsilon 4.9" in ended.err
+    assert "analysis-noised: 3 silos" in ended.err
+    assert "in 95 of 100" in ended.out
+    assert "merged" not in ended.out
+    out = desk.folder / "noised"
+    chorale("simulate", analysis(desk, privacy={"epsilon": 5.0}), *arguments, "--out", out)
+    figures = json.loads((out / "results.json").read_text())["figures"]
+    assert any(each["value"] % 1 for each in figures if each["figure"] == "count")

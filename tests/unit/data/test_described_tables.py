@@ -30,8 +30,8 @@ ROWS = (("p1", "f", 39.5), ("p2", "m", 40.0), ("p2", None, 120.0), ("p3", "f", N
 PARTS = [[0, 0], [1, 1], [2, 2], [0, 3], [1, 0]]
 
 
-def by_sex() -> AnalysisSpec:
-    return analysis(SEX, AGE, group="sex")
+def by_sex(**fields: Any) -> AnalysisSpec:
+    return analysis(SEX, AGE, group="sex", **fields)
 
 
 def written(
@@ -162,6 +162,22 @@ def test_units_have_no_more_rows_than_in_training_and_who_withdrew_has_none(
     assert (table.rows_beyond, table.misfits, table.is_current) == (1, 1, True)
     (tmp_path / "left.txt").write_text("p3\np1\n")
     assert not table.is_current
+
+
+def test_under_noise_each_unit_has_one_row_and_records_count_for_what_is_declared(tmp_path: Path) -> None:
+    """With all its rows a patient moved sums by more than one record's sensitivity."""
+    noised = by_sex(privacy={"epsilon": 1.0, "statistics_noise_multiplier": 1.0})
+    settings = written(tmp_path, unit="patient")
+    units = len({row[0] for row in ROWS if row[0]})
+    assert load_table(settings, noised).records == units < load_table(settings, by_sex()).records
+    with pytest.raises(ConfigError, match="private jobs expect at most 0 records here"):
+        load_table(settings, noised, most=0)
+    load_table(settings, by_sex(), most=0)
+    # a quote that is never closed spoils its own line alone, or one record would move all
+    settings = written(tmp_path)
+    assert settings.path is not None
+    settings.path.write_text('patient,sex,age\np1,f,39.5\np2,"m,40\np3,f,50\np4,m,60\n')
+    assert parts_of(load_table(settings, noised)) == [[0, 0], [0, 1], [1, 2], [2, 3]]
 
 
 @pytest.mark.parametrize("unit", [None, "patient"])

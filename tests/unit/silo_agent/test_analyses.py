@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from chorale.job import Job
+from chorale.privacy.accountant import epsilon
 from chorale.spec.analysis_spec import first_digest
 from chorale.transport.wire import PhaseKey
+from cli.silo.recovery import at_most_released
 from crypto.errors import Refusal
 from silo_agent.disclosure.ledger.ledger import RecoveredCharge
 from silo_agent.disclosure.ledger.reveals import Decision
@@ -114,6 +116,24 @@ def test_an_analysis_is_recovered_as_often_as_the_ledger_is_put_back(book: Book)
     book.reveals_of("a third").check_analysis(later.digest)
 
 
+def test_a_noised_analysis_that_may_have_run_is_charged_and_counts_as_none(book: Book) -> None:
+    """Its plan, and once more for each start of the agent since; exact ones are counted beside it."""
+    privacy = {"epsilon": 2.0, "statistics_noise_multiplier": 4.0}
+    spec = analysis(AGE, SEX, group="sex", federation="test", silos=list(NAMES), privacy=privacy)
+    job = unsigned_job(spec, FIRST_STATE)
+    released = at_most_released(job.digest, job.spec, {}, 1, 1)
+    assert released is not None
+    assert len(released) == 2 * 4  # samples, cells, sums and squares
+    charge = RecoveredCharge(
+        job_digest=job.digest, spec=job.spec, policy=book.policy, accounts=("data",), releases=released
+    )
+    book.ledger.recover([charge])
+    balance = book.ledger.budget(policy=book.policy, data_set="data").balance()
+    assert balance.spent >= epsilon(released, balance.delta)  # without a plan beside it
+    assert balance.unnoised == 0
+    book.reveals_of("data").check_analysis(analysis_in(book).digest)
+
+
 def table_of(records: int, *, seed: int = 0) -> DescribedTable:
     """Of AGE and SEX."""
     rng = np.random.default_rng(seed)
@@ -138,7 +158,7 @@ def inputs_over(book: Book, tables: list[DescribedTable]) -> InputCache:
         local=LocalStates(book.folder / "local"),
         personal=PersonalModels(book.folder / "personal", is_revealed=lambda key: False),
         load_data=no_data,
-        load_table=lambda job, _: tables.pop(0),
+        load_table=lambda job, *_: tables.pop(0),
         load_objective=OneHot,
         tell_stage=lambda stage: None,
     )

@@ -66,8 +66,8 @@ def test_the_closed_list_of_phase_kinds_is_that_of_the_methods() -> None:
     evaluated = strategy_for("fedavg", {}).evaluated_between_rounds().standardizing(1).tested_by(measured, 10)
     model = Model(outcome=0, family=Family.LINEAR, terms=())
     analyses = [
-        Analysis(tables=Tables(partitions=(measured,), group=None, min_cell=10, model=each))
-        for each in (None, model)
+        Analysis(tables=Tables(partitions=(measured,), group=None, min_cell=10, model=each, has_noise=noise))
+        for each, noise in ((None, False), (model, False), (None, True))
     ]
     found = set().union(*(method.phases for method in [*methods, evaluated, *analyses]))
     assert found == set(PHASE_KINDS)
