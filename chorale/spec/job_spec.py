@@ -257,7 +257,7 @@ class JobSpec(JobFields):
         check_rate(self.training.learning_rate)
         if self.privacy is None:  # else the method is refused for it
             check_norm(method.recipe, self.model)
-        check_trees(self, method)
+        check_trees(self, method, inputs=self.inputs, draws_rounds=self.draws_rounds)
         check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
         check_models(
             method.recipe,

@@ -11,8 +11,8 @@ Leaks those sums: of a bin with one record, what the model answers it and so its
 bin at a tree's root are the same in every tree, so two rounds over nearly the same silos tell those of one,
 as often as a policy lets cohorts change (docs/threat-model.md).
 
-K = trees side by side, T = trees one after the other, M = nodes of a tree, L = nodes of the level, D = inputs,
-E = edges, B = E + 2 bins.
+K = trees side by side, T = trees one after the other, M = nodes of a tree, L = nodes of the level,
+D = inputs, E = edges, B = E + 2 bins.
 """
 
 from __future__ import annotations

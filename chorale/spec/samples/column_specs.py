@@ -70,8 +70,8 @@ class ColumnSpec(SpecPart):
         default=None,
         min_length=1,
         max_length=255,
-        description="where trees may split the column, ascending, in its own units; null: at the quantiles of "
-        "a normal law of this mean and scale",
+        description="where trees may split the column, ascending, in its own units; null: at quantiles "
+        "of a normal law of this mean and scale",
     )
     plausible: tuple[Finite, Finite] | None = Field(
         default=None,

@@ -5,17 +5,15 @@ brings the other. Source: strategies/phases/trees.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chorale.spec.plug_in_specs import ModelSpec
 from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.selection import MAX_ROUNDS
+from chorale.spec.training.job_fields import JobFields
 from crypto.errors import ConfigError
 from strategies.methods import Strategy
 from strategies.phases.trees import TREES, TreesOptions, side_by_side
-
-if TYPE_CHECKING:
-    from chorale.spec.job_spec import JobSpec
 
 SIZES = ("trees", "depth")  # options of the model, which follow from the job
 ONE_HOT = (0.5,)
@@ -37,13 +35,15 @@ def with_trees(values: Mapping[Any, Any]) -> dict[Any, Any]:
     return {**values, "strategy": strategy, "model": model}
 
 
-def check_trees(spec: JobSpec, method: Strategy) -> None:
+def check_trees(
+    spec: JobFields, method: Strategy, *, inputs: tuple[ColumnSpec, ...], draws_rounds: bool
+) -> None:
     """Raises ConfigError for trees in a job that cannot grow them."""
     is_trees = spec.model.source is None and spec.model.name == TREES.word
     if is_trees != (method.recipe.growth is not None):
         raise ConfigError(f"model.name: strategy {TREES.word} and model {TREES.word} need one another")
     if not is_trees:
-        if column := next((each.name for each in spec.inputs if each.edges is not None), None):
+        if column := next((each.name for each in inputs if each.edges is not None), None):
             raise ConfigError(f"columns: {column}: edges are for model {TREES.word}")
         return
     task, options = method.task, method.options_of(TreesOptions)
@@ -66,7 +66,7 @@ def check_trees(spec: JobSpec, method: Strategy) -> None:
             f"{spec.model.options}"
         )
     others = {
-        "fraction": spec.draws_rounds,  # many draws tell each silo's records by bin
+        "fraction": draws_rounds,  # many draws tell each silo's records by bin
         "search": spec.search is not None,
         "adapters": spec.adapters is not None,
         "trains": spec.trains != "all",
@@ -78,7 +78,7 @@ def check_trees(spec: JobSpec, method: Strategy) -> None:
     }
     if refused := next((name for name, is_set in others.items() if is_set), None):
         raise ConfigError(f"{refused}: not allowed with {TREES.word}, which no steps train")
-    if filled := next((each.name for each in spec.inputs if each.fill != 0.0), None):
+    if filled := next((each.name for each in inputs if each.fill != 0.0), None):
         raise ConfigError(f"columns: {filled}: fill: {TREES.word} read a missing value as missing")
 
 

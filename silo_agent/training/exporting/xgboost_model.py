@@ -1,6 +1,6 @@
 """Trees in XGBoost's own JSON, which it loads and predicts the same with: binary:logistic, multi:softprob
-or reg:squarederror. Thresholds are of the model's inputs, as preprocessing.json says how they are made; a missing
-input is NaN there.
+or reg:squarederror. Thresholds are of the model's inputs, as preprocessing.json says how they are made; a
+missing input is NaN there.
 
 T = trees, K = trees side by side, M = nodes of a tree.
 """
