@@ -57,7 +57,8 @@ class Trees(nn.Module):
             asked_NTK = split_on.long() - 1
             flat = asked_NTK.clamp(min=0).flatten(1)
             value_NTK = input_ND.gather(1, flat).reshape(asked_NTK.shape)
-            is_left = torch.where(value_NTK < MISSING_BELOW, missing_left > 0, value_NTK < threshold)
+            # a missing value is below every threshold; ONNX Runtime has no choice between bools
+            is_left = (value_NTK < threshold) & ((value_NTK >= MISSING_BELOW) | (missing_left > 0))
             child_NTK = 2 * node_NTK + 2 - is_left.long()
             node_NTK = torch.where(asked_NTK >= 0, child_NTK, node_NTK)
         return node_NTK

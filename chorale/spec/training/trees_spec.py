@@ -29,7 +29,8 @@ def with_trees(values: Mapping[Any, Any]) -> dict[Any, Any]:
         return dict(values)
     strategy, model = {"preset": TREES.word, **strategy}, {"name": TREES.word, **model}
     given, rounds = strategy.get("options"), values.get("rounds")
-    if not model.get("options") and isinstance(given or {}, dict) and isinstance(rounds, int):
+    is_trees = model["name"] == TREES.word
+    if is_trees and not model.get("options") and isinstance(given or {}, dict) and isinstance(rounds, int):
         depth = (given or {}).get("depth", TreesOptions().depth)
         model["options"] = dict(zip(SIZES, (max(1, rounds - 1), depth), strict=True))
     return {**values, "strategy": strategy, "model": model}

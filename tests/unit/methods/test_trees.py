@@ -14,15 +14,23 @@ import yaml
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 from chorale.spec.job_spec import JobSpec
+from crypto.errors import PolicyRefusal, Rule
 from research.heart_disease.hospitals import EXAMPLE, splits
+from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.exporting.xgboost_model import xgboost_json
+from silo_agent.training.models.starting import initial_state
 from silo_agent.training.models.state import loaded_model
-from strategies.base import Array
+from strategies.base import TOTAL, Array, PhaseContext
 from strategies.phases.trees import (
+    GRADIENTS,
     GROWN,
+    HESSIANS,
     MISSING_BELOW,
     MISSING_INPUT,
+    RECORDS,
+    SPLIT_ON,
+    THRESHOLD,
     TreesOptions,
     best_split,
     normal_edges,
@@ -247,3 +255,74 @@ def test_losses_on_ten_splits_of_four_hospitals_are_those_of_xgboost() -> None:
         )
         pairs.append((loss, theirs))
     assert_alike(pairs)
+
+
+def sums_of(spec: JobSpec) -> tuple[PhaseContext, dict[str, Array]]:
+    """Of a root over two inputs of four bins and one for missing values, that 100 records give."""
+    state = {**initial_state(spec), TOTAL: np.array(100), GROWN: np.zeros(2, np.int64)}
+    context = PhaseContext(
+        round=2, members=4, classes=2, state=state, trained=(), options=spec.method.options
+    )
+    count_DB = np.array([[25.0, 25, 25, 25, 0], [40, 30, 20, 0, 10]])
+    gradient_DB = count_DB * np.array([[0.4, 0.2, -0.2, -0.4, 0.0], [0.2, -0.1, -0.2, 0.0, -0.1]])
+    sums = {RECORDS: count_DB, GRADIENTS: gradient_DB, HESSIANS: 0.25 * count_DB}
+    return context, {**{name: each[None, None] for name, each in sums.items()}, "weight": np.array(1.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "bin", "value"),
+    [
+        (RECORDS, 0, -25.0),
+        (RECORDS, 0, 26.0),
+        (GRADIENTS, 0, 26.0),
+        (GRADIENTS, 0, 9.0),
+        (HESSIANS, 0, -1.0),
+        (HESSIANS, 0, 7.0),
+        (HESSIANS, 0, 5.0),
+    ],
+)
+def test_sums_that_no_records_give_grow_nothing(name: str, bin: int, value: float) -> None:
+    spec = trees_job(inputs=2, options={"bins": 4})
+    context, sums = sums_of(spec)
+    phase = spec.method.phase("train")
+    applied = phase.next_state(context, sums)
+    assert applied.state is not None
+    assert applied.state[SPLIT_ON][0, 0, 0] == 1
+    assert applied.state[THRESHOLD][0, 0, 0] == 0.0
+    bent = {**sums, name: sums[name].copy()}
+    bent[name][0, 0, 0, bin] = value
+    found = phase.next_state(context, bent)
+    assert (found.state, found.reason) == (None, "implausible")
+
+
+def test_no_leaf_is_of_fewer_records_than_the_job_says() -> None:
+    context, sums = sums_of(trees_job(inputs=2, options={"bins": 4, "min_records": 51}))
+    spec = trees_job(inputs=2, options={"bins": 4, "min_records": 51})
+    found = spec.method.phase("train").next_state(context, sums)
+    assert found.state is not None
+    assert not found.state[SPLIT_ON].any()
+    assert found.state[GROWN].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"fraction": 0.5}, "fraction"),
+        ({"model": {"name": "mlp"}}, "model.name"),
+        ({"model": {"name": "trees", "options": {"trees": 3, "depth": 3}}}, "model.options"),
+        ({"classes": 5, "task": {"name": "multi-label"}}, "task"),
+        ({"options": {"min_records": 9}}, "min_records"),
+        ({"privacy": {"epsilon": 8, "sums": {"clip_norm": 1.0}}}, "trees sums by bin"),
+    ],
+)
+def test_jobs_that_grow_no_trees_are_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        trees_job(inputs=2, **fields)
+
+
+def test_silos_refuse_sums_by_bin_unless_their_policy_allows_class_statistics() -> None:
+    spec = trees_job(inputs=2)
+    with pytest.raises(PolicyRefusal, match="class_statistics") as refused:
+        Policy(federation="test").check_job(spec, operator="ops")
+    assert refused.value.rule is Rule.CLASS_STATISTICS
+    Policy(federation="test", class_statistics="allow").check_job(spec, operator="ops")
