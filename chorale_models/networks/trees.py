@@ -37,21 +37,21 @@ class Trees(nn.Module):
 
     def scores(self, inputs: Tensor, *, trees: int) -> Tensor:
         """Of the first trees and the base score. Shapes: (N, ...) -> (N, K)."""
-        score_NK = self.base.expand(len(inputs), -1)
+        score_NK = self.base.expand(inputs.shape[0], -1)
         if trees == 0:
             return score_NK
         node_NTK = self.nodes(inputs, slice(0, trees), levels=self.depth)
-        value_NTK = self.value[None, :trees].expand(len(inputs), -1, -1, -1).gather(3, node_NTK[..., None])
+        value_NTK = self.value[None, :trees].expand(inputs.shape[0], -1, -1, -1).gather(3, node_NTK[..., None])
         return score_NK + value_NTK[..., 0].sum(dim=1)
 
     def nodes(self, inputs: Tensor, which: slice, *, levels: int) -> Tensor:
         """Where so many levels of splits lead. Shapes: (N, ...) -> (N, T, K) int64."""
         input_ND = inputs.flatten(1)
         arrays = (self.split_on[which], self.threshold[which], self.missing_left[which])
-        node_NTK = torch.zeros(len(inputs), *arrays[0].shape[:2], dtype=torch.int64, device=inputs.device)
+        node_NTK = torch.zeros(inputs.shape[0], *arrays[0].shape[:2], dtype=torch.int64, device=inputs.device)
         for _ in range(levels):
             split_on, threshold, missing_left = (
-                each[None].expand(len(inputs), -1, -1, -1).gather(3, node_NTK[..., None])[..., 0]
+                each[None].expand(inputs.shape[0], -1, -1, -1).gather(3, node_NTK[..., None])[..., 0]
                 for each in arrays
             )
             asked_NTK = split_on.long() - 1
