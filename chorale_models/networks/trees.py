@@ -41,8 +41,8 @@ class Trees(nn.Module):
         if trees == 0:
             return score_NK
         node_NTK = self.nodes(inputs, slice(0, trees), levels=self.depth)
-        value_NTK = self.value[None, :trees].expand(inputs.shape[0], -1, -1, -1).gather(3, node_NTK[..., None])
-        return score_NK + value_NTK[..., 0].sum(dim=1)
+        value_NTKM = self.value[None, :trees].expand(inputs.shape[0], -1, -1, -1)
+        return score_NK + value_NTKM.gather(3, node_NTK[..., None])[..., 0].sum(dim=1)
 
     def nodes(self, inputs: Tensor, which: slice, *, levels: int) -> Tensor:
         """Where so many levels of splits lead. Shapes: (N, ...) -> (N, T, K) int64."""
