@@ -82,7 +82,7 @@ def test_real_silos_grow_trees_that_xgboost_reads(federation: LocalFederation, t
     assert done.returncode == 0, done.stderr
     assert run_cli("model", "predict", fetched, tmp_path / "table.csv", "--out", answers).returncode == 0
     with answers.open() as file:
-        chances = [float(row["p_1"]) for row in csv.DictReader(file)]
+        chances = [float(row["probability_1"]) for row in csv.DictReader(file)]
     preprocessing = json.loads((folder / "preprocessing.json").read_text())
     booster = xgboost.Booster()
     booster.load_model(folder / "xgboost.json")
