@@ -25,6 +25,7 @@ from strategies.phases.enrollment import CLASS_PRESENCE, ClassPresencePhase, Enr
 from strategies.phases.evaluation import ACCURACY, EVALUATE_ALL, EvaluatePhase, Evaluation
 from strategies.phases.step import GRADIENT, StepPhase
 from strategies.phases.training import TRAIN, TrainPhase
+from strategies.phases.trees import TREES, TreesPhase
 from strategies.presets import PRESETS, recipe_of
 from strategies.recipe import Options, Part, Recipe
 from strategies.server_optimizer import StepOptimizer
@@ -77,6 +78,8 @@ class Strategy:
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Of a model's parameters those that silos train together, and of its running means those that they
         average: all but a frozen head and what is each silo's own; where the head alone is trained, that."""
+        if self.recipe.growth is not None:
+            return (), ()
         own = self.own(parameters, buffers)
         in_head = {name for name in parameters if name.startswith(HEAD_PREFIX)}
         if self.trains_head_alone:
@@ -222,6 +225,13 @@ class Strategy:
         )
         return replace(self, phases=MappingProxyType({**self.phases, TRAIN: step}))
 
+    def growing(self, *, rate: float, own_edges: Mapping[int, tuple[float, ...]]) -> Strategy:
+        """The method in a job of trees. own_edges: of bins, by input."""
+        phase = self.phase(TRAIN)
+        assert isinstance(phase, TreesPhase)
+        train = replace(phase, rate=rate, own_edges=own_edges)
+        return replace(self, phases=MappingProxyType({**self.phases, TRAIN: train}))
+
     def searched(self, arms: tuple[Strategy, ...], halving: Halving) -> Strategy:
         """The method in a job with a search: its rounds are of all arms that are left. Raises ConfigError for
         arms of other phases, or that sum something else: what people are shown of one holds of all."""
@@ -341,7 +351,7 @@ def known_quantities() -> frozenset[str]:
     """Names of all that Chorale's own methods and tasks sum: of all presets, which have every part that sums
     something, and of the option that adds names."""
     methods = [strategy_for(name, {}).standardizing(1, [1]) for name in PRESETS]
-    methods.append(strategy_for("fedcsd", {"count_weighted": True}))
+    methods += [strategy_for("fedcsd", {"count_weighted": True}), strategy_for(TREES.word, {})]
     tasks = []
     for word, kind in TASKS.items():
         required = [name for name, field in kind.options.model_fields.items() if field.is_required()]
@@ -406,10 +416,14 @@ def _compose(name: str, recipe: Recipe, options: Options, task: DeclaredTask) ->
     statistic, close = recipe.statistic, recipe.closing
     own_models = recipe.personalization.beside_evaluation
     beside = () if statistic is None else statistic.beside_training
+    train: Phase
     if recipe.personalization.shares_nothing:
         # nobody trains the model in the state: a test would tell of the data, and say nothing of a method
         train = TrainPhase(update=None, statistics=(*own_models, *beside) if beside else ())
         closing_sums = own_models
+    elif recipe.growth is not None:
+        train = TreesPhase(task=task, own_edges={}, statistics=(Evaluation(task=task),))
+        closing_sums = (Evaluation(task=task, is_closing=True),)
     else:
         train = TrainPhase(
             update=recipe.server_update.rule,

@@ -49,6 +49,7 @@ from strategies.parts.server_updates.scaffold import SCAFFOLD
 from strategies.parts.statistics.feature_prototypes import FEATURE_PROTOTYPE_SUMS, FEATURE_PROTOTYPES
 from strategies.parts.statistics.logit_prototypes import LOGIT_PROTOTYPES
 from strategies.parts.statistics.soft_labels import CLASS_DISTILLATION, CLASS_RELATIONS, SOFT_LABEL_SUMS
+from strategies.phases.trees import TREES
 from strategies.recipe import Rates, Recipe
 
 # docs/evidence.md, "Rates of the presets": one that is not measured has those of the preset that trains alike
@@ -178,10 +179,16 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
 )
 
 
+# no row: of the network `trees` alone, which nothing else trains
+GROWN_TREES = replace(FEDAVG, growth=TREES, rates=Rates(default=0.1, least=0.01, most=1.0))
+
+
 def recipe_of(preset: str) -> Recipe:
-    """The row of that name. Raises ConfigError."""
+    """The row of that name, or that of trees. Raises ConfigError."""
+    if preset == TREES.word:
+        return GROWN_TREES
     if preset not in PRESETS:
-        known = sorted(PRESETS)
+        known = sorted((*PRESETS, TREES.word))
         message = f"expected one of {', '.join(known)}, got {preset}{did_you_mean(preset, known)}"
         raise ConfigError(f"strategy.preset: {message}")
     return PRESETS[preset]

@@ -212,6 +212,11 @@ class Closing(Part):
     least_class_samples: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Growth(Part):
+    """What rounds grow a model by, in place of steps of silos."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Learning rates of a method that was measured: for classification, by sgd with momentum 0.9.
@@ -240,6 +245,7 @@ class Recipe:
     statistic: Statistic | None = None
     personalization: Personalization
     closing: Closing
+    growth: Growth | None = None
     rates: Rates | None = None
     defaults: Options = field(default_factory=lambda: MappingProxyType({}))
 

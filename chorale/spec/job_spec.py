@@ -37,6 +37,7 @@ from chorale.spec.training.search_spec import (
     with_search,
     with_values,
 )
+from chorale.spec.training.trees_spec import check_trees, own_edges, with_trees
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
 from crypto.session.cohort import CohortRule, drawn_count
@@ -176,6 +177,10 @@ class JobSpec(JobFields):
         if self.computes_columns:
             counted = [column.width for column in self.inputs if column.rare == "computed"]
             method = method.standardizing(self.computed_columns, counted)
+        if method.recipe.growth is not None:
+            rate = self.training.learning_rate
+            assert rate is not None  # a job without a rate is refused
+            method = method.growing(rate=rate, own_edges=own_edges(self.inputs))
         if self.subgroups is not None:
             method = method.tested_by(self.subgroups.partition, self.subgroups.min_cell)
         if self.evaluate_all_every is not None:
@@ -229,7 +234,7 @@ class JobSpec(JobFields):
     def _what_follows(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        filled = with_norm(with_rounds_of_steps(values))
+        filled = with_norm(with_trees(with_rounds_of_steps(values)))
         return with_rate(with_input_shape(with_test_share(with_search(filled))))
 
     @model_validator(mode="after")
@@ -266,6 +271,7 @@ class JobSpec(JobFields):
         check_rate(self.training.learning_rate)
         if self.privacy is None:  # else the method is refused for it
             check_norm(method.recipe, self.model)
+        check_trees(self, method, inputs=self.inputs, draws_rounds=self.draws_rounds)
         check_training(method.recipe, classes=self.classes, optimizer=self.training.optimizer)
         check_models(
             method.recipe,

@@ -39,7 +39,7 @@ OptionValues = Annotated[
     ),
 ]
 
-SHALLOW_MODELS = ("mlp", "cnn", "lenet", "lenet_linear", "alexnet")
+SHALLOW_MODELS = ("mlp", "cnn", "lenet", "lenet_linear", "alexnet", "trees")
 DEEP_MODELS = (  # hard to train without normalization
     "vgg11",
     "vgg13",
@@ -264,7 +264,7 @@ class ModelSpec(PlugInSpec):
                 f"name: expected one of {', '.join(OWN_MODELS)}, or a model of an installed distribution "
                 f"with `from: distribution==version`, got {self.name}{did_you_mean(self.name, OWN_MODELS)}"
             )
-        if self.source is None and self.options:
+        if self.source is None and self.options and self.name != "trees":
             raise ValueError("options: needs `from`: Chorale's own models have the fields norm and hidden")
         given = self.model_fields_set & {"norm", "hidden"}
         if self.source is not None and given and (self.norm, self.hidden) != ("none", (64,)):

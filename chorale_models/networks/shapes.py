@@ -29,6 +29,14 @@ def declared(network: str, sizes: Sizes, *, norm: str, hidden: tuple[int, ...]) 
     return {**_in_a_row(layers), **_named(HEAD, linear(width, sizes.outputs))}
 
 
+def trees_shapes(sizes: Sizes, *, trees: int, depth: int) -> Arrays:
+    """Of the arrays of `networks/trees.py`: (trees, side by side, nodes), and the base scores."""
+    side_by_side = 1 if sizes.classes == 2 else sizes.outputs
+    nodes = (trees, side_by_side, (2 << depth) - 1)
+    names = ("split_on", "threshold", "missing_left", "value")
+    return {**dict.fromkeys(names, nodes), "base": (side_by_side,)}
+
+
 def conv(before: int, channels: int, size: int, *, groups: int = 1, has_bias: bool = True) -> Arrays:
     weight: Arrays = {"weight": (channels, before // groups, size, size)}
     return {**weight, "bias": (channels,)} if has_bias else weight

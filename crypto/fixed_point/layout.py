@@ -41,12 +41,17 @@ class Disclosure(Enum):
     STATISTIC = "totals over records"
     CLASS_STATISTIC = "totals by class"  # and everything that is not classified
     TRAINED_CLASS_STATISTIC = "model's answers by class"  # that was just trained
+    BIN_STATISTIC = "answers by bin of columns"  # and so of single records in a bin of one
     CELL = "each cell of its tables"  # and values in it
     DIAGNOSTIC = "how many were cut off"  # no private job sums it
 
     @property
     def is_by_class(self) -> bool:
-        return self in (Disclosure.CLASS_STATISTIC, Disclosure.TRAINED_CLASS_STATISTIC)
+        return self in (
+            Disclosure.CLASS_STATISTIC,
+            Disclosure.TRAINED_CLASS_STATISTIC,
+            Disclosure.BIN_STATISTIC,
+        )
 
 
 class Side(StrEnum):

@@ -20,6 +20,7 @@ from silo_agent.training.data.private import FARTHEST
 from silo_agent.training.data.units import WEIGHT_STEPS
 from strategies.base import Array, Arrays
 from strategies.phases.columns import CATEGORY_COUNTS
+from strategies.phases.trees import MISSING_INPUT
 
 NO_VALUE = -2.0  # z below it is missing
 ROOM = 1e-5  # beyond 1, of rounding to float32
@@ -68,7 +69,8 @@ def standardized(data: SiloData, spec: JobSpec, state: Arrays) -> SiloData:
             value_NK, has_value_NK = _values(samples, places)
             with np.errstate(over="ignore"):
                 made_NK = (value_NK - standard.mean_K) / standard.scale_K
-            features_ND[:, places] = np.where(has_value_NK, np.clip(made_NK, -FARTHEST, FARTHEST), 0.0)
+            missing = 0.0 if spec.method.recipe.growth is None else MISSING_INPUT
+            features_ND[:, places] = np.where(has_value_NK, np.clip(made_NK, -FARTHEST, FARTHEST), missing)
         assert isinstance(samples, Samples)  # what is read by place has no features
         return replace(samples, features=features_ND)
 

@@ -161,6 +161,8 @@ def phase_values(
         else:
             values = {}
             data = standardized(data, spec, request.context.state)
+            if spec.method.recipe.growth is not None:  # sums by bin tell how many records there are
+                data = replace(data, train=data.train.first(samples))
             columns = computed_arrays(request.context.state)
             keep_personal = _with_columns(keep_personal, columns) if columns else keep_personal
             arms, local = request.job.arms(request.key.phase, request.context.state), local or LocalState()

@@ -33,6 +33,7 @@ from silo_agent.training.dp_sgd.checks import (
 )
 from silo_agent.training.local_loss import evaluation_loss_for, local_loss, loss_for
 from silo_agent.training.loop.local_training import summed_gradient
+from silo_agent.training.loop.tree_level import bin_sums
 from silo_agent.training.machine.devices import device_of, float32_kernels
 from silo_agent.training.machine.seeding import seeded, shuffler
 from silo_agent.training.models.base import FederatedModel
@@ -243,6 +244,8 @@ class TorchObjective:
         sums."""
         work, recipe = setting.work, setting.work.spec.method.recipe
         tested = evaluated(setting) if work.context.tests_model else {}
+        if recipe.growth is not None:
+            return {**bin_sums(setting), "weight": np.asarray(work.weight, np.float64), **tested}
         samples = setting.train
         started = time.monotonic()
         generator = shuffler(work.seed)

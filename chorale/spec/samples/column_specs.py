@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -65,6 +66,13 @@ class ColumnSpec(SpecPart):
         description="computed: mean and scale are those of all silos' training records, summed before the "
         "first round, and a missing value becomes the mean; needs plausible; null: those stated here",
     )
+    edges: tuple[Finite, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="where trees may split the column, ascending, in its own units; null: at quantiles "
+        "of a normal law of this mean and scale",
+    )
     plausible: tuple[Finite, Finite] | None = Field(
         default=None,
         description="lowest and highest value that is believed, in the column's own units: one outside of "
@@ -113,6 +121,11 @@ class ColumnSpec(SpecPart):
             raise ValueError(f"plausible: expected the lowest value first, got {list(self.plausible)}")
         if self.categories is not None and (self.plausible, self.unit) != (None, None):
             raise ValueError("plausible and unit: not allowed with categories, which are no numbers")
+        if self.edges is not None:
+            if self.is_one_hot or self.standardize is not None:
+                raise ValueError("edges: not allowed with one-hot categories or standardize: computed")
+            if any(low >= high for low, high in pairwise(self.edges)):
+                raise ValueError(f"edges: expected ascending numbers, got {list(self.edges)}")
         if self.standardize is not None:
             self._check_computed()
         if self.rare is not None and not self.is_one_hot:

@@ -44,6 +44,8 @@ def own_lengths(
     """L2 norm of what each array would move by if every silo had sent these values; of a search, of each arm
     by itself. NaN for an arm whose training came to no number here: others may well have moved it."""
     lengths: dict[str, float] = {}
+    if job.method.recipe.growth is not None:
+        return {}  # which input a node splits on is no length; a leaf is bounded by its sums
     for arm in job.arms(key.phase, context.state):
         of_arm = arm.values(values)
         found = _own_lengths(arm.job, key, arm.context(context), of_arm)

@@ -39,6 +39,7 @@ from silo_agent.training.exporting.trial import (
     is_predicted,
     made_up_rows,
 )
+from silo_agent.training.exporting.xgboost_model import xgboost_json
 from silo_agent.training.models.base import FederatedModel
 from silo_agent.training.models.plain import EmbeddingLinear, last_layer, put_in, whole_module
 from silo_agent.training.models.registry import model_of, options_of
@@ -49,6 +50,7 @@ from strategies.base import Arrays
 WEIGHTS, SCRIPT, PREPROCESSING, ONNX = "model.safetensors", "load.py", "preprocessing.json", "model.onnx"
 EXAMPLES = 3  # samples of the check; not 1, which ONNX would take for a fixed size
 TOLERANCE = 1e-5  # of outputs, relative; one process may use other threads than another
+XGBOOST = "xgboost.json"
 OPSET = 18
 
 CHECK = """
@@ -78,7 +80,9 @@ def export(
     with TemporaryDirectory() as made:
         rows = made_up_rows(spec, Path(made))
         temperature = temperature_of(facts, source="model")
-        answers = answers_of_rows(spec, model, rows, temperature) if is_predicted(spec) else None
+        # predict.py fills what is missing, which trees read as missing
+        has_script = is_predicted(spec) and spec.method.recipe.growth is None
+        answers = answers_of_rows(spec, model, rows, temperature) if has_script else None
         if spec.adapters is not None and spec.adapters.targets:
             _merge_adapters(model.body)
         script = loading_script(spec, model, facts)
@@ -90,6 +94,9 @@ def export(
         write_atomic(folder / SCRIPT, script.encode())
         _check_script(folder, inputs, outputs)
         names = [WEIGHTS, SCRIPT, PREPROCESSING]
+        if spec.method.recipe.growth is not None:
+            write_atomic(folder / XGBOOST, xgboost_json(spec, arrays))
+            names.append(XGBOOST)
         if missing := _write_onnx(module, inputs, folder / ONNX):
             return names, missing
         names.append(ONNX)

@@ -98,8 +98,8 @@ class Forms:
         return self._precision is Precision.BFLOAT16 or self._memory_format is MemoryFormat.CHANNELS_LAST
 
     def of(self, model: FederatedModel, spec: JobSpec) -> Form:
-        """The form of a job's model on the device that it is on. A private job's is float32 as it is."""
-        if spec.privacy is not None:
+        """The form of a job's model on the device that it is on. Private jobs and trees: float32 as it is."""
+        if spec.privacy is not None or spec.method.recipe.growth is not None:
             return PLAIN
         forms = self._allowed(model)
         if len(forms) == 1:

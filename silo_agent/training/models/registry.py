@@ -19,7 +19,7 @@ from chorale.spec.job_spec import JobSpec
 from chorale.spec.plug_in_specs import AdaptersSpec, CodeSpec, GivenPartSpec, ModelSpec, PlugInSpec
 from chorale.spec.samples.image_specs import NormalizeSpec
 from chorale_models.model import Model, Normal, Sizes, Start
-from chorale_models.networks import plain, residual, separable
+from chorale_models.networks import plain, residual, separable, trees
 from chorale_models.parts import Loss, Regularizer
 from chorale_models.task import Task
 from chorale_models.tasks.classification import Classification
@@ -51,6 +51,7 @@ OWN = {
     "mobilenet": separable.mobilenet,
     "mobilenet_v2": separable.mobilenet_v2,
     "mobilenet_v2_relu": separable.mobilenet_v2_relu,
+    "trees": trees.trees,
 }
 
 GIVEN: dict[str, Model] = {}  # of this process alone, by what stands for a distribution: client/notebook.py
@@ -239,7 +240,7 @@ def _title(field: str, spec: PlugInSpec | GivenPartSpec) -> str:
 
 def options_of(spec: ModelSpec) -> dict[str, object]:
     """Keyword arguments of the function that builds the model."""
-    if spec.source is not None:
+    if spec.source is not None or spec.name == "trees":
         return dict(spec.options)
     own: dict[str, object] = {"norm": spec.norm}
     return own | ({"hidden": spec.hidden} if spec.name == "mlp" else {})

@@ -13,8 +13,9 @@ import numpy as np
 from chorale.spec.first_state import SEED_ALONE, Shape, first_state
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import MAX_STATE_BYTES
+from chorale.spec.training.trees_spec import room_of
 from chorale_models.model import Start
-from chorale_models.networks.shapes import HEAD, declared
+from chorale_models.networks.shapes import HEAD, declared, trees_shapes
 from crypto.errors import ConfigError
 from silo_agent.training.machine.entry_point import load_entry_point
 from strategies.base import MODEL, Array
@@ -35,6 +36,8 @@ def initial_state(
     Raises ConfigError as `build_model`, and if the model needs more than max_bytes.
     """
     shapes, starts = (_declared_shapes(spec), NO_STARTS) if is_declared(spec) else _by_torch(spec)
+    if spec.method.recipe.growth is not None:
+        starts = {name.removeprefix(BODY): 0.0 for name in shapes}
     needed = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
     if needed > max_bytes:
         raise ConfigError(f"model {spec.model.name}: expected at most {max_bytes} bytes, needs {needed}")
@@ -54,6 +57,8 @@ def is_declared(spec: JobSpec) -> bool:
 def _declared_shapes(spec: JobSpec) -> dict[str, Shape]:
     """As models/base.py's FederatedModel names them: the network's last layer is a head of its own."""
     network, recipe, sizes = spec.model, spec.method.recipe, spec.sizes
+    if recipe.growth is not None:
+        return {BODY + name: shape for name, shape in trees_shapes(sizes, **room_of(network)).items()}
     arrays = declared(network.name, sizes, norm=network.norm, hidden=network.hidden)
     outputs, width = arrays[f"{HEAD}weight"]
     found = {BODY + name: shape for name, shape in arrays.items() if not name.startswith(HEAD)}

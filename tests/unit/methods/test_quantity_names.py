@@ -74,6 +74,7 @@ DISCLOSED = {
         *("class_feature_sums", "class_feature_products"),
         *("column_counts", "column_sums", "column_squares", "category_counts"),
     },
+    Disclosure.BIN_STATISTIC: {"bin_gradients", "bin_hessians", "bin_records"},
     Disclosure.TRAINED_CLASS_STATISTIC: {"soft_labels", "feature_sums"},
     Disclosure.CELL: {"subgroup_records", "subgroup_correct"},
     Disclosure.DIAGNOSTIC: {CLIPPED},
@@ -86,6 +87,7 @@ def test_every_quantity_says_what_it_discloses() -> None:
         *(strategy_for(preset, {}) for preset in PRESETS),
         strategy_for("fedcsd", {"count_weighted": True, "logit_clip": 10.0}),
         strategy_for("fedavg", {}).standardizing(2, [3]),
+        strategy_for("trees", {}),
         strategy_for("fedavg", {}).tested_by(Partition(parts=2), 10),
         strategy_for("fedavg", {}).by_steps(TrainingSpec(learning_rate=0.1).step_optimizer(1.0, rounds=1)),
     ]

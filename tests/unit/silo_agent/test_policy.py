@@ -305,7 +305,8 @@ def test_what_nobody_has_classified_counts_as_a_class_statistic() -> None:
 @pytest.mark.parametrize("discloses", list(Disclosure))
 def test_a_policy_refuses_by_what_a_quantity_discloses(discloses: Disclosure) -> None:
     bare = Quantity(name="confusion", bound=1.0, discloses=discloses)
-    if discloses in (Disclosure.CLASS_STATISTIC, Disclosure.TRAINED_CLASS_STATISTIC):
+    by_class = (Disclosure.CLASS_STATISTIC, Disclosure.TRAINED_CLASS_STATISTIC, Disclosure.BIN_STATISTIC)
+    if discloses in by_class:
         refused("no class statistics", lambda: policy().check_quantities([bare]))
         policy().check_quantities([bare], is_private=True)
     elif discloses is Disclosure.CELL:

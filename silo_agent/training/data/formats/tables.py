@@ -33,6 +33,7 @@ from silo_agent.training.data.settings import DataSettings, SettingsFault
 from silo_agent.training.data.table.derived import day_of, stored_names
 from silo_agent.training.data.table.dialect import TableDialect
 from silo_agent.training.data.table.units import factor_of
+from strategies.phases.trees import MISSING_INPUT
 
 MISSING = frozenset({"", "?", "NA", "nan", "NaN"})
 COMMON = TableDialect()  # numbers of settings, and of tables that have types
@@ -205,9 +206,14 @@ def inputs_of(table: Table, settings: DataSettings, job: JobSpec) -> Features:
     for column in map(as_read, job.inputs):
         if column.categories is None:
             values_N = numbers_of(table, column, settings)
-            made = _standardized(np.where(np.isnan(values_N), column.fill, values_N), column)
+            is_missing_N = np.isnan(values_N)
+            made = _standardized(np.where(is_missing_N, column.fill, values_N), column)
         else:
-            made = _encoded(places_of(table, column, settings), column)
+            found_N = places_of(table, column, settings)
+            is_missing_N, made = found_N < 0, _encoded(found_N, column)
+        # what is computed is standardized later
+        if job.method.recipe.growth is not None and column.standardize is None and not column.is_one_hot:
+            made[is_missing_N] = MISSING_INPUT
         inputs_ND[:, start : start + column.width] = made
         start += column.width
     return inputs_ND if job.input_type == "float32" else _whole_inputs(table, inputs_ND)
