@@ -23,6 +23,8 @@ Floats: TypeAlias = NDArray[np.float64]
 LN_2_HIGH, LN_2_LOW = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
 LOG2_E = float.fromhex("0x1.71547652b82fep+0")
 EXPONENTIAL_TERMS = 14  # the next is below 2^-60 for half of ln 2
+ROOT_HALF = math.sqrt(0.5)
+LOGARITHM_TERMS = 11  # likewise, for the root of 2
 
 
 def total(value_N: Floats) -> Floats:
@@ -64,6 +66,21 @@ def exponential(value_N: Floats) -> Floats:
     for power in reversed(range(EXPONENTIAL_TERMS)):
         series_N = series_N * rest_N + 1.0 / math.factorial(power)
     return np.asarray(np.ldexp(series_N, whole_N.astype(np.int32)))
+
+
+def logarithm(value_N: Floats) -> Floats:
+    """The natural one of positive numbers, to a few units of the last place. Shapes: (...) -> (...).
+
+    v = 2^k m with m from half the root of 2 to the root, and ln m = 2 artanh((m - 1) / (m + 1)), a series.
+    """
+    part_N, exponent_N = np.frexp(value_N)
+    is_low_N = part_N < ROOT_HALF
+    part_N, exponent_N = np.where(is_low_N, 2.0 * part_N, part_N), exponent_N - is_low_N
+    ratio_N = (part_N - 1.0) / (part_N + 1.0)
+    series_N = np.full(ratio_N.shape, 1.0 / (2.0 * LOGARITHM_TERMS + 1.0))
+    for term in reversed(range(LOGARITHM_TERMS)):
+        series_N = series_N * (ratio_N * ratio_N) + 1.0 / (2.0 * term + 1.0)
+    return np.asarray(exponent_N * LN_2_HIGH + (exponent_N * LN_2_LOW + 2.0 * ratio_N * series_N))
 
 
 def product(left_NL: Floats, right_LC: Floats) -> Floats:

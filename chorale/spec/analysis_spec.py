@@ -26,6 +26,7 @@ from chorale.spec.state import state_digest, state_to_bytes
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Quantity
 from crypto.session.cohort import SMALLEST_FEDERATION, CohortRule
+from strategies.analysis.cox import numbers_of
 from strategies.analysis.design import design_of
 from strategies.analysis.method import FIRST_STATE, Analysis
 from strategies.analysis.partition import Partition, Tables
@@ -36,6 +37,7 @@ MOST_CELLS = 10_000
 LEAST_CELL = 10
 MOST_SMALLEST = 1_000_000
 MOST_PARAMETERS = 100  # two sums of 10,000 numbers
+MOST_NUMBERS = 100_000  # of a Cox model
 
 Show = Literal["mean", "median", "counts"]
 
@@ -243,9 +245,14 @@ class AnalysisSpec(SharedFields):
         places = {column.name: place for place, column in enumerate(self.columns)}
         partitions = tuple(column.partition for column in self.columns)
         if self.model is not None or self.survival is not None:
-            summed = self.model is not None
+            of_time = None if self.model is None or self.model.time is None else places.get(self.model.time)
             partitions = tuple(
-                replace(each, has_missing=False, has_mean=summed and each.is_ordered) for each in partitions
+                replace(
+                    each,
+                    has_missing=False,
+                    has_mean=self.model is not None and each.is_ordered and place != of_time,
+                )
+                for place, each in enumerate(partitions)
             )
         return Tables(
             partitions=partitions,
@@ -317,6 +324,8 @@ class AnalysisSpec(SharedFields):
             )
         if (parameters := len(design_of(tables))) > MOST_PARAMETERS:
             raise ValueError(f"model: expected at most {MOST_PARAMETERS} coefficients, got {parameters}")
+        if tables.time is not None and (numbers := numbers_of(tables)) > MOST_NUMBERS:
+            raise ValueError(f"model: expected at most {MOST_NUMBERS} sums a step, got {numbers}")
 
 
 @lru_cache(maxsize=1)

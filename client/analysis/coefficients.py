@@ -21,7 +21,7 @@ from client.analysis.parts import Part, published_parts
 from client.analysis.tails import above, above_f, beyond, reach
 from crypto.errors import ConfigError
 from strategies.analysis.design import NUMBER, Product, design_of, has_coefficient
-from strategies.analysis.model_state import COEFFICIENTS, COVARIANCE, MODEL_PARTS, ROBUST
+from strategies.analysis.model_state import COEFFICIENTS, COVARIANCE, MODEL_PARTS, ROBUST, TREND
 from strategies.analysis.partition import Family
 from strategies.base import Array, Arrays
 
@@ -31,9 +31,10 @@ INTERCEPT = "intercept"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """error: the model's, robust_error HC1; with errors by patient those, and the model's. against: the parts
-    that those of the term are compared with; empty of numbers alone. ratio: of odds or rates, with the ends
-    of its interval; empty of a linear model, and of the intercept."""
+    """error: the model's, robust_error HC1; with errors by patient those, and the model's; NaN of Cox's.
+    against: the parts that those of the term are compared with; empty of numbers alone. ratio: of odds, rates
+    or hazards, with the ends of its interval; empty of a linear model, and of the intercept. trend: of a Cox
+    model, chi-squared of a change with time."""
 
     term: str
     against: str
@@ -46,6 +47,7 @@ class Coefficient:
     low: float
     high: float
     ratio: tuple[float, ...]
+    trend: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +94,11 @@ def coefficients_in(
     size, has_P = len(design), has_coefficient(design, parts_of)
     units_PP = _in_units(spec, design)
     estimate_P = units_PP @ array_in(state, COEFFICIENTS, (size,), np.float64)
+    is_cox = spec.model.family is Family.COX
+    covariance_PP = array_in(state, COVARIANCE, (size, size), np.float64)
+    robust_PP = covariance_PP if is_cox else array_in(state, ROBUST, (size, size), np.float64)
     variance_P, robust_P = (
-        np.diagonal(units_PP @ array_in(state, name, (size, size), np.float64) @ units_PP.T)
-        for name in (COVARIANCE, ROBUST)
+        np.diagonal(units_PP @ each_PP @ units_PP.T) for each_PP in (covariance_PP, robust_PP)
     )
     if not ((variance_P > 0) & (robust_P >= 0))[has_P].all():
         raise ConfigError(f"{COVARIANCE}, {ROBUST}: expected no variance below 0")
@@ -103,6 +107,9 @@ def coefficients_in(
         if not (variance_P > 0)[has_P].all():
             raise ConfigError(f"{ROBUST}: expected variances above 0")
     error_P, robust_P = np.sqrt(np.abs(variance_P)), np.sqrt(np.abs(robust_P))
+    if is_cox:
+        robust_P = np.full(size, np.nan)
+        change_P = units_PP @ covariance_PP @ array_in(state, TREND, (size,), np.float64)
     edges = next(column.edges for column in spec.columns if column.name == spec.model.outcome)
     if spec.model.family is Family.LINEAR:
         assert edges is not None
@@ -137,6 +144,7 @@ def coefficients_in(
                 low=ends[1],
                 high=ends[2],
                 ratio=tuple(_exponential(end) for end in ends) if has_ratio else (),
+                trend=float(change_P[place] / error) ** 2 if is_cox else None,
             )
         )
     return tuple(found)
@@ -200,7 +208,9 @@ def _in_units(spec: AnalysisSpec, design: Sequence[Product]) -> Floats:
                     assert edges is not None
                     half = (edges[-1] - edges[0]) / 2.0
                     share *= (-(edges[0] + half) if (column, NUMBER) in left_out else 1.0) / half
-                units_PP[place_of[frozenset(factors).difference(left_out)], place] += share
+                # a Cox model has no intercept that it would go into
+                if (into := place_of.get(frozenset(factors).difference(left_out))) is not None:
+                    units_PP[into, place] += share
     return units_PP
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from chorale.results import library
 from chorale.spec.analyses.regression_spec import RegressionSpec
 from chorale.spec.analysis_spec import AnalysisSpec
 from client.analysis.coefficients import (
@@ -20,17 +21,33 @@ from client.analysis.coefficients import (
     joint_tests,
     model_parts_in,
 )
+from client.analysis.parts import published_parts
 from client.analysis.records import Record
 from client.analysis.tables import Line, Table, short
+from client.analysis.tails import above
 from client.analysis.text import markdown, plain_text
 from crypto.errors import ConfigError
 from strategies.analysis.counts import PART_COUNTS, ROW_COUNTS
 from strategies.analysis.design import design_of, has_coefficient
-from strategies.analysis.model_state import COVARIANCE, ITERATIONS, LIKELIHOOD, SQUARES, Status, status_in
-from strategies.analysis.partition import Family
+from strategies.analysis.model_state import (
+    COEFFICIENTS,
+    COVARIANCE,
+    ITERATIONS,
+    LIKELIHOOD,
+    MODEL_PARTS,
+    NULL_LIKELIHOOD,
+    SQUARES,
+    TREND,
+    Status,
+    status_in,
+)
+from strategies.analysis.partition import Family, Trend
 from strategies.base import Arrays
 
-RATIOS = {Family.LOGISTIC: "odds ratio", Family.POISSON: "rate ratio"}
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+RATIOS = {Family.LOGISTIC: "odds ratio", Family.POISSON: "rate ratio", Family.COX: "hazard ratio"}
 NOT_CONVERGED = "It did not converge in {steps} steps: its coefficients are not those of the best fit."
 WHY = {
     Status.RUNNING: "The model is not fitted yet.",
@@ -45,9 +62,18 @@ WHY = {
     "narrower than a standard deviation help.",
     Status.COLLINEAR: "Withheld: a column of the model follows from the others.",
 }
+WITHOUT_BINS = (
+    "Withheld: no two bins of time are left of which each cell with {outcome} and the columns with "
+    "categories holds {least} records, or no term is."
+)
+BINNED = (
+    "Cox model of pooled records with times binned alike ({ties}): those who end in a bin are at risk in "
+)
+BINNED += "all of it. Bins of {time}: {bins}."
+TREND_OF = "Its chi-squared is that of a coefficient that changes with the {trend} of the bin."
 MERGED = "Merged: a part or a cell of the model's columns with categories holds fewer than {least} records."
 AGAINST = "Against {against}."
-WHOLE = "Whole model against the intercept alone"
+WHOLE = "Whole model against none of its terms"
 LEFT_OUT = "{name} has no coefficient: its parts are merged into one."
 BY_PATIENT = (
     "SE, p and interval allow for what records of one patient have in common (cluster-robust), by {by}. "
@@ -62,7 +88,7 @@ class FittedModel:
     errors are normal. residual: standard deviation of a linear model's residuals, in the outcome's unit.
     log_likelihood: None of a Poisson model, whose constant tells how many records have each outcome. tests:
     where it converged, of terms with several coefficients, then of the whole model. left_out: columns of
-    which one part is left."""
+    which one part is left. bins: of a Cox model's time."""
 
     spec: AnalysisSpec
     model: RegressionSpec
@@ -75,6 +101,7 @@ class FittedModel:
     log_likelihood: float | None
     tests: tuple[JointTest, ...]
     left_out: tuple[str, ...]
+    bins: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, spec: AnalysisSpec, state: Arrays) -> Self:
@@ -90,6 +117,8 @@ class FittedModel:
             status = Status.RUNNING  # steps may have converged
         elif not status.is_withheld:
             coefficients = coefficients_in(spec, state, parts_of, freedom=None)
+            if not coefficients:
+                raise ConfigError(f"{MODEL_PARTS}: expected a coefficient of a model that is fitted")
             left = records - len(coefficients)
             if left < 1:
                 raise ConfigError(f"{ROW_COUNTS}: expected more records than coefficients, got {records}")
@@ -99,15 +128,19 @@ class FittedModel:
                 residual = _residual(spec, state, left)
                 squares = residual * residual * left
                 likelihood = -records / 2.0 * (math.log(2.0 * math.pi * squares / records) + 1.0)
-            elif family is Family.LOGISTIC:
+            elif family in (Family.LOGISTIC, Family.COX):
                 likelihood = float(array_in(state, LIKELIHOOD, (), np.float64))
             if status is Status.CONVERGED:
                 tests = tuple(joint_tests(spec, state, parts_of, freedom=freedom))
-                if spec.model.compares_likelihoods and len(coefficients) > 1:
+                if family is Family.COX:
+                    tests = (*tests, *_tests(spec, state, parts_of))
+                elif spec.model.compares_likelihoods and len(coefficients) > 1:
                     ratio = _likelihood_ratio(spec, state, records)
                     name, count = "likelihood ratio chi-squared", len(coefficients) - 1
                     tests = (*tests, chi_squared_test("", name, ratio, count))
-        names = {place: spec.columns[place].name for place in parts_of}
+        time = spec.tables.time
+        bins = () if time is None else published_parts(spec.columns[time], parts_of[time])
+        names = {place: spec.columns[place].name for place in parts_of if place != time}
         return cls(
             spec=spec,
             model=spec.model,
@@ -119,7 +152,8 @@ class FittedModel:
             residual=residual,
             log_likelihood=likelihood,
             tests=tests,
-            left_out=tuple(names[place] for place, parts in parts_of.items() if max(parts) == 0),
+            left_out=tuple(names[place] for place in names if max(parts_of[place]) == 0),
+            bins=tuple(part.label for part in bins),
         )
 
     @property
@@ -135,26 +169,33 @@ class FittedModel:
     @property
     def in_words(self) -> str:
         """How it ended where it is not as it should be; else empty."""
-        return WHY.get(self.status, "").format(steps=self.steps, least=self.spec.min_cell)
+        is_binned = self.model.time is not None and self.status is Status.SMALL_CELLS
+        why = WITHOUT_BINS if is_binned else WHY.get(self.status, "")
+        return why.format(steps=self.steps, least=self.spec.min_cell, outcome=self.model.outcome)
 
     def table(self) -> Table:
         """As journals print it."""
         ratio = RATIOS.get(self.model.family)
-        heads = ["coefficient", "95 % interval", "SE", f"SE ({self._other})", self._statistic, "p"]
+        is_cox = self.model.family is Family.COX
+        robust = [] if is_cox else [f"SE ({self._other})"]
+        heads = ["coefficient", "95 % interval", "SE", *robust, self._statistic, "p"]
         numbers: dict[str, int] = {}
         lines = []
         for each in self.coefficients:
             notes = [AGAINST.format(against=each.against)] if each.against else []
             notes += [MERGED.format(least=self.spec.min_cell)] if each.is_merged else []
             cells = [_digits(each.estimate), f"{_digits(each.low)} to {_digits(each.high)}"]
-            cells += [_digits(each.error), _digits(each.robust_error), f"{each.statistic:.2f}", _of_p(each.p)]
+            cells += [_digits(each.error), *([] if is_cox else [_digits(each.robust_error)])]
+            cells += [f"{each.statistic:.2f}", _of_p(each.p)]
             if ratio is not None:
                 cells.append(_of_ratio(each.ratio))
+            if each.trend is not None:
+                cells.append(f"{each.trend:.2f} (p {_of_p(above(each.trend, 1))})")
             marks = tuple(numbers.setdefault(note, len(numbers) + 1) for note in notes)
             lines.append(Line(label=each.term, level=1, cells=tuple(cells), notes=marks))
         return Table(
             title=self.title,
-            heads=tuple([*heads, f"{ratio} (95 % interval)"] if ratio else heads),
+            heads=(*heads, *([f"{ratio} (95 % interval)"] if ratio else []), *(["change"] if is_cox else [])),
             lines=tuple(lines),
             notes=(*numbers, *self._notes()),
         )
@@ -179,6 +220,9 @@ class FittedModel:
                 self._statistic: each.statistic,
                 "p": each.p,
             }
+            if each.trend is not None:
+                del figures["standard error (HC1)"]
+                figures |= {"change, chi-squared": each.trend, "change, p": above(each.trend, 1)}
             if each.ratio:
                 ratio = RATIOS[self.model.family]
                 names = (ratio, f"{ratio}, lower end", f"{ratio}, upper end")
@@ -216,6 +260,29 @@ class FittedModel:
         """Which errors stand beside the first ones."""
         return "HC1" if self.model.errors == "record" else "model"
 
+    def summary(self) -> DataFrame:
+        """Of a model with ratios, a row a term, as lifelines' `CoxPHFitter.summary`. Raises ConfigError
+        without the extra `notebook`."""
+        pandas = library("pandas", "a summary")
+        rows = [each for each in self.coefficients if each.ratio]
+        frame: DataFrame = pandas.DataFrame(
+            {
+                "coef": [each.estimate for each in rows],
+                "exp(coef)": [each.ratio[0] for each in rows],
+                "se(coef)": [each.error for each in rows],
+                "coef lower 95%": [each.low for each in rows],
+                "coef upper 95%": [each.high for each in rows],
+                "exp(coef) lower 95%": [each.ratio[1] for each in rows],
+                "exp(coef) upper 95%": [each.ratio[2] for each in rows],
+                "cmp to": [0.0] * len(rows),
+                "z": [each.statistic for each in rows],
+                "p": [each.p for each in rows],
+                "-log2(p)": [-math.log2(each.p) if each.p else math.inf for each in rows],
+            },
+            index=pandas.Index([each.term for each in rows], name="covariate"),
+        )
+        return frame
+
     @property
     def _statistic(self) -> str:
         return "z" if self.freedom is None else "t"
@@ -237,7 +304,11 @@ class FittedModel:
 
     def _notes(self) -> Iterator[str]:
         yield from self._ended
-        if self.coefficients:
+        if self.coefficients and self.model.time is not None:
+            bins = "; ".join(self.bins)
+            yield BINNED.format(ties=self.model.ties.capitalize(), time=self.model.time, bins=bins)
+            yield TREND_OF.format(trend="mean rank" if self.model.trend is Trend.RANK else "place")
+        elif self.coefficients:
             freedom = f"Student's t with {self.freedom} degrees of freedom"
             errors = ERRORS if self.model.errors == "record" else BY_PATIENT
             yield errors.format(by="the normal distribution" if self.freedom is None else freedom)
@@ -251,6 +322,25 @@ class FittedModel:
             said = f"{test.figure} ({within}) {test.statistic:.2f}, p {_of_p(test.p)}"
             yield f"{test.term or WHOLE}: {said}."
         yield from (LEFT_OUT.format(name=name) for name in self.left_out)
+
+
+def _tests(spec: AnalysisSpec, state: Arrays, parts_of: Mapping[int, Sequence[int]]) -> Iterator[JointTest]:
+    """Of all coefficients of a Cox model. Raises ConfigError for a covariance that is none."""
+    used = np.flatnonzero(has_coefficient(design_of(spec.tables), parts_of))
+    size = len(design_of(spec.tables))
+    covariance = array_in(state, COVARIANCE, (size, size), np.float64)[np.ix_(used, used)]
+    beta, trend = (array_in(state, name, (size,), np.float64)[used] for name in (COEFFICIENTS, TREND))
+    best, null = (float(array_in(state, name, (), np.float64)) for name in (LIKELIHOOD, NULL_LIKELIHOOD))
+    try:
+        wald = float(beta @ np.linalg.solve(covariance, beta))
+    except np.linalg.LinAlgError:
+        raise ConfigError(f"{COVARIANCE}: expected one that has an inverse") from None
+    for name, statistic in (
+        ("likelihood ratio chi-squared", 2.0 * (best - null)),
+        ("Wald chi-squared", wald),
+        ("change with time chi-squared", float(trend @ covariance @ trend)),
+    ):
+        yield chi_squared_test("", name, statistic, len(used))
 
 
 def _residual(spec: AnalysisSpec, state: Arrays, freedom: int) -> float:

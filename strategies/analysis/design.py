@@ -1,4 +1,4 @@
-"""Columns of a model's design: an intercept, then a term after the other.
+"""Columns of a model's design: an intercept but of a Cox model, then a term after the other.
 
 Of a product of columns each combination has one: a number counts as its z, and of the parts of a column with
 categories each but the first by 0 or 1. How many there are follows from the declared parts; those of parts
@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.analysis.partition import Tables
+from strategies.analysis.partition import Family, Tables
 
 NUMBER = 0  # in place of a part
 Factor = tuple[int, int]  # place of a column, and NUMBER or its published part, from 1 on
@@ -25,7 +25,7 @@ Product = tuple[Factor, ...]  # () of the intercept
 def design_of(tables: Tables) -> tuple[Product, ...]:
     """(P,), of a job with a model."""
     assert tables.model is not None
-    found: list[Product] = [()]
+    found: list[Product] = [] if tables.model.family is Family.COX else [()]
     for term in tables.model.terms:
         levels = [
             [NUMBER] if tables.partitions[place].is_ordered else range(1, tables.partitions[place].size)

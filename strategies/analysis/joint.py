@@ -44,28 +44,38 @@ def model_parts(
 ) -> PartsOf | None:
     """The first parts, from the finest on, of which each joint cell holds enough; None where there are none.
 
-    finest, counts: of each factor by itself. The outcome is never merged: it has two parts, or no model.
+    finest, counts: of each factor by itself. The outcome is never merged: it has two parts, or no model. Bins
+    of time come last, of the parts that the other factors have in one bin; with one there is no model.
     """
-    for parts_of in _steps(tables, finest, counts):
-        row_J = joint_rows(tables, parts_of)
-        held = np.zeros(int(row_J.max()) + 1, np.int64)
-        np.add.at(held, row_J, count_J)
-        if (held >= tables.min_cell).all():
-            return parts_of
-    return None
+    in_one = {} if tables.time is None else {tables.time: [0] * len(finest[tables.time])}
+    steps = ({**parts_of, **in_one} for parts_of in _steps(tables, finest, counts))
+    found = next((each for each in steps if _is_filled(tables, count_J, each)), None)
+    if found is None or tables.time is None:
+        return found
+    chain = coarser_parts(finest[tables.time], counts[tables.time], is_ordered=True, missing=None)
+    binned = ({**found, tables.time: bins} for bins in chain if max(bins) > 0)
+    return next((each for each in binned if _is_filled(tables, count_J, each)), None)
+
+
+def _is_filled(tables: Tables, count_J: Array, parts_of: PartsOf) -> bool:
+    row_J = joint_rows(tables, parts_of)
+    held = np.zeros(int(row_J.max()) + 1, np.int64)
+    np.add.at(held, row_J, count_J)
+    return bool((held >= tables.min_cell).all())
 
 
 def _steps(tables: Tables, finest: PartsOf, counts: Mapping[int, Sequence[int]]) -> Iterator[PartsOf]:
-    """The smallest part of all factors joins another of its column; of equally small ones that of the first
-    column."""
+    """The smallest part of all factors but time joins another of its column; of equally small ones that of
+    the first column."""
     chains = {
         place: coarser_parts(finest[place], counts[place], is_ordered=False, missing=None)
         for place in tables.factors
+        if place != tables.time
     }
     present = {place: next(chain) for place, chain in chains.items()}
     while True:
         yield dict(present)
-        left = [place for place in tables.factors if max(present[place]) > 0]
+        left = [place for place in chains if max(present[place]) > 0]
         if not left:
             return
         place = min(left, key=lambda each: _smallest(finest[each], counts[each], present[each]))

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from crypto.errors import ConfigError
 from strategies.analysis.design import design_of, has_coefficient
-from strategies.analysis.joint import PartsOf, model_parts
-from strategies.analysis.partition import Tables
+from strategies.analysis.joint import PartsOf, margins, model_parts
+from strategies.analysis.partition import Family, Tables
 from strategies.base import Array, Arrays
 
 STATUS = "method/model_status"  # () uint8, of Status
@@ -25,13 +25,17 @@ ITERATIONS = "method/model_iterations"  # () int64: steps taken so far
 PREVIOUS = "method/model_previous"  # (P,) float64: where the last step began
 LIKELIHOOD = "method/model_likelihood"  # () float64: there, and at the coefficients in the end
 DECREMENT = "method/model_decrement"  # () float64: the last step's squared length in standard errors
+NULL_LIKELIHOOD = "method/model_null_likelihood"  # () float64, of a Cox model, without any term: stays
 # in the end
 COVARIANCE = "method/model_covariance"  # (P, P) float64, of the coefficients of z
-ROBUST = "method/model_robust"  # (P, P) float64, likewise: HC1, or by patient
+ROBUST = "method/model_robust"  # (P, P) float64, likewise: HC1, or by patient; not of a Cox model
 SQUARES = "method/model_squares"  # () float64, of a linear model: of the residuals, in z of the outcome
 
-PARAMETER_SHARE = 3  # records of each parameter at least
-LEAST_FREEDOM = 10  # more records than parameters
+# of a Cox model (P,) float64: the score for coefficients that change with time, in roots of its scale
+TREND = "method/model_trend"
+
+PARAMETER_SHARE = 3  # records, of a Cox model events, of each parameter at least
+LEAST_FREEDOM = 10  # more of them than parameters
 
 
 class Status(IntEnum):
@@ -41,7 +45,7 @@ class Status(IntEnum):
     CONVERGED = 1
     NOT_CONVERGED = 2
     SEPARATED = 3  # perhaps: some coefficients grow from step to step, while the fit hardly changes
-    SMALL_CELLS = 4  # the outcome has a small part
+    SMALL_CELLS = 4  # the outcome has a small part, or of a Cox model a bin, or no term is left
     MANY_PARAMETERS = 5
     DOMINATED = 6  # a value may stand out of its column, or of a joint cell
     COLLINEAR = 7
@@ -87,8 +91,11 @@ def model_begun(
     parts_of = (
         {place: [0] * tables.partitions[place].size for place in tables.factors} if found is None else found
     )
-    status = Status.SMALL_CELLS if found is None else Status.RUNNING
     parameters = int(np.count_nonzero(has_coefficient(design, parts_of)))
+    status = Status.SMALL_CELLS if found is None or not parameters else Status.RUNNING
+    assert tables.model is not None
+    if tables.model.family is Family.COX:
+        records = int(margins(tables, count_J)[tables.model.outcome][1])
     if status is Status.RUNNING and not bears(records, parameters):
         status = Status.MANY_PARAMETERS
     state: dict[str, Array] = {

@@ -35,6 +35,21 @@ class Family(StrEnum):
     LINEAR = "linear"
     LOGISTIC = "logistic"
     POISSON = "poisson"
+    COX = "cox"  # proportional hazards, without an intercept
+
+
+class Ties(StrEnum):
+    """Of a Cox model: events of one bin of time."""
+
+    EFRON = "efron"
+    BRESLOW = "breslow"
+
+
+class Trend(StrEnum):
+    """With what of a bin hazards may come to differ: its place, or the mean rank of its events."""
+
+    IDENTITY = "identity"
+    RANK = "rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +57,18 @@ class Model:
     """A regression beside the tables. outcome: place of its column. terms: each a product of the columns at
     these places; an intercept stands before them. It is about the records without any missing value.
     by_patient: whether errors allow for what records of one patient have in common. offset: place of the
-    exposure of a Poisson model, whose logarithm adds to its predictor."""
+    exposure of a Poisson model, whose logarithm adds to its predictor. The others are of a Cox model: places
+    of its time, and of columns by whose parts it has a baseline each."""
 
     outcome: int
     family: Family
     terms: tuple[tuple[int, ...], ...]
     by_patient: bool = False
     offset: int | None = None
+    time: int | None = None
+    strata: tuple[int, ...] = ()
+    ties: Ties = Ties.EFRON
+    trend: Trend = Trend.RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,24 +131,29 @@ class Tables:
     def joint(self) -> tuple[int, ...]:
         """Places of a model's columns that have one joint table, the last of them running fastest: those with
         categories, and the outcome but of a linear model. Of a Poisson model it counts as two parts, the
-        lowest and the others: were it 0 in all but a few records of a cell, its sum would tell of these. All
-        of a survival curve's."""
+        lowest and the others: were it 0 in all but a few records of a cell, its sum would tell of these. The
+        time of a Cox model is one of them. All of a survival curve's."""
         if self.survival is not None:
             return self.survival.columns
         return tuple(
             place
             for place, each in enumerate(self.partitions)
-            if not each.is_ordered or (self._is_outcome(place) and self._is_poisson)
+            if not each.is_ordered or place == self.time or (self._is_outcome(place) and self._is_poisson)
         )
 
     @property
     def factors(self) -> tuple[int, ...]:
-        """Those of the joint table that are terms."""
+        """Those of the joint table that are merged: all but the outcome."""
         return tuple(place for place in self.joint if not self._is_outcome(place))
 
     @property
     def joint_shape(self) -> tuple[int, ...]:
         return tuple(2 if self._is_outcome(place) else self.partitions[place].size for place in self.joint)
+
+    @property
+    def time(self) -> int | None:
+        """Place of a Cox model's time."""
+        return None if self.model is None else self.model.time
 
     @property
     def _is_poisson(self) -> bool:

@@ -1,4 +1,4 @@
-"""A generalized linear model by Newton's steps: linear, logistic or Poisson regression over all records.
+"""A model by Newton's steps: linear, logistic, Poisson or Cox regression over all records.
 
 Each round sums, at the state's coefficients, the information X'WX and the gradient of the log-likelihood; the
 step follows from them, and is halved where the log-likelihood fell. After the rounds a last sum, at the final
@@ -9,14 +9,14 @@ generalized linear models", 1986), and the sums of their fourth powers say wheth
 
 Columns are z, from -1 to 1. A Poisson outcome counts in units of its highest edge, so that no sum exceeds the
 number of records by more than a few times; its first step is from the outcomes themselves (McCullagh and
-Nelder, "Generalized Linear Models", 1989, 2.5), for from zeros it takes ten.
+Nelder, "Generalized Linear Models", 1989, 2.5), for from zeros it takes ten. Of a Cox model information and
+gradient follow from other sums (cox.py), and there is no HC1.
 
 P = columns of the design.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.analysis.counts import IMPLAUSIBLE, ROW_COUNTS
+from strategies.analysis.cox import cox_fit, cox_quantities
 from strategies.analysis.design import design_of
 from strategies.analysis.model_state import (
     COEFFICIENTS,
@@ -31,14 +32,24 @@ from strategies.analysis.model_state import (
     DECREMENT,
     ITERATIONS,
     LIKELIHOOD,
+    NULL_LIKELIHOOD,
     PREVIOUS,
     ROBUST,
     SQUARES,
+    TREND,
     Status,
     bears,
     status_in,
     used_in,
     with_status,
+)
+from strategies.analysis.model_sums import (
+    BEYOND,
+    Fit,
+    beyond_quantity,
+    is_of_squares,
+    model_quantity,
+    rounding_error,
 )
 from strategies.analysis.partition import Family, Tables
 from strategies.analysis.values import SHARE
@@ -47,14 +58,13 @@ from strategies.exact import cholesky, product, solved
 
 MODEL, MODEL_FIT = "analysis-model", "analysis-model-fit"
 INFORMATION, GRADIENT, LIKELIHOODS = "model_information", "model_gradient", "model_likelihoods"
-BEYOND, OUTER = "model_beyond", "model_outer_products"
+OUTER = "model_outer_products"
 FOURTH, PATIENTS = "model_fourth_powers", "model_patients"
 
 CONVERGED_AT = 1e-8  # squared length in standard errors: the step after it is one of 1e-8 errors
 STEADY = 1e-3  # of the largest coefficient: a step of a separated model is longer
 COLLINEAR_AT = 1e-9  # what the other columns leave of a column, as a share
 ROUNDED = 1e-11  # of a log-likelihood
-NOISY = 4.0  # deviations of rounding
 PLAUSIBLE_AT = 1e-12  # of a bound: sums of products are rounded by silos, too
 LN_8 = 2.0794415416798357
 REACH = 8.0  # of a patient's sum of gradients, which bounds what is summed; beyond it the model is withheld
@@ -89,7 +99,7 @@ class ModelPhase:
     kind: str = MODEL
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        """Shapes: (P, P), (P,), () and ()."""
+        """Shapes: (P, P), (P,), () and (), or those of a Cox model."""
         return _quantities(self.tables, context)
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
@@ -98,29 +108,31 @@ class ModelPhase:
         state = context.state
         if status_in(state) is not Status.RUNNING:
             return PhaseResult(state=state)
-        if not _is_plausible(self.quantities(context), sums, context.members):
+        fit = _fit(self.tables, self.quantities(context), context, sums)
+        if fit is None:
             return PhaseResult(state=None, reason=IMPLAUSIBLE)
         taken = int(state[ITERATIONS])
         present_P, before_P = state[COEFFICIENTS], state[PREVIOUS]
-        likelihood = float(sums[LIKELIHOODS])
         least = float(state[LIKELIHOOD])
-        least -= ROUNDED * (1.0 + abs(least)) + _error(self.quantities(context)[2], context.members)
+        least -= ROUNDED * (1.0 + abs(least)) + fit.likelihood_error
         state = {**state, ITERATIONS: np.array(taken + 1, np.int64)}
-        if taken and (int(sums[BEYOND]) > 0 or likelihood < least):
+        if taken and (fit.is_beyond or fit.likelihood < least):
             return PhaseResult(state={**state, COEFFICIENTS: before_P + (present_P - before_P) / 2.0})
+        if taken == 0 and fit.trend_P is not None:
+            state[NULL_LIKELIHOOD] = np.array(fit.likelihood)
         used_P = used_in(self.tables, state)
-        inverse_PP = _inverse(sums[INFORMATION], used_P, _error(self.quantities(context)[0], context.members))
+        inverse_PP = _inverse(fit.information_PP, used_P, fit.information_error)
         if inverse_PP is None:
             return PhaseResult(state=with_status(state, Status.SEPARATED if taken else Status.COLLINEAR))
-        gradient_P = np.where(used_P, sums[GRADIENT], 0.0)
+        gradient_P = np.where(used_P, fit.gradient_P, 0.0)
         step_P = product(inverse_PP, gradient_P[:, None])[:, 0]
-        decrement = _decrement(self.tables, state, gradient_P, step_P, likelihood, used_P)
+        decrement = _decrement(self.tables, state, gradient_P, step_P, fit.likelihood, used_P)
         after_P = present_P + step_P
         state = {
             **state,
             PREVIOUS: present_P,
             COEFFICIENTS: after_P,
-            LIKELIHOOD: np.array(likelihood),
+            LIKELIHOOD: np.array(fit.likelihood),
             DECREMENT: np.array(decrement),
         }
         if taken and _is_last(decrement, step_P, after_P):
@@ -139,13 +151,16 @@ class ModelFitPhase:
     kind: str = MODEL_FIT
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
-        """Shapes: as of a step, and (P, P); by patient (P,) and (2,): all, and those beyond REACH."""
-        size, residual = len(design_of(self.tables)), _bounds(self.tables).residual
+        """Shapes: as of a step, and (P, P); by patient (P,) and (2,): all, and those beyond REACH. Of a
+        Cox model those of a step alone."""
         found = _quantities(self.tables, context)
+        if _family(self.tables) is Family.COX:
+            return found
+        size, residual = len(design_of(self.tables)), BOUNDS[_family(self.tables)].residual
         if not _by_patient(self.tables):
-            return (*found, _quantity(OUTER, (size, size), residual * residual, context))
+            return (*found, model_quantity(OUTER, (size, size), residual * residual, context))
         # squares of sums are at most REACH times the sums, which are at most those of the residuals
-        fourth = _quantity(FOURTH, (size,), REACH * REACH * REACH * residual, context)
+        fourth = model_quantity(FOURTH, (size,), REACH * REACH * REACH * residual, context)
         count = Quantity(
             name=PATIENTS,
             shape=(2,),
@@ -154,7 +169,7 @@ class ModelFitPhase:
             is_tagged=True,
             discloses=Disclosure.CELL,
         )
-        return (*found, _quantity(OUTER, (size, size), REACH * residual, context), fourth, count)
+        return (*found, model_quantity(OUTER, (size, size), REACH * residual, context), fourth, count)
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write covariances, and how the fit ended. Nothing of sums that no records give."""
@@ -163,29 +178,34 @@ class ModelFitPhase:
         if status.is_withheld:
             return PhaseResult(state={**state, COEFFICIENTS: np.zeros(len(before_P))})
         quantities = self.quantities(context)
-        if not _is_plausible(quantities, sums, context.members):
+        fit = _fit(self.tables, quantities, context, sums)
+        if fit is None:
             return PhaseResult(state=None, reason=IMPLAUSIBLE)
         used_P = used_in(self.tables, state)
-        inverse_PP = _inverse(sums[INFORMATION], used_P, _error(self.quantities(context)[0], context.members))
+        inverse_PP = _inverse(fit.information_PP, used_P, fit.information_error)
         if inverse_PP is None:
             return PhaseResult(state=with_status(state, Status.SEPARATED))
-        likelihood, present_P = float(sums[LIKELIHOODS]), state[COEFFICIENTS]
+        likelihood, present_P = fit.likelihood, state[COEFFICIENTS]
         if status is Status.RUNNING:
-            gradient_P = np.where(used_P, sums[GRADIENT], 0.0)
+            gradient_P = np.where(used_P, fit.gradient_P, 0.0)
             step_P = product(inverse_PP, gradient_P[:, None])[:, 0]
             now = _decrement(self.tables, state, gradient_P, step_P, likelihood, used_P)
             status = Status.NOT_CONVERGED
-            if int(sums[BEYOND]) == 0 and _is_last(now, step_P, present_P):
+            if not fit.is_beyond and _is_last(now, step_P, present_P):
                 status = Status.CONVERGED
             elif SLOW * last < now < 1.0:
                 status = Status.SEPARATED
+        if fit.trend_P is not None:
+            state |= {LIKELIHOOD: np.array(likelihood), COVARIANCE: inverse_PP}
+            state[TREND] = np.where(used_P, fit.trend_P, 0.0)
+            return PhaseResult(state=with_status(state, status))
         records = float(state[ROW_COUNTS][0])
         freedom = records - float(np.count_nonzero(used_P))
         model, variance = self.tables.model, 1.0
         assert model is not None
         if model.family is Family.LINEAR:
             # of an exact fit there are none but for rounding
-            squares = max(-2.0 * likelihood, _error(self.quantities(context)[2], context.members))
+            squares = max(-2.0 * likelihood, fit.likelihood_error)
             state[SQUARES] = np.array(squares)
             variance = squares / freedom
         elif model.family is Family.POISSON:
@@ -194,7 +214,7 @@ class ModelFitPhase:
         correction = records / freedom
         if _by_patient(self.tables):
             patients, large = (int(each) for each in sums[PATIENTS])
-            fourth_P = sums[FOURTH] + _error(quantities[-2], context.members)
+            fourth_P = sums[FOURTH] + rounding_error(quantities[-2], context.members)
             if not 0 <= large <= patients <= records:
                 return PhaseResult(state=None, reason=IMPLAUSIBLE)
             withheld = None
@@ -234,58 +254,50 @@ def _has_large_patient(square_U: FloatArray, fourth_U: FloatArray) -> bool:
     return not (is_of_many_U & (square_U > 0.0)).all()
 
 
-def _bounds(tables: Tables) -> Bounds:
+def _family(tables: Tables) -> Family:
     assert tables.model is not None
-    return BOUNDS[tables.model.family]
-
-
-def _quantity(name: str, shape: tuple[int, ...], bound: float, context: PhaseContext) -> Quantity:
-    """bound: of a record; a silo has at most twice as many as all counted."""
-    return Quantity(
-        name=name,
-        shape=shape,
-        bound=2.0 * bound * total_of(context.state),
-        is_tagged=True,
-        discloses=Disclosure.CELL,
-    )
+    return tables.model.family
 
 
 def _quantities(tables: Tables, context: PhaseContext) -> tuple[Quantity, ...]:
-    size, bounds = len(design_of(tables)), _bounds(tables)
+    if _family(tables) is Family.COX:
+        return cox_quantities(tables, context)
+    size, bounds = len(design_of(tables)), BOUNDS[_family(tables)]
     return (
-        _quantity(INFORMATION, (size, size), bounds.weight, context),
-        _quantity(GRADIENT, (size,), bounds.residual, context),
-        _quantity(LIKELIHOODS, (), bounds.likelihood, context),
-        Quantity(name=BEYOND, bound=1.0, is_count=True, is_tagged=True, discloses=Disclosure.CELL),
+        model_quantity(INFORMATION, (size, size), bounds.weight, context),
+        model_quantity(GRADIENT, (size,), bounds.residual, context),
+        model_quantity(LIKELIHOODS, (), bounds.likelihood, context),
+        beyond_quantity(),
     )
 
 
-def _error(quantity: Quantity, members: int) -> float:
-    """Of a sum, by rounding."""
-    return NOISY * math.sqrt(members) / quantity.scale(members)
-
-
-def _is_plausible(quantities: Sequence[Quantity], sums: Mapping[str, Array], members: int) -> bool:
-    """Whether matrices are those of squares, and no log-likelihood is above 0: a Poisson outcome is at most 1
-    here. A silo can send others, with which no variance would be one."""
+def _fit(
+    tables: Tables, quantities: Sequence[Quantity], context: PhaseContext, sums: Mapping[str, Array]
+) -> Fit | None:
+    """None of sums that no records give: matrices are those of squares, and no log-likelihood is above 0, as
+    a Poisson outcome is at most 1 here. A silo can send others, with which no variance would be one."""
+    if _family(tables) is Family.COX:
+        return cox_fit(tables, quantities, context, sums)
     for each in quantities:
-        room = PLAUSIBLE_AT * each.bound + _error(each, members)
+        room = PLAUSIBLE_AT * each.bound + rounding_error(each, context.members)
         if each.name == LIKELIHOODS and float(sums[each.name]) > room:
-            return False
-        if len(each.shape) == 2:
-            sum_PP = np.asarray(sums[each.name], np.float64)
-            if float(np.abs(sum_PP - sum_PP.T).max()) > 2.0 * room:
-                return False
-            shifted_PP = (sum_PP + sum_PP.T) / 2.0 + len(sum_PP) * room * np.eye(len(sum_PP))
-            if cholesky(shifted_PP, least_pivot=0.0)[0].shape[1] < len(sum_PP):
-                return False
-    return True
+            return None
+        if len(each.shape) == 2 and not is_of_squares(np.asarray(sums[each.name], np.float64), room):
+            return None
+    return Fit(
+        information_PP=np.asarray(sums[INFORMATION], np.float64),
+        gradient_P=np.asarray(sums[GRADIENT], np.float64),
+        likelihood=float(sums[LIKELIHOODS]),
+        is_beyond=int(sums[BEYOND]) > 0,
+        information_error=rounding_error(quantities[0], context.members),
+        likelihood_error=rounding_error(quantities[2], context.members),
+    )
 
 
-def _inverse(information_PP: Array, used_P: Array, error: float) -> FloatArray | None:
+def _inverse(information_PP: FloatArray, used_P: Array, error: float) -> FloatArray | None:
     """Zeros where there is no coefficient; None where a column follows from others. Shapes: -> (P, P)."""
     places = np.flatnonzero(used_P)
-    system_UU = np.asarray(information_PP, np.float64)[np.ix_(places, places)]
+    system_UU = information_PP[np.ix_(places, places)]
     system_UU = (system_UU + system_UU.T) / 2.0
     diagonal_U = np.diagonal(system_UU)
     if not (diagonal_U > error).all():
@@ -314,7 +326,7 @@ def _decrement(
     squared = float(product(gradient_P[None], step_P[:, None])[0, 0])
     if tables.model.family is Family.POISSON:
         return squared * tables.partitions[tables.model.outcome].edges[-1]
-    if tables.model.family is Family.LOGISTIC:
+    if tables.model.family in (Family.LOGISTIC, Family.COX):
         return squared
     freedom = float(state[ROW_COUNTS][0]) - float(np.count_nonzero(used_P))
     squares = -2.0 * likelihood

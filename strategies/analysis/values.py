@@ -144,7 +144,7 @@ class PublishedParts:
     ) -> PublishedParts:
         """part_of: of each declared part, missing values last. most_missing: of those that a part holds
         beside values."""
-        ends = [_as_z(edge, edges) for edge in edges]
+        ends = [as_z(edge, edges) for edge in edges]
         fewest, most, intervals = 0, 0, []
         for part, count in enumerate(counts):
             places = [place for place, published in enumerate(part_of[:-1]) if published == part]
@@ -183,7 +183,7 @@ def _with_all(number_R: FloatArray) -> FloatArray:
     return np.concatenate([total(number_R)[None], number_R])
 
 
-def _as_z(edge: float, edges: Sequence[float]) -> float:
+def as_z(edge: float, edges: Sequence[float]) -> float:
     return (edge - edges[0]) / (edges[-1] - edges[0]) * 2.0 - 1.0
 
 

@@ -32,7 +32,13 @@ EXAMPLES = {
         "job-text.yaml",
     ),
     "Silo": ("silo.yaml", "silo-data-sets.yaml"),
-    "Analysis": ("analysis.yaml", "analysis-model.yaml", "analysis-noised.yaml", "analysis-survival.yaml"),
+    "Analysis": (
+        "analysis.yaml",
+        "analysis-model.yaml",
+        "analysis-noised.yaml",
+        "analysis-cox.yaml",
+        "analysis-survival.yaml",
+    ),
     **{file.title: (file.name,) for file in FILES if file.title not in ("Job", "Silo", "Analysis")},
 }
 

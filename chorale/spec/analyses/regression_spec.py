@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from chorale.spec.fields import SpecPart
 from chorale.spec.samples.column_specs import Heading
-from strategies.analysis.partition import Family, Model
+from strategies.analysis.partition import Family, Model, Ties, Trend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,13 +24,13 @@ MOST_EXPOSURE = 1_000.0  # times the least: a logarithm of it stays within what 
 
 
 class RegressionSpec(SpecPart):
-    """Of one column on others: a generalized linear model with an intercept."""
+    """Of one column on others: a generalized linear model with an intercept, or a Cox model."""
 
     outcome: Heading = Field(
-        description="one of the columns. logistic: with two categories, the second is the event; linear and "
-        "poisson: with edges, of a poisson model from 0 on"
+        description="one of the columns. logistic and cox: with two categories, the second is the event, the "
+        "first of a cox model censored; linear and poisson: with edges, of a poisson model from 0 on"
     )
-    family: Family = Field(description="linear, logistic or poisson, each with its usual link")
+    family: Family = Field(description="linear, logistic or poisson, each with its usual link, or cox")
     terms: tuple[tuple[Heading, ...], ...] = Field(
         min_length=1,
         max_length=MOST_TERMS,
@@ -53,12 +53,30 @@ class RegressionSpec(SpecPart):
         default=10, ge=2, le=MOST_ITERATIONS, description="steps at most; each is one sum over all silos"
     )
 
+    time: Heading | None = Field(
+        default=None,
+        description="of a cox model, which needs it: one of the columns, with edges from 0 on, which are its "
+        "bins; all events of a bin are tied, and records with a longer time are left out",
+    )
+    strata: tuple[Heading, ...] = Field(
+        default=(),
+        max_length=MOST_FACTORS,
+        description="of a cox model: columns with categories, each combination of which has a baseline of "
+        "its own, and no coefficient",
+    )
+    ties: Ties = Field(default=Ties.EFRON, description="of a cox model: how events of a bin count")
+    trend: Trend = Field(
+        default=Trend.RANK,
+        description="of a cox model: with what of a bin the test of proportional hazards compares, the mean "
+        "rank of its events or its place (identity)",
+    )
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Outcome first, each once."""
-        return tuple(
-            dict.fromkeys((self.outcome, *(name for term in self.terms for name in term), *self._exposure))
-        )
+        time = () if self.time is None else (self.time,)
+        terms = (name for term in self.terms for name in term)
+        return tuple(dict.fromkeys((self.outcome, *time, *terms, *self.strata, *self._exposure)))
 
     @property
     def _exposure(self) -> tuple[str, ...]:
@@ -74,7 +92,9 @@ class RegressionSpec(SpecPart):
         terms = ", ".join(" x ".join(term) for term in self.terms)
         errors = ", with errors by patient" if self.errors == "patient" else ""
         per = "".join(f" per {name}" for name in self._exposure)
-        model = f"{self.family} model of {self.outcome}{per} by {terms}{errors}"
+        over = "" if self.time is None else f" over bins of {self.time}"
+        over += f", with a baseline each of {', '.join(self.strata)}" if self.strata else ""
+        model = f"{self.family} model of {self.outcome}{per} by {terms}{over}{errors}"
         return f"fits a {model} in {self.iterations} steps at most"
 
     def placed(self, names: Mapping[str, int]) -> Model:
@@ -85,6 +105,10 @@ class RegressionSpec(SpecPart):
             terms=tuple(tuple(names[name] for name in term) for term in self.terms),
             by_patient=self.errors == "patient",
             offset=None if self.offset is None else names[self.offset],
+            time=None if self.time is None else names[self.time],
+            strata=tuple(names[name] for name in self.strata),
+            ties=self.ties,
+            trend=self.trend,
         )
 
     def check(self, partitions: Mapping[str, Partition]) -> None:
@@ -99,7 +123,16 @@ class RegressionSpec(SpecPart):
                     "complete in these; describe it in another analysis"
                 )
         outcome = partitions[self.outcome]
-        if self.family is Family.LOGISTIC:
+        if self.time is not None:
+            time = partitions[self.time]
+            if not time.is_ordered or time.edges[0] != 0 or time.has_mean:
+                raise ValueError(
+                    f"model.time: expected a column with edges from 0 on and no mean: {self.time}"
+                )
+        for name in self.strata:
+            if partitions[name].is_ordered:
+                raise ValueError(f"model.strata: expected columns with categories, {name} has none")
+        if self.family in (Family.LOGISTIC, Family.COX):
             if outcome.is_ordered or outcome.parts != 2:
                 raise ValueError(
                     f"model.outcome: expected a column with two categories, {self.outcome} has not"
@@ -135,14 +168,24 @@ class RegressionSpec(SpecPart):
         for term in (*self.terms, (self.outcome,)):
             if self.offset in term:
                 raise ValueError(f"offset: {self.offset} is a term or the outcome")
+        if (self.time is None) == (self.family is Family.COX):
+            raise ValueError("time: expected with a cox model, and with no other one")
+        if self.strata and self.time is None:
+            raise ValueError("strata: expected with a cox model alone")
+        if self.time is not None and self.errors == "patient":
+            raise ValueError("errors: expected record with a cox model")
+        alone = [name for name in (self.outcome, self.time, *self.strata) if name is not None]
+        if both := [name for name, times in Counter(alone).items() if times > 1]:
+            raise ValueError(f"model: {both[0]} is two of outcome, time and strata")
         found = Counter(frozenset(term) for term in self.terms)
         for term in self.terms:
             if not 1 <= len(term) <= MOST_FACTORS:
                 raise ValueError(f"terms: expected 1 to {MOST_FACTORS} columns in each, got {len(term)}")
             if len(set(term)) != len(term):
                 raise ValueError(f"terms: {' x '.join(term)} has a column twice")
-            if self.outcome in term:
-                raise ValueError(f"terms: {self.outcome} is the outcome")
+            for name in set(alone) & {*term}:
+                what = "the outcome" if name == self.outcome else "time or stratum"
+                raise ValueError(f"terms: {name} is {what}")
             for size in range(1, len(term)):
                 for part in combinations(term, size):
                     if frozenset(part) not in found:

@@ -1,6 +1,7 @@
 """What a silo adds to the sums of a model, at the state's coefficients.
 
-N = records, B = records of one block, P = columns of the design, K = measured columns.
+N = records, B = records of one block, P = columns of the design, K = measured columns. Of a Cox
+model Q as in strategies/analysis/cox.py, C = cells of stratum, bin and ending.
 """
 
 from __future__ import annotations
@@ -13,6 +14,17 @@ from numpy.typing import NDArray
 from crypto.errors import ConfigError
 from silo_agent.training.analysis.table import DescribedTable
 from silo_agent.training.data.base import Indices
+from strategies.analysis.cox import (
+    ENDINGS,
+    EVENT,
+    EVENT_SUMS,
+    EVENTS,
+    FARTHEST,
+    MEAN_WEIGHT,
+    MOMENTS,
+    cells_of,
+    center_of,
+)
 from strategies.analysis.design import NUMBER, design_of
 from strategies.analysis.model_state import (
     COEFFICIENTS,
@@ -22,9 +34,9 @@ from strategies.analysis.model_state import (
     status_in,
     used_in,
 )
+from strategies.analysis.model_sums import BEYOND
 from strategies.analysis.partition import Family, Model, Tables
 from strategies.analysis.regression import (
-    BEYOND,
     BOUNDS,
     FOURTH,
     GRADIENT,
@@ -34,6 +46,7 @@ from strategies.analysis.regression import (
     PATIENTS,
     REACH,
 )
+from strategies.analysis.values import MEANS
 from strategies.base import Array, Arrays
 
 Floats = NDArray[np.float64]
@@ -46,10 +59,12 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
     the outer products of the records' gradients, or of each patient's sum of them, with its fourth powers and
     how many patients there are. Zeros where the model needs none any more.
 
-    Shapes: (P, P), (P,), (), (), and (P, P), (P,), (2,). Raises ConfigError for a state that does not say
-    where it is.
+    Shapes: (P, P), (P,), (), (), and (P, P), (P,), (2,); of a Cox model those of `cox_quantities`. Raises
+    ConfigError for a state that does not say where it is.
     """
     _check(tables, state)
+    if _family(tables) is Family.COX:
+        return _cox_sums(table, tables, state, is_last=is_last)
     status, size = status_in(state), len(design_of(tables))
     information_PP, outer_PP, gradient_P = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
     likelihood, beyond = 0.0, 0
@@ -97,6 +112,48 @@ def _patients(table: DescribedTable) -> Indices:
     if table.unit_N is None:
         raise ConfigError("data.unit: expected a column that says whose a row is, for errors by patient")
     return np.asarray(np.unique(table.unit_N, return_inverse=True)[1])
+
+
+def _cox_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: bool) -> dict[str, Array]:
+    """By published bin and stratum, of which the first places are used."""
+    model, (strata, bins), size = tables.model, cells_of(tables), len(design_of(tables))
+    assert model is not None
+    assert model.time is not None
+    moments_CQQ = np.zeros((strata * bins * ENDINGS, size + 1, size + 1))
+    events, sum_BP, beyond = np.zeros(strata * bins, np.int64), np.zeros((bins, size)), 0
+    status = status_in(state)
+    if not status.is_withheld and (is_last or status is Status.RUNNING):
+        used_P, center_P = used_in(tables, state), center_of(tables, state)
+        for start in range(0, table.records, BLOCK_RECORDS):
+            rows = slice(start, start + BLOCK_RECORDS)
+            parts_BC = table.parts_NC[rows]
+            design_BP = np.where(used_P, _design(table, tables, state, rows), 0.0)
+            predictor_B = (design_BP - center_P) @ state[COEFFICIENTS]
+            beyond |= bool((np.abs(predictor_B) > FARTHEST).any())
+            weight_B = np.exp(np.clip(predictor_B, -FARTHEST, FARTHEST))
+            with_one_BQ = np.column_stack([np.ones(len(design_BP)), design_BP])
+            stratum_B = np.zeros(len(parts_BC), np.int64)
+            for place in model.strata:
+                published_P = state[MODEL_PARTS + str(place)]
+                stratum_B = stratum_B * len(published_P) + published_P[parts_BC[:, place]]
+            bin_B = state[MODEL_PARTS + str(model.time)][parts_BC[:, model.time]]
+            is_event_B = parts_BC[:, model.outcome] == EVENT
+            cell_B = (stratum_B * bins + bin_B) * ENDINGS + is_event_B
+            for cell in np.unique(cell_B):
+                its_BQ = with_one_BQ[cell_B == cell]
+                moments_CQQ[cell] += its_BQ.T @ (weight_B[cell_B == cell, None] * its_BQ)
+            events += np.bincount(cell_B[is_event_B] // ENDINGS, minlength=len(events))
+            np.add.at(sum_BP, bin_B[is_event_B], design_BP[is_event_B])
+    mean = float(moments_CQQ[:, 0, 0].sum()) / table.records
+    if mean > MEAN_WEIGHT:
+        beyond, moments_CQQ = 1, moments_CQQ * (MEAN_WEIGHT / mean)
+    rows_U, columns_U = np.triu_indices(size + 1)
+    return {
+        MOMENTS: moments_CQQ[:, rows_U, columns_U],
+        EVENTS: events,
+        EVENT_SUMS: sum_BP,
+        BEYOND: np.array(beyond),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +260,17 @@ def _check(tables: Tables, state: Arrays) -> None:
             MODEL_PARTS + str(place): ((tables.partitions[place].size,), np.int64) for place in tables.factors
         },
     }
+    if _family(tables) is Family.COX:
+        shapes |= {MEANS + str(place): ((2,), np.float64) for place in tables.measured}
     for name, (shape, dtype) in shapes.items():
         found = state.get(name)
         if found is None or found.shape != shape or found.dtype != dtype:
             got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
             raise ConfigError(f"state: {name}: expected {np.dtype(dtype)} of shape {shape}, got {got}")
-    if not np.isfinite(state[COEFFICIENTS]).all():
-        raise ConfigError(f"state: {COEFFICIENTS}: expected finite numbers")
+    for name in (name for name, (_, dtype) in shapes.items() if dtype is np.float64):
+        if not np.isfinite(state[name]).all():
+            raise ConfigError(f"state: {name}: expected finite numbers")
     for place in tables.factors:
-        if int(state[MODEL_PARTS + str(place)].min()) < 0:
-            raise ConfigError(f"state: {MODEL_PARTS}{place}: expected parts from 0 on")
+        size, parts = tables.partitions[place].size, state[MODEL_PARTS + str(place)]
+        if not 0 <= int(parts.min()) <= int(parts.max()) < size:
+            raise ConfigError(f"state: {MODEL_PARTS}{place}: expected parts from 0 to {size - 1}")

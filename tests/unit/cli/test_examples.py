@@ -41,6 +41,7 @@ FILES: list[tuple[str, type[BaseModel]]] = [
     ("analysis.yaml", AnalysisSpec),
     ("analysis-model.yaml", AnalysisSpec),
     ("analysis-noised.yaml", AnalysisSpec),
+    ("analysis-cox.yaml", AnalysisSpec),
     ("analysis-survival.yaml", AnalysisSpec),
     ("policy.yaml", Policy),
     ("silo.yaml", SiloSettings),
@@ -73,6 +74,7 @@ SHORT = (
     "job-text.yaml",
     "analysis-model.yaml",
     "analysis-noised.yaml",
+    "analysis-cox.yaml",
     "analysis-survival.yaml",
     "heart-disease/job.yaml",
 )  # they explain only what differs from job.yaml, analysis.yaml and silo.yaml
@@ -146,10 +148,7 @@ def test_no_file_of_the_folder_goes_unread() -> None:
     [
         (("job.yaml", *(name for name in SHORT if "job" in name)), JobSpec),
         (("silo.yaml", "silo-data-sets.yaml"), SiloSettings),
-        (
-            ("analysis.yaml", "analysis-model.yaml", "analysis-noised.yaml", "analysis-survival.yaml"),
-            AnalysisSpec,
-        ),
+        (("analysis.yaml", *(name for name in SHORT if "analysis" in name)), AnalysisSpec),
         *(((name,), model) for name, model in FILES if model not in (JobSpec, SiloSettings, AnalysisSpec)),
     ],
 )

@@ -30,8 +30,8 @@ from strategies.analysis.model_state import (
     PREVIOUS,
     Status,
 )
+from strategies.analysis.model_sums import BEYOND
 from strategies.analysis.regression import (
-    BEYOND,
     GRADIENT,
     INFORMATION,
     LIKELIHOODS,
