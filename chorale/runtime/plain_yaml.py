@@ -111,7 +111,7 @@ class _Reader:
             is_text = isinstance(event, yaml.ScalarEvent)
             key = self._node(event, name="", depth=depth + 1) if is_text else None
             if not isinstance(key, str):
-                raise _invalid("expected text as the name of a field", event)
+                raise _invalid(f"expected text as the name of a field{_in_quotes(event)}", event)
             if key in found:
                 raise _invalid(f"{key} is given twice", event)
             found[key] = self._node(next(self._events), name=key, depth=depth + 1)
@@ -121,6 +121,11 @@ class _Reader:
         """The first event of each node up to the end of the list or mapping that was begun."""
         while not isinstance(event := next(self._events), yaml.CollectionEndEvent):
             yield event
+
+
+def _in_quotes(event: yaml.Event) -> str:
+    """A number, or yes and no, as a name."""
+    return f': write "{event.value[:MAX_DIGITS]}"' if isinstance(event, yaml.ScalarEvent) else ""
 
 
 def _scalar(event: yaml.ScalarEvent, name: str) -> Any:

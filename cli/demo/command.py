@@ -78,6 +78,7 @@ OF_THE_DIGITS = (
 OF_A_JOB = (*GIVEN, "policy", "init")
 START_SECONDS = 60.0  # for a party to come up on a busy machine
 DROP_ROUND = 2
+DROPPED = "demo-drop"  # folder of a run that loses silos
 EVIDENCE = "evidence.zip"
 
 
@@ -375,7 +376,8 @@ def _conclude(plan: Plan, out: Path, report: dict[str, Any]) -> None:
     click.echo(f"  {command} silo {shown} --config {silo / 'silo.yaml'}")
     privacy = plan.job.get("privacy") or {}
     dp = "".join(f" --dp {word}" for word in EPSILONS if privacy.get(word))
-    click.echo(f"  {command} demo{dp} --silos 7 --drop 2 --out {out.parent / 'demo-drop'}")
+    if out.name != DROPPED:
+        click.echo(f"  {command} demo{dp} --silos 7 --drop 2 --out {out.parent / DROPPED}")
 
 
 def _own_command() -> str:

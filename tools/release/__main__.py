@@ -48,7 +48,10 @@ def main(
 ) -> None:
     """Wheel, source distribution, images and charts, with bills of materials, provenance and checksums."""
     try:
-        out, given = out.absolute(), dict(_pair(each) for each in arguments)  # each tool runs in a folder of its own
+        out, given = (
+            out.absolute(),
+            dict(_pair(each) for each in arguments),
+        )  # each tool runs in a folder of its own
         if with_images and images.BASE_DIGEST not in given:
             raise ReleaseError(f"{images.BASE_DIGEST}: missing; the base of the images has no default digest")
         engine = (

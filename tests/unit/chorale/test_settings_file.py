@@ -178,7 +178,7 @@ def test_file_and_environment_are_distinguished(tmp_path: Path) -> None:
         (b"a: {b: 1, b: 2}", "line 1: b is given twice"),
         (b"<<: {a: 1}", "line 1: '<<' differs between YAML 1.1 and 1.2: put the text in quotes"),
         (b"[a]: 1", "line 1: expected text as the name of a field"),
-        (b"1: a", "line 1: expected text as the name of a field"),
+        (b"1: a", 'line 1: expected text as the name of a field: write "1"'),
         (b"a: " + b"[" * 5000, "expected at most 16 levels"),
         (b"a: " + b"{b: " * 20 + b"1" + b"}" * 20, "expected at most 16 levels"),
         (b"a: !!python/object/apply:os.system [true]", "line 1: tags are not allowed"),

@@ -47,7 +47,7 @@ def check_units(units: Units, job: AnySpec) -> None:
         if stated is not None and column.unit not in (None, stated.unit, *stated.factors):
             raise ConfigError(
                 f"data.units: {column.name}: the job reads {column.unit}, the data hold {stated.unit}: "
-                f"expected a factor to {column.unit}"
+                f"expected a factor, factors: {{{column.unit}: ...}}"
             )
 
 
