@@ -48,10 +48,8 @@ def main(
 ) -> None:
     """Wheel, source distribution, images and charts, with bills of materials, provenance and checksums."""
     try:
-        out, given = (
-            out.absolute(),
-            dict(_pair(each) for each in arguments),
-        )  # each tool runs in a folder of its own
+        out = out.absolute()  # each tool runs in a folder of its own
+        given = dict(_pair(each) for each in arguments)
         if with_images and images.BASE_DIGEST not in given:
             raise ReleaseError(f"{images.BASE_DIGEST}: missing; the base of the images has no default digest")
         engine = (
