@@ -27,6 +27,7 @@ from client.submission import Submission
 from strategies.base import MODEL, TOTAL
 from strategies.phases.arms import with_arms, without_arm
 from strategies.phases.training import TRAIN
+from strategies.phases.trees import GROWN, at_widest
 
 # what one silo sends and receives in the messages of a session: first, and for each silo that it names.
 # tests/unit/client/test_planning.py measures it: keys, signatures and ciphertexts have fixed sizes
@@ -34,6 +35,8 @@ SENT_BYTES = (2_250, 2_075)
 RECEIVED_BYTES = (-2_900, 6_000)
 MOST_NAMED = 4  # parameters
 JOBS_LOOKED_AT = 20  # the newest of a coordinator that are like the planned one
+
+WIDEST_LEVEL = "sizes of train are those of the widest level of a tree: other rounds send less"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,7 @@ def plan_of(submission: Submission) -> Plan:
     """Of a job that is complete but for its signature."""
     spec = submission.spec
     # enrollment writes the total; it decides no size
-    state = {**state_from_bytes(submission.state), TOTAL: np.array(1)}
+    state = at_widest({**state_from_bytes(submission.state), TOTAL: np.array(1)})
     job = Job(
         spec=spec,
         signed=SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b""),
@@ -149,7 +152,7 @@ def plan_of(submission: Submission) -> Plan:
         state_bytes=len(submission.state) * max(1, len(spec.arms)),
         promise=None if spec.privacy is None else promise_of(spec, state),
         gradients=_gradients(spec, state),
-        notes=submission.notes,
+        notes=(*submission.notes, *([WIDEST_LEVEL] if GROWN in state else [])),
         unusual=spec.method.passed_over,
     )
 

@@ -39,6 +39,7 @@ from strategies.analysis.method import FIRST_STATE
 from strategies.base import MODEL, TOTAL
 from strategies.parts.heads import HEAD
 from strategies.phases.arms import without_arm
+from strategies.phases.trees import at_widest
 
 UNCOMPARED = ("nonce", "initial_state")  # of every job its own; the starting weights are told by themselves
 BUDGET_FIELD = "privacy.epsilon"
@@ -86,10 +87,11 @@ class QuantityNoise(StrEnum):
 class SummedQuantity:
     """One quantity of a phase, as the method declares it.
 
-    values: numbers that a silo adds to the sum; None where only the job's own code knows. tells: what the sum
-    is about. sensitivity_l2: how far one record moves it, or one silo where is_by_silo; None: nothing bounds
-    it but `bound`, the largest magnitude of a number. noise_deviation: of the noise in one number of the sum
-    of all named silos, in the quantity's own units; 0 where noise is not in the sum.
+    values: numbers that a silo adds to the sum, of trees at their widest level; None where only the job's own
+    code knows. tells: what the sum is about. sensitivity_l2: how far one record moves it, or one silo where
+    is_by_silo; None: nothing bounds it but `bound`, the largest magnitude of a number. noise_deviation: of
+    the noise in one number of the sum of all named silos, in the quantity's own units; 0 where noise is not
+    in the sum.
     """
 
     name: str
@@ -406,7 +408,7 @@ def _fields(values: Mapping[str, Any], prefix: str = "", *, of_options: bool = F
 
 
 def _quantities(spec: AnySpec, kind: str, state: GlobalState, silos: int) -> tuple[Quantity, ...]:
-    shapes = {**state, TOTAL: np.array(1)}  # enrollment writes it; it decides no size
+    shapes = at_widest({**state, TOTAL: np.array(1)})  # enrollment writes it; it decides no size
     context = any_context(spec, 1, shapes, silos)
     summed = spec.method.phase(kind).quantities(context)
     of_one_arm = tuple(each for each in summed if without_arm(each.name) == each.name)  # as are the others

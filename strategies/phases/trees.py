@@ -334,6 +334,15 @@ def _grown(state: Arrays) -> tuple[int, int] | None:
     return tree, level
 
 
+def at_widest(state: Arrays) -> Arrays:
+    """Before the level of most nodes, for whom sizes matter; a state of no trees as it is."""
+    split_on = state.get(SPLIT_ON)
+    if split_on is None:
+        return state
+    deepest = (split_on.shape[2] + 1).bit_length() - 3
+    return {**state, GROWN: np.array([0, deepest], np.int64)}
+
+
 def trees_in(state: Arrays) -> tuple[int, int]:
     """As silos read them: finished trees, levels of the next. Raises ConfigError."""
     return _grown(state) or (0, 0)

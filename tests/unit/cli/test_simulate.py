@@ -95,6 +95,20 @@ def test_silos_own_files_are_taken_as_they_are(desk: Desk, chorale: Calls, tmp_p
     assert json.loads(ended.out.splitlines()[0])["silos"] == ["clinic-0", "clinic-1", "clinic-2"]
 
 
+def test_trees_are_simulated_as_any_job_and_planned_at_their_widest(desk: Desk, chorale: Calls) -> None:
+    trees = {"strategy": {"preset": "trees", "options": {"depth": 2, "bins": 4}}, "model": {"name": "trees"}}
+    job = desk.job(rounds=5, training={"learning_rate": 0.3}, **trees)
+    ended = chorale("simulate", job, "--silos", "3", "--device", "cpu")
+    assert ended.code == 0, ended.err
+    *rounds, closing = (json.loads(line) for line in ended.out.splitlines())
+    assert [each["result"] for each in rounds] == ["applied"] * 5
+    assert closing["closing"]["evaluate"]["loss"] < rounds[0]["loss"]
+    planned = chorale("job", "plan", job)
+    assert planned.code == 0, planned.err
+    assert "bin_gradients (6,400), bin_hessians (6,400), bin_records (6,400)" in planned.out
+    assert "widest level of a tree" in planned.err
+
+
 def test_silos_with_other_folder_names_learn_the_same_classes_or_are_refused(
     desk: Desk, chorale: Calls
 ) -> None:

@@ -32,8 +32,8 @@ def shapes_of(spec: JobSpec) -> object:
 
 
 def test_every_network_of_chorale_is_declared_and_starts_by_the_usual_rules() -> None:
-    assert NETWORKS.keys() == registry.OWN.keys()
-    assert all(made.starts == {} and made.head == "head" for made in registry.OWN.values())
+    assert {*NETWORKS, "trees"} == registry.OWN.keys()
+    assert all(registry.OWN[name].starts == {} and registry.OWN[name].head == "head" for name in NETWORKS)
 
 
 @pytest.mark.parametrize("network", sorted(NETWORKS))
@@ -43,6 +43,14 @@ def test_a_network_has_the_arrays_that_are_declared_of_it(network: str) -> None:
         declared, built = shapes_of(spec)
         assert is_declared(spec)
         assert declared == built, (norm, shape)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_trees_have_the_arrays_that_are_declared_of_them(classes: int) -> None:
+    spec = make_job({"preset": "trees"}, model={"name": "trees"}, input_shape=[4], classes=classes, rounds=9)
+    declared, built = shapes_of(spec)
+    assert is_declared(spec)
+    assert declared == built
 
 
 @given(

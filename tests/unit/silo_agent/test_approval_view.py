@@ -21,6 +21,7 @@ from silo_agent.approval.view import QuantityNoise, changed_fields, summed_phase
 from silo_agent.disclosure.ledger.decisions import Given, Grants
 from silo_agent.disclosure.ledger.reveals import Decision
 from silo_agent.disclosure.policy.policy import Policy
+from silo_agent.training.models.starting import initial_state
 from simulation.engine import unsigned_job
 from strategies.base import TOTAL
 from strategies.presets import PRESETS
@@ -84,6 +85,16 @@ def test_view_lists_what_the_layout_of_each_phase_sums(name: str) -> None:
                 assert shown.sensitivity_l2 == quantity.sensitivity_l2
     times = {phase.kind: phase.times for phase in phases}
     assert (times["enrollment"], times["train"], times["evaluate"]) == (3, 20, 1)
+
+
+def test_of_trees_the_widest_level_is_shown_and_that_it_tells_answers_by_bin() -> None:
+    """The first round, of the base score, sums one number each."""
+    spec = spec_of(strategy={"preset": "trees", "options": {"depth": 4, "bins": 8}}, model={"name": "trees"})
+    (train,) = (phase for phase in summed_phases(spec, initial_state(spec)) if phase.kind == "train")
+    shown = {each.name: (each.values, each.tells) for each in train.quantities if "bin" in each.name}
+    trees, nodes, inputs, bins = 3, 8, 6, 9
+    told = (trees * nodes * inputs * bins, "answers by bin of columns")
+    assert shown == dict.fromkeys(("bin_gradients", "bin_hessians", "bin_records"), told)
 
 
 def test_of_a_search_one_arms_sums_stand_for_all_and_its_tests_are_seen_by_silos() -> None:
