@@ -4,6 +4,7 @@ brings the other. Source: strategies/phases/trees.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from strategies.phases.trees import TREES, TreesOptions, side_by_side
 
 SIZES = ("trees", "depth")  # options of the model, which follow from the job
 ONE_HOT = (0.5,)
+MAX_BINS = 1 << 24  # of a level, of which each has up to three sums
 
 
 def with_trees(values: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -65,6 +67,12 @@ def check_trees(
         raise ConfigError(
             "model.options: they follow from rounds and strategy.options.depth: expected none, got "
             f"{spec.model.options}"
+        )
+    bins = max([options.bins, *(1 + len(each.edges or ()) for each in inputs)])
+    level = (side_by_side(task) << (options.depth - 1)) * math.prod(spec.input_shape) * (bins + 1)
+    if level > MAX_BINS:
+        raise ConfigError(
+            f"strategy.options: a tree's last level has {level} bins in all, at most {MAX_BINS} are summed"
         )
     others = {
         "fraction": draws_rounds,  # many draws tell each silo's records by bin

@@ -339,6 +339,11 @@ def test_jobs_that_grow_no_trees_are_refused(fields: dict[str, Any], named: str)
         trees_job(inputs=2, **fields)
 
 
+def test_levels_of_too_many_bins_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"has 3289600000 bins in all, at most 16777216"):
+        trees_job(inputs=100_000, options={"depth": 8, "bins": 256})
+
+
 def test_silos_refuse_sums_by_bin_unless_their_policy_allows_class_statistics() -> None:
     spec = trees_job(inputs=2)
     with pytest.raises(PolicyRefusal, match="class_statistics") as refused:
