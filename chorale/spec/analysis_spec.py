@@ -184,6 +184,7 @@ class AnalysisSpec(SharedFields):
     enrollment_every: ClassVar[int] = 1
     min_weight: ClassVar[float] = 0.0
     draws_rounds: ClassVar[bool] = False
+    grows_trees: ClassVar[bool] = False
     computes_columns: ClassVar[bool] = False
     count: ClassVar[str] = "an analysis"
     arms: ClassVar[tuple[AnalysisSpec, ...]] = ()

@@ -144,6 +144,17 @@ class JobSpec(JobFields):
         return self.inputs if self.subgroups is None else (*self.inputs, self.subgroups.as_read)
 
     @property
+    def grows_trees(self) -> bool:
+        """Whether its rounds sum the same records by input and bin, so over the same silos alone."""
+        return self.method.recipe.growth is not None
+
+    def rule(self, members: int) -> CohortRule:
+        """That of every job; of one that grows trees, unless it says otherwise, over all silos: a silo that
+        came later would end it."""
+        rule = super().rule(members)
+        return replace(rule, min_cohort=members) if self.grows_trees and self.min_cohort is None else rule
+
+    @property
     def sums_cells(self) -> bool:
         """Whether it sums cells as an exact analysis, of which a data set answers few."""
         return self.subgroups is not None

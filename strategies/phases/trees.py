@@ -334,6 +334,15 @@ def _grown(state: Arrays) -> tuple[int, int] | None:
     return tree, level
 
 
+def check_splits(arrays: Arrays, *, inputs: int) -> None:
+    """Raises ConfigError for a file whose nodes ask for no input of the model, or compare with no number."""
+    split_on, threshold = arrays[SPLIT_ON], arrays[THRESHOLD]
+    if not ((split_on >= 0) & (split_on <= inputs) & (split_on == np.floor(split_on))).all():
+        raise ConfigError(f"{SPLIT_ON}: expected 0, or inputs from 1 to {inputs}")
+    if not np.isfinite(threshold).all():
+        raise ConfigError(f"{THRESHOLD}: expected finite numbers")
+
+
 def at_widest(state: Arrays) -> Arrays:
     """Before the level of most nodes, for whom sizes matter; a state of no trees as it is."""
     split_on = state.get(SPLIT_ON)

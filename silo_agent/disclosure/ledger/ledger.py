@@ -68,6 +68,7 @@ TABLES: Migration = (
         decision VARCHAR NOT NULL, -- Decision
         offered_unix_seconds FLOAT NOT NULL,
         draws_rounds BOOLEAN NOT NULL DEFAULT 0, -- its openings fix a draw, and are counted
+        grows_trees BOOLEAN NOT NULL DEFAULT 0, -- its rounds sum the same counts, over the same silos
         spec BLOB, -- as it was signed; null: a recovery recorded it
         is_over BOOLEAN NOT NULL DEFAULT 0 -- says the coordinator
     )
@@ -229,7 +230,7 @@ class Ledger:
         decision = Decision.APPROVED if is_approved else Decision.OFFERED
         with self._database.reading() as connection:
             known = connection.execute(
-                "SELECT operator, decision, draws_rounds, is_over,"
+                "SELECT operator, decision, draws_rounds, grows_trees, is_over,"
                 " spec IS NOT NULL AND operator != '' AS is_told FROM jobs WHERE job_digest = ?",
                 (job.digest,),
             ).fetchone()
@@ -239,7 +240,12 @@ class Ledger:
                 "signed it",
                 code=Refusal.JOB_INVALID,
             )
-        is_whole = known is not None and known["is_told"] and known["draws_rounds"] == job.spec.draws_rounds
+        of_rounds = {"draws_rounds": job.spec.draws_rounds, "grows_trees": job.spec.grows_trees}
+        is_whole = (
+            known is not None
+            and known["is_told"]
+            and all(known[name] == value for name, value in of_rounds.items())
+        )
         is_open = is_approved and known is not None and known["decision"] == Decision.OFFERED
         if is_whole and not is_open and not known["is_over"]:
             return Decision(known["decision"]), False
@@ -260,8 +266,9 @@ class Ledger:
                 ),
             )
             connection.execute(  # of a job that a recovery recorded, too
-                "UPDATE jobs SET draws_rounds = ?, is_over = 0 WHERE job_digest = ?",
-                (job.spec.draws_rounds, job.digest),
+                "UPDATE jobs SET draws_rounds = :draws_rounds, grows_trees = :grows_trees, is_over = 0"
+                " WHERE job_digest = :job",
+                of_rounds | {"job": job.digest},
             )
             connection.execute(
                 "UPDATE jobs SET spec = ? WHERE job_digest = ? AND spec IS NULL",

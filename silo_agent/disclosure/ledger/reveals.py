@@ -22,6 +22,7 @@ from silo_agent.disclosure.ledger.analyses import are_first_records, check_analy
 from silo_agent.disclosure.ledger.costs import is_covered
 from silo_agent.disclosure.ledger.signed_sets import (
     SAME_PHASE,
+    TREE_LEVEL,
     forget_other_attempts,
     is_change,
     joined,
@@ -41,6 +42,7 @@ from silo_agent.disclosure.ledger.state_uses import (
 from silo_agent.disclosure.policy.drawn_rounds import MAX_UNASKED_OPENINGS
 from silo_agent.disclosure.policy.policy import Policy
 from strategies.phases.enrollment import ENROLLMENT
+from strategies.phases.training import TRAIN
 
 TABLES: Migration = (
     """
@@ -190,7 +192,7 @@ class Reveals(Standing):
             self._check_analysis(connection, pending, pending.survivors)
             values = phase_of(pending) | {
                 "attempt": pending.attempt,
-                "kind": phase_kind(pending.phase),
+                "kind": _kind(connection, pending),
                 "data_set": self._data_set,
                 "survivors": joined(pending.survivors),
                 "min_cohort": pending.min_cohort,
@@ -354,6 +356,7 @@ class Reveals(Standing):
             connection,
             key,
             survivors,
+            kind=_kind(connection, key),
             data_set=self._data_set,
             min_cohort=min_cohort,
             max_changes=self._policy.max_cohort_changes,
@@ -407,6 +410,12 @@ def _approved_job(connection: sqlite3.Connection, key: SessionTerms | PendingRev
     if job is None or job["decision"] != Decision.APPROVED:
         raise refusal(key, "the job is not approved here", Refusal.JOB_NOT_APPROVED)
     return job
+
+
+def _kind(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> str:
+    """Of sums that are compared with one another."""
+    kind = phase_kind(key.phase)
+    return TREE_LEVEL if kind == TRAIN and _approved_job(connection, key)["grows_trees"] else kind
 
 
 def _check_not_revealed(connection: sqlite3.Connection, key: SessionTerms | PendingReveal) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from chorale.runtime.database import Migration
-from chorale.transport.wire import phase_kind
 from crypto.errors import PolicyRefusal, Refusal
 from crypto.session.messages import SessionTerms
 from crypto.session.reveal import PendingReveal
@@ -38,6 +37,8 @@ TABLES: Migration = (
 
 # Sums of these kinds carry no noise, and two of them over nearly the same silos differ by one's data.
 DIFFERENCED_KINDS = frozenset({"column-moments", "class-presence", "calibrate", "fine-tune"})
+# Rounds of a job that grows trees: records by input and bin are the same in each tree.
+TREE_LEVEL = "tree-level"
 # Sums of these kinds tell of the same values and categories, so they are compared with one another.
 OF_COLUMNS = frozenset({"column-moments", *KINDS})
 SAME_PHASE = "job_digest = :job AND round = :round AND phase = :phase"
@@ -93,6 +94,7 @@ def is_change(
     key: SessionTerms | PendingReveal,
     survivors: tuple[str, ...],
     *,
+    kind: str,
     data_set: str,
     min_cohort: int,
     max_changes: int,
@@ -101,16 +103,16 @@ def is_change(
 
     Sums of all jobs and kinds of the data set are compared and counted, but those that epsilon covers.
     """
-    kind = phase_kind(key.phase)
     of = {**phase_of(key), "kind": kind, "data_set": data_set}
-    alike = OF_COLUMNS if kind in OF_COLUMNS else DIFFERENCED_KINDS & {kind}
+    differenced = DIFFERENCED_KINDS | {TREE_LEVEL}
+    alike = OF_COLUMNS if kind in OF_COLUMNS else differenced & {kind}
     of_alike = f"{_OTHER_SETS} AND kind IN ({', '.join(map(repr, alike))})"
     if alike and _is_near(connection, of_alike, of, survivors, min_cohort):
         why = f"a sum of {' or '.join(sorted(alike))} over nearly the same silos was signed before"
         raise refusal(key, why, Refusal.OVERLAPPING_COHORT)
     # of three sets of one job, however far apart, sums may add up to one silo
     of_job = f"{_OTHER_SETS} AND kind = :kind AND job_digest = :job"
-    if kind in DIFFERENCED_KINDS and _is_other(connection, of_job, of, survivors):
+    if kind in differenced and _is_other(connection, of_job, of, survivors):
         raise refusal(
             key, f"a {kind} sum of the job over other silos was signed before", Refusal.OVERLAPPING_COHORT
         )

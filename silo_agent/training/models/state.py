@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from crypto.errors import ConfigError, Refusal, RemoteProtocolError
 from silo_agent.training.models.base import BODY, FederatedModel, float_tensors
 from silo_agent.training.models.registry import job_model, job_model_on_its_base, model_of, starts_of
 from strategies.base import MODEL, Array, Arrays
+from strategies.phases.trees import check_splits
 
 FloatArray = NDArray[np.float32]
 
@@ -108,4 +110,6 @@ def loaded_model(spec: JobSpec, arrays: Arrays, *, base_models: Path | None) -> 
             load_arrays(model, arrays)
     except RemoteProtocolError as error:
         raise ConfigError(f"model {spec.model.name}: {error}") from None
+    if spec.grows_trees:
+        check_splits(arrays, inputs=math.prod(spec.input_shape))
     return model.eval()

@@ -513,4 +513,5 @@ class TestMethods:
             "defaults",
             "rates",
             "second_regularizer",
+            "growth",
         }

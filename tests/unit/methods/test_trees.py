@@ -15,13 +15,13 @@ import yaml
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 from chorale.spec.job_spec import JobSpec
-from crypto.errors import PolicyRefusal, Rule
+from crypto.errors import ConfigError, PolicyRefusal, Rule
 from research.heart_disease.hospitals import EXAMPLE, splits
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import Samples, SiloData
 from silo_agent.training.exporting.xgboost_model import xgboost_json
 from silo_agent.training.models.starting import initial_state
-from silo_agent.training.models.state import loaded_model
+from silo_agent.training.models.state import loaded_model, shapes_and_starts
 from strategies.base import TOTAL, Array, PhaseContext
 from strategies.phases.trees import (
     GRADIENTS,
@@ -350,3 +350,21 @@ def test_silos_refuse_sums_by_bin_unless_their_policy_allows_class_statistics() 
         Policy(federation="test").check_job(spec, operator="ops")
     assert refused.value.rule is Rule.CLASS_STATISTICS
     Policy(federation="test", class_statistics="allow").check_job(spec, operator="ops")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (SPLIT_ON, 4.0, "expected 0, or inputs from 1 to 3"),
+        (SPLIT_ON, 0.5, "expected 0, or inputs"),
+        (SPLIT_ON, np.nan, "expected 0, or inputs"),
+        (THRESHOLD, np.inf, "expected finite numbers"),
+    ],
+)
+def test_an_edited_file_of_a_model_is_refused(name: str, value: float, message: str) -> None:
+    spec = trees_job(inputs=3)
+    arrays = {key: np.zeros(shape, np.float32) for key, shape in shapes_and_starts(spec)[0].items()}
+    loaded_model(spec, arrays, base_models=None)
+    arrays[name][0, 0, 0] = value
+    with pytest.raises(ConfigError, match=message):
+        loaded_model(spec, arrays, base_models=None)

@@ -530,3 +530,19 @@ def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="ledger.sqlite: not a directory"):
         Ledger(tmp_path / "file" / "ledger.sqlite")
+
+
+def test_levels_of_trees_are_summed_over_the_same_silos_alone(book: Book) -> None:
+    """Records by input and bin are the same in each tree: two rounds without a silo apart gave its counts."""
+    trees: dict[str, Any] = {"strategy": {"preset": "trees"}, "model": {"name": "trees"}, "rounds": 5}
+    grown, again = (Hub(book.folder, silos=6, nonce=digit * 32, **trees).job for digit in "45")
+    for job in (grown, again):
+        book.ledger.record_job(job, is_approved=True)
+    assert grown.spec.rule(6).min_cohort == 6
+    book.reveal(FULL, round=1, job_digest=grown.digest)
+    book.reveal(FULL, round=2, job_digest=grown.digest)
+    book.reopen()
+    for later in ({"round": 3, "job_digest": grown.digest}, {"round": 1, "job_digest": again.digest}):
+        refused(Refusal.OVERLAPPING_COHORT, "nearly the same", lambda of=later: book.sign(FIVE, **of))
+    book.reveal(FULL, round=1)  # a training of another method, of which changes are counted
+    book.sign(FIVE, round=2)
