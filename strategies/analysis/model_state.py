@@ -88,9 +88,8 @@ def model_begun(
     """The arrays of a model before its first step. finest, counts: of each column by itself, as published."""
     design = design_of(tables)
     found = model_parts(tables, count_J, finest, counts)
-    parts_of = (
-        {place: [0] * tables.partitions[place].size for place in tables.factors} if found is None else found
-    )
+    in_one = {place: [0] * tables.partitions[place].size for place in tables.factors}
+    parts_of = in_one if found is None else found
     parameters = int(np.count_nonzero(has_coefficient(design, parts_of)))
     status = Status.SMALL_CELLS if found is None or not parameters else Status.RUNNING
     assert tables.model is not None
@@ -98,6 +97,8 @@ def model_begun(
         records = int(margins(tables, count_J)[tables.model.outcome][1])
     if status is Status.RUNNING and not bears(records, parameters):
         status = Status.MANY_PARAMETERS
+    if status.is_withheld:
+        parts_of = in_one  # others would tell which cells are large, of a table that is not published
     state: dict[str, Array] = {
         MODEL_PARTS + str(place): np.array(parts, np.int64) for place, parts in parts_of.items()
     }

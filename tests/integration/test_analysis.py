@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from statsmodels.duration.hazard_regression import PHReg
 
 from tests.support.federation import LocalFederation, Settings
 
@@ -172,37 +173,72 @@ def test_a_model_of_real_silos_is_fitted(tmp_path: Path) -> None:
     assert [*found.values()] == pytest.approx(expected.tolist(), rel=1e-6)
 
 
-def test_survival_curves_of_real_silos_are_those_of_the_pooled_records(tmp_path: Path) -> None:
-    """Of 575 records without missing values; the policy lists no measurement."""
-    federation = Wards(folder=tmp_path, silos=len(UNEVEN), policy={"analyses": {"exact": "allow"}})
+def test_survival_curves_and_cox_models_of_real_silos_are_those_of_the_pooled_records(tmp_path: Path) -> None:
+    """Of 575 records without missing values."""
+    policy = {"analyses": {**POLICY["analyses"], "most": 2}}
+    federation = Wards(folder=tmp_path, silos=len(UNEVEN), policy=policy)
     rng = np.random.default_rng(8)
-    pooled: list[tuple[float, bool]] = []
+    pooled: list[tuple[float, bool, float, str]] = []
     for name, count in zip(federation.names, UNEVEN, strict=True):
         ends = np.stack([rng.exponential(20, count), rng.uniform(0, 40, count)]).round(2)
-        records = [(float(min(event, censored)), bool(event <= censored)) for event, censored in ends.T]
-        lines = [f"{months},{'dead' if is_dead else 'alive'}\n" for months, is_dead in records]
-        (tmp_path / f"{name}.csv").write_text("".join(["months,state\n", *lines]))
+        ages, arms = rng.uniform(30, 80, count).round(1), rng.choice(["placebo", "treated"], count)
+        records = [
+            (float(min(event, censored)), bool(event <= censored), float(age), str(arm))
+            for (event, censored), age, arm in zip(ends.T, ages, arms, strict=True)
+        ]
+        lines = [
+            f"{months},{'dead' if is_dead else 'alive'},{age},{arm}\n"
+            for months, is_dead, age, arm in records
+        ]
+        (tmp_path / f"{name}.csv").write_text("".join(["months,state,age,arm\n", *lines]))
         pooled += records
     columns = [{"name": "months", "edges": EDGES}, {"name": "state", "categories": ["alive", "dead"]}]
     survival = {"time": "months", "status": "state"}
+    covariates = [
+        {"name": "age", "edges": [30.0, 45.0, 55.0, 65.0, 80.0]},
+        {"name": "arm", "categories": ["placebo", "treated"]},
+    ]
+    cox = {
+        "outcome": "state",
+        "family": "cox",
+        "time": "months",
+        "terms": [["age"], ["arm"]],
+        "iterations": 6,
+    }
+    results, phases = [], []
     with federation:
         federation.start()
         federation.wait_connected()
-        analysis = federation.analysis(columns=columns, group=None, survival=survival)
-        done = federation.cli("analysis", "submit", analysis)
-        assert done.returncode == 0, done.stderr
-        job_id = done.stdout.split()[0]
-        assert federation.finish()["status"] == "done"
-        results = federation.results(job_id)
-        phases = [phase["phase"] for phase in federation.report(job_id)["phases"]]
-    assert phases == ["enrollment.0", "analysis-counts.0"]
-    assert results["records"] == len(pooled)
+        for fields in (
+            {"columns": columns, "survival": survival},
+            {"columns": [*columns, *covariates], "model": cox, "name": "cox"},
+        ):
+            done = federation.cli("analysis", "submit", federation.analysis(group=None, **fields))
+            assert done.returncode == 0, done.stderr
+            job_id = done.stdout.split()[0]
+            ended = federation.hub.wait_for(
+                lambda line, job_id=job_id: line.get("event") == "job ended" and line["job"] == job_id
+            )
+            assert ended["status"] == "done"
+            results.append(federation.results(job_id))
+            phases.append([phase["phase"] for phase in federation.report(job_id)["phases"]])
+    opening = ["enrollment.0", "analysis-counts.0"]
+    assert phases[0] == opening
+    assert phases[1] == [*opening, "analysis-values.0", *["analysis-model"] * 6, "analysis-model-fit.0"]
+    assert [each["records"] for each in results] == [len(pooled)] * 2
     expected, left = 1.0, {}
     for low, high in pairwise(EDGES):
-        ended = [is_dead for months, is_dead in pooled if low <= months < high]
-        expected *= 1 - sum(ended) / sum(months >= low for months, _ in pooled)
+        ended = [is_dead for months, is_dead, *_ in pooled if low <= months < high]
+        expected *= 1 - sum(ended) / sum(months >= low for months, *_ in pooled)
         left[f"{low} to {high}"] = expected
-    assert figures(results, "months", "survival") == pytest.approx(left, rel=1e-12)
+    assert figures(results[0], "months", "survival") == pytest.approx(left, rel=1e-12)
+    # of the last bin, 8 events of one arm: it joins the one before
+    bin_N = np.searchsorted(EDGES[:-2], [months for months, *_ in pooled], side="right")
+    is_dead_N = np.array([is_dead for _, is_dead, *_ in pooled])
+    design_NP = np.array([[age, arm == "treated"] for *_, age, arm in pooled], np.float64)
+    fit = PHReg(bin_N, design_NP, status=is_dead_N, ties="efron").fit(method="newton")
+    found = figures(results[1], "state", "coefficient", "model")
+    assert [*found.values()] == pytest.approx(fit.params.tolist(), abs=1e-6)
 
 
 def test_silos_refuse_analyses_by_default(tmp_path: Path) -> None:

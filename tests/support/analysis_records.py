@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.analysis.counts import CELLS, ROWS, CountsPhase
+from strategies.analysis.joint import margins
 from strategies.analysis.partition import Partition, Tables
 from strategies.analysis.values import NUMBERS, SQUARES, SUMS, ValuesPhase
 from strategies.base import TOTAL, Array, Arrays, PhaseContext, PhaseResult
@@ -30,6 +31,11 @@ def numbers(*edges: float) -> Partition:
 
 
 def counted(tables: Tables, cells: Array) -> PhaseResult:
+    """cells: of the joint table alone where there is a model; its other columns have one part."""
+    if tables.model is not None:
+        of_column = margins(tables, np.asarray(cells).ravel())
+        alone = [of_column.get(place, np.sum(cells)) for place in tables.described]
+        cells = np.concatenate([np.ravel(each) for each in (*alone, cells)])
     return CountsPhase(tables=tables).next_state(context(), {CELLS: np.asarray(cells, np.int64).ravel()})
 
 
@@ -61,12 +67,13 @@ def pinned_sums(
     published count adds up."""
     worlds: dict[bytes, list[tuple[int, ...]]] = defaultdict(list)
     states = {}
-    for cells in all_cells(records, tables.cells):
-        if counted(tables, np.array(cells)).state is not None:
-            state = published(tables, np.array(cells))
+    size = tables.cells if tables.model is None else tables.joint_cells
+    for cells in all_cells(records, size):
+        state = counted(tables, np.array(cells)).state
+        if state is not None:
             worlds[key_of(state)].append(cells)
             states[key_of(state)] = state
-    mask_SN = np.array(list(product((0, 1), repeat=tables.cells))[1:])
+    mask_SN = np.array(list(product((0, 1), repeat=size))[1:])
     found: Pinned = []
     for key, alike in worlds.items():
         sum_WS = np.sort(np.array(alike) @ mask_SN.T, axis=0)

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from strategies.analysis import survival
+from strategies.analysis import joint, model_state, survival
 from strategies.analysis.counts import FEW_RECORDS, IMPLAUSIBLE, PART_COUNTS, PARTS, ROW_COUNTS
-from strategies.analysis.partition import Partition, Survival, Tables
+from strategies.analysis.joint import joint_rows
+from strategies.analysis.model_state import MODEL_PARTS, Status, status_in
+from strategies.analysis.partition import Family, Model, Partition, Survival, Tables
 from strategies.analysis.survival import BINS, IS_SHOWN, SURVIVAL_COUNTS
 from strategies.base import Array
 from tests.support.analysis_records import Published, counted, pinned_sums, published
@@ -30,6 +32,28 @@ def curves(bins: int, groups: int = 0, *, min_cell: int = 10) -> Tables:
     )
 
 
+def cox(bins: int, parts: int, *, is_stratum: bool, min_cell: int) -> Tables:
+    """Of one factor, which is a term, or a stratum beside a number that all records share a part of."""
+    time = Partition(parts=bins, edges=tuple(map(float, range(bins + 1))), has_missing=False)
+    return Tables(
+        partitions=(
+            time,
+            Partition(parts=2, has_missing=False),
+            Partition(parts=parts, has_missing=False),
+            *([Partition(parts=1, edges=(0.0, 1.0), has_missing=False)] if is_stratum else []),
+        ),
+        group=None,
+        min_cell=min_cell,
+        model=Model(
+            outcome=1,
+            family=Family.COX,
+            time=0,
+            terms=((3,),) if is_stratum else ((2,),),
+            strata=(2,) if is_stratum else (),
+        ),
+    )
+
+
 def sets_of_published_cells(tables: Tables, state: Published) -> list[Array]:
     places = np.indices(tables.joint_shape)
     found = [
@@ -37,7 +61,10 @@ def sets_of_published_cells(tables: Tables, state: Published) -> list[Array]:
         for place, axis in enumerate(places)
         for part in range(len(state[f"{PART_COUNTS}{place}"]))
     ]
-    if state[IS_SHOWN]:
+    if tables.model is not None and status_in(state) is Status.RUNNING:
+        row_J = joint_rows(tables, {place: state[f"{MODEL_PARTS}{place}"] for place in tables.factors})
+        found += [row_J == row for row in range(int(row_J.max()) + 1)]
+    if tables.survival is not None and state[IS_SHOWN]:
         group = state[f"{PARTS}2"][places[2]] if len(places) > 2 else np.zeros_like(places[0])
         cell_of = (state[BINS][places[0]], places[1], group)
         found += [
@@ -63,6 +90,22 @@ def test_no_sum_of_cells_that_is_not_published_has_fewer_values_than_min_cell(
     assert pinned_sums(tables, records, sets_of_published_cells) == []
 
 
+COX_CASES = [
+    (cox(2, 2, is_stratum=False, min_cell=2), 8),
+    (cox(2, 2, is_stratum=True, min_cell=2), 9),
+    (cox(3, 1, is_stratum=True, min_cell=3), 13),
+]
+
+
+@pytest.mark.parametrize(("tables", "records"), COX_CASES)
+def test_a_cox_model_that_gives_its_joint_table_away_pins_no_other_sum(
+    tables: Tables, records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few its records are."""
+    monkeypatch.setattr(model_state, "bears", lambda records, parameters: True)
+    assert pinned_sums(tables, records, sets_of_published_cells) == []
+
+
 def by_hidden_counts(
     parts: Sequence[int], counts: Sequence[int], *, is_ordered: bool, missing: int | None
 ) -> Iterator[list[int]]:
@@ -76,6 +119,9 @@ def by_hidden_counts(
 def test_the_enumeration_finds_a_rule_that_gives_cells_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survival, "coarser_parts", by_hidden_counts)
     assert pinned_sums(curves(3, min_cell=2), 12, sets_of_published_cells)
+    monkeypatch.setattr(model_state, "bears", lambda records, parameters: True)
+    monkeypatch.setattr(joint, "coarser_parts", by_hidden_counts)
+    assert pinned_sums(cox(3, 1, is_stratum=True, min_cell=2), 12, sets_of_published_cells)
 
 
 @pytest.mark.parametrize(
