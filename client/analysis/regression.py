@@ -74,6 +74,7 @@ TREND_OF = "Its chi-squared is that of a coefficient that changes with the {tren
 MERGED = "Merged: a part or a cell of the model's columns with categories holds fewer than {least} records."
 AGAINST = "Against {against}."
 WHOLE = "Whole model against none of its terms"
+ALL_TERMS = "All terms"
 LEFT_OUT = "{name} has no coefficient: its parts are merged into one."
 BY_PATIENT = (
     "SE, p and interval allow for what records of one patient have in common (cluster-robust), by {by}. "
@@ -248,7 +249,7 @@ class FittedModel:
         if self.log_likelihood is None:
             return {}
         twice = -2.0 * self.log_likelihood
-        deviance = {} if self.model.family is Family.LINEAR else {"deviance": twice}
+        deviance = {"deviance": twice} if self.model.family is Family.LOGISTIC else {}
         return {
             "log-likelihood": self.log_likelihood,
             **deviance,
@@ -335,12 +336,12 @@ def _tests(spec: AnalysisSpec, state: Arrays, parts_of: Mapping[int, Sequence[in
         wald = float(beta @ np.linalg.solve(covariance, beta))
     except np.linalg.LinAlgError:
         raise ConfigError(f"{COVARIANCE}: expected one that has an inverse") from None
-    for name, statistic in (
-        ("likelihood ratio chi-squared", 2.0 * (best - null)),
-        ("Wald chi-squared", wald),
-        ("change with time chi-squared", float(trend @ covariance @ trend)),
+    for term, name, statistic in (
+        ("", "likelihood ratio chi-squared", 2.0 * (best - null)),
+        ("", "Wald chi-squared", wald),
+        (ALL_TERMS, "change with time chi-squared", float(trend @ covariance @ trend)),
     ):
-        yield chi_squared_test("", name, statistic, len(used))
+        yield chi_squared_test(term, name, statistic, len(used))
 
 
 def _residual(spec: AnalysisSpec, state: Arrays, freedom: int) -> float:

@@ -167,10 +167,10 @@ def _in_words(found: Quartiles) -> str:
 
 
 def _quartile(found: Quartile) -> str:
-    told = f"< {short(found.end)}" if found.is_lowest else f">= {short(found.start)}"
+    text = f"< {short(found.end)}" if found.is_lowest else f">= {short(found.start)}"
     if found.value is not None:
-        told = short(near(found.value, found.width))
-    return told if found.noise is None else f"{told} ({short(found.noise[0])} to {short(found.noise[1])})"
+        text = short(near(found.value, found.width))
+    return text if found.noise is None else f"{text} ({short(found.noise[0])} to {short(found.noise[1])})"
 
 
 def place_in_words(found: Quartile) -> str:

@@ -45,7 +45,7 @@ class RegressionSpec(SpecPart):
     )
     errors: Literal["record", "patient"] = Field(
         default="record",
-        description="record: standard errors as if no record told of another; patient: they allow for what "
+        description="record: standard errors as if records were independent; patient: they allow for what "
         "the records of one patient at a silo have in common (cluster-robust), and a silo whose settings do "
         "not say whose a record is (data.unit) refuses the job",
     )

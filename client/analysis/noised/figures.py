@@ -205,7 +205,7 @@ def _between(
     found: Quartile, parts_V: Sequence[Part], cells_V: FloatArray, cell: float, share: float
 ) -> Quartile:
     """With the edges between which it is. Below an edge lies the share or less where noise does not reject
-    that, there and at all edges on its side: so only the nearest edge has to be told right."""
+    that, there and at all edges on its side: so only the nearest edge has to be right."""
     below_V = np.cumsum(cells_V)[:-1]  # at the edges between parts
     inside_V = np.arange(1.0, len(cells_V))
     variance_V = inside_V * (1.0 - 2.0 * share) + share**2 * len(cells_V)

@@ -149,9 +149,11 @@ def test_a_formula_is_planned_as_its_terms(chorale: Calls, desk: Desk) -> None:
     fields = yaml.safe_load(Path("docs/examples/analysis-model.yaml").read_text())
     fields["model"] = {"formula": "state ~ age * sex", "family": "logistic"}
     file = desk.write("analysis.yaml", fields)
-    told = chorale("analysis", "plan", file)
-    assert told.code == 0, told.err
-    assert "fits a logistic model of state by age, sex, age x sex in 10 steps" in " ".join(told.out.split())
+    planned = chorale("analysis", "plan", file)
+    assert planned.code == 0, planned.err
+    assert "fits a logistic model of state by age, sex, age x sex in 10 steps" in " ".join(
+        planned.out.split()
+    )
     assert b"formula" not in read_analysis(Path(file)).to_yaml()
 
 
@@ -181,11 +183,11 @@ def test_names_of_a_file_move_no_line_of_its_plan(chorale: Calls, desk: Desk) ->
         "silos": ["north", "south", "west"],
         "columns": [{"name": HOSTILE, "edges": [0, 1, 2], "show": ["mean"]}],
     }
-    told = chorale("analysis", "plan", desk.write("analysis.yaml", fields))
-    assert told.code == 0, told.err
-    for lines in (told.out.splitlines(), told.err.splitlines()):
+    planned = chorale("analysis", "plan", desk.write("analysis.yaml", fields))
+    assert planned.code == 0, planned.err
+    for lines in (planned.out.splitlines(), planned.err.splitlines()):
         assert not [line for line in lines if line.startswith("means of nothing")]
         assert [
             line for line in lines if "means of x\\u202eevil\\nmeans of nothing" in line or "x\\u202e" in line
         ]
-    assert all(line.isprintable() for line in (told.out + told.err).splitlines())
+    assert all(line.isprintable() for line in (planned.out + planned.err).splitlines())
