@@ -1,7 +1,6 @@
 """A model's coefficients in the units of its columns, with their errors and intervals, from the last state.
 
-States hold those of z, from -1 to 1 between a column's outermost edges. z = (x - middle) / half, so a product
-of z is a sum of products of x, each of which is a term of the model.
+States hold those of z, from -1 to 1 between a column's outermost edges.
 
 P = columns of the design, of which not all have a coefficient.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +18,7 @@ from chorale.spec.analysis_spec import AnalysisSpec, DescribedColumn
 from client.analysis.parts import Part, published_parts
 from client.analysis.tails import above, above_f, beyond, reach
 from crypto.errors import ConfigError
-from strategies.analysis.design import NUMBER, Product, design_of, has_coefficient
+from strategies.analysis.design import NUMBER, design_of, has_coefficient, in_units
 from strategies.analysis.model_state import COEFFICIENTS, COVARIANCE, MODEL_PARTS, ROBUST, TREND
 from strategies.analysis.partition import Family
 from strategies.base import Array, Arrays
@@ -31,10 +29,10 @@ INTERCEPT = "intercept"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """error: the model's, robust_error HC1; with errors by patient those, and the model's; NaN of Cox's.
-    against: the parts that those of the term are compared with; empty of numbers alone. ratio: of odds, rates
-    or hazards, with the ends of its interval; empty of a linear model, and of the intercept. trend: of a Cox
-    model, chi-squared of a change with time."""
+    """error: the model's, robust_error HC1; with errors by patient those, and the model's; NaN of Cox's. With
+    ridge these and what follows from them are NaN. against: the parts that those of the term are compared
+    with; empty of numbers alone. ratio: of odds, rates or hazards, with the ends of its interval; empty of a
+    linear model, and of the intercept. trend: of a Cox model, chi-squared of a change with time."""
 
     term: str
     against: str
@@ -92,22 +90,26 @@ def coefficients_in(
     assert spec.model is not None
     design = design_of(spec.tables)
     size, has_P = len(design), has_coefficient(design, parts_of)
-    units_PP = _in_units(spec, design)
+    units_PP = in_units(spec.tables)
     estimate_P = units_PP @ array_in(state, COEFFICIENTS, (size,), np.float64)
-    is_cox = spec.model.family is Family.COX
-    covariance_PP = array_in(state, COVARIANCE, (size, size), np.float64)
-    robust_PP = covariance_PP if is_cox else array_in(state, ROBUST, (size, size), np.float64)
+    is_cox, has_errors = spec.model.family is Family.COX, spec.model.ridge is None
+    covariance_PP = (
+        array_in(state, COVARIANCE, (size, size), np.float64) if has_errors else np.full((size, size), np.nan)
+    )
+    robust_PP = (
+        array_in(state, ROBUST, (size, size), np.float64) if has_errors and not is_cox else covariance_PP
+    )
     variance_P, robust_P = (
         np.diagonal(units_PP @ each_PP @ units_PP.T) for each_PP in (covariance_PP, robust_PP)
     )
-    if not ((variance_P > 0) & (robust_P >= 0))[has_P].all():
+    if ((variance_P <= 0) | (robust_P < 0))[has_P].any():
         raise ConfigError(f"{COVARIANCE}, {ROBUST}: expected no variance below 0")
     if spec.model.errors == "patient":
         variance_P, robust_P = robust_P, variance_P
         if not (variance_P > 0)[has_P].all():
             raise ConfigError(f"{ROBUST}: expected variances above 0")
     error_P, robust_P = np.sqrt(np.abs(variance_P)), np.sqrt(np.abs(robust_P))
-    if is_cox:
+    if is_cox and has_errors:
         robust_P = np.full(size, np.nan)
         change_P = units_PP @ covariance_PP @ array_in(state, TREND, (size,), np.float64)
     edges = next(column.edges for column in spec.columns if column.name == spec.model.outcome)
@@ -144,7 +146,7 @@ def coefficients_in(
                 low=ends[1],
                 high=ends[2],
                 ratio=tuple(_exponential(end) for end in ends) if has_ratio else (),
-                trend=float(change_P[place] / error) ** 2 if is_cox else None,
+                trend=float(change_P[place] / error) ** 2 if is_cox and has_errors else None,
             )
         )
     return tuple(found)
@@ -156,7 +158,7 @@ def joint_tests(
     """Wald tests of the terms that have several coefficients; then of all, where that is the test against the
     intercept alone and likelihoods are not. Raises ConfigError."""
     design = design_of(spec.tables)
-    units_PP, size = _in_units(spec, design), len(design)
+    units_PP, size = in_units(spec.tables), len(design)
     estimate_P = units_PP @ array_in(state, COEFFICIENTS, (size,), np.float64)
     assert spec.model is not None
     name = ROBUST if spec.model.errors == "patient" else COVARIANCE
@@ -194,25 +196,5 @@ def _named(column: DescribedColumn, parts: Mapping[int, Sequence[Part]], place: 
     return column.name if column.unit is None else f"{column.name} ({column.unit})"
 
 
-def _in_units(spec: AnalysisSpec, design: Sequence[Product]) -> Floats:
-    """From coefficients of z to those of the columns' units, but for the outcome's. Shapes: -> (P, P)."""
-    place_of = {frozenset(factors): place for place, factors in enumerate(design)}
-    units_PP = np.zeros((len(design), len(design)))
-    for place, factors in enumerate(design):
-        numbers = [factor for factor in factors if factor[1] == NUMBER]
-        for count in range(len(numbers) + 1):
-            for left_out in combinations(numbers, count):
-                share = 1.0
-                for column, _ in numbers:
-                    edges = spec.columns[column].edges
-                    assert edges is not None
-                    half = (edges[-1] - edges[0]) / 2.0
-                    share *= (-(edges[0] + half) if (column, NUMBER) in left_out else 1.0) / half
-                # a Cox model has no intercept that it would go into
-                if (into := place_of.get(frozenset(factors).difference(left_out))) is not None:
-                    units_PP[into, place] += share
-    return units_PP
-
-
 def _exponential(value: float) -> float:
-    return math.exp(value) if value < 700.0 else math.inf
+    return math.inf if value >= 700.0 else math.exp(value)

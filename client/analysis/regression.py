@@ -36,6 +36,7 @@ from strategies.analysis.model_state import (
     LIKELIHOOD,
     MODEL_PARTS,
     NULL_LIKELIHOOD,
+    PREVIOUS,
     SQUARES,
     TREND,
     Status,
@@ -81,6 +82,10 @@ BY_PATIENT = (
     "SE (model): as if they had nothing."
 )
 ERRORS = "SE, p and interval are those of the model, by {by}. SE (HC1): without its variance (White 1980)."
+RIDGE = (
+    "A ridge penalty of {ridge:g} on all but the intercept pulls coefficients towards 0: there are no "
+    "standard errors, tests or AIC."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +94,7 @@ class FittedModel:
     errors are normal. residual: standard deviation of a linear model's residuals, in the outcome's unit.
     log_likelihood: None of a Poisson model, whose constant tells how many records have each outcome. tests:
     where it converged, of terms with several coefficients, then of the whole model. left_out: columns of
-    which one part is left. bins: of a Cox model's time."""
+    which one part is left. bins: of a Cox model's time. With ridge there are coefficients alone."""
 
     spec: AnalysisSpec
     model: RegressionSpec
@@ -114,9 +119,11 @@ class FittedModel:
         parts_of = model_parts_in(spec, state)
         coefficients, tests = tuple[Coefficient, ...](), tuple[JointTest, ...]()
         freedom = residual = likelihood = None
-        if not status.is_withheld and COVARIANCE not in state:
+        if not status.is_withheld and PREVIOUS in state:
             status = Status.RUNNING  # steps may have converged
-        elif not status.is_withheld:
+        elif not status.is_withheld and spec.model.ridge is not None:
+            coefficients = coefficients_in(spec, state, parts_of, freedom=None)
+        elif not status.is_withheld and COVARIANCE in state:
             coefficients = coefficients_in(spec, state, parts_of, freedom=None)
             if not coefficients:
                 raise ConfigError(f"{MODEL_PARTS}: expected a coefficient of a model that is fitted")
@@ -177,17 +184,25 @@ class FittedModel:
     def table(self) -> Table:
         """As journals print it."""
         ratio = RATIOS.get(self.model.family)
-        is_cox = self.model.family is Family.COX
-        robust = [] if is_cox else [f"SE ({self._other})"]
-        heads = ["coefficient", "95 % interval", "SE", *robust, self._statistic, "p"]
+        is_cox, has_errors = self.model.family is Family.COX, self.model.ridge is None
+        heads = ["coefficient"]
+        if has_errors:
+            robust = [] if is_cox else [f"SE ({self._other})"]
+            heads += ["95 % interval", "SE", *robust, self._statistic, "p"]
+        if ratio is not None:
+            heads.append(f"{ratio} (95 % interval)" if has_errors else ratio)
+        if is_cox and has_errors:
+            heads.append("change")
         numbers: dict[str, int] = {}
         lines = []
         for each in self.coefficients:
             notes = [AGAINST.format(against=each.against)] if each.against else []
             notes += [MERGED.format(least=self.spec.min_cell)] if each.is_merged else []
-            cells = [_digits(each.estimate), f"{_digits(each.low)} to {_digits(each.high)}"]
-            cells += [_digits(each.error), *([] if is_cox else [_digits(each.robust_error)])]
-            cells += [f"{each.statistic:.2f}", _of_p(each.p)]
+            cells = [_digits(each.estimate)]
+            if has_errors:
+                cells += [f"{_digits(each.low)} to {_digits(each.high)}", _digits(each.error)]
+                cells += [] if is_cox else [_digits(each.robust_error)]
+                cells += [f"{each.statistic:.2f}", _of_p(each.p)]
             if ratio is not None:
                 cells.append(_of_ratio(each.ratio))
             if each.trend is not None:
@@ -196,7 +211,7 @@ class FittedModel:
             lines.append(Line(label=each.term, level=1, cells=tuple(cells), notes=marks))
         return Table(
             title=self.title,
-            heads=(*heads, *([f"{ratio} (95 % interval)"] if ratio else []), *(["change"] if is_cox else [])),
+            heads=tuple(heads),
             lines=tuple(lines),
             notes=(*numbers, *self._notes()),
         )
@@ -222,7 +237,6 @@ class FittedModel:
                 "p": each.p,
             }
             if each.trend is not None:
-                del figures["standard error (HC1)"]
                 figures |= {"change, chi-squared": each.trend, "change, p": above(each.trend, 1)}
             if each.ratio:
                 ratio = RATIOS[self.model.family]
@@ -230,7 +244,10 @@ class FittedModel:
                 figures |= dict(zip(names, each.ratio, strict=True))
             note = "; ".join([*([f"against {each.against}"] if each.against else []), *self._ended])
             for figure, value in figures.items():
-                yield self._record(figure, value if math.isfinite(value) else None, part=each.term, note=note)
+                if not math.isnan(value):
+                    yield self._record(
+                        figure, value if math.isfinite(value) else None, part=each.term, note=note
+                    )
         if not self.coefficients:
             yield self._record("coefficient", None, note=self.in_words)
         if self.residual is not None:
@@ -308,6 +325,9 @@ class FittedModel:
         if self.coefficients and self.model.time is not None:
             bins = "; ".join(self.bins)
             yield BINNED.format(ties=self.model.ties.capitalize(), time=self.model.time, bins=bins)
+        if self.coefficients and self.model.ridge is not None:
+            yield RIDGE.format(ridge=self.model.ridge)
+        elif self.coefficients and self.model.time is not None:
             yield TREND_OF.format(trend="mean rank" if self.model.trend is Trend.RANK else "place")
         elif self.coefficients:
             freedom = f"Student's t with {self.freedom} degrees of freedom"
@@ -390,4 +410,4 @@ def _of_ratio(ratio: tuple[float, ...]) -> str:
     if not ratio:
         return ""
     estimate, low, high = (f"{each:.3g}" for each in ratio)
-    return f"{estimate} ({low} to {high})"
+    return estimate if math.isnan(ratio[1]) else f"{estimate} ({low} to {high})"

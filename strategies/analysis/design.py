@@ -10,12 +10,13 @@ P = columns of the design.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.analysis.partition import Family, Tables
+from strategies.base import FloatArray
 
 NUMBER = 0  # in place of a part
 Factor = tuple[int, int]  # place of a column, and NUMBER or its published part, from 1 on
@@ -41,3 +42,26 @@ def has_coefficient(design: Sequence[Product], parts_of: Mapping[int, Sequence[i
     return np.array(
         [all(part == NUMBER or part <= max(parts_of[place]) for place, part in each) for each in design]
     )
+
+
+def in_units(tables: Tables) -> FloatArray:
+    """From coefficients of z to those of the columns' units, but for the outcome's. Shapes: -> (P, P).
+
+    z = (x - middle) / half, so a product of z is a sum of products of x, each of which is a term, too.
+    """
+    design = design_of(tables)
+    place_of = {frozenset(factors): place for place, factors in enumerate(design)}
+    units_PP = np.zeros((len(design), len(design)))
+    for place, factors in enumerate(design):
+        numbers = [factor for factor in factors if factor[1] == NUMBER]
+        for count in range(len(numbers) + 1):
+            for left_out in combinations(numbers, count):
+                share = 1.0
+                for column, _ in numbers:
+                    edges = tables.partitions[column].edges
+                    half = (edges[-1] - edges[0]) / 2.0
+                    share *= (-(edges[0] + half) if (column, NUMBER) in left_out else 1.0) / half
+                # a Cox model has no intercept that it would go into
+                if (into := place_of.get(frozenset(factors).difference(left_out))) is not None:
+                    units_PP[into, place] += share
+    return units_PP

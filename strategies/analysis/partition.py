@@ -57,14 +57,16 @@ class Model:
     """A regression beside the tables. outcome: place of its column. terms: each a product of the columns at
     these places; an intercept stands before them. It is about the records without any missing value.
     by_patient: whether errors allow for what records of one patient have in common. offset: place of the
-    exposure of a Poisson model, whose logarithm adds to its predictor. The others are of a Cox model: places
-    of its time, and of columns by whose parts it has a baseline each."""
+    exposure of a Poisson model, whose logarithm adds to its predictor. ridge: half of it times the squares of
+    the coefficients is taken from the log-likelihood; None: it has errors. The others are of a Cox model:
+    places of its time, and of columns by whose parts it has a baseline each."""
 
     outcome: int
     family: Family
     terms: tuple[tuple[int, ...], ...]
     by_patient: bool = False
     offset: int | None = None
+    ridge: float | None = None
     time: int | None = None
     strata: tuple[int, ...] = ()
     ties: Ties = Ties.EFRON

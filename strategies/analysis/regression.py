@@ -12,20 +12,24 @@ number of records by more than a few times; its first step is from the outcomes 
 Nelder, "Generalized Linear Models", 1989, 2.5), for from zeros it takes ten. Of a Cox model information and
 gradient follow from other sums (cox.py), and there is no HC1.
 
+With a ridge penalty (Hoerl and Kennard, "Ridge Regression: Biased Estimation for Nonorthogonal Problems",
+1970; le Cessie and van Houwelingen, "Ridge Estimators in Logistic Regression", 1992) all of this is of the
+penalized log-likelihood; coefficients are all that is published, and no outer products are summed.
+
 P = columns of the design.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity
 from strategies.analysis.counts import IMPLAUSIBLE, ROW_COUNTS
 from strategies.analysis.cox import cox_fit, cox_quantities
-from strategies.analysis.design import design_of
+from strategies.analysis.design import design_of, in_units
 from strategies.analysis.model_state import (
     COEFFICIENTS,
     COVARIANCE,
@@ -51,7 +55,7 @@ from strategies.analysis.model_sums import (
     model_quantity,
     rounding_error,
 )
-from strategies.analysis.partition import Family, Tables
+from strategies.analysis.partition import Family, Model, Tables
 from strategies.analysis.values import SHARE
 from strategies.base import Array, Arrays, FloatArray, PhaseContext, PhaseResult, total_of
 from strategies.exact import cholesky, product, solved
@@ -152,12 +156,12 @@ class ModelFitPhase:
 
     def quantities(self, context: PhaseContext) -> tuple[Quantity, ...]:
         """Shapes: as of a step, and (P, P); by patient (P,) and (2,): all, and those beyond REACH. Of a
-        Cox model those of a step alone."""
-        found = _quantities(self.tables, context)
-        if _family(self.tables) is Family.COX:
+        Cox model, and with ridge, those of a step alone."""
+        found, model = _quantities(self.tables, context), _model(self.tables)
+        if model.family is Family.COX or model.ridge is not None:
             return found
-        size, residual = len(design_of(self.tables)), BOUNDS[_family(self.tables)].residual
-        if not _by_patient(self.tables):
+        size, residual = len(design_of(self.tables)), BOUNDS[model.family].residual
+        if not model.by_patient:
             return (*found, model_quantity(OUTER, (size, size), residual * residual, context))
         # squares of sums are at most REACH times the sums, which are at most those of the residuals
         fourth = model_quantity(FOURTH, (size,), REACH * REACH * REACH * residual, context)
@@ -173,8 +177,8 @@ class ModelFitPhase:
 
     def next_state(self, context: PhaseContext, sums: Mapping[str, Array]) -> PhaseResult:
         """Write covariances, and how the fit ended. Nothing of sums that no records give."""
-        state, status = {**context.state}, status_in(context.state)
-        before_P, last = state.pop(PREVIOUS), float(state.pop(DECREMENT))
+        state, status, model = {**context.state}, status_in(context.state), _model(self.tables)
+        before_P, last, _ = (state.pop(name) for name in (PREVIOUS, DECREMENT, LIKELIHOOD))
         if status.is_withheld:
             return PhaseResult(state={**state, COEFFICIENTS: np.zeros(len(before_P))})
         quantities = self.quantities(context)
@@ -193,26 +197,25 @@ class ModelFitPhase:
             status = Status.NOT_CONVERGED
             if not fit.is_beyond and _is_last(now, step_P, present_P):
                 status = Status.CONVERGED
-            elif SLOW * last < now < 1.0:
+            elif SLOW * float(last) < now < 1.0:
                 status = Status.SEPARATED
+        if model.ridge is not None:
+            return PhaseResult(state=with_status(state, status))
         if fit.trend_P is not None:
             state |= {LIKELIHOOD: np.array(likelihood), COVARIANCE: inverse_PP}
             state[TREND] = np.where(used_P, fit.trend_P, 0.0)
             return PhaseResult(state=with_status(state, status))
         records = float(state[ROW_COUNTS][0])
         freedom = records - float(np.count_nonzero(used_P))
-        model, variance = self.tables.model, 1.0
-        assert model is not None
+        variance = 1.0 / _outcome_unit(self.tables)
         if model.family is Family.LINEAR:
             # of an exact fit there are none but for rounding
             squares = max(-2.0 * likelihood, fit.likelihood_error)
             state[SQUARES] = np.array(squares)
             variance = squares / freedom
-        elif model.family is Family.POISSON:
-            variance = 1.0 / self.tables.partitions[model.outcome].edges[-1]
         outer_PP = np.where(used_P & used_P[:, None], sums[OUTER], 0.0)
         correction = records / freedom
-        if _by_patient(self.tables):
+        if model.by_patient:
             patients, large = (int(each) for each in sums[PATIENTS])
             fourth_P = sums[FOURTH] + rounding_error(quantities[-2], context.members)
             if not 0 <= large <= patients <= records:
@@ -242,10 +245,6 @@ class ModelFitPhase:
         return {}
 
 
-def _by_patient(tables: Tables) -> bool:
-    return tables.model is not None and tables.model.by_patient
-
-
 def _has_large_patient(square_U: FloatArray, fourth_U: FloatArray) -> bool:
     """Whether a patient may make more than SHARE of the squares that another leaves. Their squares a and b
     have a^2 + b^2 <= the fourth powers, so b + SHARE a <= sqrt((1 + SHARE^2) fourth powers)."""
@@ -254,15 +253,22 @@ def _has_large_patient(square_U: FloatArray, fourth_U: FloatArray) -> bool:
     return not (is_of_many_U & (square_U > 0.0)).all()
 
 
-def _family(tables: Tables) -> Family:
+def _model(tables: Tables) -> Model:
     assert tables.model is not None
-    return tables.model.family
+    return tables.model
+
+
+def _outcome_unit(tables: Tables) -> float:
+    """By which log-likelihoods are divided."""
+    model = _model(tables)
+    return tables.partitions[model.outcome].edges[-1] if model.family is Family.POISSON else 1.0
 
 
 def _quantities(tables: Tables, context: PhaseContext) -> tuple[Quantity, ...]:
-    if _family(tables) is Family.COX:
+    family = _model(tables).family
+    if family is Family.COX:
         return cox_quantities(tables, context)
-    size, bounds = len(design_of(tables)), BOUNDS[_family(tables)]
+    size, bounds = len(design_of(tables)), BOUNDS[family]
     return (
         model_quantity(INFORMATION, (size, size), bounds.weight, context),
         model_quantity(GRADIENT, (size,), bounds.residual, context),
@@ -276,21 +282,40 @@ def _fit(
 ) -> Fit | None:
     """None of sums that no records give: matrices are those of squares, and no log-likelihood is above 0, as
     a Poisson outcome is at most 1 here. A silo can send others, with which no variance would be one."""
-    if _family(tables) is Family.COX:
-        return cox_fit(tables, quantities, context, sums)
+    if _model(tables).family is Family.COX:
+        fit = cox_fit(tables, quantities, context, sums)
+        return None if fit is None else _penalized(fit, tables, context.state[COEFFICIENTS])
     for each in quantities:
         room = PLAUSIBLE_AT * each.bound + rounding_error(each, context.members)
         if each.name == LIKELIHOODS and float(sums[each.name]) > room:
             return None
         if len(each.shape) == 2 and not is_of_squares(np.asarray(sums[each.name], np.float64), room):
             return None
-    return Fit(
+    fit = Fit(
         information_PP=np.asarray(sums[INFORMATION], np.float64),
         gradient_P=np.asarray(sums[GRADIENT], np.float64),
         likelihood=float(sums[LIKELIHOODS]),
         is_beyond=int(sums[BEYOND]) > 0,
         information_error=rounding_error(quantities[0], context.members),
         likelihood_error=rounding_error(quantities[2], context.members),
+    )
+    return _penalized(fit, tables, context.state[COEFFICIENTS])
+
+
+def _penalized(fit: Fit, tables: Tables, coefficient_P: FloatArray) -> Fit:
+    """By the coefficients in the columns' units, but for the outcome's and the intercept."""
+    ridge = _model(tables).ridge
+    if ridge is None:
+        return fit
+    units_PP = in_units(tables)[[bool(factors) for factors in design_of(tables)]]
+    penalty_PP = ridge / _outcome_unit(tables) * product(units_PP.T, units_PP)
+    slope_P = product(penalty_PP, coefficient_P[:, None])[:, 0]
+    return replace(
+        fit,
+        information_PP=fit.information_PP + penalty_PP,
+        gradient_P=fit.gradient_P - slope_P,
+        likelihood=fit.likelihood - float(product(coefficient_P[None], slope_P[:, None])[0, 0]) / 2.0,
+        trend_P=None,
     )
 
 
@@ -322,12 +347,9 @@ def _decrement(
     used_P: Array,
 ) -> float:
     """Squared length of a step, in standard errors."""
-    assert tables.model is not None
     squared = float(product(gradient_P[None], step_P[:, None])[0, 0])
-    if tables.model.family is Family.POISSON:
-        return squared * tables.partitions[tables.model.outcome].edges[-1]
-    if tables.model.family in (Family.LOGISTIC, Family.COX):
-        return squared
+    if _model(tables).family is not Family.LINEAR:
+        return squared * _outcome_unit(tables)
     freedom = float(state[ROW_COUNTS][0]) - float(np.count_nonzero(used_P))
     squares = -2.0 * likelihood
     return squared * freedom / squares if squares > 0.0 else 0.0

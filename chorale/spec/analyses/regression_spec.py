@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from chorale.spec.fields import SpecPart
+from chorale.spec.fields import Number, SpecPart
 from chorale.spec.samples.column_specs import Heading
 from strategies.analysis.partition import Family, Model, Ties, Trend
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MOST_TERMS = 100
 MOST_FACTORS = 3  # columns of a term
 MOST_ITERATIONS = 50
+MOST_RIDGE = 1e12  # of records in the millions and numbers in the thousands
 MOST_EXPOSURE = 1_000.0  # times the least: a logarithm of it stays within what a record adds to a sum
 
 
@@ -48,6 +49,14 @@ class RegressionSpec(SpecPart):
         description="record: standard errors as if records were independent; patient: they allow for what "
         "the records of one patient at a silo have in common (cluster-robust), and a silo whose settings do "
         "not say whose a record is (data.unit) refuses the job",
+    )
+    ridge: Number | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_RIDGE,
+        description="a penalty: half of it times the sum of the squared coefficients, in the units of the "
+        "results and without the intercept's, is taken from the log-likelihood, of a linear model from half "
+        "the squares of its residuals; results have coefficients alone, for no errors are valid; null: none",
     )
     iterations: int = Field(
         default=10, ge=2, le=MOST_ITERATIONS, description="steps at most; each is one sum over all silos"
@@ -94,7 +103,8 @@ class RegressionSpec(SpecPart):
         per = "".join(f" per {name}" for name in self._exposure)
         over = "" if self.time is None else f" over bins of {self.time}"
         over += f", with a baseline each of {', '.join(self.strata)}" if self.strata else ""
-        model = f"{self.family} model of {self.outcome}{per} by {terms}{over}{errors}"
+        ridge = "" if self.ridge is None else f", with a ridge penalty of {self.ridge:g}"
+        model = f"{self.family} model of {self.outcome}{per} by {terms}{over}{errors}{ridge}"
         return f"fits a {model} in {self.iterations} steps at most"
 
     def placed(self, names: Mapping[str, int]) -> Model:
@@ -105,6 +115,7 @@ class RegressionSpec(SpecPart):
             terms=tuple(tuple(names[name] for name in term) for term in self.terms),
             by_patient=self.errors == "patient",
             offset=None if self.offset is None else names[self.offset],
+            ridge=self.ridge,
             time=None if self.time is None else names[self.time],
             strata=tuple(names[name] for name in self.strata),
             ties=self.ties,
@@ -174,6 +185,8 @@ class RegressionSpec(SpecPart):
             raise ValueError("strata: expected with a cox model alone")
         if self.time is not None and self.errors == "patient":
             raise ValueError("errors: expected record with a cox model")
+        if self.ridge is not None and self.errors == "patient":
+            raise ValueError("errors: not allowed with ridge, whose coefficients have none")
         alone = [name for name in (self.outcome, self.time, *self.strata) if name is not None]
         if both := [name for name, times in Counter(alone).items() if times > 1]:
             raise ValueError(f"model: {both[0]} is two of outcome, time and strata")

@@ -55,9 +55,9 @@ FIRST_MEAN = 0.1  # added to an outcome, in its units: none is 0
 
 
 def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last: bool) -> dict[str, Array]:
-    """Information, gradient and log-likelihood, and whether a record's mean is beyond what fits; is_last: and
-    the outer products of the records' gradients, or of each patient's sum of them, with its fourth powers and
-    how many patients there are. Zeros where the model needs none any more.
+    """Information, gradient and log-likelihood, and whether a record's mean is beyond what fits; is_last:
+    and without ridge the outer products of the records' gradients, or of each patient's sum of them, with its
+    fourth powers and how many patients there are. Zeros where the model needs none any more.
 
     Shapes: (P, P), (P,), (), (), and (P, P), (P,), (2,); of a Cox model those of `cox_quantities`. Raises
     ConfigError for a state that does not say where it is.
@@ -67,6 +67,7 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
         return _cox_sums(table, tables, state, is_last=is_last)
     status, size = status_in(state), len(design_of(tables))
     information_PP, outer_PP, gradient_P = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
+    has_outer = is_last and _model(tables).ridge is None
     likelihood, beyond = 0.0, 0
     by_patient = is_last and _model(tables).by_patient
     owner_N = _patients(table) if by_patient else None
@@ -89,7 +90,7 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
             beyond |= at.is_beyond
             if owner_N is not None:
                 np.add.at(score_UP, owner_N[rows], score_B[:, None] * design_BP)
-            elif is_last:
+            elif has_outer:
                 outer_PP += design_BP.T @ ((score_B * score_B)[:, None] * design_BP)
         is_far_U = (np.abs(score_UP) > REACH).any(axis=1)
         patients = np.array([len(score_UP), np.count_nonzero(is_far_U)])
@@ -104,7 +105,7 @@ def model_sums(table: DescribedTable, tables: Tables, state: Arrays, *, is_last:
     }
     if by_patient:
         sums |= {FOURTH: fourth_P, PATIENTS: patients}
-    return {**sums, OUTER: outer_PP} if is_last else sums
+    return {**sums, OUTER: outer_PP} if has_outer else sums
 
 
 def _patients(table: DescribedTable) -> Indices:
