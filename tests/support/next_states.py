@@ -105,6 +105,27 @@ ANALYSES: Mapping[str, Mapping[str, Any]] = {
     "analysis": {"group": "ward"},
     "analysis_ungrouped": {},
     "analysis_noised": {"group": "ward", "privacy": {"epsilon": 1.0, "statistics_noise_multiplier": 4.0}},
+    **{
+        f"analysis_{family}{'' if ridge is None else '_ridge'}": {
+            "columns": summed_records.columns(
+                (outcome, *dict.fromkeys(name for term in terms for name in term))
+            ),
+            "model": {
+                "outcome": outcome,
+                "family": family,
+                "terms": terms,
+                "ridge": ridge,
+                "iterations": most,
+            },
+        }
+        # as many steps as change something
+        for family, outcome, terms, most in (
+            ("linear", "pulse", (("age",), ("ward",), ("age", "ward")), 2),
+            ("logistic", "ill", (("pulse",), ("age",), ("pulse", "age")), 4),
+            ("poisson", "age", (("pulse",), ("ward",)), 5),
+        )
+        for ridge in (None, 500.0)
+    },
 }
 
 
@@ -200,7 +221,7 @@ def job_spec(variant: str) -> JobSpec:
 
 
 def analysis_spec(variant: str) -> AnalysisSpec:
-    """Of records in five columns."""
+    """Of records that names give."""
     return AnalysisSpec.model_validate(
         {
             "kind": "analysis",

@@ -1,19 +1,29 @@
 """Records from names, and what silos would add up of them for an analysis: for vectors of its states.
 
-N = records, K = measured columns, G = parts of the group.
+N = records, K = measured columns, G = parts of the group, P = columns of a model's design.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from chorale.spec.analysis_spec import AnalysisSpec
+from silo_agent.training.analysis.cells import cell_counts, cell_values
+from silo_agent.training.analysis.model import FIRST_MEAN
+from silo_agent.training.analysis.table import DescribedTable
 from strategies.analysis.counts import CELLS, ROWS
+from strategies.analysis.design import NUMBER, design_of
+from strategies.analysis.model_state import COEFFICIENTS, ITERATIONS, MODEL_PARTS, used_in
+from strategies.analysis.model_sums import BEYOND
+from strategies.analysis.partition import Family
+from strategies.analysis.regression import GRADIENT, INFORMATION, LIKELIHOODS, OUTER
 from strategies.analysis.values import NUMBERS, SQUARES, SUMS
 from strategies.base import Array, Arrays
+from strategies.exact import exponential, logarithm, product, total
 
 RECORDS = 1000
 # of each column where its parts end; categories by the same numbers, and which columns have means
@@ -23,19 +33,21 @@ ENDS = {
     "age": (0, 40, 80, 120, 124, 254, 256),
     "pain": (0, 100, 180, 240, 252, 256),
     "weight": (60, 124, 188),
+    "ill": (0, 160, 256),
 }
+DESCRIBED = ("ward", "pulse", "age", "pain", "weight")
 MEASURED = ("pulse", "weight")
-CATEGORIES = ("ward", "pain")
-MISSING_BITS = {"ward": 9, "pulse": 7, "age": 3, "pain": 5, "weight": 2}  # one of 2^bits records
+CATEGORIES = ("ward", "pain", "ill")
+MISSING_BITS = {"ward": 9, "pulse": 7, "age": 3, "pain": 5, "weight": 2, "ill": 6}  # one of 2^bits records
 
 
-def columns() -> list[dict[str, Any]]:
+def columns(names: Sequence[str] = DESCRIBED) -> list[dict[str, Any]]:
     """As a job describes them."""
     return [
-        {"name": name, "categories": [f"{name}-{part}" for part in range(len(ends) - 1)]}
+        {"name": name, "categories": [f"{name}-{part}" for part in range(len(ENDS[name]) - 1)]}
         if name in CATEGORIES
-        else {"name": name, "edges": ends, "show": ["mean" if name in MEASURED else "counts"]}
-        for name, ends in ENDS.items()
+        else {"name": name, "edges": ENDS[name], "show": ["mean" if name in MEASURED else "counts"]}
+        for name in names
     ]
 
 
@@ -61,7 +73,9 @@ def parts(name: str) -> Array:
 
 
 def sums(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
-    """All quantities of both phases; those of the second are 0 before the state has parts of the group."""
+    """All quantities of all phases; those of later ones are 0 before the state has what they are of."""
+    if spec.model is not None:
+        return _of_model(spec, state)
     tables, names = spec.tables, [column.name for column in spec.columns]
     group_N = np.zeros(RECORDS, np.int64) if spec.group is None else parts(spec.group)
     cells = []
@@ -78,3 +92,57 @@ def sums(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
         for power in range(3):
             np.add.at(by_power_3KG[power, row], row_N, z_N**power)
     return {**found, NUMBERS: by_power_3KG[0], SUMS: by_power_3KG[1], SQUARES: by_power_3KG[2]}
+
+
+def _of_model(spec: AnalysisSpec, state: Arrays) -> dict[str, Array]:
+    """Counts and values as silos sum them, without a rounded digit; of a step by exact operations."""
+    tables, table = spec.tables, _table(spec)
+    found = {**cell_counts(table, tables), **cell_values(table, tables, state)}
+    if COEFFICIENTS not in state:
+        return found
+    design = design_of(tables)
+    design_NP = np.ones((table.records, len(design)))
+    for column, factors in enumerate(design):
+        for place, part in factors:
+            published_N = None if part == NUMBER else state[f"{MODEL_PARTS}{place}"][table.parts_NC[:, place]]
+            z_N = table.z_NK[:, tables.measured.index(place)] if published_N is None else published_N == part
+            design_NP[:, column] *= z_N
+    design_NP = np.where(used_in(tables, state), design_NP, 0.0)
+    predictor_N = product(design_NP, state[COEFFICIENTS][:, None])[:, 0]
+    assert tables.model is not None
+    outcome, family = tables.model.outcome, tables.model.family
+    if family is Family.LOGISTIC:
+        outcome_N = np.asarray(table.parts_NC[:, outcome] == 1, np.float64)
+        mean_N = 1.0 / (1.0 + exponential(-predictor_N))
+        weight_N = mean_N * (1.0 - mean_N)
+        likelihood_N = outcome_N * predictor_N - logarithm(1.0 + exponential(predictor_N))
+    elif family is Family.LINEAR:
+        outcome_N, mean_N = table.z_NK[:, tables.measured.index(outcome)], predictor_N
+        weight_N = np.ones(table.records)
+        likelihood_N = (outcome_N - mean_N) * (outcome_N - mean_N) / -2.0
+    else:
+        outcome_N = (table.z_NK[:, tables.measured.index(outcome)] + 1.0) / 2.0  # its lowest edge is 0
+        mean_N = weight_N = exponential(predictor_N)
+        likelihood_N = outcome_N * predictor_N - mean_N
+    score_N = outcome_N - mean_N
+    if family is Family.POISSON and int(state[ITERATIONS]) == 0:
+        weight_N = outcome_N + FIRST_MEAN / ENDS[spec.columns[outcome].name][-1]
+        score_N = weight_N * logarithm(weight_N) + outcome_N - weight_N
+    return found | {
+        INFORMATION: product(design_NP.T, weight_N[:, None] * design_NP),
+        GRADIENT: product(design_NP.T, score_N[:, None])[:, 0],
+        LIKELIHOODS: total(likelihood_N),
+        BEYOND: np.zeros((), np.int64),
+        OUTER: product(design_NP.T, (score_N * score_N)[:, None] * design_NP),
+    }
+
+
+def _table(spec: AnalysisSpec) -> DescribedTable:
+    """Of the complete records. Each z is a multiple of 1/128."""
+    z_KN = []
+    for place in spec.tables.measured:
+        ends = ENDS[spec.columns[place].name]
+        half = (ends[-1] - ends[0]) / 2.0
+        z_KN.append((values(spec.columns[place].name)[0] - ends[0] - half) / half)
+    parts_NC = np.stack([parts(column.name) for column in spec.columns], axis=1)
+    return DescribedTable(parts_NC=parts_NC, z_NK=np.stack(z_KN, axis=1), name="ward").complete(spec.tables)
