@@ -168,6 +168,7 @@ class Phase(Protocol):
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
         """Numbers for the phase's record, of any sums, tagged or not. The coordinator's alone."""
+        return {}
 
 
 class SummedBeside(Protocol):
