@@ -12,6 +12,7 @@ call. No ledger counts the analysis. Source: docs/simulation.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.state import GlobalState
@@ -23,7 +24,7 @@ from silo_agent.training.phase_input import PhaseRequest, described_values, enco
 from simulation.engine import unsigned_job
 from simulation.results import PhaseReport
 from simulation.silos import Answer, rounding_bytes
-from simulation.sums import SecureSum, needs_words, result_of
+from simulation.sums import SecureSum, needs_words, phase_sums, result_of
 from strategies.analysis.method import FIRST_STATE
 
 
@@ -63,7 +64,7 @@ class AnalysisSimulation:
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=1)
         request = PhaseRequest.of(self.job, key, self.state, members=len(self._tables))
         answers = [self._answer(request, name) for name in sorted(self._tables)]
-        result = result_of(request, answers, secure=self._secure)
+        result = result_of(request, answers, partial(phase_sums, secure=self._secure))
         if result.state is not None:
             self.state = dict(result.state)
         report = PhaseReport.of(phase, answers, result)

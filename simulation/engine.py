@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chorale.job import Job, SignedJob
+from chorale.job import Job
 from chorale.results import JobResults, RoundResult
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec
@@ -43,7 +43,8 @@ from simulation.processes import ProcessPool
 from simulation.results import PERSONAL, PhaseReport, listed, round_result
 from simulation.silos import Answer, Answered, Compute, Locals, SilosHere, built_in, unwatched
 from simulation.stored import KeptFile, Scratch
-from simulation.sums import SecureSum, needs_words, result_of
+from simulation.sums import SecureSum, needs_words, phase_sums, result_of
+from strategies.base import Array
 from strategies.figure import Figure, figure_in
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.evaluation import ACCURACY as PERSONAL_ACCURACY
@@ -357,12 +358,15 @@ class Simulation:
         )
         if all(answer.refused == Refusal.POLICY for answer in answers):
             raise PolicyRefusal(answers[0].message)  # of the job: no later round would have a sum
-        result = result_of(request, answers, secure=self._secure, self_mask_seeds=self._self_mask_seeds)
+        result = result_of(request, answers, self._sums, self_mask_seeds=self._self_mask_seeds)
         if result.state is not None:
             kept = self._kept([answer for answer in answers if not answer.refused])
             local = {**self.progress.local, **kept}
             self.progress = replace(self.progress, state=dict(result.state), local=local)
         return PhaseReport.of(phase, answers, result)
+
+    def _sums(self, request: PhaseRequest, answers: Sequence[Answer]) -> Mapping[str, Array]:
+        return phase_sums(request, answers, secure=self._secure)
 
     def _watch(self, step: Step) -> Answered:
         return unwatched if self._answered is None else partial(self._answered, step)
@@ -379,6 +383,4 @@ class Simulation:
 def unsigned_job(spec: AnySpec, state: GlobalState) -> Job:
     """The job as it would be signed, with no operator behind it. Raises ConfigError."""
     digest = state_digest(state_to_bytes(state))
-    filled = spec.filled(nonce=spec.nonce or NO_NONCE, initial_state=digest)
-    signed = SignedJob(spec_bytes=filled.to_yaml(), signature=b"", operator_certificate=b"")
-    return Job(spec=filled, signed=signed, operator="")
+    return Job.unsigned(spec.filled(nonce=spec.nonce or NO_NONCE, initial_state=digest))

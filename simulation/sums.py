@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Self
@@ -28,34 +28,42 @@ def needs_words(layout: Layout) -> bool:
     return any(each.noise is not None or each.projection is not None for each in layout.quantities)
 
 
+Sums = Callable[[PhaseRequest, Sequence[Answer]], Mapping[str, Array]]
+
+
 def result_of(
     request: PhaseRequest,
     answers: Sequence[Answer],
+    sums_of: Sums,
     *,
-    secure: SecureSum | None,
     self_mask_seeds: Mapping[str, bytes] | None = None,
 ) -> PhaseResult:
-    """What a phase does to the state, with all figures and tables of its record.
-
-    answers: of all silos that it names. secure: None: sums are of numbers, or of words where there are words.
-    """
-    job, phase, layout = request.job, request.key.phase, request.layout
-    here = [answer for answer in answers if not answer.refused]
+    """What a phase does to the state, with all figures and tables of its record. answers: of all silos that
+    it names. sums_of: gives their sums, where few enough refused."""
+    job, phase = request.job, request.key.phase
+    here = [answer.silo for answer in answers if not answer.refused]
     if len(here) < request.rule.min_survivors:
         return PhaseResult(state=None, reason="too-few-silos")
-    words = {answer.silo: answer.encoded for answer in here if answer.encoded is not None}
-    if secure is not None:
-        digest = state_digest(state_to_bytes(request.context.state))
-        sums = secure.sums(request, tuple(answer.silo for answer in answers), words, digest)
-    else:
-        sums = word_sums(layout, words.values()) if words else plain_sums(layout, here)
+    sums = sums_of(request, answers)
     context = replace(request.context, survivors=len(here))
     figures = job.figures(phase, context, sums)
-    tagged = {each.name: sums[each.name] for each in layout.quantities if each.is_tagged}
-    seeds = None if self_mask_seeds is None else {each.silo: self_mask_seeds[each.silo] for each in here}
+    tagged = {each.name: sums[each.name] for each in request.layout.quantities if each.is_tagged}
+    seeds = None if self_mask_seeds is None else {silo: self_mask_seeds[silo] for silo in here}
     result = job.next_state(phase, request.context, tagged, survivors=len(here), self_mask_seeds=seeds)
     tables = job.tables(phase, context, sums)
     return replace(result, figures={**figures, **result.figures}, tables=tables)
+
+
+def phase_sums(
+    request: PhaseRequest, answers: Sequence[Answer], *, secure: SecureSum | None
+) -> Mapping[str, Array]:
+    """Under masks, or plain: of words where answers have them, else of their values."""
+    layout, here = request.layout, [answer for answer in answers if not answer.refused]
+    words = {answer.silo: answer.encoded for answer in here if answer.encoded is not None}
+    if secure is None:
+        return word_sums(layout, words.values()) if words else plain_sums(layout, here)
+    digest = state_digest(state_to_bytes(request.context.state))
+    return secure.sums(request, tuple(answer.silo for answer in answers), words, digest)
 
 
 def plain_sums(layout: Layout, answers: Sequence[Answer]) -> dict[str, Array]:

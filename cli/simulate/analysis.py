@@ -14,7 +14,6 @@ from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import phase_kind
 from cli.analysis.rendering import FORMS, render
 from cli.given_data import DataOptions
-from client.analysis.formula import with_terms
 from client.analysis.submission import analysis_of
 from client.submission import NEVER, solved
 from crypto.errors import ConfigError, printable
@@ -54,7 +53,6 @@ def simulate_analysis(
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out: {out} is a file, expected a folder")
     values = {"not_after": NEVER, **parse_mapping(read_limited(file, MAX_BYTES), source=str(file))}
-    values = dict(with_terms(values, source=str(file)))
     listed = values.get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
     spec = analysis_of(values, source=str(file), silos=names if options.silo_files or silos else ())
