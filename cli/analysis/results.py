@@ -44,7 +44,7 @@ def results(
 ) -> None:
     """Show what an analysis of one's own published. ID: the first digits of the job digest.
 
-    text, md and html are a table 1, html with charts. csv and json have each figure by itself, with a note of
+    text and html are a table 1, html with charts. csv and json have each figure by itself, with a note of
     how it is rounded or that it is withheld.
     """
     if out is not None:

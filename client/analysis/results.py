@@ -47,11 +47,6 @@ class AnalysisResults:
         """Aligned columns, for a terminal."""
         return self.described.to_text() + ("" if self.further is None else f"\n{self.further.to_text()}")
 
-    def to_markdown(self) -> str:
-        """GitHub's Markdown."""
-        further = "" if self.further is None else f"\n{self.further.to_markdown()}"
-        return self.described.to_markdown() + further
-
     def to_csv(self) -> str:
         """The rows of `frame`, which see; value is empty where a figure is withheld."""
         return comma_separated([*self.records()], FIELDS)

@@ -28,7 +28,6 @@ from tests.unit.cli.conftest import Calls, Desk
 BEGINS = {
     "text": "table-one by sex",
     "csv": "column,figure,",
-    "md": "**table-one",
     "html": "<!doctype",
     "json": "{",
 }
@@ -91,7 +90,7 @@ def test_survival_curves_are_written_in_each_form(form: str, tmp_path: Path) -> 
 
 
 def test_an_unknown_form_is_refused() -> None:
-    with pytest.raises(ConfigError, match="format: expected one of text, csv, md, html, json, got pdf"):
+    with pytest.raises(ConfigError, match="format: expected one of text, csv, html, json, got pdf"):
         render(*by_sex(), "pdf")
 
 
@@ -168,7 +167,7 @@ def test_results_stand_against_those_of_another_analysis(
     assert "0.0" in shown.out
     refused = chorale(*asked, "--format", "html")
     assert refused.code != 0
-    assert "--against: expected --format text or csv or md or json, got html" in refused.err
+    assert "--against: expected --format text or csv or json, got html" in refused.err
 
 
 HOSTILE = "x\u202eevil\nmeans of nothing"
