@@ -313,14 +313,14 @@ Change = Callable[[State], object]
 FINER = counted(2, [0, 1, 1, 0], [52, 120], [0, 1, 2, 0], [[32, 30, 38], [20, 26, 26]])
 LIES: dict[str, tuple[Change, str]] = {
     "no counts": (lambda state: state.pop(ROWS), "there are no results"),
-    "no cells": (lambda state: state.pop(f"{CELL_COUNTS}0"), "expected an array method/cell_counts/0"),
-    "half a mean": (lambda state: state.pop(f"{MEANS}0"), "expected an array method/means/0"),
+    "no cells": (lambda state: state.pop(f"{CELL_COUNTS}0"), "cell_counts/0: expected int64 .* got none"),
+    "half a mean": (lambda state: state.pop(f"{MEANS}0"), "means/0: expected float64 .* got none"),
     "type": (
         lambda state: state.update({ROW_COUNTS: np.array([100.0, 72.0])}),
-        "type int64, got one of shape .2,. and type float64",
+        "expected int64 of shape .2,., got float64 of shape .2,.",
     ),
-    "shape": (lambda state: state.update({ROWS: whole([0, 1])}), "of shape .3,. and type int64"),
-    "rank": (lambda state: state.update({ROWS: whole(0)}), "got one of shape .. and"),
+    "shape": (lambda state: state.update({ROWS: whole([0, 1])}), "expected int64 of shape .3,."),
+    "rank": (lambda state: state.update({ROWS: whole(0)}), "got int64 of shape ..$"),
     "few": (lambda state: state.update({ROW_COUNTS: whole([163, 9])}), "expected counts from 10 to"),
     "many": (
         lambda state: state.update({f"{PART_COUNTS}0": whole([1 << 62] * 4)}),
@@ -349,8 +349,8 @@ LIES: dict[str, tuple[Change, str]] = {
         "method/cell_counts/0: expected cells that add up",
     ),
     "flag": (lambda state: state[f"{SHOWN}0"].fill(2), "expected 0 and 1, got 2"),
-    "no number": (lambda state: state[f"{MEANS}0"].fill(np.nan), "expected means between"),
-    "infinite": (lambda state: state[f"{DEVIATIONS}0"].fill(np.inf), "expected deviations from 0 to 40"),
+    "no number": (lambda state: state[f"{MEANS}0"].fill(np.nan), "expected finite numbers"),
+    "infinite": (lambda state: state[f"{DEVIATIONS}0"].fill(np.inf), "expected finite numbers"),
     "below": (lambda state: state[f"{DEVIATIONS}0"].fill(-1), "expected deviations from 0 to 40"),
     "outside": (lambda state: state[f"{MEANS}0"].fill(1e9), "expected means between"),
 }  # fmt: skip
