@@ -28,7 +28,7 @@ from chorale.job import sign_job
 from chorale.results import JobResults, RoundResult
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import described_analysis, described_job, open_model
+from chorale.spec.model_file import described_job, open_model
 from chorale.transport.tls import load_authority
 from client.analysis.results import AnalysisResults
 from client.analysis.submission import analysis_of, prepared_analysis, read_analysis
@@ -135,9 +135,7 @@ class Federation:
         Raises ConfigError for another kind of job, and before anything was counted.
         """
         with connect(self.settings) as (operations, _):
-            digest = _find(operations, job)
-            state, facts = open_model(b"".join(operations.fetch(digest)[1]))
-        return AnalysisResults.of(described_analysis(facts, source=f"job {digest.hex()[:SHORT]}"), state)
+            return AnalysisResults.fetched(operations, _find(operations, job))
 
     def watch(self, job: JobId) -> Iterator[RoundResult]:
         """Each round of a job as it ends, those that have ended first; waits until the job ends.

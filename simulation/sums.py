@@ -55,7 +55,7 @@ def result_of(
 
 
 def phase_sums(
-    request: PhaseRequest, answers: Sequence[Answer], *, secure: SecureSum | None
+    request: PhaseRequest, answers: Sequence[Answer], *, secure: SecureSum | None = None
 ) -> Mapping[str, Array]:
     """Under masks, or plain: of words where answers have them, else of their values."""
     layout, here = request.layout, [answer for answer in answers if not answer.refused]
