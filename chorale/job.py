@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
+from typing import Self
 
 import numpy as np
 
@@ -18,12 +19,9 @@ from chorale.privacy.quantity_noise import noise_deviations, noised
 from chorale.spec.analysis_spec import AnalysisSpec
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec, any_context, signed_spec
-from chorale.spec.plug_in_specs import ModelSpec
-from chorale.spec.samples.column_specs import ColumnSpec
 from chorale.spec.selection import is_by_groups, is_evaluated_after, tests_in
 from chorale.spec.settings_file import MAX_BYTES
 from chorale.spec.state import GlobalState
-from chorale.spec.strategy_spec import ScheduleSpec, StrategySpec, TrainingSpec
 from chorale.transport.wire import PhaseKey, phase_kind, phase_number, signed_body_from_wire
 from chorale.v1 import federation_pb2, session_pb2
 from crypto import encoding
@@ -51,19 +49,6 @@ from strategies.phases.arms import context_of_arm, of_arm, state_of, suffix_of
 from strategies.phases.enrollment import CLASS_PRESENCE, DRAW_SEED_BYTES, ENROLLMENT, draw_seed_in
 from strategies.phases.evaluation import EVALUATE_ALL, EvaluatePhase
 from strategies.server_optimizer import steps_taken
-
-__all__ = [
-    "ColumnSpec",
-    "Job",
-    "JobSpec",
-    "ModelSpec",
-    "ScheduleSpec",
-    "SignedJob",
-    "StrategySpec",
-    "TrainingSpec",
-    "open_job",
-    "sign_job",
-]
 
 PURPOSE = "job"
 BASE = re.compile(rb"(.*\n)initial_state: ('?)[0-9a-f]{64}\2\n", re.DOTALL)  # YAML quotes 64 decimal digits
@@ -197,6 +182,12 @@ class Job:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strategy", self.spec.method)
+
+    @classmethod
+    def unsigned(cls, spec: AnySpec) -> Self:
+        """With no operator behind it: for what follows from its text."""
+        signed = SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b"")
+        return cls(spec=spec, signed=signed, operator="")
 
     def __reduce__(self) -> tuple[Callable[[], Job], tuple[()]]:
         """To another process of a simulation without the strategy, whose tables are views."""

@@ -28,9 +28,8 @@ from chorale.job import sign_job
 from chorale.results import JobResults, RoundResult
 from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.job_spec import JobSpec
-from chorale.spec.model_file import described_analysis, described_job, open_model
+from chorale.spec.model_file import described_job, open_model
 from chorale.transport.tls import load_authority
-from client.analysis.formula import with_terms
 from client.analysis.results import AnalysisResults
 from client.analysis.submission import analysis_of, prepared_analysis, read_analysis
 from client.history import JobHistory, check_done, silo_facts, summary_facts
@@ -119,7 +118,7 @@ class Federation:
         `analysis_results` reads an analysis that was submitted before. Raises as `submit` and `watch`.
         """
         if isinstance(analysis, Mapping):
-            source, spec = "analysis", analysis_of(with_terms(analysis, source="analysis"), source="analysis")
+            source, spec = "analysis", analysis_of(analysis, source="analysis")
         else:
             source, spec = str(analysis), read_analysis(Path(analysis))
         now = datetime.now(UTC)
@@ -136,9 +135,7 @@ class Federation:
         Raises ConfigError for another kind of job, and before anything was counted.
         """
         with connect(self.settings) as (operations, _):
-            digest = _find(operations, job)
-            state, facts = open_model(b"".join(operations.fetch(digest)[1]))
-        return AnalysisResults.of(described_analysis(facts, source=f"job {digest.hex()[:SHORT]}"), state)
+            return AnalysisResults.fetched(operations, _find(operations, job))
 
     def watch(self, job: JobId) -> Iterator[RoundResult]:
         """Each round of a job as it ends, those that have ended first; waits until the job ends.
@@ -243,7 +240,7 @@ class Federation:
         with connect(self.settings) as (operations, _):
             operations.control(_find(operations, job), action)
 
-    def _prepared(self, job: JobFile, init: File | None) -> Submission:
+    def _prepared(self, job: JobFile, init: File | None) -> Submission[JobSpec]:
         spec: JobSpec = spec_of(job, source="job") if isinstance(job, Mapping) else read_spec(Path(job))
         return prepared(
             spec,

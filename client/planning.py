@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from chorale.job import Job, SignedJob
+from chorale.job import Job
 from chorale.privacy.job_releases import planned_rungs
 from chorale.privacy.products import DEVIATION, are_worth_it
 from chorale.privacy.promise import Promise, promise_of
 from chorale.privacy.quantity_noise import solved
 from chorale.spec.job_spec import JobSpec
+from chorale.spec.kinds import AnySpec
 from chorale.spec.state import GlobalState, buffer_names, float32_bytes, state_from_bytes, trained_names
 from chorale.transport.wire import PhaseKey
 from client.history import JobHistory, kind_of
@@ -107,39 +108,11 @@ class Plan:
         }
 
 
-def plan_of(submission: Submission) -> Plan:
+def plan_of(submission: Submission[JobSpec]) -> Plan:
     """Of a job that is complete but for its signature."""
     spec = submission.spec
     # enrollment writes the total; it decides no size
     state = at_widest({**state_from_bytes(submission.state), TOTAL: np.array(1)})
-    job = Job(
-        spec=spec,
-        signed=SignedJob(spec_bytes=spec.to_yaml(), signature=b"", operator_certificate=b""),
-        operator="",
-    )
-    phases = []
-    for kind, silos, times, arms in planned_rungs(spec):
-        if times == 0:  # of rounds: 0
-            continue
-        round = 1 if kind in spec.method.round_phases else 0 if kind in spec.method.opening else spec.rounds
-        key = PhaseKey(job_digest=job.digest, round=round, phase=kind, attempt=1)
-        layout = job.layout(key, with_arms(state, range(arms)), silos)
-        phases.append(
-            PlannedPhase(
-                kind=kind,
-                times=times,
-                silos=silos,
-                arms=arms,
-                sent_bytes=layout.total_bytes + message_bytes(SENT_BYTES, silos),
-                received_bytes=(0 if layout.tagged is None else layout.tagged.total_bytes)
-                + message_bytes(RECEIVED_BYTES, silos),
-                quantities={
-                    quantity.name: quantity.size
-                    for quantity in layout.quantities
-                    if without_arm(quantity.name) == quantity.name
-                },
-            )
-        )
     return Plan(
         name=spec.name,
         strategy=spec.strategy.name,
@@ -147,7 +120,7 @@ def plan_of(submission: Submission) -> Plan:
         rounds=spec.rounds,
         learning_rate=spec.learning_rate_at(1),
         search="" if spec.search is None else spec.search.in_words(spec.rounds),
-        phases=tuple(phases),
+        phases=phases_of(spec, state),
         model_bytes=float32_bytes(state),
         state_bytes=len(submission.state) * max(1, len(spec.arms)),
         promise=None if spec.privacy is None else promise_of(spec, state),
@@ -155,6 +128,34 @@ def plan_of(submission: Submission) -> Plan:
         notes=(*submission.notes, *([WIDEST_LEVEL] if GROWN in state else [])),
         unusual=spec.method.passed_over,
     )
+
+
+def phases_of(spec: AnySpec, state: GlobalState) -> tuple[PlannedPhase, ...]:
+    """state: any of its global states, for the shapes."""
+    job, method, phases = Job.unsigned(spec), spec.method, []
+    for kind, silos, times, arms in planned_rungs(spec):
+        if times == 0:  # of rounds: 0
+            continue
+        round = 1 if kind in method.round_phases else 0 if kind in method.opening else spec.rounds
+        key = PhaseKey(job_digest=job.digest, round=round, phase=kind, attempt=1)
+        layout = job.layout(key, with_arms(state, range(arms)), silos)
+        tagged_bytes = 0 if layout.tagged is None else layout.tagged.total_bytes
+        phases.append(
+            PlannedPhase(
+                kind=kind,
+                times=times,
+                silos=silos,
+                arms=arms,
+                sent_bytes=layout.total_bytes + message_bytes(SENT_BYTES, silos),
+                received_bytes=tagged_bytes + message_bytes(RECEIVED_BYTES, silos),
+                quantities={
+                    quantity.name: quantity.size
+                    for quantity in layout.quantities
+                    if without_arm(quantity.name) == quantity.name
+                },
+            )
+        )
+    return tuple(phases)
 
 
 def _gradients(spec: JobSpec, state: GlobalState) -> str:

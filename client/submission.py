@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Generic
 
 from chorale.pinned_code import pinned
 from chorale.privacy.promise import promise_of
@@ -37,33 +38,29 @@ PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class Submission(Generic[Spec]):
     """A job that is complete but for its signature.
 
     state: its initial global state, file bytes. promised: lines that say what a private job promises.
     notes: lines that say what silos' policies must allow for it to run.
     """
 
-    spec: JobSpec
+    spec: Spec
     state: bytes
-    promised: tuple[str, ...]
+    promised: tuple[str, ...] = ()
     notes: tuple[str, ...]
 
 
 def prepared(
     spec: JobSpec, *, source: str, federation: str | None, init: Path | None = None, now: datetime
-) -> Submission:
+) -> Submission[JobSpec]:
     """The job with its code's digests, its nonce, its noise and its initial state.
 
     source: the file, for errors. federation: the operator's; None: of any. init: a safetensors file with the
     starting weights; None draws them from the job. Raises ConfigError.
     """
     with about(source):
-        if federation not in (None, spec.federation):  # before torch is loaded
-            expected = f"expected {federation}, as in the operator's settings"
-            raise ConfigError(f"federation: {expected}, got {spec.federation}")
-        check_federation(spec.name, len(spec.silos))
-        check_not_over(spec.name, spec.not_after, now=now)
+        check_basics(spec, federation=federation, now=now)  # before torch is loaded
         spec = with_code(spec)
     of_start = start_notes(spec, init)
     spec = spec.filled(nonce=spec.nonce or secrets.token_hex(16), initial_state=None)
@@ -103,12 +100,27 @@ def spec_of(
     if "kind" in values:
         message = f"{source}: kind: expected a training, which has none, got {got(values['kind'])}"
         raise with_hint(ConfigError(message), "an analysis: chorale analysis submit")
-    filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
-    given = {"silos": list(silos)} if silos else {}
-    spec = check_values(JobSpec, {**filled, **values, **given}, source=source)
+    spec = check_values(JobSpec, filled_in(values, not_after=not_after, silos=silos), source=source)
     with about(source):
         check_written(values, spec)
     return spec
+
+
+def filled_in(
+    values: Mapping[str, object], *, not_after: datetime | None = None, silos: Sequence[str] = ()
+) -> dict[str, object]:
+    """A file's fields of any kind of job, as `read_spec` says."""
+    filled = {"not_after": not_after or datetime.now(UTC).replace(microsecond=0) + DEFAULT_LIFE}
+    return {**filled, **values, **({"silos": list(silos)} if silos else {})}
+
+
+def check_basics(spec: AnySpec, *, federation: str | None, now: datetime) -> None:
+    """Of any kind of job, as `prepared` says. Raises ConfigError."""
+    if federation not in (None, spec.federation):
+        expected = f"expected {federation}, as in the operator's settings"
+        raise ConfigError(f"federation: {expected}, got {spec.federation}")
+    check_federation(spec.name, len(spec.silos))
+    check_not_over(spec.name, spec.not_after, now=now)
 
 
 def with_code(spec: JobSpec) -> JobSpec:

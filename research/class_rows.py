@@ -144,13 +144,14 @@ class RuledSimulation(Simulation):
         self._rng = np.random.default_rng(derive_seed("class-rows", rule, seed))
         self.shares: list[float] = []
 
-    def _sums(self, request: Any, names: tuple[str, ...], here: list[Answer], as_words: bool) -> Any:
-        sums = dict(super()._sums(request, names, here, as_words))
+    def _sums(self, request: Any, answers: Sequence[Answer]) -> Any:
+        sums = dict(super()._sums(request, answers))
+        here = [answer for answer in answers if not answer.refused]
         kind = next((name for name in ("soft_labels", "prototypes") if name in sums), None)
         if kind is None:
             return sums
         holders_C = request.context.state[PRESENCE]
-        default = len(names) - request.rule.threshold
+        default = len(answers) - request.rule.threshold
         dropouts = min(default, DROPOUTS.get(self._rule, default))
         is_rare_C = holders_C < request.rule.colluders + 2 + dropouts  # JobSpec.min_class_holders
         given_KCC: FloatArray = np.array([each.values[kind] for each in here], np.float64)

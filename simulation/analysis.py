@@ -12,24 +12,20 @@ call. No ledger counts the analysis. Source: docs/simulation.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 
 from chorale.spec.analysis_spec import AnalysisSpec
-from chorale.spec.state import GlobalState, state_digest, state_to_bytes
-from chorale.transport.wire import PhaseKey, phase_kind
+from chorale.spec.state import GlobalState
+from chorale.transport.wire import PhaseKey
 from crypto.errors import ConfigError, PolicyRefusal
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.analysis.table import DescribedTable
 from silo_agent.training.phase_input import PhaseRequest, described_values, encoded
 from simulation.engine import unsigned_job
-from simulation.members import enroll
-from simulation.results import PhaseReport, SimulationFailed
+from simulation.results import PhaseReport
 from simulation.silos import Answer, rounding_bytes
-from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
-from strategies.analysis.counts import FEW_RECORDS
+from simulation.sums import SecureSum, needs_words, phase_sums, result_of
 from strategies.analysis.method import FIRST_STATE
-from strategies.base import Array
 
 
 class AnalysisSimulation:
@@ -55,11 +51,7 @@ class AnalysisSimulation:
         self.state: GlobalState = dict(FIRST_STATE)
         self._tables = dict(tables)
         self._policy = policy or Policy(federation=spec.federation)
-        self._secure: SecureSum | None = None
-        if is_secure:
-            now = datetime.now(UTC)
-            members = enroll(spec.silos, federation=spec.federation, now=now)
-            self._secure = SecureSum(members=members, now=now)
+        self._secure = SecureSum.of(spec) if is_secure else None
 
     def run(self) -> Iterator[PhaseReport]:
         """Every phase, once it was applied. Raises SimulationFailed for one that ends the analysis."""
@@ -69,33 +61,15 @@ class AnalysisSimulation:
             step = self.job.next_after(*step)
 
     def _run_phase(self, round: int, phase: str) -> PhaseReport:
-        names = tuple(sorted(self._tables))
         key = PhaseKey(job_digest=self.job.digest, round=round, phase=phase, attempt=1)
-        request = PhaseRequest.of(self.job, key, self.state, members=len(names))
-        answers = [self._answer(request, name) for name in names]
-        here = [answer for answer in answers if not answer.refused]
-        left_out = {answer.silo: answer.message for answer in answers if answer.refused}
-        if len(here) < request.rule.min_survivors:
-            first = "".join(f" ({silo}: {why})" for silo, why in list(left_out.items())[:1])
-            raise SimulationFailed(f"{phase_kind(phase)}: too-few-silos{first}")
-        sums = self._sums(request, names, here)
-        context = replace(request.context, survivors=len(here))
-        figures = self.job.figures(phase, context, sums)
-        tagged = {each.name: sums[each.name] for each in request.layout.quantities if each.is_tagged}
-        result = self.job.next_state(phase, request.context, tagged, survivors=len(here))
-        if result.state is None:
-            few = ": all silos together hold fewer than min_cell" if result.reason == FEW_RECORDS else ""
-            raise SimulationFailed(f"{phase_kind(phase)}: {result.reason}{few}")
-        self.state = dict(result.state)
-        return PhaseReport(
-            phase=phase,
-            reason="",
-            data_share=result.data_share,
-            silos=tuple(answer.silo for answer in here),
-            left_out=left_out,
-            figures={name: float(value) for name, value in {**figures, **result.figures}.items()},
-            tables={},
-        )
+        request = PhaseRequest.of(self.job, key, self.state, members=len(self._tables))
+        answers = [self._answer(request, name) for name in sorted(self._tables)]
+        result = result_of(request, answers, partial(phase_sums, secure=self._secure))
+        if result.state is not None:
+            self.state = dict(result.state)
+        report = PhaseReport.of(phase, answers, result)
+        report.check_applied()
+        return report
 
     def _answer(self, request: PhaseRequest, silo: str) -> Answer:
         try:
@@ -106,10 +80,3 @@ class AnalysisSimulation:
         as_words = self._secure is not None or needs_words(request.layout)
         words = encoder.encode() if as_words else None
         return Answer(silo=silo, values=values, encoded=words, clipped=encoder.clipped_total)
-
-    def _sums(self, request: PhaseRequest, names: tuple[str, ...], here: list[Answer]) -> Mapping[str, Array]:
-        words = {answer.silo: answer.encoded for answer in here if answer.encoded is not None}
-        if self._secure is None:
-            return word_sums(request.layout, words.values()) if words else plain_sums(request.layout, here)
-        digest = state_digest(state_to_bytes(request.context.state))
-        return self._secure.sums(request, names, words, digest)

@@ -20,12 +20,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chorale.job import Job, SignedJob
+from chorale.job import Job
 from chorale.results import JobResults, RoundResult
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec
@@ -38,17 +37,15 @@ from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.training.data.base import SampleSet, SiloData
 from silo_agent.training.objective import Objective
 from silo_agent.training.phase_input import PhaseRequest
-from simulation.members import enroll
 from simulation.on_ray import Ray, RayPool
 from simulation.pool import Pool
 from simulation.processes import ProcessPool
-from simulation.results import PERSONAL, PhaseReport, SimulationFailed, listed, round_result
+from simulation.results import PERSONAL, PhaseReport, listed, round_result
 from simulation.silos import Answer, Answered, Compute, Locals, SilosHere, built_in, unwatched
 from simulation.stored import KeptFile, Scratch
-from simulation.sums import SecureSum, needs_words, plain_sums, word_sums
-from strategies.base import Array, PhaseResult
+from simulation.sums import SecureSum, needs_words, phase_sums, result_of
+from strategies.base import Array
 from strategies.figure import Figure, figure_in
-from strategies.phases.columns import FEW_VALUES, TOO_FEW
 from strategies.phases.enrollment import draw_seed_in
 from strategies.phases.evaluation import ACCURACY as PERSONAL_ACCURACY
 from strategies.phases.evaluation import EVALUATE, EVALUATE_ALL
@@ -136,11 +133,7 @@ class Simulation:
         self._answered = answered
         self._scratch = Scratch(scratch)
         self._silos = self._made(silos, policy, objective, compute, workers=workers, ray=ray)
-        self._secure: SecureSum | None = None
-        if is_secure:
-            now = datetime.now(UTC)
-            members = enroll(spec.silos, federation=spec.federation, now=now)
-            self._secure = SecureSum(members=members, now=now)
+        self._secure = SecureSum.of(spec) if is_secure else None
         self._test_set: FixedTestSet | None = None
         if test_set is not None:
             from simulation.fixed_set import FixedTestSet  # torch
@@ -286,10 +279,7 @@ class Simulation:
             following = self.job.closing if self.stopped else self.job.next_after(round, phase, steps=steps)
             self.progress = replace(self.progress, following=following)
             return
-        if report.reason:
-            first_refusal = "".join(f" ({silo}: {why})" for silo, why in list(report.left_out.items())[:1])
-            few = f": {TOO_FEW}" if report.reason == FEW_VALUES else ""
-            raise SimulationFailed(f"{kind}: {report.reason}{few}{first_refusal}")
+        report.check_applied()
         closing, figures, tables = self.progress.closing, report.figures, report.tables
         if kind in self.job.method.closing:
             closing = {**closing, kind: figures}
@@ -366,34 +356,17 @@ class Simulation:
         answers = self._silos.answers(
             key, state, names, self.progress.local, as_words=as_words, answered=self._watch((round, phase))
         )
-        here = [answer for answer in answers if not answer.refused]
-        if len(here) < request.rule.min_survivors:
-            if not here and {answer.refused for answer in answers} == {Refusal.POLICY}:
-                raise PolicyRefusal(answers[0].message)  # of the job: no later round would have a sum
-            result = PhaseResult(state=None, reason="too-few-silos")
-        else:
-            sums = self._sums(request, names, here, as_words)
-            seeds = {answer.silo: self._self_mask_seeds[answer.silo] for answer in here}
-            context = replace(request.context, survivors=len(here))
-            figures = self.job.figures(phase, context, sums)
-            tagged = {each.name: sums[each.name] for each in request.layout.quantities if each.is_tagged}
-            result = self.job.next_state(
-                phase, request.context, tagged, survivors=len(here), self_mask_seeds=seeds
-            )
-            tables = self.job.tables(phase, context, sums)
-            result = replace(result, figures={**figures, **result.figures}, tables=tables)
+        if all(answer.refused == Refusal.POLICY for answer in answers):
+            raise PolicyRefusal(answers[0].message)  # of the job: no later round would have a sum
+        result = result_of(request, answers, self._sums, self_mask_seeds=self._self_mask_seeds)
         if result.state is not None:
-            local = {**self.progress.local, **self._kept(here)}
+            kept = self._kept([answer for answer in answers if not answer.refused])
+            local = {**self.progress.local, **kept}
             self.progress = replace(self.progress, state=dict(result.state), local=local)
-        return PhaseReport(
-            phase=phase,
-            reason=result.reason if result.state is None else "",
-            data_share=result.data_share,
-            silos=tuple(answer.silo for answer in here),
-            left_out={answer.silo: answer.message for answer in answers if answer.refused},
-            figures={name: float(value) for name, value in result.figures.items()},
-            tables=result.tables,
-        )
+        return PhaseReport.of(phase, answers, result)
+
+    def _sums(self, request: PhaseRequest, answers: Sequence[Answer]) -> Mapping[str, Array]:
+        return phase_sums(request, answers, secure=self._secure)
 
     def _watch(self, step: Step) -> Answered:
         return unwatched if self._answered is None else partial(self._answered, step)
@@ -406,21 +379,8 @@ class Simulation:
             if each.proposed is not None
         }
 
-    def _sums(
-        self, request: PhaseRequest, names: tuple[str, ...], here: list[Answer], as_words: bool
-    ) -> Mapping[str, Array]:
-        encoded = {answer.silo: answer.encoded for answer in here if answer.encoded is not None}
-        if self._secure is not None:
-            digest = state_digest(state_to_bytes(request.context.state))
-            return self._secure.sums(request, names, encoded, digest)
-        if as_words:
-            return word_sums(request.layout, encoded.values())
-        return plain_sums(request.layout, here)
-
 
 def unsigned_job(spec: AnySpec, state: GlobalState) -> Job:
     """The job as it would be signed, with no operator behind it. Raises ConfigError."""
     digest = state_digest(state_to_bytes(state))
-    filled = spec.filled(nonce=spec.nonce or NO_NONCE, initial_state=digest)
-    signed = SignedJob(spec_bytes=filled.to_yaml(), signature=b"", operator_certificate=b"")
-    return Job(spec=filled, signed=signed, operator="")
+    return Job.unsigned(spec.filled(nonce=spec.nonce or NO_NONCE, initial_state=digest))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from chorale.results import APPLIED, USED_UP, RoundResult, finite
+from chorale.transport.wire import phase_kind
 from crypto.errors import ChoraleError
-from strategies.base import Array
+from simulation.silos import Answer
+from strategies.analysis.counts import FEW_RECORDS
+from strategies.base import Array, PhaseResult
+from strategies.phases.columns import FEW_VALUES, TOO_FEW
 from strategies.phases.evaluation import ACCURACY, DEVIATION, SILOS
 
 PREFIX = "test_"  # of figures on a fixed test set
 PERSONAL = (ACCURACY, DEVIATION, SILOS)  # figures of the silos' own models
+EXPLAINED = {FEW_VALUES: TOO_FEW, FEW_RECORDS: "all silos together hold fewer than min_cell"}
 
 
 class SimulationFailed(ChoraleError):
@@ -32,6 +37,26 @@ class PhaseReport:
     left_out: Mapping[str, str]
     figures: Mapping[str, float]
     tables: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, phase: str, answers: Sequence[Answer], result: PhaseResult) -> Self:
+        """answers: of all silos that it names."""
+        return cls(
+            phase=phase,
+            reason=result.reason if result.state is None else "",
+            data_share=result.data_share,
+            silos=tuple(answer.silo for answer in answers if not answer.refused),
+            left_out={answer.silo: answer.message for answer in answers if answer.refused},
+            figures={name: float(value) for name, value in result.figures.items()},
+            tables=result.tables,
+        )
+
+    def check_applied(self) -> None:
+        """Raises SimulationFailed, which names one silo that was left out."""
+        if self.reason:
+            explained = f": {EXPLAINED[self.reason]}" if self.reason in EXPLAINED else ""
+            first = "".join(f" ({silo}: {why})" for silo, why in list(self.left_out.items())[:1])
+            raise SimulationFailed(f"{phase_kind(self.phase)}: {self.reason}{explained}{first}")
 
 
 def listed(table: Array) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import GlobalState
@@ -23,7 +23,7 @@ from silo_agent.training.phase_input import PhaseRequest, cut_holdout, phase_inp
 from simulation.engine import Step, unsigned_job
 from simulation.results import SimulationFailed
 from simulation.silos import Answer
-from simulation.sums import plain_sums
+from simulation.sums import phase_sums, result_of
 from strategies.base import Array
 
 SELF_MASK_SEED = bytes(32)
@@ -107,13 +107,10 @@ class Trial:
         values, encoder = self._input(request, local)
         encoder.encode()
         seconds = time.monotonic() - started
-        answer = Answer(silo=self._silo, values=values, clipped=encoder.clipped_total)
-        survivors = request.rule.min_survivors
-        sums = plain_sums(request.layout, [answer] * survivors)
-        tagged = {each.name: sums[each.name] for each in request.layout.quantities if each.is_tagged}
-        seeds = {f"{place}": SELF_MASK_SEED for place in range(survivors)}
-        figures = job.figures(phase, replace(request.context, survivors=survivors), sums)
-        result = job.next_state(phase, request.context, tagged, survivors=survivors, self_mask_seeds=seeds)
+        names = [f"{place}" for place in range(request.rule.min_survivors)]
+        answers = [Answer(silo=name, values=values, clipped=encoder.clipped_total) for name in names]
+        seeds = dict.fromkeys(names, SELF_MASK_SEED)
+        result = result_of(request, answers, phase_sums, self_mask_seeds=seeds)
         if result.state is not None:
             self._state = dict(result.state)
             self._kept = self._kept if local.proposed is None else LocalState(local.proposed)
@@ -122,7 +119,7 @@ class Trial:
             is_round=is_round,
             seconds=seconds,
             upload_bytes=request.layout.total_bytes,
-            figures={name: float(value) for name, value in {**figures, **result.figures}.items()},
+            figures={name: float(value) for name, value in result.figures.items()},
         )
 
     def _input(self, request: PhaseRequest, local: LocalState) -> tuple[Mapping[str, Array], Encoder]:

@@ -79,6 +79,17 @@ def total_of(state: Arrays) -> int:
     return int(found)
 
 
+def array_in(state: Arrays, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+    """Raises ConfigError for another one, and for what is not finite: the state came from outside."""
+    found = state.get(name)
+    if found is None or found.shape != shape or found.dtype != dtype:
+        got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
+        raise ConfigError(f"state: {name}: expected {np.dtype(dtype)} of shape {shape}, got {got}")
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise ConfigError(f"state: {name}: expected finite numbers")
+    return found
+
+
 def options_of(part: type[T], given: Mapping[str, OptionValue], *, field: str = "strategy.options") -> T:
     """A part's options out of all those given. Raises ConfigError that names option and what is allowed."""
     try:
@@ -168,6 +179,7 @@ class Phase(Protocol):
 
     def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> Mapping[str, float]:
         """Numbers for the phase's record, of any sums, tagged or not. The coordinator's alone."""
+        return {}
 
 
 class SummedBeside(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def plan(settings: OperatorSettings | None, file: Path, is_json: bool) -> None:
         prepared_analysis(read_analysis(file), source=str(file), federation=federation, now=now)
     )
     if is_json:
-        print_json(planned.facts())
+        print_json(asdict(planned))
         return
     click.echo(printable(f"{planned.name}: {planned.asks}"))  # a colleague wrote the names in it
     seen = "each with noise" if planned.has_noise else "all of which coordinator and silos can see"

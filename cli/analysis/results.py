@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from chorale.runtime.files import write_atomic
-from chorale.spec.model_file import described_analysis, open_model
-from cli.analysis.rendering import FORMS, FORMS_AGAINST, render
+from cli.analysis.rendering import FORMS, FORMS_AGAINST
 from cli.job.options import check_out_file, operator_options
-from client.analysis.described import DescribedResults
-from client.operations import Operations, connect
+from client.analysis.results import AnalysisResults
+from client.operations import connect
 from client.settings import OperatorSettings
 from crypto.errors import ConfigError
-
-if TYPE_CHECKING:
-    from chorale.spec.analysis_spec import AnalysisSpec
-    from strategies.base import Arrays
 
 
 @click.command()
@@ -44,7 +38,7 @@ def results(
 ) -> None:
     """Show what an analysis of one's own published. ID: the first digits of the job digest.
 
-    text, md and html are a table 1, html with charts. csv and json have each figure by itself, with a note of
+    text and html are a table 1, html with charts. csv and json have each figure by itself, with a note of
     how it is rounded or that it is withheld.
     """
     if out is not None:
@@ -53,20 +47,14 @@ def results(
         raise ConfigError(f"--against: expected --format {' or '.join(FORMS_AGAINST)}, got {form}")
     with connect(settings) as (operations, _):
         digest = operations.find(job_id)
-        spec, state = _published(operations, digest)
+        found = AnalysisResults.fetched(operations, digest)
         if against is None:
-            rendered = render(spec, state, form)
+            rendered = FORMS[form](found)
         else:
-            other = DescribedResults.of(*_published(operations, operations.find(against)))
-            rendered = FORMS_AGAINST[form](DescribedResults.of(spec, state), other)
+            other = AnalysisResults.fetched(operations, operations.find(against))
+            rendered = FORMS_AGAINST[form](found.described, other.described)
     if out is None:
         click.echo(rendered, nl=False)
     else:
         write_atomic(out, rendered.encode(), mode=0o644)
         click.echo(f"{out}: what job {digest.hex()[:12]} published, as {form}")
-
-
-def _published(operations: Operations, digest: bytes) -> tuple[AnalysisSpec, Arrays]:
-    _, parts = operations.fetch(digest)
-    state, facts = open_model(b"".join(parts))
-    return described_analysis(facts, source=f"job {digest.hex()[:12]}"), state

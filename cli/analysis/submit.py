@@ -11,7 +11,6 @@ from cli.job.options import operator_options
 from cli.job.submit import hand_in
 from client.analysis.submission import prepared_analysis, read_analysis
 from client.settings import OperatorSettings
-from crypto.errors import printable
 
 
 @click.command()
@@ -23,6 +22,4 @@ def submit(settings: OperatorSettings, file: Path, save: Path | None, is_watched
     """Sign ANALYSIS.yaml and submit it; prints the id."""
     now = datetime.now(UTC)
     ready = prepared_analysis(read_analysis(file), source=str(file), federation=settings.federation, now=now)
-    for note in ready.notes:
-        click.echo(printable(note), err=True)
-    hand_in(settings, ready.spec, ready.state, save=save, is_watched=is_watched)
+    hand_in(settings, ready, save=save, is_watched=is_watched)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,14 +9,15 @@ import click
 
 from chorale.job import sign_job
 from chorale.privacy.remembered import remembering
+from chorale.privacy.solve import Spec
 from chorale.runtime.files import write_atomic
-from chorale.spec.kinds import AnySpec
 from cli.job.following import end_of, follow
 from cli.job.options import operator_options
 from cli.output.progress import PREPARING, said_if_slow
 from client.operations import connect
 from client.settings import OperatorSettings
-from client.submission import absent_notes, prepared, read_spec
+from client.submission import Submission, absent_notes, prepared, read_spec
+from crypto.errors import printable
 
 
 @click.command()
@@ -46,38 +46,26 @@ def submit(
             init=init,
             now=datetime.now(UTC),
         )
-    for note in submission.notes:
-        click.echo(note, err=True)
-    hand_in(
-        settings,
-        submission.spec,
-        submission.state,
-        promised=submission.promised,
-        save=save,
-        is_watched=is_watched,
-    )
+    hand_in(settings, submission, save=save, is_watched=is_watched)
 
 
 def hand_in(
-    settings: OperatorSettings,
-    spec: AnySpec,
-    state: bytes,
-    *,
-    promised: Sequence[str] = (),
-    save: Path | None,
-    is_watched: bool,
+    settings: OperatorSettings, submission: Submission[Spec], *, save: Path | None, is_watched: bool
 ) -> None:
     """Sign a job of either kind, send it, and say what it waits for. As `submit`."""
+    for note in submission.notes:
+        click.echo(printable(note), err=True)
+    spec = submission.spec
     with connect(settings) as (operations, identity):
         signed = sign_job(spec.to_yaml(), identity)
         if save is not None:  # before the job is in: what cannot be written ends the command
             write_atomic(save, signed.spec_bytes)
-        digest = operations.submit(signed, state)
+        digest = operations.submit(signed, submission.state)
         job_id = digest.hex()[:12]
         click.echo(f"{job_id}  {spec.name}  submitted to {settings.coordinator}")
         if save is not None:
             click.echo(f"{save}: the job as it was signed", err=True)
-        for line in promised:
+        for line in submission.promised:
             click.echo(line)
         connected = {silo.name: silo.connected for silo in operations.silos().silos}
         for note in absent_notes(spec, connected):

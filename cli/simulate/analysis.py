@@ -12,9 +12,9 @@ from chorale.runtime.files import read_limited, write_atomic
 from chorale.spec.settings_file import MAX_BYTES, parse_mapping
 from chorale.spec.state import state_to_bytes
 from chorale.transport.wire import phase_kind
-from cli.analysis.rendering import FORMS, render
+from cli.analysis.rendering import FORMS
 from cli.given_data import DataOptions
-from client.analysis.formula import with_terms
+from client.analysis.results import AnalysisResults
 from client.analysis.submission import analysis_of
 from client.submission import NEVER, solved
 from crypto.errors import ConfigError, printable
@@ -54,7 +54,6 @@ def simulate_analysis(
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out: {out} is a file, expected a folder")
     values = {"not_after": NEVER, **parse_mapping(read_limited(file, MAX_BYTES), source=str(file))}
-    values = dict(with_terms(values, source=str(file)))
     listed = values.get("silos", ())
     names = options.names(listed if isinstance(listed, list) else (), silos)
     spec = analysis_of(values, source=str(file), silos=names if options.silo_files or silos else ())
@@ -74,13 +73,14 @@ def simulate_analysis(
         click.echo(f"{phase_kind(report.phase)}: {len(report.silos)} silos", err=True)
         for silo, why in report.left_out.items():
             click.echo(printable(f"  left out: {silo}: {why}"), err=True)
+    results = AnalysisResults.of(spec, simulation.state)
     if out is None:
-        click.echo(render(spec, simulation.state, "text"), nl=False)
+        click.echo(results.to_text(), nl=False)
         return
     out.mkdir(parents=True, exist_ok=True)
-    for form in FORMS:
+    for form, rendered in FORMS.items():
         path = out / f"results.{'txt' if form == 'text' else form}"
-        write_atomic(path, render(spec, simulation.state, form).encode(), mode=0o644)
+        write_atomic(path, rendered(results).encode(), mode=0o644)
         click.echo(str(path))
 
 

@@ -17,7 +17,7 @@ from client.analysis.parts import Part, published_parts
 from client.analysis.published import counted_in, has_counts, rows_in, spreads_in
 from client.analysis.records import Record, records_of, records_of_group
 from client.analysis.tables import Table, table_of
-from client.analysis.text import markdown, plain_text
+from client.analysis.text import plain_text
 from crypto.errors import ConfigError
 from strategies.base import Arrays
 
@@ -75,10 +75,6 @@ class DescribedResults:
     def to_text(self) -> str:
         """The table in aligned columns, for a terminal."""
         return plain_text(self.table())
-
-    def to_markdown(self) -> str:
-        """The table in GitHub's Markdown."""
-        return markdown(self.table())
 
     def to_json(self) -> dict[str, Any]:
         """Figures as in `records`, and what each published part holds."""

@@ -19,10 +19,9 @@ from strategies.analysis.counts import CELL_COUNTS, CELL_PARTS, PART_COUNTS, PAR
 from strategies.analysis.noised import NOISE
 from strategies.analysis.partition import Partition
 from strategies.analysis.values import DEVIATIONS, MEANS, SHOWN
-from strategies.base import Array, Arrays
+from strategies.base import Array, Arrays, array_in
 
 MOST_RECORDS = 100_000_000_000  # more than there are people; all cells of a job add up exactly
-WHOLE, NUMBER, FLAG = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ def counted_in(state: Arrays, spec: AnalysisSpec, place: int, rows: Rows) -> Cou
     counts_Q = _counts(state, f"{PART_COUNTS}{place}", parts_P, spec.min_cell)
     name = f"{CELL_COUNTS}{place}"
     cell_parts_P = _merged(state, f"{CELL_PARTS}{place}", partition)
-    cells = array_of(state, name, (len(rows.counts_R), max(cell_parts_P) + 1), WHOLE)
+    cells = array_in(state, name, (len(rows.counts_R), max(cell_parts_P) + 1), np.int64)
     _check_counts(name, cells, spec.min_cell)
     if len(set(zip(parts_P, cell_parts_P, strict=True))) != len(counts_Q):
         raise ConfigError(f"{name}: expected parts that are made of those of the column by itself")
@@ -90,8 +89,8 @@ def spreads_in(state: Arrays, spec: AnalysisSpec, place: int, rows: Rows) -> tup
     if not any(name in state for name in names):
         return None
     shape = (len(rows.counts_R) + 1,)
-    shown_H = array_of(state, names[0], shape, FLAG)
-    means_H, deviations_H = (array_of(state, name, shape, NUMBER) for name in names[1:])
+    shown_H = array_in(state, names[0], shape, np.uint8)
+    means_H, deviations_H = (array_in(state, name, shape, np.float64) for name in names[1:])
     if shown_H.max() > 1:
         raise ConfigError(f"{names[0]}: expected 0 and 1, got {shown_H.max()}")
     edges = spec.columns[place].edges
@@ -109,7 +108,7 @@ def spreads_in(state: Arrays, spec: AnalysisSpec, place: int, rows: Rows) -> tup
 
 def _merged(state: Arrays, name: str, partition: Partition) -> tuple[int, ...]:
     """Numbered in the order of the lowest declared part; of numbers each part is one interval."""
-    parts = tuple(array_of(state, name, (partition.size,), WHOLE).tolist())
+    parts = tuple(array_in(state, name, (partition.size,), np.int64).tolist())
     highest = -1
     for each in parts:
         if not 0 <= each <= highest + 1:
@@ -121,7 +120,7 @@ def _merged(state: Arrays, name: str, partition: Partition) -> tuple[int, ...]:
 
 
 def _counts(state: Arrays, name: str, parts: Sequence[int], least: int) -> tuple[int, ...]:
-    counts = array_of(state, name, (max(parts) + 1,), WHOLE)
+    counts = array_in(state, name, (max(parts) + 1,), np.int64)
     _check_counts(name, counts, least)
     return tuple(counts.tolist())
 
@@ -129,15 +128,3 @@ def _counts(state: Arrays, name: str, parts: Sequence[int], least: int) -> tuple
 def _check_counts(name: str, counts: Array, least: int) -> None:
     if counts.min() < least or counts.max() > MOST_RECORDS:
         raise ConfigError(f"{name}: expected counts from {least} to {MOST_RECORDS}")
-
-
-def array_of(state: Arrays, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    if name not in state:
-        raise ConfigError(f"results: expected an array {name}")
-    found = state[name]
-    if found.shape != shape or found.dtype != dtype:
-        raise ConfigError(
-            f"{name}: expected an array of shape {shape} and type {dtype}, "
-            f"got one of shape {found.shape} and type {found.dtype}"
-        )
-    return found

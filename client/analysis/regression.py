@@ -25,7 +25,7 @@ from client.analysis.parts import published_parts
 from client.analysis.records import Record
 from client.analysis.tables import Line, Table, short
 from client.analysis.tails import above
-from client.analysis.text import markdown, plain_text
+from client.analysis.text import plain_text
 from crypto.errors import ConfigError
 from strategies.analysis.counts import PART_COUNTS, ROW_COUNTS
 from strategies.analysis.design import design_of, has_coefficient
@@ -219,10 +219,6 @@ class FittedModel:
     def to_text(self) -> str:
         """The table in aligned columns, for a terminal."""
         return plain_text(self.table())
-
-    def to_markdown(self) -> str:
-        """The table in GitHub's Markdown."""
-        return markdown(self.table())
 
     def figures(self) -> Iterator[Record]:
         """A row a figure, as of the other results: the term stands in place of the part."""

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from chorale.results import library
 from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.model_file import described_analysis, open_model
 from client.analysis.described import DescribedResults
 from client.analysis.records import FIELDS, INDEX, Record
 from client.analysis.regression import FittedModel
 from client.analysis.survival import SurvivalCurves
 from client.analysis.text import comma_separated
+from client.operations import Operations
 from strategies.base import Arrays
 
 if TYPE_CHECKING:
@@ -40,17 +42,18 @@ class AnalysisResults:
             further = SurvivalCurves.of(spec, state)
         return cls(described=DescribedResults.of(spec, state), further=further)
 
+    @classmethod
+    def fetched(cls, operations: Operations, digest: bytes) -> Self:
+        """Of a job of one's own. Raises ConfigError for another kind of job, and as `of`."""
+        state, facts = open_model(b"".join(operations.fetch(digest)[1]))
+        return cls.of(described_analysis(facts, source=f"job {digest.hex()[:12]}"), state)
+
     def __repr__(self) -> str:
         return self.to_text()
 
     def to_text(self) -> str:
         """Aligned columns, for a terminal."""
         return self.described.to_text() + ("" if self.further is None else f"\n{self.further.to_text()}")
-
-    def to_markdown(self) -> str:
-        """GitHub's Markdown."""
-        further = "" if self.further is None else f"\n{self.further.to_markdown()}"
-        return self.described.to_markdown() + further
 
     def to_csv(self) -> str:
         """The rows of `frame`, which see; value is empty where a figure is withheld."""

@@ -26,7 +26,7 @@ from client.analysis.published import MOST_RECORDS, Counted, counted_in, rows_in
 from client.analysis.records import FIELDS, Record
 from client.analysis.tables import Line, Table
 from client.analysis.tails import above, reach
-from client.analysis.text import markdown, plain_text
+from client.analysis.text import plain_text
 from crypto.errors import ConfigError
 from strategies.analysis.survival import BINS, ENDINGS, IS_SHOWN, SURVIVAL_COUNTS
 from strategies.base import Array, Arrays
@@ -172,10 +172,6 @@ class SurvivalCurves:
     def to_text(self) -> str:
         """The table in aligned columns, for a terminal."""
         return plain_text(self.table())
-
-    def to_markdown(self) -> str:
-        """The table in GitHub's Markdown."""
-        return markdown(self.table())
 
     def figures(self) -> Iterator[Record]:
         """A row a figure, as of the other results: the bin stands in place of the part."""

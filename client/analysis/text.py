@@ -1,10 +1,9 @@
-"""A table 1 as plain text and as Markdown, and records as CSV. Names in it may be anybody's."""
+"""A table 1 as plain text, and records as CSV. Names in it may be anybody's."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +13,6 @@ from crypto.errors import printable
 
 INDENT = 2
 LINE_WIDTH = 100  # of notes
-MARKUP = re.compile(r"([\\`*_\[\]<>|~$&#])")
 
 
 def plain_text(table: Table) -> str:
@@ -33,16 +31,6 @@ def plain_text(table: Table) -> str:
     return "\n".join([title, rule, lines[0], rule, *lines[1:], rule, *notes]) + "\n"
 
 
-def markdown(table: Table) -> str:
-    """A table of GitHub's Markdown. Security: names are no markup in it."""
-    heads = ["", *map(_escaped, table.heads)]
-    rows = [[_marked(line), *map(_escaped, line.cells)] for line in table.lines]
-    lines = [heads, ["---", *["---:"] * len(table.heads)], *rows]
-    notes = [f"{number}. {_escaped(note)}" for number, note in enumerate(table.notes, start=1)]
-    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    return f"**{_escaped(table.title)}**\n\n{text}\n\n" + "".join(f"{note}\n" for note in notes)
-
-
 def comma_separated(rows: Sequence[Mapping[str, object]], fields: Sequence[str]) -> str:
     """With a line of titles."""
     text = io.StringIO()
@@ -58,13 +46,3 @@ def _cell(value: object) -> object:
 
 def _label(line: Line) -> str:
     return line.label + "".join(f" [{number}]" for number in line.notes)
-
-
-def _marked(line: Line) -> str:
-    title = _escaped(line.label)
-    title = f"**{title}**" if line.level == 0 else "&emsp;" * line.level + title
-    return title + (f" <sup>{', '.join(map(str, line.notes))}</sup>" if line.notes else "")
-
-
-def _escaped(text: str) -> str:
-    return MARKUP.sub(r"\\\1", printable(text))

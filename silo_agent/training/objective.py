@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from chorale.job import JobSpec
+from chorale.spec.job_spec import JobSpec
 from crypto.fixed_point.layout import Layout
 from silo_agent.training.data.base import Cancelled as Cancelled
 from silo_agent.training.data.base import SiloData

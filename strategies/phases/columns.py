@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity, Side
-from strategies.base import Array, PhaseContext, PhaseResult, total_of
+from strategies.base import Array, Phase, PhaseContext, PhaseResult, total_of
 
 COLUMN_MOMENTS = "column-moments"
 MEANS = "method/column_means"  # (K,) float64, of z
@@ -38,7 +38,7 @@ NOISY = 2.0  # deviations of noise and rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnMomentsPhase:
+class ColumnMomentsPhase(Phase):
     """Sums how many values there are, the values, and their squares; and the records of each category.
     categories: how many each counted column has."""
 
@@ -86,6 +86,3 @@ class ColumnMomentsPhase:
         has_spread_K = square_K > NOISY * error * (reach_K * reach_K)
         scale_K = np.sqrt(np.where(has_spread_K, square_K / (count_K - 1.0), 1.0))
         return PhaseResult(state={**state, MEANS: mean_K, SCALES: scale_K})
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}

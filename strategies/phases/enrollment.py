@@ -28,7 +28,7 @@ import numpy as np
 
 from crypto.errors import ConfigError
 from crypto.fixed_point.layout import Disclosure, Quantity
-from strategies.base import DRAW_SEED, PRESENCE, TOTAL, Array, Arrays, PhaseContext, PhaseResult
+from strategies.base import DRAW_SEED, PRESENCE, TOTAL, Array, Arrays, Phase, PhaseContext, PhaseResult
 from strategies.tasks.base import count_figure
 
 ENROLLMENT = "enrollment"
@@ -72,7 +72,7 @@ class EnrollmentPhase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassPresencePhase:
+class ClassPresencePhase(Phase):
     """Sums a 1 for every class that a silo trains on, and writes the sums into the state."""
 
     kind: str = CLASS_PRESENCE
@@ -96,9 +96,6 @@ class ClassPresencePhase:
         holders_C = np.maximum(np.rint(sums["class_presence"]), 0).astype(np.int64)
         figures = {"classes_without_holder": float(np.count_nonzero(holders_C == 0))}
         return PhaseResult(state={**context.state, PRESENCE: holders_C}, figures=figures)
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}
 
 
 def draw_seed_in(state: Arrays) -> bytes:

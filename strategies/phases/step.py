@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.fixed_point.layout import Disclosure, Quantity, Side
-from strategies.base import Array, Keeper, PhaseContext, PhaseResult, Pieces, ServerRule, pieces_of
+from strategies.base import Array, Keeper, Phase, PhaseContext, PhaseResult, Pieces, ServerRule, pieces_of
 from strategies.phases.training import TRAIN, moved
 from strategies.server_optimizer import StepOptimizer
 
@@ -28,7 +28,7 @@ MIN_RING_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPhase:
+class StepPhase(Phase):
     """A training round of one step. update: what the optimizer's delta does to the model."""
 
     kind: str = TRAIN
@@ -65,10 +65,6 @@ class StepPhase:
         for keeper in self.keepers:
             state |= keeper.arrays(context, state)
         return PhaseResult(state=state, figures=step.figures, data_share=data_share)
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        """None: a step tests nothing."""
-        return {}
 
 
 class _Delta(Mapping[str, Array]):

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from chorale.job import JobSpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_to_bytes
 from coordinator.storage.store import Store
 from crypto.identity.certificates import Role

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from chorale.job import Job, JobSpec, SignedJob
+from chorale.job import Job, SignedJob
 from chorale.runtime.audit import AuditLog, read_entries
 from chorale.runtime.software import own_software
+from chorale.spec.job_spec import JobSpec
 from crypto.identity.certificates import Role, fingerprint
 from silo_agent.disclosure.ledger.ledger import Ledger
 from tests.support.federation import OPERATOR, LocalFederation

@@ -20,9 +20,10 @@ import numpy as np
 import yaml
 from cryptography import x509
 
-from chorale.job import Job, JobSpec, SignedJob, open_job, sign_job
+from chorale.job import Job, SignedJob, open_job, sign_job
 from chorale.runtime.audit import AuditLog
 from chorale.runtime.files import write_atomic
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_from_bytes, state_to_bytes
 from chorale.transport import wire
 from chorale.transport.wire import PhaseKey

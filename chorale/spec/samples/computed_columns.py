@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from chorale.spec.job_spec import JobSpec
 from chorale.spec.samples.column_specs import ColumnSpec
 from crypto.errors import ConfigError
-from strategies.base import Arrays
+from strategies.base import Arrays, array_in
 from strategies.phases.columns import KEPT, MEANS, SCALES
 
 MISSING = -3.0  # of z, which is from -1 to 1
@@ -54,15 +54,9 @@ def counted_places(spec: JobSpec) -> list[int]:
 
 
 def standard_in(state: Arrays, columns: int) -> Standard:
-    """What a global state holds of so many columns. Raises ConfigError for another kind of array: it came
-    from outside."""
-    found = [state.get(name) for name in (MEANS, SCALES)]
-    for name, array in zip((MEANS, SCALES), found, strict=True):
-        if array is None or array.shape != (columns,) or array.dtype != np.float64:
-            got = "none" if array is None else f"{array.dtype} of shape {array.shape}"
-            raise ConfigError(f"state: {name}: expected {columns} numbers of float64, got {got}")
-    mean_K, scale_K = (np.asarray(array) for array in found)
-    if not ((np.abs(mean_K) <= 1).all() and np.isfinite(scale_K).all() and (scale_K > 0).all()):
+    """What a global state holds of so many columns. Raises ConfigError for what no sums lead to."""
+    mean_K, scale_K = (array_in(state, name, (columns,), np.float64) for name in (MEANS, SCALES))
+    if not ((np.abs(mean_K) <= 1).all() and (scale_K > 0).all()):
         raise ConfigError(f"state: {MEANS} and {SCALES}: expected means of -1 to 1, scales above 0")
     return Standard(mean_K=mean_K, scale_K=scale_K)
 
@@ -70,11 +64,7 @@ def standard_in(state: Arrays, columns: int) -> Standard:
 def kept_in(state: Arrays, categories: int) -> NDArray[np.bool_]:
     """Which of so many counted categories are not rare. Shapes: -> (G,). Raises ConfigError as
     `standard_in`."""
-    found = state.get(KEPT)
-    if found is None or found.shape != (categories,) or found.dtype != np.uint8:
-        got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
-        raise ConfigError(f"state: {KEPT}: expected {categories} numbers of uint8, got {got}")
-    return np.asarray(found != 0)
+    return np.asarray(array_in(state, KEPT, (categories,), np.uint8) != 0)
 
 
 def with_computed(spec: JobSpec, state: Arrays) -> JobSpec:

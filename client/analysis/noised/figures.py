@@ -19,10 +19,9 @@ from chorale.spec.analysis_spec import AnalysisSpec, DescribedColumn
 from client.analysis.columns import ColumnFigures, Head
 from client.analysis.figures import NoisedCount, NoisedSpread, Quartile, Quartiles, quartiles
 from client.analysis.parts import OVERALL, Part, published_parts
-from client.analysis.published import NUMBER, array_of
 from crypto.errors import ConfigError
 from strategies.analysis.noised import NOISE, NOISED_CELLS, NOISED_VALUES
-from strategies.base import Arrays, FloatArray
+from strategies.base import Arrays, FloatArray, array_in
 from strategies.figure import Figure
 from strategies.intervals import TWO_SIDED, ratio_interval
 from strategies.tasks.base import count_figure, shares
@@ -79,7 +78,7 @@ def noised_figures(
 
 
 def _numbers(state: Arrays, name: str, shape: tuple[int, ...]) -> FloatArray:
-    found = np.asarray(array_of(state, name, shape, NUMBER), np.float64)
+    found = np.asarray(array_in(state, name, shape, np.float64))
     if not (np.abs(found) <= MOST).all():
         raise ConfigError(f"{name}: expected numbers of at most {MOST:g}")
     return found

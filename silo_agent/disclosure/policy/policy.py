@@ -16,9 +16,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from chorale.job import JobSpec
 from chorale.runtime.files import read_limited
 from chorale.spec.fields import Name, Sha256, in_words
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import AnySpec
 from chorale.spec.selection import expected_cohort_changes
 from chorale.spec.settings_file import MAX_BYTES, check_whole, settings_of

@@ -30,6 +30,7 @@ from strategies.base import (
     Array,
     FloatArray,
     PartOptions,
+    Phase,
     PhaseContext,
     PhaseResult,
     options_of,
@@ -62,7 +63,7 @@ class FfcOptions(PartOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratePhase:
+class CalibratePhase(Phase):
     """Closing phase: sums V's upper triangle and U, installs (W*)^T. No other array changes.
 
     The features stay at unit length, and the head is calibrated for those. ridge: None for the one that
@@ -128,9 +129,6 @@ class CalibratePhase:
         noise = (0.0, math.inf) if "gram" in context.noise else None
         figures = {name: Figure(value=error, noise=noise) for name, error in errors.items()}
         return PhaseResult(state=state, figures=flat_figures(figures))
-
-    def figures(self, context: PhaseContext, sums: Mapping[str, Array]) -> dict[str, float]:
-        return {}
 
     def ridge_under(self, context: PhaseContext) -> float:
         """lambda: the job's own, else what is as large as the noise's largest eigenvalue."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.job import JobSpec
 from chorale.spec.analysis_spec import AnalysisSpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.kinds import any_spec, signed_spec
 from crypto.errors import ConfigError
 from simulation.engine import unsigned_job

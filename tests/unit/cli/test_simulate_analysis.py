@@ -68,7 +68,7 @@ def test_the_folder_takes_every_form(desk: Desk, chorale: Calls) -> None:
     arguments = ("simulate", analysis(desk), "--data", "csv", "--path", table(desk, ROWS), "--out", out)
     ended = chorale(*arguments)
     assert ended.code == 0, ended.err
-    names = ["results.csv", "results.html", "results.json", "results.md", "results.txt"]
+    names = ["results.csv", "results.html", "results.json", "results.txt"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert sorted(ended.out.splitlines()) == [str(out / name) for name in names]
     results = json.loads((out / "results.json").read_text())

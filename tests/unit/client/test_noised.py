@@ -111,12 +111,12 @@ def test_every_form_says_every_figure_with_its_interval(state: Arrays) -> None:
     assert json.loads(json.dumps(results.to_json(), allow_nan=False))["min_cell"] is None
     count, low, high = (of[f"count{end}", "50 to 60", "f"] for end in ("", ", lower end", ", upper end"))
     shown = f"{count:.0f} ({low:.0f} to {high:.0f}); "
-    forms = (results.to_text(), results.to_markdown(), analysis_page(results.described, None))
+    forms = (results.to_text(), analysis_page(results.described, None))
     for form in forms:
-        assert shown in form.replace("\\", "")
+        assert shown in form
         assert "in 95 of 100" in form
     assert "SMD" not in forms[0]
-    assert "Each carries noise" in forms[2]
+    assert "Each carries noise" in forms[1]
     assert f"{low}" in results.to_csv()
     frame = results.frame()
     assert frame.loc[("age", "count, upper end", "50 to 60", "f"), "value"] == high
@@ -134,10 +134,10 @@ def test_a_group_that_may_be_empty_has_intervals_that_say_nothing(state: Arrays)
     ("name", "array", "message"),
     [
         (NOISE, np.zeros(3), "expected deviations above 0"),
-        (NOISE, np.ones(1), "expected an array of shape"),
-        (f"{NOISED_CELLS}0", np.full((3, 6), math.inf), "expected numbers of at most"),
-        (f"{NOISED_CELLS}0", np.ones((3, 6), np.int64), "expected an array of shape"),
-        (f"{NOISED_VALUES}0", np.full((2, 3), math.nan), "expected numbers of at most"),
+        (NOISE, np.ones(1), "expected float64 of shape"),
+        (f"{NOISED_CELLS}0", np.full((3, 6), 2e15), "expected numbers of at most"),
+        (f"{NOISED_CELLS}0", np.ones((3, 6), np.int64), "expected float64 of shape"),
+        (f"{NOISED_VALUES}0", np.full((2, 3), math.nan), "expected finite numbers"),
     ],
 )
 def test_results_that_no_job_gives_are_refused(

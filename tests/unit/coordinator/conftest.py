@@ -13,7 +13,8 @@ import grpc
 import numpy as np
 import pytest
 
-from chorale.job import JobSpec, SignedJob, sign_job
+from chorale.job import SignedJob, sign_job
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.state import state_digest, state_from_bytes, state_to_bytes
 from chorale.transport import tls
 from chorale.transport.tls import IdentityFiles

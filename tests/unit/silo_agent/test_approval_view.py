@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from chorale.job import JobSpec
 from chorale.privacy.quantity_noise import noise_deviations
 from chorale.runtime.audit import AuditLog, read_entries
+from chorale.spec.job_spec import JobSpec
 from chorale.transport.wire import PhaseKey
 from crypto.errors import PolicyRefusal, Rule
 from silo_agent.approval.view import QuantityNoise, changed_fields, summed_phases

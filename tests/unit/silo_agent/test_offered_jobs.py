@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from chorale.credentials import Credentials
-from chorale.job import JobSpec, sign_job
+from chorale.job import sign_job
+from chorale.spec.job_spec import JobSpec
 from crypto.errors import ChoraleError, PolicyRefusal, Refusal
 from silo_agent.disclosure.policy.policy import Policy
 from silo_agent.rounds.offered_jobs import MAX_JOBS, OfferedJobs

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from chorale.job import JobSpec, StrategySpec, TrainingSpec
+from chorale.spec.job_spec import JobSpec
 from chorale.spec.privacy_spec import PrivacySpec
+from chorale.spec.strategy_spec import StrategySpec, TrainingSpec
 from chorale.transport import wire
 from crypto.errors import ConfigError, Refusal, Rule
 from crypto.fixed_point.layout import Disclosure, Quantity

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from chorale.job import JobSpec, StrategySpec
 from chorale.privacy.accountant import epsilon
 from chorale.privacy.releases import SampledGaussian
+from chorale.spec.job_spec import JobSpec
+from chorale.spec.strategy_spec import StrategySpec
 from crypto.errors import ConfigError, Refusal
 from silo_agent.disclosure.policy.in_words import described
 from silo_agent.disclosure.policy.policy import Policy, load_policy
