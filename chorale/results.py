@@ -187,7 +187,7 @@ def library(module: str, what: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{what} needs the extra 'notebook' (no {error.name} here): pip install 'chorale[notebook]'"
+            f"{what} needs the extra 'notebook' (no {error.name} here): pip install '.[notebook]'"
         ) from None
 
 

@@ -77,5 +77,5 @@ def require_extra(extra: str, *modules: str, what: str) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"{what} needs the extra '{extra}' (no {', '.join(missing)} here): pip install 'chorale[{extra}]'"
+            f"{what} needs the extra '{extra}' (no {', '.join(missing)} here): pip install '.[{extra}]'"
         )

@@ -70,7 +70,7 @@ def exporting(endpoint: str | None, *, service: Service, federation: str, instan
         from chorale.observability.trace_export import Tracer
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"tracing_endpoint: no module {error.name}: tracing needs the extra otel, as in chorale[otel]"
+            f"tracing_endpoint: no module {error.name}: tracing needs the extra otel: pip install '.[otel]'"
         ) from None
     tracer = _tracer = Tracer(endpoint, service=service, federation=federation, instance=instance)
     try:

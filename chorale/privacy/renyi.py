@@ -55,7 +55,7 @@ def accounting() -> Any:
     except ModuleNotFoundError:
         raise ConfigError(
             "computing what noise costs needs the extra 'privacy' (no dp_accounting here): "
-            "pip install 'chorale[privacy]'"
+            "pip install '.[privacy]'"
         ) from None
 
     # it warns of each order whose series does not converge, and leaves that order out

@@ -24,7 +24,7 @@ MOUNTS = Path("/proc/self/mounts")
 NVIDIA = Path("/proc/driver/nvidia/version")  # of the driver, whether or not this process may use a GPU
 TIME_ERROR = 5  # linux/timex.h: nothing keeps the clock right
 TIMEX_BYTES = 208  # struct timex; larger than on any architecture does no harm
-TORCH = "pip install 'chorale[silo]', with a build of torch that docs/install.md names"
+TORCH = "pip install '.[silo]', with a build of torch that docs/install.md names"
 
 
 def _file_system(path: Path) -> str:

@@ -36,7 +36,7 @@ def _parsed(formula: object, source: str) -> tuple[str, list[list[str]]]:
     except ModuleNotFoundError as error:
         message = f"{source}: {error.name} is not installed, which parses formulas"
         raise with_hint(
-            ConfigError(message), "write outcome and terms, or pip install chorale[formula]"
+            ConfigError(message), "write outcome and terms, or pip install '.[formula]'"
         ) from error
     if not isinstance(formula, str):
         raise ConfigError(f"{source}: expected a text such as 'ill ~ age * sex'")

@@ -126,8 +126,8 @@ def test_a_missing_package_is_one_sentence(tmp_path: Path, party: str) -> None:
     done = run_cli(party, "run", "--config", EXAMPLES / f"{party}.yaml", extra_env={**lacking, **on})
     assert done.returncode == 2
     assert done.stderr == (
-        "chorale: error: tracing_endpoint: no module opentelemetry: tracing needs the extra otel, "
-        "as in chorale[otel]\n"
+        "chorale: error: tracing_endpoint: no module opentelemetry: tracing needs the extra otel: "
+        "pip install '.[otel]'\n"
     )
 
 

@@ -239,7 +239,7 @@ def _write_onnx(module: nn.Module, inputs: Tensor, path: Path) -> str:
         import onnxruntime  # type: ignore[import-untyped]  # noqa: F401
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
-        return f"no {ONNX}: it needs the extra 'export' (no {error.name} here): pip install 'chorale[export]'"
+        return f"no {ONNX}: it needs the extra 'export' (no {error.name} here): pip install '.[export]'"
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()):  # the exporter tells of its steps
             warnings.simplefilter("ignore")

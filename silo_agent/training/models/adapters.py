@@ -148,4 +148,4 @@ def _peft() -> ModuleType:
     try:
         return importlib.import_module("peft")
     except ImportError:
-        raise ConfigError("adapters: this silo has no peft: install chorale[language]") from None
+        raise ConfigError("adapters: this silo has no peft: pip install '.[language]'") from None

@@ -25,7 +25,7 @@ sys.modules.update(dict.fromkeys(extras))
 from cli.main import main
 main(sys.argv[1:])
 """
-NEEDS_PRIVACY = "needs the extra 'privacy' (no dp_accounting here): pip install 'chorale[privacy]'\n"
+NEEDS_PRIVACY = "needs the extra 'privacy' (no dp_accounting here): pip install '.[privacy]'\n"
 
 
 def _on_a_base_install(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -44,13 +44,13 @@ def test_demo_names_the_missing_extra_before_it_makes_a_folder(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "chorale: error: demo needs the extra 'demo' (no torch, sklearn, opacus, dp_accounting here): "
-        "pip install 'chorale[demo]'\n"
+        "pip install '.[demo]'\n"
     )
     assert list(tmp_path.iterdir()) == []
 
 
 ADAPTERS: Settings = {"rank": 2, "targets": ["1"]}
-NEEDS_SILO = "needs the extra 'silo' (no torch here): pip install 'chorale[silo]'\n"
+NEEDS_SILO = "needs the extra 'silo' (no torch here): pip install '.[silo]'\n"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ NEEDS_SILO = "needs the extra 'silo' (no torch here): pip install 'chorale[silo]
             lambda desk: ["silo", "run", "--config", desk.silo()],
             [
                 "chorale: error: a silo with the built-in training needs the extra 'silo' "
-                "(no torch, dp_accounting here): pip install 'chorale[silo]'\n"
+                "(no torch, dp_accounting here): pip install '.[silo]'\n"
             ],
         ),
         (

@@ -62,4 +62,4 @@ def test_who_lacks_the_library_is_told_how_to_do_without(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "formulaic.parser", None)
     with pytest.raises(ConfigError, match="formulaic.parser is not installed") as caught:
         with_terms({"model": {"formula": "ill ~ age"}}, source="a.yaml")
-    assert caught.value.__notes__ == ["write outcome and terms, or pip install chorale[formula]"]
+    assert caught.value.__notes__ == ["write outcome and terms, or pip install '.[formula]'"]
